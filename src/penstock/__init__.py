@@ -1,0 +1,70 @@
+"""Feed a PyTorch program from storage at the speed of its machine.
+
+The public names are imported when they are first used: `import penstock` starts nothing and does not import torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.core.errors import (
+        OptionError,
+        PenstockError,
+        ScriptError,
+        TransportError,
+        UnpicklableError,
+        WorkerError,
+        WorkerKilledError,
+        WorkerStartError,
+        WorkerTimeoutError,
+    )
+    from penstock.core.stats import LoaderStatistics, RingCounts, StageTimes
+    from penstock.feed.loader import DataLoader
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DataLoader",
+    "LoaderStatistics",
+    "OptionError",
+    "PenstockError",
+    "RingCounts",
+    "ScriptError",
+    "StageTimes",
+    "TransportError",
+    "UnpicklableError",
+    "WorkerError",
+    "WorkerKilledError",
+    "WorkerStartError",
+    "WorkerTimeoutError",
+    "__version__",
+]
+
+_HOMES = {
+    "penstock.core.errors": (
+        "OptionError",
+        "PenstockError",
+        "ScriptError",
+        "TransportError",
+        "UnpicklableError",
+        "WorkerError",
+        "WorkerKilledError",
+        "WorkerStartError",
+        "WorkerTimeoutError",
+    ),
+    "penstock.core.stats": ("LoaderStatistics", "RingCounts", "StageTimes"),
+    "penstock.feed.loader": ("DataLoader",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

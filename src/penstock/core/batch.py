@@ -1,0 +1,81 @@
+"""What lies where in a slot: the description of a batch whose rows several workers may write.
+
+A `BatchSpec` is a tree with the shape of one sample. Its leaves are of two kinds: `RowsSpec`, an array that lies in
+the slot with one row per sample, and `ColumnSpec`, a list of what the samples had there (numbers, strings ...),
+which is collated when all rows are there. Specs compare equal when the workers agree on every byte's place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class RowsSpec:
+    """A tensor of `size` (rows first) and `dtype` at byte `offset` of the slot."""
+
+    offset: int
+    size: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSpec:
+    """One Python value per sample, kept beside the slot as column number `number`."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class DictSpec:
+    """A dict with these keys, in this order."""
+
+    items: tuple[tuple[Any, BatchSpec], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpec:
+    """A list, or the named tuple `type`, of these parts. (A tuple of fields becomes a list, as in torch's collate.)"""
+
+    parts: tuple[BatchSpec, ...]
+    type: type[tuple[Any, ...]] | None = None
+
+
+BatchSpec = RowsSpec | ColumnSpec | DictSpec | SequenceSpec
+
+
+def leaves(spec: BatchSpec) -> list[RowsSpec | ColumnSpec]:
+    """Return the leaves of `spec`, left to right."""
+    match spec:
+        case DictSpec(items):
+            return [leaf for _, part in items for leaf in leaves(part)]
+        case SequenceSpec(parts):
+            return [leaf for part in parts for leaf in leaves(part)]
+        case _:
+            return [spec]
+
+
+def build(spec: BatchSpec, values: Sequence[Any]) -> Any:
+    """Return the batch of the shape of `spec` with `values` as its leaves, left to right.
+
+    >>> build(DictSpec((("x", ColumnSpec(0)), ("y", SequenceSpec((ColumnSpec(1), ColumnSpec(2)))))), [1, 2, 3])
+    {'x': 1, 'y': [2, 3]}
+    """
+    remaining = iter(values)
+
+    def rebuild(node: BatchSpec) -> Any:
+        match node:
+            case DictSpec(items):
+                return {key: rebuild(part) for key, part in items}
+            case SequenceSpec(parts, None):
+                return [rebuild(part) for part in parts]
+            case SequenceSpec(parts, named):
+                return named(*[rebuild(part) for part in parts])
+            case _:
+                return next(remaining)
+
+    return rebuild(spec)

@@ -1,0 +1,53 @@
+"""The exceptions penstock raises.
+
+    PenstockError
+    ├── OptionError          (ValueError)            an argument that cannot work, and what to pass instead
+    ├── UnpicklableError     (pickle.PicklingError)  an object that cannot travel to a worker process
+    ├── TransportError       (RuntimeError)          shared memory, descriptors or the ring's budget ran out
+    ├── WorkerError          (RuntimeError)          a worker process could not do its work
+    │   ├── WorkerStartError                         it died before its first piece of work
+    │   ├── WorkerKilledError                        it died while making a sample, again and again
+    │   └── WorkerTimeoutError                       it gave nothing for `timeout` seconds
+    └── ScriptError          (RuntimeError)          `penstock run` was given something that is no script
+
+Every message says what was needed, what there was, and what to change. An exception raised by a user's
+dataset or collate_fn keeps its own type, as in torch's DataLoader.
+"""
+
+import pickle
+
+
+class PenstockError(Exception):
+    """The base of every error that penstock raises on its own account."""
+
+
+class OptionError(PenstockError, ValueError):
+    """An argument that cannot work."""
+
+
+class UnpicklableError(PenstockError, pickle.PicklingError):
+    """An object that has to travel to a worker process, and cannot be pickled."""
+
+
+class TransportError(PenstockError, RuntimeError):
+    """Shared memory, file descriptors or the ring's byte budget ran out."""
+
+
+class WorkerError(PenstockError, RuntimeError):
+    """A worker could not do its work."""
+
+
+class WorkerStartError(WorkerError):
+    """A worker process died before its first piece of work, more than once."""
+
+
+class WorkerKilledError(WorkerError):
+    """Worker processes died on the same sample until it was put in quarantine."""
+
+
+class WorkerTimeoutError(WorkerError):
+    """No batch came for `timeout` seconds."""
+
+
+class ScriptError(PenstockError, RuntimeError):
+    """`penstock run` was given something that it cannot run."""

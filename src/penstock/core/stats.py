@@ -1,0 +1,135 @@
+"""What a loader has counted: mutable counters inside, frozen snapshots outside.
+
+Snapshots are pulled by whoever wants them (`loader.statistics()`); nothing is ever pushed.
+All times are seconds of wall clock (`time.perf_counter_ns`), all sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageTimes:
+    """Seconds spent in each stage, summed over all batches handed out.
+
+    `fetch` and `collate` are summed over workers, so with several workers they may exceed the wall clock.
+    """
+
+    fetch_s: float = 0.0
+    """Inside the dataset: read, decode, transform (in the workers; in the main process without workers)."""
+
+    collate_s: float = 0.0
+    """Turning samples into one batch, the copy into the slot included (in the workers, as above)."""
+
+    transport_s: float = 0.0
+    """In the main process: dispatching work, receiving envelopes, rebuilding the batch's tensors."""
+
+    wait_s: float = 0.0
+    """In the main process: blocked because the next batch was not ready. This is the stall."""
+
+    step_s: float = 0.0
+    """Between handing out one batch and being asked for the next: the user's own step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RingCounts:
+    """Where the slots of a loader's ring are, and what it did to stay within its budget."""
+
+    free: int = 0
+    """Slots that wait for work."""
+
+    filling: int = 0
+    """Slots that workers write to."""
+
+    ready: int = 0
+    """Slots whose batch waits to be handed out."""
+
+    held: int = 0
+    """Slots whose batch the user still looks at."""
+
+    slabs: int = 0
+    """Shared segments that the slots are cut from."""
+
+    nbytes: int = 0
+    """Bytes of those segments that have been written at least once."""
+
+    budget_nbytes: int = 0
+    """The ring never lets `nbytes` grow past this."""
+
+    grown: int = 0
+    """Times that slots were added after the first."""
+
+    copied_out: int = 0
+    """Batches copied to private memory because the ring was full of held batches."""
+
+    oversize: int = 0
+    """Batches that outgrew their slot and came in a segment of their own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderStatistics:
+    """A snapshot of one DataLoader, over all its epochs so far."""
+
+    epochs: int = 0
+    """Epochs that ran to their end."""
+
+    batches: int = 0
+    """Batches handed out."""
+
+    samples: int = 0
+    """Samples in those batches."""
+
+    nbytes: int = 0
+    """Bytes of tensors and arrays in those batches."""
+
+    first_batch_s: float = 0.0
+    """From `iter(loader)` to the first batch, of the latest epoch."""
+
+    stages: StageTimes = field(default_factory=StageTimes)
+    """Seconds by stage."""
+
+    stall_share: float = 0.0
+    """wait_s over (wait_s + step_s + transport_s + in-process loading), between 0 and 1; the first batch is included."""
+
+    body: str = "inline"
+    """What runs the dataset: inline, thread, or process."""
+
+    start_method: str = ""
+    """fork, forkserver or spawn for process workers, else empty."""
+
+    workers: int = 0
+    """Workers asked for."""
+
+    dispatch: str = ""
+    """How work is given out: 'demand' or 'round_robin', 'stream' for iterable datasets, 'probing' before it is known."""
+
+    dispatch_reason: str = ""
+    """The evidence for it, in words."""
+
+    split_batches: int = 0
+    """Batches that several workers filled together."""
+
+    inband_batches: int = 0
+    """Batches so small that they travelled in the envelope, without a slot."""
+
+    restarts: int = 0
+    """Worker processes started to replace ones that died."""
+
+    reissued: int = 0
+    """Pieces of work given out again after a death."""
+
+    quarantined: tuple[object, ...] = ()
+    """Indices of samples that killed their worker `max_deaths` times."""
+
+    skipped: int = 0
+    """Samples left out or replaced under errors="skip" or a callable."""
+
+    skipped_indices: tuple[object, ...] = ()
+    """The first thousand of them (for iterable datasets, the position within the worker's stream)."""
+
+    ring: RingCounts = field(default_factory=RingCounts)
+    """The ring's slots."""
+
+    length: int | None = None
+    """Batches per epoch, where the sampler knows."""

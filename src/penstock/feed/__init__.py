@@ -1,0 +1,1 @@
+"""The road of a batch: storage → sample → batch → slot → the training loop."""

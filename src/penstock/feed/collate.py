@@ -1,0 +1,357 @@
+"""Samples → one batch, written straight into a slot.
+
+The result is `default_collate`'s, bit for bit and type for type. What differs is where it lies and when it is
+written: each sample's tensors are copied to their rows of the slot as soon as the sample is made, so that no list of
+samples is held and no batch-sized temporary is allocated (holding and stacking costs more than half of the gain,
+because the C heap grows and trims for every batch). Everything that is not a plain tensor or array is kept as a
+column and given to torch's own `collate`. A sample that does not fit the first one's mould makes the writer give back
+all samples, and torch's collate has the last word, with its own error messages.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
+
+from penstock.core.batch import BatchSpec, ColumnSpec, DictSpec, RowsSpec, SequenceSpec, build, leaves
+from penstock.core.units import round_up
+from penstock.feed.transport.codec import INBAND_NBYTES
+from penstock.feed.transport.room import ALIGNMENT, NoRoomError, Room, view_tensor
+
+_TORCH_STACK = default_collate_fn_map[torch.Tensor]
+
+
+class _MismatchError(Exception):
+    """A sample does not have the first sample's shape."""
+
+
+class _Node(Protocol):
+    """One place of a sample: takes what each sample has there, and can give it back."""
+
+    def write(self, row: int, value: Any) -> None: ...
+
+    def read(self, row: int) -> Any: ...
+
+    def spec(self) -> BatchSpec: ...
+
+
+class _TensorRows:
+    """A plain tensor of the same size and dtype in every sample: the rows of one tensor in the slot."""
+
+    def __init__(self, value: torch.Tensor, total: int, room: Room) -> None:
+        self.size = value.shape
+        self.dtype = value.dtype
+        self.out = room.tensor((total, *value.shape), value.dtype)
+        self.offset = room.offset_of(self.out.data_ptr(), 0) or 0
+
+    def write(self, row: int, value: Any) -> None:
+        if type(value) is not torch.Tensor or value.shape != self.size or value.dtype is not self.dtype:
+            raise _MismatchError
+        if value.requires_grad or not _is_dense(value):
+            raise _MismatchError
+        self.out[row].copy_(value)
+
+    def read(self, row: int) -> torch.Tensor:
+        return self.out[row].clone()
+
+    def spec(self) -> RowsSpec:
+        return RowsSpec(self.offset, tuple(self.out.shape), self.dtype)
+
+
+class _ArrayRows:
+    """A NumPy array of the same shape and dtype in every sample: likewise, and a tensor in the batch."""
+
+    def __init__(self, value: np.ndarray, dtype: torch.dtype, total: int, room: Room) -> None:
+        self.shape = value.shape
+        self.dtype = value.dtype
+        self.tensor = room.tensor((total, *value.shape), dtype)
+        self.out = self.tensor.numpy()
+        self.offset = room.offset_of(self.tensor.data_ptr(), 0) or 0
+
+    def write(self, row: int, value: Any) -> None:
+        if type(value) not in _PLAIN_ARRAYS or value.shape != self.shape or value.dtype != self.dtype:
+            raise _MismatchError
+        self.out[row] = value
+
+    def read(self, row: int) -> np.ndarray:
+        return np.array(self.out[row])
+
+    def spec(self) -> RowsSpec:
+        return RowsSpec(self.offset, tuple(self.tensor.shape), self.tensor.dtype)
+
+
+class _Column:
+    """Anything else: a list, for torch's collate."""
+
+    def __init__(self, columns: list[list[Any]], start: int) -> None:
+        self.number = len(columns)
+        self.start = start
+        self.values: list[Any] = []
+        columns.append(self.values)
+
+    def write(self, row: int, value: Any) -> None:
+        self.values.append(value)
+
+    def read(self, row: int) -> Any:
+        return self.values[row - self.start]
+
+    def spec(self) -> ColumnSpec:
+        return ColumnSpec(self.number)
+
+
+class _Dict:
+    def __init__(self, parts: dict[Any, _Node]) -> None:
+        self.parts = parts
+
+    def write(self, row: int, value: Any) -> None:
+        if type(value) is not dict:
+            raise _MismatchError
+        for key, part in self.parts.items():
+            if key not in value:
+                raise _MismatchError
+            part.write(row, value[key])
+
+    def read(self, row: int) -> dict[Any, Any]:
+        return {key: part.read(row) for key, part in self.parts.items()}
+
+    def spec(self) -> DictSpec:
+        return DictSpec(tuple((key, part.spec()) for key, part in self.parts.items()))
+
+
+class _Sequence:
+    def __init__(self, type_: type, parts: list[_Node]) -> None:
+        self.type = type_
+        self.parts = parts
+
+    def write(self, row: int, value: Any) -> None:
+        if type(value) is not self.type or len(value) != len(self.parts):
+            raise _MismatchError
+        for part, item in zip(self.parts, value, strict=True):
+            part.write(row, item)
+
+    def read(self, row: int) -> Any:
+        items = [part.read(row) for part in self.parts]
+        return self.type(*items) if hasattr(self.type, "_fields") else self.type(items)
+
+    def spec(self) -> SequenceSpec:
+        named = self.type if hasattr(self.type, "_fields") else None
+        return SequenceSpec(tuple(part.spec() for part in self.parts), named)
+
+
+class BatchWriter:
+    """Collates samples one by one into `room`, as rows `start`, `start + 1` ... of a batch of `total`.
+
+    Use `begin` to make one: it returns None when there is nothing to gain (a small batch, or no arrays in it).
+    """
+
+    def __init__(self, root: _Node, columns: list[list[Any]], room: Room, total: int, start: int) -> None:
+        self._root = root
+        self._columns = columns
+        self._room = room
+        self._total = total
+        self._start = start
+        self._count = 0
+        self._misfits: list[Any] | None = None
+
+    @classmethod
+    def begin(cls, sample: Any, total: int, room: Room, start: int = 0) -> BatchWriter | None:
+        """Plan the batch from its first sample (which still has to be added).
+
+        Raises:
+            NoRoomError: the batch needs more than `room` has.
+        """
+        leaf_nbytes = [nbytes * total for nbytes in _array_nbytes(sample)]
+        if sum(leaf_nbytes) <= INBAND_NBYTES:
+            return None
+        needed = room.used + sum(round_up(nbytes, ALIGNMENT) for nbytes in leaf_nbytes) + ALIGNMENT
+        if needed > room.nbytes:
+            raise NoRoomError(needed)
+        columns: list[list[Any]] = []
+        return cls(_plan(sample, total, room, columns, start), columns, room, total, start)
+
+    def add(self, sample: Any) -> None:
+        """Write one sample to the next row."""
+        if self._misfits is not None:
+            self._misfits.append(sample)
+            return
+        row = self._start + self._count
+        try:
+            self._root.write(row, sample)
+        except _MismatchError:
+            # Columns left of the misfit have taken their part of it already; `read` of the rows before does not see it.
+            self._misfits = [*(self._root.read(earlier) for earlier in range(self._start, row)), sample]
+            return
+        self._count += 1
+
+    def sample(self, number: int) -> Any:
+        """Return sample `number` of those added so far, copied."""
+        if self._misfits is not None:
+            return self._misfits[number]
+        return self._root.read(self._start + number)
+
+    def finish(self) -> Any:
+        """Return the batch of all samples that were added."""
+        if self._misfits is not None:
+            return collate(self._misfits, collate_fn_map=collate_map(self._room))
+        return assemble(self._root.spec(), self._columns, self._room, rows=self._count)
+
+    def finish_part(self) -> tuple[BatchSpec, list[list[Any]]]:
+        """Return where this part's rows lie, and its columns; `merge` makes a batch of all parts."""
+        if self._misfits is not None:
+            return ColumnSpec(0), [self._misfits]
+        return self._root.spec(), self._columns
+
+
+def merge(parts: Sequence[tuple[BatchSpec, list[list[Any]]]], bounds: Sequence[tuple[int, int]], room: Room) -> Any:
+    """Return the batch that several workers filled; `bounds` are the rows (start, stop) of each part, in order."""
+    spec = parts[0][0]
+    if all(other == spec for other, _ in parts):
+        columns = [list(itertools.chain(*pieces)) for pieces in zip(*(part for _, part in parts), strict=True)]
+        return assemble(spec, columns, room)
+    # The parts do not agree on the mould of a sample: back to samples, and torch's collate has the last word.
+    samples: list[Any] = []
+    for (part_spec, columns), (start, stop) in zip(parts, bounds, strict=True):
+        places = leaves(part_spec)
+        for row in range(stop - start):
+            values = [
+                columns[leaf.number][row]
+                if isinstance(leaf, ColumnSpec)
+                else view_tensor(room.memory, leaf.offset, leaf.size, leaf.dtype)[start + row]
+                for leaf in places
+            ]
+            samples.append(build(part_spec, values))
+    return collate(samples, collate_fn_map=default_collate_fn_map)
+
+
+def assemble(spec: BatchSpec, columns: list[list[Any]], room: Room, *, rows: int | None = None) -> Any:
+    """Return the batch that `spec` describes: its tensors are views of the first `rows` rows in `room`."""
+    stackers = collate_map(room)
+
+    def value(leaf: RowsSpec | ColumnSpec) -> Any:
+        if isinstance(leaf, ColumnSpec):
+            return collate(columns[leaf.number], collate_fn_map=stackers)
+        tensor = view_tensor(room.memory, leaf.offset, leaf.size, leaf.dtype)
+        return tensor if rows is None or rows == leaf.size[0] else tensor[:rows]
+
+    return build(spec, [value(leaf) for leaf in leaves(spec)])
+
+
+def collate_samples(samples: Sequence[Any], room: Room | None) -> Any:
+    """Return `default_collate(samples)`, its large tensors stacked in `room` when there is one."""
+    return collate(samples, collate_fn_map=default_collate_fn_map if room is None else collate_map(room))
+
+
+def collate_map(room: Room) -> dict[Any, Callable[..., Any]]:
+    """Return torch's map of collate functions, with large plain tensors stacked into `room`."""
+    stack = default_collate_fn_map[torch.Tensor]
+    if stack is not _TORCH_STACK and stack is not _stack_in_current_room:
+        return default_collate_fn_map  # the user has put a function of their own there
+    return {**default_collate_fn_map, torch.Tensor: partial(_stack_in, room)}
+
+
+# In a worker process a user's collate_fn usually calls default_collate; torch's would then make a shared segment for
+# every tensor. There, and only there, torch's entry for tensors is replaced, so that they are stacked in the slot.
+_current_room: Room | None = None
+
+
+def stack_in_slots() -> None:
+    """Make `default_collate` stack into the current slot from now on in this (worker) process."""
+    if default_collate_fn_map[torch.Tensor] is _TORCH_STACK:
+        default_collate_fn_map[torch.Tensor] = _stack_in_current_room
+
+
+def set_current_room(room: Room | None) -> None:
+    """Say which slot `default_collate` may use; see `stack_in_slots`."""
+    global _current_room
+    _current_room = room
+
+
+def _stack_in_current_room(batch: Sequence[Any], *, collate_fn_map: Any = None) -> torch.Tensor:
+    if _current_room is None:
+        return _TORCH_STACK(batch, collate_fn_map=collate_fn_map)
+    return _stack_in(_current_room, batch, collate_fn_map=collate_fn_map)
+
+
+def _stack_in(room: Room, batch: Sequence[Any], *, collate_fn_map: Any = None) -> torch.Tensor:
+    first = batch[0]
+    for tensor in batch:
+        if not _is_plain(tensor) or tensor.shape != first.shape or tensor.dtype is not first.dtype:
+            return _TORCH_STACK(batch, collate_fn_map=collate_fn_map)
+    if not _stacks_contiguously(first):
+        return torch.stack(batch, 0)
+    if first.nbytes * len(batch) <= INBAND_NBYTES:
+        return torch.stack(batch, 0)
+    try:
+        out = room.tensor((len(batch), *first.shape), first.dtype)
+    except NoRoomError:
+        return torch.stack(batch, 0)  # the codec will find out how large a slot it takes
+    return torch.stack(batch, 0, out=out)
+
+
+def _plan(value: Any, total: int, room: Room, columns: list[list[Any]], start: int) -> _Node:
+    if _is_plain(value) and _stacks_contiguously(value):
+        return _TensorRows(value, total, room)
+    if type(value) in _PLAIN_ARRAYS and (dtype := _torch_dtype(value.dtype)) is not None:
+        return _ArrayRows(value, dtype, total, room)
+    if type(value) is dict:
+        return _Dict({key: _plan(part, total, room, columns, start) for key, part in value.items()})
+    if _is_plain_sequence(value):
+        return _Sequence(type(value), [_plan(part, total, room, columns, start) for part in value])
+    return _Column(columns, start)
+
+
+def _array_nbytes(value: Any) -> list[int]:
+    """Return the bytes of each array in `value` that `_plan` would give rows to."""
+    if _is_plain(value) or (type(value) in _PLAIN_ARRAYS and _torch_dtype(value.dtype) is not None):
+        return [value.nbytes]
+    if type(value) is dict:
+        return [nbytes for part in value.values() for nbytes in _array_nbytes(part)]
+    if _is_plain_sequence(value):
+        return [nbytes for part in value for nbytes in _array_nbytes(part)]
+    return []
+
+
+_PLAIN_ARRAYS = (np.ndarray, np.memmap)
+
+
+def _is_plain_sequence(value: Any) -> bool:
+    return type(value) in (tuple, list) or (isinstance(value, tuple) and hasattr(value, "_fields"))
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether `value` is a tensor that its bytes, dtype and size describe completely."""
+    return type(value) is torch.Tensor and not value.requires_grad and _is_dense(value)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not tensor.is_nested
+        and not tensor.is_quantized
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def _stacks_contiguously(tensor: torch.Tensor) -> bool:
+    """Return whether torch.stack would lay out a batch of these as rows (it keeps channels-last order, for one)."""
+    return tensor.is_contiguous() or torch.utils.data.get_worker_info() is not None or _probe_stack(tensor)
+
+
+def _probe_stack(tensor: torch.Tensor) -> bool:
+    return torch.stack((tensor, tensor)).is_contiguous()
+
+
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
+    """Return the dtype of `torch.as_tensor` of such an array, or None when it would refuse."""
+    try:
+        return torch.from_numpy(np.empty(0, dtype)).dtype
+    except (TypeError, ValueError):
+        return None

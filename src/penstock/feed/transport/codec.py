@@ -1,0 +1,213 @@
+"""The codec: any picklable object as a small envelope, its tensors' and arrays' bytes beside it in a slot.
+
+It is pickle protocol 5 with out-of-band buffers (PEP 574). NumPy arrays go out of band by themselves; tensors do
+not, so the encoder has its own reducer for them. A buffer that already lies in the slot (collate put it there) is
+only referred to; the others are copied in behind it; what is small altogether stays in the envelope and takes no slot.
+
+Envelope format, little endian:
+
+    u32 number of buffers | u8 1 when the buffers follow the pickle, 0 when they lie in the slot
+    per buffer: u64 offset, u64 length
+    u32 length of the pickle | the pickle | (in-band buffers, each at its offset from here)
+
+Decoded tensors and arrays are views. In the slot they keep the slot's lease alive; in band they keep the message.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import pickle
+import struct
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.core.errors import UnpicklableError
+from penstock.core.units import round_up
+from penstock.feed.transport.room import ALIGNMENT, NoRoomError, Room
+
+INBAND_NBYTES = 16_384
+"""Buffers of at most this many bytes together stay in the envelope: below it, a slot costs more than a copy."""
+
+_HEAD = struct.Struct("<IB")
+_SPAN = struct.Struct("<QQ")
+_LENGTH = struct.Struct("<I")
+
+
+def encode(obj: Any, room: Room | None) -> bytes:
+    """Return the envelope of `obj`, whose large buffers are or will be in `room`; without a room, all is in band.
+
+    Raises:
+        NoRoomError: the buffers need more than the slot has.
+        UnpicklableError: `obj` holds something that pickle refuses.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    try:
+        _Pickler(stream, buffers.append).dump(obj)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise UnpicklableError(
+            f"a batch of type {type(obj).__qualname__} cannot travel from its worker: {error}; "
+            "return tensors, arrays, numbers, strings and picklable objects, or use num_workers=0"
+        ) from error
+    return _pack(stream.getbuffer(), [buffer.raw() for buffer in buffers], room)
+
+
+def _pack(skeleton: memoryview, raws: list[memoryview], room: Room | None) -> bytes:
+    arrays = [np.frombuffer(raw, np.uint8) for raw in raws]
+    total = sum(array.nbytes for array in arrays)
+    if room is None or (room.used == 0 and total <= INBAND_NBYTES):
+        spans, tail = _line_up(arrays)
+    else:
+        spans, tail = [_place(array, room, total + ALIGNMENT * len(arrays)) for array in arrays], []
+    places = (_SPAN.pack(offset, array.nbytes) for offset, array in zip(spans, arrays, strict=True))
+    head = _HEAD.pack(len(arrays), bool(tail) or not arrays)
+    return b"".join((head, *places, _LENGTH.pack(len(skeleton)), skeleton, *tail))
+
+
+def _line_up(arrays: list[np.ndarray]) -> tuple[list[int], list[bytes | memoryview]]:
+    """Return the offset of each array in the envelope's tail, and the tail."""
+    spans: list[int] = []
+    tail: list[bytes | memoryview] = []
+    end = 0
+    for array in arrays:
+        offset = round_up(end, 16)
+        spans.append(offset)
+        tail += (bytes(offset - end), array.data)
+        end = offset + array.nbytes
+    return spans, tail
+
+
+def _place(array: np.ndarray, room: Room, needed_for_all: int) -> int:
+    """Return where in `room` the bytes of `array` are, after copying them there if they were not."""
+    if array.nbytes == 0:
+        return 0
+    offset = room.offset_of(array.ctypes.data, array.nbytes)
+    if offset is None:
+        try:
+            offset = room.take(array.nbytes)
+        except NoRoomError:
+            raise NoRoomError(needed_for_all) from None
+        room.memory[offset : offset + array.nbytes] = array
+    return offset
+
+
+def is_inband(envelope: bytes | memoryview) -> bool:
+    """Return whether the envelope needs no slot."""
+    return bool(envelope[4])
+
+
+def decode(envelope: bytes | memoryview, memory: np.ndarray | None) -> Any:
+    """Rebuild the object of `envelope`; `memory` is its slot (uint8), None when the envelope is in band."""
+    count, inband = _HEAD.unpack_from(envelope)
+    at = _HEAD.size
+    spans = [_SPAN.unpack_from(envelope, at + i * _SPAN.size) for i in range(count)]
+    at += count * _SPAN.size
+    (length,) = _LENGTH.unpack_from(envelope, at)
+    at += _LENGTH.size
+    skeleton = memoryview(envelope)[at : at + length]
+    if inband:
+        # A copy, so that the tensors may be written to, and start where a tensor likes to start.
+        memory = np.frombuffer(bytearray(memoryview(envelope)[at + length :]), np.uint8) if count else None
+    buffers = [] if memory is None else [memory[offset : offset + nbytes] for offset, nbytes in spans]
+    return pickle.loads(skeleton, buffers=buffers)
+
+
+def nbytes_of(envelope: bytes | memoryview) -> int:
+    """Return how many bytes of tensors and arrays the envelope's object has."""
+    (count, _) = _HEAD.unpack_from(envelope)
+    return sum(_SPAN.unpack_from(envelope, _HEAD.size + i * _SPAN.size)[1] for i in range(count))
+
+
+class _Pickler(ForkingPickler):
+    """Pickle with our reducers for host tensors and storages; device memory keeps torch's own (CUDA IPC)."""
+
+    def __init__(self, stream: io.BytesIO, buffer_callback: Any) -> None:
+        pickle.Pickler.__init__(self, stream, protocol=5, buffer_callback=buffer_callback)
+        self.dispatch_table = _dispatch_table()
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, torch.Tensor):
+            if type(obj) is torch.Tensor and _is_plain(obj):
+                return _reduce_plain(obj)
+            return obj.__reduce_ex__(5) if obj.device.type == "cpu" else NotImplemented
+        if isinstance(obj, torch.TypedStorage):
+            return _reduce_storage(obj._untyped_storage, obj.dtype)
+        if isinstance(obj, torch.UntypedStorage):
+            return _reduce_storage(obj, None)
+        return NotImplemented
+
+
+def _dispatch_table() -> dict[type, Any]:
+    return {**copyreg.dispatch_table, **ForkingPickler._extra_reducers}  # type: ignore[attr-defined]
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether bytes, dtype, size and strides say all there is to say about `tensor`."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not tensor.is_quantized
+        and not tensor.is_nested
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and (tensor.is_leaf or not tensor.requires_grad)
+        and not tensor.__dict__
+        and not torch._is_functional_tensor(tensor)
+    )
+
+
+def _reduce_plain(tensor: torch.Tensor) -> Any:
+    size = tuple(tensor.size())
+    stride = tuple(tensor.stride())
+    span = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    flat = tensor.detach()
+    if tensor.numel() == 0:
+        return _empty, (tensor.dtype, size, stride, tensor.requires_grad)
+    if tensor.is_contiguous():
+        stride = None
+        flat = flat.view(-1)
+    elif span <= tensor.numel():  # permuted or expanded: ship the memory as it lies, and the strides
+        flat = flat.as_strided((span,), (1,))
+    else:
+        stride = None
+        flat = flat.contiguous().view(-1)
+    return _rebuild, (
+        pickle.PickleBuffer(flat.view(torch.uint8).numpy()),
+        tensor.dtype,
+        size,
+        stride,
+        tensor.requires_grad,
+    )
+
+
+def _empty(dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, requires_grad=requires_grad)
+
+
+def _rebuild(
+    buffer: Any, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...] | None, requires_grad: bool
+) -> torch.Tensor:
+    flat = torch.frombuffer(buffer, dtype=dtype)
+    tensor = flat.view(size) if stride is None else flat.as_strided(size, stride)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _reduce_storage(storage: torch.UntypedStorage, dtype: torch.dtype | None) -> Any:
+    if storage.device.type != "cpu":
+        return NotImplemented
+    if storage.nbytes() == 0:
+        return _rebuild_storage, (b"", dtype)
+    whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+    return _rebuild_storage, (pickle.PickleBuffer(whole.numpy()), dtype)
+
+
+def _rebuild_storage(buffer: Any, dtype: torch.dtype | None) -> torch.UntypedStorage | torch.TypedStorage:
+    empty = len(buffer) == 0
+    untyped = torch.UntypedStorage(0) if empty else torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+    if dtype is None:
+        return untyped
+    return torch.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)

@@ -1,0 +1,258 @@
+"""The ring: a loader's slots, from being free to being free again.
+
+    free ──acquire──▶ filling ──commit──▶ ready ──lend──▶ held ──(last view dies)──▶ free
+                         └──────────────── release ─────────┘
+
+Only the training process has a ring, so its states need no lock between processes. A worker is told a slot's place
+and never learns its state. A lease is given back by the finalizer of the array under the batch's views, which may
+run in any thread and at any allocation: it only appends to a deque, which `acquire` empties.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from penstock.core.errors import TransportError
+from penstock.core.stats import RingCounts
+from penstock.core.units import round_up, size_text
+from penstock.feed.transport.slab import PAGE, Slab
+
+GENEROUS_NBYTES = 256 << 20
+"""Room of a slot on a sparse slab before the first batch has shown its size; untouched pages cost nothing."""
+
+_MODEST_NBYTES = 1 << 20
+_GRAIN = 2 << 20
+
+
+class SlotState(Enum):
+    """Who may write to a slot: nobody, a worker, nobody, the user."""
+
+    FREE = "free"
+    FILLING = "filling"
+    READY = "ready"
+    HELD = "held"
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """Room for one batch: `nbytes` bytes at `offset` of slab number `slab`."""
+
+    slab: int
+    offset: int
+    nbytes: int
+    memory: memoryview
+    state: SlotState = SlotState.FREE
+    touched: int = 0
+    """The most bytes a batch has had here: what the slot really costs on a sparse slab."""
+
+    def move(self, to: SlotState, *allowed: SlotState) -> None:
+        """Change state, from one of `allowed` only."""
+        if self.state not in allowed:
+            raise AssertionError(f"a slot cannot become {to.value} while it is {self.state.value}")
+        self.state = to
+
+
+@dataclass(slots=True)
+class _Segment:
+    slab: Slab
+    slots: list[Slot] = field(default_factory=list)
+
+
+class Ring:
+    """The slots of one pipeline, grown on demand up to `budget_nbytes`.
+
+    Args:
+        make: makes a slab of so many bytes.
+        budget_nbytes: the most bytes that batches may occupy here at once.
+        sparse: whether untouched pages of those slabs cost nothing.
+        announce: called with (number, slab) for every slab made, and with (number, None) when it is retired.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int], Slab],
+        budget_nbytes: int,
+        *,
+        sparse: bool = True,
+        announce: Callable[[int, Slab | None], None] = lambda number, slab: None,
+    ) -> None:
+        self._make = make
+        self._budget = budget_nbytes
+        self._sparse = sparse
+        self.announce = announce
+        self._segments: dict[int, _Segment] = {}
+        self._free: deque[Slot] = deque()
+        self._returned: deque[Slot] = deque()
+        self._leases: dict[Slot, weakref.ref[np.ndarray]] = {}
+        self._next_number = 0
+        self._batch_nbytes = 0
+        self._grown = 0
+        self._oversize = 0
+        self.copied_out = 0
+
+    def acquire(self, wanted: int = 4) -> Slot | None:
+        """Take a free slot for filling, adding slots when there is none; None when the budget is used up.
+
+        `wanted` is how many slots the caller expects to need altogether.
+        """
+        self._take_back()
+        if not self._free and not self._grow(wanted):
+            return None
+        slot = self._free.popleft()
+        slot.move(SlotState.FILLING, SlotState.FREE)
+        return slot
+
+    def can_acquire(self) -> bool:
+        """Return whether `acquire` would give a slot."""
+        self._take_back()
+        return bool(self._free) or self._affordable(1) > 0
+
+    def commit(self, slot: Slot, nbytes: int) -> None:
+        """Say that `slot` now holds a batch of `nbytes` bytes."""
+        slot.move(SlotState.READY, SlotState.FILLING)
+        slot.touched = max(slot.touched, nbytes)
+        self._learn(nbytes)
+
+    def lend(self, slot: Slot) -> np.ndarray:
+        """Return the slot's memory (uint8) for views; the slot is free again when the last of them has died."""
+        slot.move(SlotState.HELD, SlotState.READY)
+        memory = np.frombuffer(slot.memory, np.uint8)
+        returned = self._returned
+        self._leases[slot] = weakref.ref(memory, lambda _: returned.append(slot))
+        return memory
+
+    def release(self, slot: Slot) -> None:
+        """Free a slot whose batch will not be handed out."""
+        slot.move(SlotState.FREE, SlotState.FILLING, SlotState.READY)
+        self._reuse(slot)
+
+    def adopt(self, slab: Slab, nbytes: int) -> Slot:
+        """Take in a batch of `nbytes` bytes that came in a segment of its own, because no slot was large enough.
+
+        Raises:
+            TransportError: the batch is larger than the ring's whole budget.
+        """
+        self._oversize += 1
+        if nbytes > self._budget:
+            slab.close()
+            raise TransportError(
+                f"a batch of {size_text(nbytes)} does not fit the ring's {size_text(self._budget)} budget; "
+                "raise ring_bytes or lower batch_size"
+            )
+        self._learn(nbytes)
+        number = self._number()
+        slot = Slot(number, 0, slab.nbytes, slab.memory, SlotState.READY, touched=nbytes)
+        self._segments[number] = _Segment(slab, [slot])
+        return slot
+
+    def announce_all(self, announce: Callable[[int, Slab | None], None]) -> None:
+        """Tell a newcomer about every slab there is."""
+        for number, segment in self._segments.items():
+            announce(number, segment.slab)
+
+    def counts(self) -> RingCounts:
+        """Return where the slots are."""
+        self._take_back()
+        states = [slot.state for slot in self._all_slots()]
+        return RingCounts(
+            free=states.count(SlotState.FREE),
+            filling=states.count(SlotState.FILLING),
+            ready=states.count(SlotState.READY),
+            held=states.count(SlotState.HELD),
+            slabs=len(self._segments),
+            nbytes=self._touched(),
+            budget_nbytes=self._budget,
+            grown=self._grown,
+            copied_out=self.copied_out,
+            oversize=self._oversize,
+        )
+
+    def close(self) -> None:
+        """Let go of all slabs; memory that the user still views lives on until the views die."""
+        for segment in self._segments.values():
+            segment.slab.close()
+            for slot in segment.slots:
+                slot.memory = memoryview(b"")
+        self._segments.clear()
+        self._free.clear()
+
+    # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _take_back(self) -> None:
+        while self._returned:
+            slot = self._returned.popleft()
+            del self._leases[slot]
+            slot.move(SlotState.FREE, SlotState.HELD)
+            if slot.slab in self._segments:  # else the ring was closed while the user held the batch
+                self._reuse(slot)
+
+    def _reuse(self, slot: Slot) -> None:
+        if slot.nbytes < self._batch_nbytes:
+            self._retire(slot)
+        else:
+            self._free.append(slot)
+
+    def _retire(self, slot: Slot) -> None:
+        """Give up a slot that batches have outgrown, and its slab with the last of its slots."""
+        segment = self._segments[slot.slab]
+        segment.slots.remove(slot)
+        slot.memory = memoryview(b"")
+        if not segment.slots:
+            del self._segments[slot.slab]
+            self.announce(slot.slab, None)
+            segment.slab.close()
+
+    def _learn(self, nbytes: int) -> None:
+        if nbytes <= self._batch_nbytes:
+            return
+        self._batch_nbytes = nbytes
+        for slot in [slot for slot in self._free if slot.nbytes < nbytes]:
+            self._free.remove(slot)
+            self._retire(slot)
+
+    def _touched(self) -> int:
+        return sum(slot.touched if self._sparse else slot.nbytes for slot in self._all_slots())
+
+    def _affordable(self, wanted: int) -> int:
+        """Return how many slots more, at most `wanted`, the budget has room for."""
+        expected = max(self._batch_nbytes, 1) if self._sparse else self._slot_nbytes()
+        spoken_for = sum(max(slot.touched, expected) if self._sparse else slot.nbytes for slot in self._all_slots())
+        return min(wanted, max(0, self._budget - spoken_for) // expected)
+
+    def _all_slots(self) -> list[Slot]:
+        return [slot for segment in self._segments.values() for slot in segment.slots]
+
+    def _grow(self, wanted: int) -> bool:
+        """Add slots: as many as `wanted` at first, then as many again as there are."""
+        present = len(self._all_slots())
+        count = self._affordable(max(wanted - present, present, 1))
+        if count == 0:
+            return False
+        each = self._slot_nbytes()
+        slab = self._make(each * count)
+        number = self._number()
+        segment = _Segment(slab)
+        for offset in range(0, each * count, each):
+            segment.slots.append(Slot(number, offset, each, slab.memory[offset : offset + each]))
+        self._grown += bool(self._segments)
+        self._segments[number] = segment
+        self._free.extend(segment.slots)
+        self.announce(number, slab)
+        return True
+
+    def _slot_nbytes(self) -> int:
+        if not self._batch_nbytes:
+            return min(GENEROUS_NBYTES if self._sparse else _MODEST_NBYTES, round_up(self._budget, PAGE))
+        # An eighth more than the largest batch so far, so that slightly larger ones fit as well.
+        roomy = self._batch_nbytes + self._batch_nbytes // 8
+        return round_up(roomy, _GRAIN if roomy > _GRAIN else PAGE)
+
+    def _number(self) -> int:
+        self._next_number += 1
+        return self._next_number - 1

@@ -1,0 +1,1 @@
+"""Bodies that make batches: the training process itself, threads, and processes."""

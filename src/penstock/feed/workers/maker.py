@@ -1,0 +1,280 @@
+"""The maker: indices → samples → a batch in a room. The same code runs in every body.
+
+What it does to a dataset is what torch's fetchers do: `__getitems__` when there is one, else `__getitem__` per index,
+`next` for iterable datasets, and the collate function once per batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch.utils.data import default_collate
+
+from penstock.core.batch import BatchSpec, ColumnSpec
+from penstock.feed.collate import BatchWriter, collate_samples
+from penstock.feed.transport.room import NoRoomError, Room
+
+Tick = Callable[[int], None]
+"""Called with the row before each sample is made; may raise to abandon the batch."""
+
+
+class Skip:
+    """What an `errors=` callable returns to leave a sample out; the only one is `SKIP`."""
+
+    def __reduce__(self) -> str:
+        return "SKIP"
+
+    def __repr__(self) -> str:
+        return "penstock.SKIP"
+
+
+SKIP = Skip()
+
+ErrorPolicy = Literal["raise", "skip"] | Callable[[Exception, Any], Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What a worker needs to make batches; travels to worker processes."""
+
+    dataset: Any
+    collate_fn: Callable[[Any], Any]
+    iterable: bool
+    auto_collation: bool
+    drop_last: bool
+    errors: ErrorPolicy = "raise"
+    keep_batch_size: bool = False
+
+    @property
+    def rows_can_be_split(self) -> bool:
+        """Whether several workers may fill one batch: samples are made one by one and collated by default_collate."""
+        return (
+            not self.iterable
+            and self.auto_collation
+            and self.collate_fn is default_collate
+            and self.errors == "raise"
+            and not getattr(self.dataset, "__getitems__", None)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows `start` to `stop` of a batch of `total`."""
+
+    start: int
+    stop: int
+    total: int
+
+
+@dataclass(slots=True)
+class Made:
+    """What became of one piece of work."""
+
+    batch: Any = None
+    part: tuple[BatchSpec, list[list[Any]]] | None = None
+    samples: int = 0
+    ended: bool = False
+    """The iterable dataset is exhausted, and this piece got nothing."""
+    skipped: list[tuple[Any, str]] = field(default_factory=list)
+    fetch_ns: int = 0
+    collate_ns: int = 0
+
+
+class NothingLeftError(Exception):
+    """Every sample of a batch was skipped."""
+
+
+class BatchMaker:
+    """Makes one piece of work after another, from one dataset."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._getitems = getattr(job.dataset, "__getitems__", None)
+        self._by_rows = job.auto_collation and job.collate_fn is default_collate
+        self._stream: Iterator[Any] = iter(())
+        self._ended = False
+        self._position = 0
+        if job.iterable:
+            self.restart()
+
+    def restart(self) -> None:
+        """Begin a new epoch (iterable datasets: a new iterator)."""
+        if self._job.iterable:
+            self._stream = iter(self._job.dataset)
+            self._ended = False
+            self._position = 0
+
+    def make(self, indices: Any, room: Room | None, tick: Tick | None = None, part: Part | None = None) -> Made:
+        """Make the batch of `indices`, or the `part` of it that they are, in `room` where that pays.
+
+        Raises:
+            NoRoomError: the batch needs a larger room; nothing but samples has been made.
+            NothingLeftError: every sample was skipped.
+        """
+        made = Made()
+        began = time.perf_counter_ns()
+        if not self._job.auto_collation:
+            self._make_one(indices, made, tick)
+        elif self._getitems is not None and not self._job.iterable:
+            self._make_bulk(indices, room, made, tick)
+        else:
+            self._make_rows(indices, room, made, tick, part)
+        made.collate_ns = time.perf_counter_ns() - began - made.fetch_ns
+        return made
+
+    # ── without automatic batching: one sample, or whatever the dataset makes of the index ──────────────────
+
+    def _make_one(self, index: Any, made: Made, tick: Tick | None) -> None:
+        if tick is not None:
+            tick(0)
+        began = time.perf_counter_ns()
+        samples = self._fetch_next(1, made, tick) if self._job.iterable else self._fetch([index], made, None)
+        made.fetch_ns = time.perf_counter_ns() - began
+        if made.ended:
+            return
+        if not samples:
+            raise NothingLeftError
+        made.samples = 1
+        made.batch = self._job.collate_fn(samples[0])
+
+    # ── a whole batch in one call of the dataset ────────────────────────────────────────────────────────────
+
+    def _make_bulk(self, indices: Sequence[Any], room: Room | None, made: Made, tick: Tick | None) -> None:
+        if tick is not None:
+            tick(0)
+        began = time.perf_counter_ns()
+        try:
+            samples = self._job.dataset.__getitems__(indices)
+        except Exception:
+            if self._job.errors == "raise":
+                raise
+            samples = self._fetch(indices, made, tick)
+        made.fetch_ns = time.perf_counter_ns() - began
+        self._collate(samples, room, made)
+
+    # ── sample by sample ────────────────────────────────────────────────────────────────────────────────────
+
+    def _make_rows(
+        self, indices: Sequence[Any], room: Room | None, made: Made, tick: Tick | None, part: Part | None
+    ) -> None:
+        head = self._timed_fetch(indices[:1], 0, made, tick)
+        if made.ended:
+            return
+        writer = self._begin(head, len(indices), room, part)
+        if writer is None:
+            rest = self._timed_fetch(indices[1:], 1, made, tick)
+            self._finish_list([*head, *rest], len(indices), room, made, part)
+            return
+        writer.add(head[0])
+        made.samples = 1
+        for row in range(1, len(indices)):
+            got = self._timed_fetch(indices[row : row + 1], row, made, tick)
+            if got:
+                writer.add(got[0])
+                made.samples += 1
+            elif self._ended:
+                break
+        self._finish_rows(writer, len(indices), made, part)
+
+    def _begin(self, head: list[Any], count: int, room: Room | None, part: Part | None) -> BatchWriter | None:
+        if not (self._by_rows and head and room is not None):
+            return None
+        if part is None:
+            return BatchWriter.begin(head[0], count, room)
+        try:
+            return BatchWriter.begin(head[0], part.total, room, part.start)
+        except NoRoomError:
+            return None  # its samples then travel as they are; the batch is put together where it arrives
+
+    def _timed_fetch(self, indices: Sequence[Any], row: int, made: Made, tick: Tick | None) -> list[Any]:
+        began = time.perf_counter_ns()
+        if self._job.iterable:
+            samples = self._fetch_next(len(indices), made, tick)
+        else:
+            samples = self._fetch(indices, made, tick, row)
+        made.fetch_ns += time.perf_counter_ns() - began
+        return samples
+
+    def _finish_rows(self, writer: BatchWriter, wanted: int, made: Made, part: Part | None) -> None:
+        if part is not None:
+            made.part = writer.finish_part()
+        elif self._is_dropped(made.samples, wanted):
+            made.ended = True
+        else:
+            if made.samples < wanted and self._job.keep_batch_size and not self._ended:
+                for number in range(wanted - made.samples):
+                    writer.add(writer.sample(number))
+                made.samples = wanted
+            made.batch = writer.finish()
+
+    def _finish_list(
+        self, samples: list[Any], wanted: int, room: Room | None, made: Made, part: Part | None
+    ) -> None:
+        if part is not None:
+            made.samples = len(samples)
+            made.part = ColumnSpec(0), [samples]
+        elif self._is_dropped(len(samples), wanted):
+            made.ended = True
+        else:
+            self._collate(samples, room, made, wanted)
+
+    def _is_dropped(self, got: int, wanted: int) -> bool:
+        return self._job.iterable and self._job.drop_last and self._ended and got < wanted
+
+    def _collate(self, samples: list[Any], room: Room | None, made: Made, wanted: int = 0) -> None:
+        if not samples:
+            raise NothingLeftError
+        if len(samples) < wanted and self._job.keep_batch_size and not self._ended:
+            samples = list(itertools.islice(itertools.cycle(samples), wanted))
+        made.samples = len(samples)
+        made.batch = collate_samples(samples, room) if self._by_rows else self._job.collate_fn(samples)
+
+    # ── samples under the error policy ──────────────────────────────────────────────────────────────────────
+
+    def _fetch(self, indices: Sequence[Any], made: Made, tick: Tick | None, first_row: int = 0) -> list[Any]:
+        dataset = self._job.dataset
+        if tick is None and self._job.errors == "raise":
+            return [dataset[index] for index in indices]
+        samples = []
+        for row, index in enumerate(indices, first_row):
+            if tick is not None:
+                tick(row)
+            try:
+                samples.append(dataset[index])
+            except Exception as error:
+                self._judge(error, index, samples, made)
+        return samples
+
+    def _fetch_next(self, count: int, made: Made, tick: Tick | None) -> list[Any]:
+        """Return up to `count` samples of the stream; sets `ended` when it has none at all."""
+        samples: list[Any] = []
+        if self._ended:
+            made.ended = True
+            return samples
+        while len(samples) < count:
+            if tick is not None:
+                tick(len(samples))
+            try:
+                samples.append(next(self._stream))
+            except StopIteration:
+                self._ended = self._job.auto_collation or self._ended
+                made.ended = not samples and made.samples == 0
+                break
+            except Exception as error:
+                self._judge(error, self._position, samples, made)
+            self._position += 1
+        return samples
+
+    def _judge(self, error: Exception, index: Any, samples: list[Any], made: Made) -> None:
+        """Apply the error policy to a sample that raised: raise, leave out, or replace."""
+        policy = self._job.errors
+        if policy == "raise":
+            raise error
+        replacement = SKIP if policy == "skip" else policy(error, index)
+        made.skipped.append((index, f"{type(error).__name__}: {error}"))
+        if replacement is not SKIP:
+            samples.append(replacement)

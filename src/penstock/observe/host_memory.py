@@ -1,0 +1,92 @@
+"""How much host memory this process and its descendants take, read from /proc.
+
+RSS counts a page that n processes share n times. PSS (proportional set size) counts it once, an n-th for each, so the
+PSS of all processes may be added up; the kernel walks all pages for it, which is why looks must not be frequent.
+Source: the kernel's Documentation/filesystems/proc.rst on smaps_rollup and VmHWM.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostMemory:
+    """The most host memory that a run was seen to take."""
+
+    peak_pss_nbytes: int | None = None
+    """The most that this process and its descendants took together in one look; None where there is no /proc."""
+
+    peak_rss_nbytes: int = 0
+    """The most that was ever resident of this process alone."""
+
+    processes: int = 1
+    """The most processes in one look, this one included."""
+
+
+class MemoryMeter:
+    """Remembers the peak of all `look`s."""
+
+    def __init__(self) -> None:
+        self._peak_pss_nbytes: int | None = None
+        self._processes = 1
+
+    def look(self) -> None:
+        """Look once at every process of this run. Costs some milliseconds for each that is large."""
+        family = [os.getpid(), *descendants(os.getpid())]
+        sizes = [nbytes for nbytes in map(pss_nbytes, family) if nbytes is not None]
+        if sizes:
+            self._peak_pss_nbytes = max(self._peak_pss_nbytes or 0, sum(sizes))
+            self._processes = max(self._processes, len(sizes))
+
+    def peak(self) -> HostMemory:
+        """Return the most that was seen so far."""
+        return HostMemory(
+            peak_pss_nbytes=self._peak_pss_nbytes, peak_rss_nbytes=peak_rss_nbytes(), processes=self._processes
+        )
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that `pid` started, those that they started, and so on; empty where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir(_PROC) if _PROC.is_dir() else []:
+        if entry.isdigit() and (parent := _parent(int(entry))) is not None:
+            children.setdefault(parent, []).append(int(entry))
+    found: list[int] = []
+    generation = [pid]
+    while generation:
+        generation = [child for parent in generation for child in children.get(parent, [])]
+        found += generation
+    return found
+
+
+def pss_nbytes(pid: int) -> int | None:
+    """Return the proportional set size of `pid`, or None when it cannot be told (it has ended, it is not ours)."""
+    try:
+        rollup = (_PROC / str(pid) / "smaps_rollup").read_bytes()
+    except OSError:
+        return None
+    for line in rollup.splitlines():
+        if line.startswith(b"Pss:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def peak_rss_nbytes() -> int:
+    """Return the most that was ever resident of this process."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        stat = (_PROC / str(pid) / "stat").read_bytes()
+    except OSError:
+        return None
+    return int(stat.rpartition(b")")[2].split()[1])  # the name before the bracket may hold anything

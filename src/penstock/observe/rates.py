@@ -1,0 +1,58 @@
+"""What follows from a loader's counters: how long its loops took, how fast they went, how long the step waited.
+
+A loop over a loader has two halves: the user's step, and getting the next batch. With workers, getting it means
+waiting and rebuilding; without, the dataset itself runs there, so that its time is waiting too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+
+from penstock.core.stats import LoaderStatistics, StageTimes
+
+
+def loading_s(statistics: LoaderStatistics) -> float:
+    """Return the seconds that loops over the loader spent on getting their batches."""
+    stages = statistics.stages
+    inline_s = stages.fetch_s + stages.collate_s if statistics.body == "inline" else 0.0
+    return stages.wait_s + stages.transport_s + inline_s
+
+
+def loop_s(statistics: LoaderStatistics) -> float:
+    """Return the seconds spent in loops over the loader."""
+    return loading_s(statistics) + statistics.stages.step_s
+
+
+def samples_per_s(statistics: LoaderStatistics) -> float:
+    """Return samples per second of loop, 0 before there was any."""
+    seconds = loop_s(statistics)
+    return statistics.samples / seconds if seconds > 0 else 0.0
+
+
+def waited_share(statistics: LoaderStatistics) -> float:
+    """Return the share of the loops' time in which the step waited for data, between 0 and 1."""
+    seconds = loop_s(statistics)
+    return loading_s(statistics) / seconds if seconds > 0 else 0.0
+
+
+def since(earlier: LoaderStatistics, later: LoaderStatistics) -> LoaderStatistics:
+    """Return what a loader counted between two snapshots: batches, samples, bytes and stage times."""
+    return LoaderStatistics(
+        batches=later.batches - earlier.batches,
+        samples=later.samples - earlier.samples,
+        nbytes=later.nbytes - earlier.nbytes,
+        stages=StageTimes(
+            **{
+                field.name: getattr(later.stages, field.name) - getattr(earlier.stages, field.name)
+                for field in fields(StageTimes)
+            }
+        ),
+        body=later.body,
+    )
+
+
+def total_stages(stages: Iterable[StageTimes]) -> StageTimes:
+    """Return the sum of `stages`, stage by stage."""
+    every = list(stages)
+    return StageTimes(**{field.name: sum(getattr(one, field.name) for one in every) for field in fields(StageTimes)})

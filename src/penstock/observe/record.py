@@ -1,0 +1,202 @@
+"""What is kept of one run, and run.json, the file it is kept in.
+
+run.json is one JSON object. Times are seconds, sizes are bytes, shares lie between 0 and 1.
+
+    schema      "penstock.run/1"; it changes when a reader of the old one would go wrong
+    versions    {"penstock", "python", "torch"}: torch is null when the program never imported it
+    command     what was run: the script (or "-m", module) and its arguments
+    started     when, in UTC, as ISO 8601
+    wall_s      from then to the end of the program
+    exit        {"code": int, "error": null or the exception in one line}
+    host        {"cpus": how many this process may use, "memory": {"peak_pss_nbytes", "peak_rss_nbytes", "processes"}}
+    totals      {"batches", "samples", "nbytes", "loop_s", "samples_per_s", "waited_share", "stages": {...}}
+    loaders     one object for each DataLoader, in the order they were made:
+                {"name", "settings": {...}, "loop_s", "samples_per_s", "waited_share", "statistics": {...}}
+
+`statistics` holds the fields of `penstock.LoaderStatistics`, `stages` those of `penstock.StageTimes`, `memory` those
+of `penstock.observe.host_memory.HostMemory`; each is documented there. `totals` and the rates of each loader follow
+from the rest (see rates.py) and are written for readers that are not penstock; reading the file ignores them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from penstock.core.errors import OptionError
+from penstock.core.stats import LoaderStatistics, RingCounts, StageTimes
+from penstock.observe import rates
+from penstock.observe.host_memory import HostMemory
+
+SCHEMA = "penstock.run/1"
+
+_Data = TypeVar("_Data")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderRecord:
+    """One DataLoader of a run."""
+
+    name: str
+    """The class of its dataset."""
+
+    settings: Mapping[str, Any]
+    """The arguments it was made with, as far as they are numbers, words or truth values."""
+
+    statistics: LoaderStatistics
+    """What it counted, to its end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """One run of one program."""
+
+    command: tuple[str, ...]
+    """The script, or "-m" and the module, and the arguments."""
+
+    started: str
+    """When, in UTC, as ISO 8601."""
+
+    wall_s: float
+    """From then to the program's end."""
+
+    exit_code: int = 0
+    """What the shell sees; 130 for a program that was interrupted."""
+
+    error: str | None = None
+    """The exception that ended the program, in one line."""
+
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    """Of penstock, python and torch."""
+
+    cpus: int = 1
+    """How many this process might use."""
+
+    memory: HostMemory = field(default_factory=HostMemory)
+    """The peak of this process and its descendants."""
+
+    loaders: tuple[LoaderRecord, ...] = ()
+    """In the order they were made."""
+
+
+def as_json(record: RunRecord) -> dict[str, Any]:
+    """Return the object that run.json holds."""
+    return {
+        "schema": SCHEMA,
+        "versions": dict(record.versions),
+        "command": list(record.command),
+        "started": record.started,
+        "wall_s": record.wall_s,
+        "exit": {"code": record.exit_code, "error": record.error},
+        "host": {"cpus": record.cpus, "memory": asdict(record.memory)},
+        "totals": _totals(record),
+        "loaders": [
+            {
+                "name": loader.name,
+                "settings": dict(loader.settings),
+                **_rates(loader.statistics),
+                "statistics": asdict(loader.statistics),
+            }
+            for loader in record.loaders
+        ],
+    }
+
+
+def from_json(data: Any) -> RunRecord:
+    """Return the record that `as_json` made `data` from.
+
+    Fields that this version does not know are ignored, so that a newer penstock's runs can be read.
+
+    Raises:
+        OptionError: `data` is no run, or one of another schema.
+    """
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema != SCHEMA:
+        raise OptionError(f"not a run of penstock: the schema is {schema!r}, not {SCHEMA!r}; give a saved run.json")
+    try:
+        return RunRecord(
+            command=tuple(data["command"]),
+            started=data["started"],
+            wall_s=data["wall_s"],
+            exit_code=data["exit"]["code"],
+            error=data["exit"]["error"],
+            versions=data["versions"],
+            cpus=data["host"]["cpus"],
+            memory=_known(HostMemory, data["host"]["memory"]),
+            loaders=tuple(
+                LoaderRecord(
+                    name=loader["name"], settings=loader["settings"], statistics=_statistics(loader["statistics"])
+                )
+                for loader in data["loaders"]
+            ),
+        )
+    except (KeyError, TypeError) as exc:
+        raise OptionError(f"a broken run: {exc!r} while reading it; make it again with `penstock run`") from exc
+
+
+def save(record: RunRecord, file: Path) -> None:
+    """Write run.json, whole or not at all."""
+    text = json.dumps(as_json(record), indent=2, default=repr) + "\n"
+    descriptor, partial = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    try:
+        with open(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        Path(partial).chmod(0o644)
+        Path(partial).replace(file)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+
+
+def load(file: Path) -> RunRecord:
+    """Read run.json.
+
+    Raises:
+        OptionError: the file cannot be read, or holds no run.
+    """
+    try:
+        return from_json(json.loads(file.read_text(encoding="utf-8")))
+    except OSError as exc:
+        raise OptionError(f"{file}: {os.strerror(exc.errno or 0)}; give a run.json that `penstock run` wrote") from exc
+    except ValueError as exc:  # OptionError is one of them
+        raise OptionError(f"{file}: {exc}") from exc
+
+
+def _rates(statistics: LoaderStatistics) -> dict[str, float]:
+    return {
+        "loop_s": rates.loop_s(statistics),
+        "samples_per_s": rates.samples_per_s(statistics),
+        "waited_share": rates.waited_share(statistics),
+    }
+
+
+def _totals(record: RunRecord) -> dict[str, Any]:
+    every = [loader.statistics for loader in record.loaders]
+    loop_s = sum(map(rates.loop_s, every))
+    samples = sum(one.samples for one in every)
+    return {
+        "batches": sum(one.batches for one in every),
+        "samples": samples,
+        "nbytes": sum(one.nbytes for one in every),
+        "loop_s": loop_s,
+        "samples_per_s": samples / loop_s if loop_s else 0.0,
+        "waited_share": sum(map(rates.loading_s, every)) / loop_s if loop_s else 0.0,
+        "stages": asdict(rates.total_stages(one.stages for one in every)),
+    }
+
+
+def _statistics(data: Mapping[str, Any]) -> LoaderStatistics:
+    lists = {name: tuple(data[name]) for name in ("quarantined", "skipped_indices")}
+    nested = {"stages": _known(StageTimes, data["stages"]), "ring": _known(RingCounts, data["ring"])}
+    return _known(LoaderStatistics, {**data, **lists, **nested})
+
+
+def _known(kind: type[_Data], data: Mapping[str, Any]) -> _Data:
+    """Make a dataclass of `kind` from those entries of `data` that it has fields for."""
+    names = {one.name for one in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in data.items() if name in names})
