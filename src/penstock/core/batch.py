@@ -7,7 +7,7 @@ which is collated when all rows are there. Specs compare equal when the workers 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,17 +65,17 @@ def build(spec: BatchSpec, values: Sequence[Any]) -> Any:
     >>> build(DictSpec((("x", ColumnSpec(0)), ("y", SequenceSpec((ColumnSpec(1), ColumnSpec(2)))))), [1, 2, 3])
     {'x': 1, 'y': [2, 3]}
     """
-    remaining = iter(values)
+    return _build(spec, iter(values))
 
-    def rebuild(node: BatchSpec) -> Any:
-        match node:
-            case DictSpec(items):
-                return {key: rebuild(part) for key, part in items}
-            case SequenceSpec(parts, None):
-                return [rebuild(part) for part in parts]
-            case SequenceSpec(parts, named):
-                return named(*[rebuild(part) for part in parts])
-            case _:
-                return next(remaining)
 
-    return rebuild(spec)
+# Not a closure: one that calls itself is a reference cycle, and would hold the batch's slot until the next gc.
+def _build(spec: BatchSpec, values: Iterator[Any]) -> Any:
+    match spec:
+        case DictSpec(items):
+            return {key: _build(part, values) for key, part in items}
+        case SequenceSpec(parts, None):
+            return [_build(part, values) for part in parts]
+        case SequenceSpec(parts, named):
+            return named(*[_build(part, values) for part in parts])
+        case _:
+            return next(values)

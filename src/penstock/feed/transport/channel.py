@@ -14,6 +14,7 @@ import array
 import os
 import select
 import socket
+import weakref
 from collections.abc import Sequence
 
 from penstock.core.errors import TransportError
@@ -29,19 +30,33 @@ class Closed(Exception):  # noqa: N818  an event, not an error
     """The other side is gone."""
 
 
+_our_ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """Close the training process's ends in any process forked from it, or workers would never see them hang up."""
+    for end in list(_our_ends):
+        end.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Return the two ends of a new channel.
+    """Return the two ends of a new channel: ours, which forked processes do not keep, and the workers'.
 
     Raises:
         TransportError: no descriptor is left.
     """
     try:
-        return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     except OSError as error:
         raise TransportError(
             f"no channel to a worker could be made ({error.strerror}); raise the limit with `ulimit -n`, "
             "or use fewer workers"
         ) from error
+    _our_ends.add(ours)
+    return ours, theirs
 
 
 def send(end: socket.socket, body: bytes | bytearray, fds: Sequence[int] = (), *, block: bool = True) -> bool:

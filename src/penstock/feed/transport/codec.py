@@ -19,6 +19,7 @@ import copyreg
 import io
 import pickle
 import struct
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -44,28 +45,36 @@ def encode(obj: Any, room: Room | None) -> bytes:
         NoRoomError: the buffers need more than the slot has.
         UnpicklableError: `obj` holds something that pickle refuses.
     """
-    buffers: list[pickle.PickleBuffer] = []
-    stream = io.BytesIO()
     try:
-        _Pickler(stream, buffers.append).dump(obj)
+        skeleton, arrays = flatten(obj)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise UnpicklableError(
             f"a batch of type {type(obj).__qualname__} cannot travel from its worker: {error}; "
             "return tensors, arrays, numbers, strings and picklable objects, or use num_workers=0"
         ) from error
-    return _pack(stream.getbuffer(), [buffer.raw() for buffer in buffers], room)
+    return pack(skeleton, arrays, room)
 
 
-def _pack(skeleton: memoryview, raws: list[memoryview], room: Room | None) -> bytes:
-    arrays = [np.frombuffer(raw, np.uint8) for raw in raws]
+def flatten(obj: Any, visit: Callable[[Any], None] = lambda _: None) -> tuple[memoryview, list[np.ndarray]]:
+    """Return the pickle of `obj` and the bytes (uint8) that it refers to; `visit` sees every object that is no builtin."""
+    buffers: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    _Pickler(stream, buffers.append, visit).dump(obj)
+    return stream.getbuffer(), [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
+
+
+def pack(skeleton: memoryview, arrays: list[np.ndarray], room: Room | None) -> bytes:
+    """Return the envelope of what `flatten` gave; see `encode`."""
     total = sum(array.nbytes for array in arrays)
-    if room is None or (room.used == 0 and total <= INBAND_NBYTES):
-        spans, tail = _line_up(arrays)
+    inband = room is None or (room.used == 0 and total <= INBAND_NBYTES)
+    tail: list[bytes | memoryview] = []
+    if room is None or inband:
+        offsets, tail = _line_up(arrays)
     else:
-        spans, tail = [_place(array, room, total + ALIGNMENT * len(arrays)) for array in arrays], []
-    places = (_SPAN.pack(offset, array.nbytes) for offset, array in zip(spans, arrays, strict=True))
-    head = _HEAD.pack(len(arrays), bool(tail) or not arrays)
-    return b"".join((head, *places, _LENGTH.pack(len(skeleton)), skeleton, *tail))
+        offsets = [_place(array, room, total + ALIGNMENT * len(arrays)) for array in arrays]
+    spans = (_SPAN.pack(offset, array.nbytes) for offset, array in zip(offsets, arrays, strict=True))
+    head = _HEAD.pack(len(arrays), inband)
+    return b"".join((head, *spans, _LENGTH.pack(len(skeleton)), skeleton, *tail))
 
 
 def _line_up(arrays: list[np.ndarray]) -> tuple[list[int], list[bytes | memoryview]]:
@@ -125,11 +134,18 @@ def nbytes_of(envelope: bytes | memoryview) -> int:
 class _Pickler(ForkingPickler):
     """Pickle with our reducers for host tensors and storages; device memory keeps torch's own (CUDA IPC)."""
 
-    def __init__(self, stream: io.BytesIO, buffer_callback: Any) -> None:
+    def __init__(
+        self,
+        stream: io.BytesIO,
+        buffer_callback: Callable[[pickle.PickleBuffer], None],
+        visit: Callable[[Any], None],
+    ) -> None:
         pickle.Pickler.__init__(self, stream, protocol=5, buffer_callback=buffer_callback)
         self.dispatch_table = _dispatch_table()
+        self._visit = visit
 
     def reducer_override(self, obj: Any) -> Any:
+        self._visit(obj)
         if isinstance(obj, torch.Tensor):
             if type(obj) is torch.Tensor and _is_plain(obj):
                 return _reduce_plain(obj)

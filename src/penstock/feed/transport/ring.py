@@ -104,7 +104,7 @@ class Ring:
         self._take_back()
         if not self._free and not self._grow(wanted):
             return None
-        slot = self._free.popleft()
+        slot = self._free.pop()  # the one used last: its pages are mapped, and perhaps in a cache
         slot.move(SlotState.FILLING, SlotState.FREE)
         return slot
 
@@ -112,6 +112,21 @@ class Ring:
         """Return whether `acquire` would give a slot."""
         self._take_back()
         return bool(self._free) or self._affordable(1) > 0
+
+    def is_tight(self) -> bool:
+        """Return whether the user's held batches leave the pipeline fewer than two slots to work with."""
+        working = sum(slot.state is not SlotState.HELD for slot in self._all_slots())
+        return working < 2 and not self.can_acquire()
+
+    def acquire_roomier(self, nbytes: int) -> Slot | None:
+        """Take a slot that has room for `nbytes` bytes, which no slot had so far."""
+        self._learn(nbytes)
+        return self.acquire(1)
+
+    def note(self, slot: Slot, nbytes: int) -> None:
+        """Say that `slot`, lent before it was filled, holds `nbytes` bytes."""
+        slot.touched = max(slot.touched, nbytes)
+        self._learn(nbytes)
 
     def commit(self, slot: Slot, nbytes: int) -> None:
         """Say that `slot` now holds a batch of `nbytes` bytes."""

@@ -102,6 +102,10 @@ class MemfdSlab:
         """Return the descriptor; the message that carries it duplicates it."""
         return Handle(self.nbytes, fd=self._fd)
 
+    def give_away(self) -> Handle:
+        """Return a handle whose receiver becomes the owner."""
+        return self.handle()
+
     def close(self) -> None:
         """Close the descriptor and drop this process's own view."""
         self.memory = memoryview(b"")
@@ -118,11 +122,11 @@ class NamedSlab:
 
     sparse = False
 
-    def __init__(self, nbytes: int, name: str | None = None) -> None:
+    def __init__(self, nbytes: int, name: str | None = None, *, own: bool = True) -> None:
         self.nbytes = nbytes
-        self._owner = name is None
-        self._segment = shared_memory.SharedMemory(name, create=self._owner, size=nbytes)
-        if self._owner:
+        self._owner = own
+        self._segment = shared_memory.SharedMemory(name, create=name is None, size=nbytes)
+        if name is None:
             self._reserve()
         self.memory = memoryview(self._segment.buf)
 
@@ -143,6 +147,11 @@ class NamedSlab:
     def handle(self) -> Handle:
         """Return the segment's name."""
         return Handle(self.nbytes, name=self._segment.name)
+
+    def give_away(self) -> Handle:
+        """Return a handle whose receiver (`attach(..., own=True)`) becomes the owner and removes the name."""
+        self._owner = False
+        return self.handle()
 
     def close(self) -> None:
         """Remove the name; the memory stays mapped while anybody views it."""
@@ -191,11 +200,11 @@ def create(nbytes: int, *, named: bool = False) -> MemfdSlab | NamedSlab:
         raise _no_room(nbytes, error) from error
 
 
-def attach(handle: Handle) -> MemfdSlab | NamedSlab:
-    """Open a slab that another process made; takes over `handle.fd`."""
+def attach(handle: Handle, *, own: bool = False) -> MemfdSlab | NamedSlab:
+    """Open a slab that another process made; takes over `handle.fd`, and with `own` the name."""
     try:
         if handle.name is not None:
-            return NamedSlab(handle.nbytes, handle.name)
+            return NamedSlab(handle.nbytes, handle.name, own=own)
         return MemfdSlab(handle.nbytes, handle.fd)
     except OSError as error:
         raise _no_room(handle.nbytes, error) from error

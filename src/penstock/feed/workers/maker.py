@@ -74,6 +74,7 @@ class Part:
 class Made:
     """What became of one piece of work."""
 
+    room: Room | None = None
     batch: Any = None
     part: tuple[BatchSpec, list[list[Any]]] | None = None
     samples: int = 0
@@ -85,7 +86,11 @@ class Made:
 
 
 class NothingLeftError(Exception):
-    """Every sample of a batch was skipped."""
+    """Every sample of a batch was skipped; `made` says which."""
+
+    def __init__(self, made: Made) -> None:
+        super().__init__()
+        self.made = made
 
 
 class BatchMaker:
@@ -108,21 +113,30 @@ class BatchMaker:
             self._ended = False
             self._position = 0
 
-    def make(self, indices: Any, room: Room | None, tick: Tick | None = None, part: Part | None = None) -> Made:
+    def make(
+        self,
+        indices: Any,
+        room: Room | None,
+        *,
+        tick: Tick | None = None,
+        part: Part | None = None,
+        enlarge: Callable[[int], Room] | None = None,
+    ) -> Made:
         """Make the batch of `indices`, or the `part` of it that they are, in `room` where that pays.
 
+        When the room turns out too small, `enlarge` is asked for one of so many bytes; `Made.room` is where the batch is.
+
         Raises:
-            NoRoomError: the batch needs a larger room; nothing but samples has been made.
             NothingLeftError: every sample was skipped.
         """
-        made = Made()
+        made = Made(room=room)
         began = time.perf_counter_ns()
         if not self._job.auto_collation:
             self._make_one(indices, made, tick)
         elif self._getitems is not None and not self._job.iterable:
-            self._make_bulk(indices, room, made, tick)
+            self._make_bulk(indices, made, tick)
         else:
-            self._make_rows(indices, room, made, tick, part)
+            self._make_rows(indices, made, tick, part, enlarge)
         made.collate_ns = time.perf_counter_ns() - began - made.fetch_ns
         return made
 
@@ -137,13 +151,13 @@ class BatchMaker:
         if made.ended:
             return
         if not samples:
-            raise NothingLeftError
+            raise NothingLeftError(made)
         made.samples = 1
         made.batch = self._job.collate_fn(samples[0])
 
     # ── a whole batch in one call of the dataset ────────────────────────────────────────────────────────────
 
-    def _make_bulk(self, indices: Sequence[Any], room: Room | None, made: Made, tick: Tick | None) -> None:
+    def _make_bulk(self, indices: Sequence[Any], made: Made, tick: Tick | None) -> None:
         if tick is not None:
             tick(0)
         began = time.perf_counter_ns()
@@ -154,20 +168,25 @@ class BatchMaker:
                 raise
             samples = self._fetch(indices, made, tick)
         made.fetch_ns = time.perf_counter_ns() - began
-        self._collate(samples, room, made)
+        self._collate(samples, made)
 
     # ── sample by sample ────────────────────────────────────────────────────────────────────────────────────
 
     def _make_rows(
-        self, indices: Sequence[Any], room: Room | None, made: Made, tick: Tick | None, part: Part | None
+        self,
+        indices: Sequence[Any],
+        made: Made,
+        tick: Tick | None,
+        part: Part | None,
+        enlarge: Callable[[int], Room] | None,
     ) -> None:
         head = self._timed_fetch(indices[:1], 0, made, tick)
         if made.ended:
             return
-        writer = self._begin(head, len(indices), room, part)
+        writer = self._begin(head, len(indices), made, part, enlarge)
         if writer is None:
             rest = self._timed_fetch(indices[1:], 1, made, tick)
-            self._finish_list([*head, *rest], len(indices), room, made, part)
+            self._finish_list([*head, *rest], len(indices), made, part)
             return
         writer.add(head[0])
         made.samples = 1
@@ -180,15 +199,25 @@ class BatchMaker:
                 break
         self._finish_rows(writer, len(indices), made, part)
 
-    def _begin(self, head: list[Any], count: int, room: Room | None, part: Part | None) -> BatchWriter | None:
-        if not (self._by_rows and head and room is not None):
+    def _begin(
+        self,
+        head: list[Any],
+        count: int,
+        made: Made,
+        part: Part | None,
+        enlarge: Callable[[int], Room] | None,
+    ) -> BatchWriter | None:
+        """Return a writer for the batch that begins with `head`, or None when its samples are better kept in a list."""
+        if not (self._by_rows and head and made.room is not None):
             return None
-        if part is None:
-            return BatchWriter.begin(head[0], count, room)
+        total, start = (part.total, part.start) if part else (count, 0)
         try:
-            return BatchWriter.begin(head[0], part.total, room, part.start)
-        except NoRoomError:
-            return None  # its samples then travel as they are; the batch is put together where it arrives
+            return BatchWriter.begin(head[0], total, made.room, start)
+        except NoRoomError as error:
+            if part is not None or enlarge is None:
+                return None  # a part's samples then travel as they are, and the batch is put together where they arrive
+            made.room = enlarge(error.needed)
+            return BatchWriter.begin(head[0], total, made.room, start)
 
     def _timed_fetch(self, indices: Sequence[Any], row: int, made: Made, tick: Tick | None) -> list[Any]:
         began = time.perf_counter_ns()
@@ -211,27 +240,25 @@ class BatchMaker:
                 made.samples = wanted
             made.batch = writer.finish()
 
-    def _finish_list(
-        self, samples: list[Any], wanted: int, room: Room | None, made: Made, part: Part | None
-    ) -> None:
+    def _finish_list(self, samples: list[Any], wanted: int, made: Made, part: Part | None) -> None:
         if part is not None:
             made.samples = len(samples)
             made.part = ColumnSpec(0), [samples]
         elif self._is_dropped(len(samples), wanted):
             made.ended = True
         else:
-            self._collate(samples, room, made, wanted)
+            self._collate(samples, made, wanted)
 
     def _is_dropped(self, got: int, wanted: int) -> bool:
         return self._job.iterable and self._job.drop_last and self._ended and got < wanted
 
-    def _collate(self, samples: list[Any], room: Room | None, made: Made, wanted: int = 0) -> None:
+    def _collate(self, samples: list[Any], made: Made, wanted: int = 0) -> None:
         if not samples:
-            raise NothingLeftError
+            raise NothingLeftError(made)
         if len(samples) < wanted and self._job.keep_batch_size and not self._ended:
             samples = list(itertools.islice(itertools.cycle(samples), wanted))
         made.samples = len(samples)
-        made.batch = collate_samples(samples, room) if self._by_rows else self._job.collate_fn(samples)
+        made.batch = collate_samples(samples, made.room) if self._by_rows else self._job.collate_fn(samples)
 
     # ── samples under the error policy ──────────────────────────────────────────────────────────────────────
 

@@ -1,0 +1,62 @@
+"""What this process may use of the machine: cores by affinity and cgroup quota, memory by cgroup limit.
+
+Sources: the kernel's cgroup-v2 (`cpu.max`, `memory.max`, `memory.current`) and cgroup-v1 documentation.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def usable_cores() -> int:
+    """Return how many cores this process can keep busy, at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, math.ceil(_quota_cores())))
+
+
+def available_nbytes() -> int:
+    """Return the bytes of memory that this process could still take."""
+    return max(0, min(_free_nbytes(), _cgroup_free_nbytes()))
+
+
+def _quota_cores() -> float:
+    quota, period = _words(_CGROUP / "cpu.max", 2)
+    if not quota:
+        quota = (_words(_CGROUP / "cpu/cpu.cfs_quota_us", 1))[0]
+        period = (_words(_CGROUP / "cpu/cpu.cfs_period_us", 1))[0]
+    if not quota or quota in ("max", "-1") or not period:
+        return math.inf
+    return int(quota) / int(period)
+
+
+def _free_nbytes() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 4 << 30
+
+
+def _cgroup_free_nbytes() -> int:
+    limit, used = _words(_CGROUP / "memory.max", 1)[0], _words(_CGROUP / "memory.current", 1)[0]
+    if not limit:
+        limit = _words(_CGROUP / "memory/memory.limit_in_bytes", 1)[0]
+        used = _words(_CGROUP / "memory/memory.usage_in_bytes", 1)[0]
+    if not limit or limit == "max" or not used:
+        return 1 << 62
+    return int(limit) - int(used)
+
+
+def _words(path: Path, count: int) -> list[str]:
+    """Return the first `count` words of a file, empty ones where there is no such file."""
+    try:
+        words = path.read_text().split()
+    except OSError:
+        words = []
+    return [*words[:count], *[""] * (count - len(words))]

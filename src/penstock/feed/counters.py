@@ -1,0 +1,77 @@
+"""What one loader counts over its life; `snapshot` makes the frozen `LoaderStatistics` of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.core.stats import LoaderStatistics, RingCounts, StageTimes
+
+_KEPT_INDICES = 1000
+
+
+@dataclass(slots=True)
+class Counters:
+    """Mutable counters; times in nanoseconds. Written by the iterating thread only."""
+
+    epochs: int = 0
+    batches: int = 0
+    samples: int = 0
+    nbytes: int = 0
+    first_batch_ns: int = 0
+    fetch_ns: int = 0
+    collate_ns: int = 0
+    inline_ns: int = 0
+    transport_ns: int = 0
+    wait_ns: int = 0
+    step_ns: int = 0
+    dispatch: str = ""
+    dispatch_reason: str = ""
+    split_batches: int = 0
+    inband_batches: int = 0
+    restarts: int = 0
+    reissued: int = 0
+    quarantined: list[Any] = field(default_factory=list)
+    skipped: int = 0
+    skipped_indices: list[Any] = field(default_factory=list)
+
+    def skip(self, skipped: list[tuple[Any, str]]) -> None:
+        """Count samples that were left out or replaced."""
+        self.skipped += len(skipped)
+        room = _KEPT_INDICES - len(self.skipped_indices)
+        self.skipped_indices.extend(index for index, _ in skipped[:room])
+
+    def snapshot(
+        self, *, ring: RingCounts, body: str, start_method: str, workers: int, length: int | None
+    ) -> LoaderStatistics:
+        """Return the counters as they are now."""
+        busy = self.wait_ns + self.transport_ns + self.step_ns + self.inline_ns
+        return LoaderStatistics(
+            epochs=self.epochs,
+            batches=self.batches,
+            samples=self.samples,
+            nbytes=self.nbytes,
+            first_batch_s=self.first_batch_ns / 1e9,
+            stages=StageTimes(
+                fetch_s=self.fetch_ns / 1e9,
+                collate_s=self.collate_ns / 1e9,
+                transport_s=self.transport_ns / 1e9,
+                wait_s=self.wait_ns / 1e9,
+                step_s=self.step_ns / 1e9,
+            ),
+            stall_share=(self.wait_ns + self.inline_ns) / busy if busy else 0.0,
+            body=body,
+            start_method=start_method,
+            workers=workers,
+            dispatch=self.dispatch,
+            dispatch_reason=self.dispatch_reason,
+            split_batches=self.split_batches,
+            inband_batches=self.inband_batches,
+            restarts=self.restarts,
+            reissued=self.reissued,
+            quarantined=tuple(self.quarantined),
+            skipped=self.skipped,
+            skipped_indices=tuple(self.skipped_indices),
+            ring=ring,
+            length=length,
+        )

@@ -1,0 +1,88 @@
+"""Dispatch: which worker gets which batch, and how many may be under way.
+
+    probing ──(evidence)──▶ round_robin      torch's assignment: batch k to worker k mod n
+       └──(no evidence)───▶ demand           any free worker takes the next piece; large batches are split by rows
+    stream                                   iterable datasets: each worker has its own samples
+
+The evidence is the witness's (see `workers.witness`): when samples can tell which worker makes them, the batches are
+torch's, bit for bit, only under torch's assignment.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Mode = Literal["probing", "demand", "round_robin", "stream"]
+
+_WORTH_SPLITTING_NS = 1_500_000
+"""A part of a batch should keep a worker busy for so long at least; handing one over costs about 0.1 ms."""
+
+
+class Dispatch:
+    """Decides for one loader; what it has learned stays from epoch to epoch."""
+
+    def __init__(self, mode: Mode, reason: str, *, workers: int, prefetch_factor: int, splittable: bool) -> None:
+        self.mode: Mode = mode
+        self.reason = reason
+        self._workers = workers
+        self._prefetch_factor = prefetch_factor
+        self._splittable = splittable and workers > 1
+        self._batch_ns = 0.0
+        self._window = 0
+
+    def begin_epoch(self) -> None:
+        """Reset what belongs to one epoch."""
+        self._next_worker = 0
+        self.active = [True] * self._workers
+        self.load = [0] * self._workers
+
+    def decide(self, evidence: str) -> None:
+        """End the probing, or leave `demand` when evidence turns up late."""
+        if evidence and self.mode in ("probing", "demand"):
+            late = " (noticed late: earlier batches were given to whoever was free)" if self.mode == "demand" else ""
+            self.mode, self.reason = "round_robin", f"as torch assigns, because {evidence}{late}"
+        elif self.mode == "probing":
+            self.mode, self.reason = "demand", "no sample can tell which worker makes it"
+
+    def learn(self, batch_ns: int) -> None:
+        """Take note of what one whole batch took to make."""
+        self._batch_ns = batch_ns if not self._batch_ns else 0.8 * self._batch_ns + 0.2 * batch_ns
+
+    def parts(self, rows: int) -> int:
+        """Return how many workers should fill a batch of `rows` together."""
+        if not self._splittable or rows < 2:
+            return 1
+        if self.mode == "probing":
+            return min(self._workers, rows)
+        if self.mode != "demand":
+            return 1
+        return max(1, min(self._workers, rows // 2, int(self._batch_ns / _WORTH_SPLITTING_NS)))
+
+    def window(self) -> int:
+        """Return how many batches may be under way.
+
+        Workers that fill batches together need fewer of them; the window then starts small and is widened by
+        `starved`, up to torch's prefetch_factor times workers.
+        """
+        most = self._prefetch_factor * self._workers
+        if self.mode == "demand" and self._splittable and self._batch_ns >= 2 * _WORTH_SPLITTING_NS:
+            self._window = max(self._window, min(most, max(2, self._prefetch_factor)))
+            return self._window
+        return most
+
+    def starved(self) -> None:
+        """Widen the window: the step waits, and a worker has nothing to do."""
+        if self._window and self._window < self._prefetch_factor * self._workers:
+            self._window += 1
+
+    def next_worker(self, *, in_order: bool, most: int) -> int | None:
+        """Return the worker that torch would give the next batch to; None when it would wait.
+
+        In order, that is the next active one. Out of order, it is the next that has less than its share of `most`.
+        """
+        for _ in range(self._workers):
+            worker = self._next_worker
+            self._next_worker = (worker + 1) % self._workers
+            if self.active[worker] and (in_order or self.load[worker] < most // max(1, sum(self.active))):
+                return worker
+        return None

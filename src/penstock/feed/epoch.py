@@ -1,0 +1,465 @@
+"""One pass over the data with workers: the window of batches under way, their order, and what to do about deaths.
+
+A batch's life here: `_send` (a slot, and one piece or several) → reports → `_finish` (ready, in its place) →
+`_hand_out` (decoded into views that hold the slot). All of it happens in the thread that calls `next`.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import WorkerKilledError, WorkerStartError, WorkerTimeoutError
+from penstock.feed.collate import merge
+from penstock.feed.counters import Counters
+from penstock.feed.dispatch import Dispatch
+from penstock.feed.transport import codec
+from penstock.feed.transport.ring import Ring, Slot
+from penstock.feed.transport.room import Room
+from penstock.feed.workers.base import Death, Piece, Pool, Report
+from penstock.feed.workers.maker import Job, Part
+
+_START_DEATHS = 3
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """A batch under way, or ready."""
+
+    number: int
+    indices: Any
+    slot: Slot | None
+    worker: int | None = None
+    left: int = 0
+    """Pieces that have not come back."""
+    parts: dict[int, Report] = field(default_factory=dict)
+    """Reports of parts, by first row."""
+    stops: dict[int, int] = field(default_factory=dict)
+    envelope: bytes | None = None
+    error: Any = None
+    error_row: int = 0
+    void: bool = False
+    """There will be no such batch: the stream has ended, or all its samples were skipped."""
+    cancelled: bool = False
+    samples: int = 0
+    nbytes: int = 0
+    work_ns: int = 0
+    evidence: str = ""
+
+
+class EpochRunner:
+    """Runs epochs on one pool; the loader's iterator asks it for batch after batch."""
+
+    def __init__(
+        self,
+        *,
+        job: Job,
+        pool: Pool,
+        ring: Ring,
+        dispatch: Dispatch,
+        counters: Counters,
+        in_order: bool,
+        timeout_s: float,
+        max_deaths: int,
+    ) -> None:
+        self._job = job
+        self._ring = ring
+        self._dispatch = dispatch
+        self._counters = counters
+        self._in_order = in_order
+        self._timeout_s = timeout_s or None
+        self._max_deaths = max_deaths
+        self._seq = 0
+        self._deaths: Counter[Any] = Counter()
+        self._idle_deaths = 0
+        self._batches: dict[int, _Batch] = {}
+        self.pool = pool
+        # Also when the program ends with the iterator alive; and without a reference back to this object.
+        self.close = weakref.finalize(self, _close, pool, ring)
+        ring.announce = pool.announce
+
+    def start(self) -> None:
+        """Start the workers."""
+        try:
+            self.pool.start()
+        except BaseException:
+            self.close()
+            raise
+        self._ring.announce_all(self.pool.announce)
+
+    def begin(self, indices: Iterator[Any]) -> None:
+        """Begin an epoch over what `indices` yields; what is left of an earlier one is abandoned."""
+        if self._batches or self._seq:
+            self._abandon()
+        self._indices = indices
+        self._exhausted = False
+        self._next_number = 0
+        self._next_out = 0
+        self._ready: deque[_Batch] = deque()
+        self._under_way = 0
+        self._done_sizes: dict[int, list[int]] = {worker: [] for worker in range(self.pool.size)}
+        self._dispatch.begin_epoch()
+        self._send_more()
+
+    def _abandon(self) -> None:
+        untaken = self.pool.cancel()
+        for batch in self._batches.values():
+            batch.cancelled = True
+            if batch.left == 0:
+                self._drop(batch)
+        self._batches.clear()
+        for batch in self._ready:
+            self._drop(batch)
+        for piece in untaken:
+            self._retire_cancelled(piece)
+
+    # ── handing out ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def next_batch(self) -> Any:
+        """Return the next batch.
+
+        Raises:
+            StopIteration: the epoch is over.
+            WorkerTimeoutError, WorkerKilledError, or what the dataset or collate function raised.
+        """
+        while True:
+            batch = self._pop_ready()
+            if batch is not None:
+                self._send_more()
+                return self._hand_out(batch)
+            self._send_more()
+            if not self._under_way and self._exhausted:
+                raise StopIteration
+            self._wait()
+
+    def _pop_ready(self) -> _Batch | None:
+        if not self._in_order:
+            if not self._ready:
+                return None
+            self._under_way -= 1
+            return self._ready.popleft()
+        while (batch := self._batches.get(self._next_out)) is not None and batch.left == 0:
+            del self._batches[self._next_out]
+            self._next_out += 1
+            self._under_way -= 1
+            if not batch.void:
+                return batch
+        return None
+
+    def _hand_out(self, batch: _Batch) -> Any:
+        if batch.error is not None:
+            self._drop(batch)
+            if isinstance(batch.error, Exception):
+                raise batch.error
+            batch.error.reraise()
+        counters = self._counters
+        counters.batches += 1
+        counters.samples += batch.samples
+        counters.nbytes += batch.nbytes
+        if batch.slot is None:
+            assert batch.envelope is not None
+            counters.inband_batches += 1
+            return codec.decode(batch.envelope, None)
+        memory = self._lend(batch.slot, batch.nbytes)
+        if not batch.parts:
+            assert batch.envelope is not None
+            return codec.decode(batch.envelope, memory)
+        starts = sorted(batch.parts)
+        counters.split_batches += 1
+        parts = [part for start in starts if (part := batch.parts[start].part) is not None]
+        return merge(parts, [(start, batch.stops[start]) for start in starts], Room(memory))
+
+    def _lend(self, slot: Slot, nbytes: int) -> np.ndarray:
+        memory = self._ring.lend(slot)
+        if self._ring.is_tight():
+            self._ring.copied_out += 1
+            return memory[:nbytes].copy()
+        return memory
+
+    # ── sending ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _send_more(self) -> None:
+        dispatch = self._dispatch
+        while not self._exhausted:
+            window = dispatch.window()
+            if self._under_way >= window or (dispatch.mode == "probing" and not self._may_probe()):
+                return
+            worker = None
+            if dispatch.mode in ("round_robin", "stream"):
+                most = window
+                worker = dispatch.next_worker(in_order=self._in_order, most=most)
+                if worker is None:
+                    self._exhausted = not any(dispatch.active)
+                    return
+            slot = self._ring.acquire(window + 2)
+            if slot is None and self._under_way:
+                return
+            batch = _Batch(self._next_number, None, slot, worker)
+            try:
+                batch.indices = next(self._indices)
+            except StopIteration:
+                self._exhausted = True
+                self._drop(batch)
+                return
+            except Exception as error:
+                # Raised where it belongs: after the batches that were sampled before it.
+                self._exhausted = True
+                batch.error = error
+            self._next_number += 1
+            self._batches[batch.number] = batch
+            self._under_way += 1
+            if batch.error is not None:
+                self._settle(batch)
+                return
+            if worker is not None:
+                dispatch.load[worker] += 1
+            self._give_out(batch)
+
+    def _may_probe(self) -> bool:
+        """While probing: one batch that all workers fill together, or else one batch for each worker."""
+        if self._next_number == 0:
+            return True
+        first = self._batches.get(0)
+        return first is not None and not first.stops and self._next_number < self.pool.size
+
+    def _give_out(self, batch: _Batch) -> None:
+        rows = len(batch.indices) if self._job.auto_collation else 1
+        parts = self._dispatch.parts(rows) if self._job.rows_can_be_split and batch.slot is not None else 1
+        if parts == 1:
+            if self._dispatch.mode == "probing":
+                self._assign(batch)
+            self._submit(batch, batch.indices, None, batch.worker)
+            return
+        bounds = [rows * k // parts for k in range(parts + 1)]
+        for k in range(parts):
+            part = Part(bounds[k], bounds[k + 1], rows)
+            worker = k if self._dispatch.mode == "probing" else None
+            self._submit(batch, batch.indices[part.start : part.stop], part, worker)
+
+    def _assign(self, batch: _Batch) -> None:
+        """Count `batch` as given to the worker whose turn it is."""
+        batch.worker = self._dispatch.next_worker(in_order=True, most=1)
+        if batch.worker is not None:
+            self._dispatch.load[batch.worker] += 1
+
+    def _submit(self, batch: _Batch, indices: Any, part: Part | None, worker: int | None) -> None:
+        if part is not None:
+            batch.stops[part.start] = part.stop
+        batch.left += 1
+        self._seq += 1
+        self.pool.submit(Piece(self._seq, batch.number, indices, batch.slot, part, worker, into=batch))
+
+    # ── hearing back ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _wait(self) -> None:
+        if self._dispatch.mode == "demand" and sum(b.left for b in self._batches.values()) < self.pool.size:
+            self._dispatch.starved()
+            self._send_more()
+        began = time.perf_counter_ns()
+        events = self.pool.collect(self._timeout_s)
+        self._counters.wait_ns += time.perf_counter_ns() - began
+        if not events:
+            raise WorkerTimeoutError(self._timeout_words())
+        for event in events:
+            if isinstance(event, Death):
+                self._mourn(event)
+            else:
+                self._hear(event)
+
+    def _hear(self, report: Report) -> None:
+        piece = report.piece
+        assert piece is not None
+        batch: _Batch = piece.into
+        self._idle_deaths = 0
+        if piece.cancelled or batch.cancelled:
+            if report.oversize is not None:
+                report.oversize.close()
+            self._retire_cancelled(piece)
+            return
+        self._counters.fetch_ns += report.fetch_ns
+        self._counters.collate_ns += report.collate_ns
+        self._counters.skip(report.skipped)
+        batch.left -= 1
+        batch.work_ns += report.fetch_ns + report.collate_ns
+        batch.evidence = batch.evidence or report.evidence
+        if piece.worker is not None and self._dispatch.mode == "stream":
+            self._done_sizes[piece.worker].append(len(piece.indices) if self._job.auto_collation else 1)
+        self._take(batch, piece, report)
+        if batch.left:
+            return
+        if self._dispatch.mode == "probing" and piece.part is not None and batch.evidence:
+            self._dispatch.decide(batch.evidence)
+            self._go_on_alone(batch)
+        elif self._dispatch.mode in ("probing", "demand"):
+            self._dispatch.decide(batch.evidence)
+        if batch.left == 0:
+            self._settle(batch)
+
+    def _take(self, batch: _Batch, piece: Piece, report: Report) -> None:
+        """Put what a piece brought into its batch."""
+        start = piece.part.start if piece.part is not None else 0
+        if report.error is not None:
+            if batch.error is None or start < batch.error_row:
+                batch.error, batch.error_row = report.error, start
+        elif report.ended:
+            batch.void = True
+            assert piece.worker is not None
+            self._dispatch.active[piece.worker] = False
+        elif report.empty:
+            batch.void = True
+        elif piece.part is not None:
+            batch.parts[start] = report
+            batch.samples += report.samples
+            batch.nbytes = max(batch.nbytes, report.nbytes)
+        else:
+            batch.envelope = report.envelope
+            batch.samples = report.samples
+            batch.nbytes = report.nbytes
+            if report.oversize is not None:
+                self._drop(batch)
+                try:
+                    batch.slot = self._ring.adopt(report.oversize, report.nbytes)
+                except Exception as error:
+                    batch.error = error
+
+    def _go_on_alone(self, batch: _Batch) -> None:
+        """Turn the first batch, which all workers filled to find out whether they may, into torch's worker 0's.
+
+        Worker 0 has made just what torch's worker 0 would have made first, and goes on with the remaining rows. What
+        the others made is thrown away, and their random states go back to where they were.
+        """
+        own = batch.stops[0]
+        first = batch.parts.get(0)
+        batch.stops = {0: own}
+        batch.parts = {} if first is None else {0: first}
+        self._assign(batch)
+        for worker in range(1, self.pool.size):
+            self.pool.rewind(worker)
+        if first is None:  # worker 0's own rows failed, as they would have failed in torch
+            return
+        batch.error = None
+        batch.samples, batch.nbytes = first.samples, first.nbytes
+        rows = len(batch.indices)
+        self._submit(batch, batch.indices[own:], Part(own, rows, rows), 0)
+
+    def _settle(self, batch: _Batch) -> None:
+        """Put a finished batch where it will be handed out."""
+        if batch.worker is not None:
+            self._dispatch.load[batch.worker] -= 1
+        if batch.void or (batch.envelope is not None and codec.is_inband(batch.envelope)):
+            self._drop(batch)
+        elif batch.slot is not None and batch.error is None:
+            if batch.slot.state.value == "filling":
+                self._ring.commit(batch.slot, batch.nbytes)
+        if batch.error is None and not batch.void:
+            self._dispatch.learn(batch.work_ns)
+        self._counters.dispatch, self._counters.dispatch_reason = self._dispatch.mode, self._dispatch.reason
+        if not self._in_order:
+            del self._batches[batch.number]
+            if batch.void:
+                self._under_way -= 1
+            else:
+                self._ready.append(batch)
+
+    def _drop(self, batch: _Batch) -> None:
+        if batch.slot is not None:
+            self._ring.release(batch.slot)
+            batch.slot = None
+
+    def _retire_cancelled(self, piece: Piece) -> None:
+        batch: _Batch = piece.into
+        batch.left -= 1
+        if batch.left == 0:
+            self._drop(batch)
+
+    # ── deaths ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _mourn(self, death: Death) -> None:
+        """Replace a dead worker and give its work out again, unless a sample has killed too many."""
+        blamed = death.blamed
+        if blamed is None:
+            self._idle_deaths += 1
+            if self._idle_deaths >= _START_DEATHS:
+                self.close()
+                raise WorkerStartError(
+                    f"DataLoader worker (pid {death.pid}) {death.cause} {self._idle_deaths} workers have ended like "
+                    "this before they made anything; look above for what they printed, and check that the machine "
+                    "has memory for num_workers processes"
+                )
+        self._counters.restarts += 1
+        self.pool.replace(death.worker, tuple(self._done_sizes[death.worker]))
+        if self._dispatch.mode == "stream" and blamed is not None:
+            self._condemn_stream(blamed, death)
+        for piece in sorted(death.lost, key=lambda piece: piece.seq):
+            if piece.cancelled:
+                self._retire_cancelled(piece)
+            elif piece is blamed and self._is_condemned(piece, death):
+                self._quarantine(piece, death)
+            else:
+                self._counters.reissued += 1
+                piece.into.left -= 1
+                self._submit(piece.into, piece.indices, piece.part, piece.worker)
+
+    def _culprit(self, piece: Piece, row: int) -> Any:
+        """Return the index that was being made: one sample's, or all of a batch made in one call."""
+        if not self._job.auto_collation or getattr(self._job.dataset, "__getitems__", None):
+            return piece.indices
+        return piece.indices[min(row, len(piece.indices) - 1)]
+
+    def _is_condemned(self, piece: Piece, death: Death) -> bool:
+        if self._job.iterable:
+            return False
+        key = repr(self._culprit(piece, death.row))
+        self._deaths[key] += 1
+        return self._deaths[key] >= self._max_deaths
+
+    def _condemn_stream(self, blamed: Piece, death: Death) -> None:
+        position = len(self._done_sizes[death.worker])
+        self._deaths[death.worker, position] += 1
+        if self._deaths[death.worker, position] >= self._max_deaths:
+            self.close()
+            raise WorkerKilledError(
+                f"DataLoader worker (pid {death.pid}) {death.cause} {self._max_deaths} workers have died on batch "
+                f"{position} of the stream of worker {death.worker}; an iterable dataset cannot be read around it"
+            )
+
+    def _quarantine(self, piece: Piece, death: Death) -> None:
+        batch: _Batch = piece.into
+        index = self._culprit(piece, death.row)
+        self._counters.quarantined.append(index)
+        batch.left -= 1
+        if self._job.errors == "raise":
+            batch.error = WorkerKilledError(
+                f"DataLoader worker (pid {death.pid}) {death.cause} It was making sample {index!r}, on which "
+                f"{self._max_deaths} workers have died. Look at that sample (out of memory? a crash in its decoder?), "
+                "or pass errors='skip' to leave such samples out"
+            )
+        else:
+            self._counters.skip([(index, death.cause)])
+            kept = [other for other in piece.indices if other is not index] if self._job.auto_collation else []
+            if index is not piece.indices and kept:
+                self._submit(batch, kept, None, piece.worker)
+            else:
+                batch.void = True
+        if batch.left == 0:
+            self._settle(batch)
+
+    def _timeout_words(self) -> str:
+        words = [f"DataLoader timed out after {self._timeout_s:g} seconds"]
+        for worker, process in enumerate(self.pool.processes):
+            piece, row = self.pool.piece(worker)
+            if piece is not None and not piece.cancelled:
+                what = "its stream" if self._job.iterable else f"sample {self._culprit(piece, row)!r}"
+                words.append(f"worker {worker} (pid {process.pid}) is at {what}")
+        return "; ".join([*words, "raise timeout, or look at what those samples wait for"])
+
+
+def _close(pool: Pool, ring: Ring) -> None:
+    ring.announce = lambda number, slab: None
+    pool.close()

@@ -1,0 +1,416 @@
+"""DataLoader: torch's signature, wired to the road of a batch."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.context import BaseContext
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data.dataloader import _DatasetKind
+
+from penstock.core.errors import OptionError
+from penstock.core.host import available_nbytes, usable_cores
+from penstock.core.stats import LoaderStatistics, RingCounts
+from penstock.feed.counters import Counters
+from penstock.feed.dispatch import Dispatch, Mode
+from penstock.feed.epoch import EpochRunner
+from penstock.feed.inline import InlineRunner
+from penstock.feed.transport.ring import Ring
+from penstock.feed.transport.slab import PrivateSlab, create, memfd_works
+from penstock.feed.workers.base import Pool
+from penstock.feed.workers.maker import ErrorPolicy, Job
+from penstock.feed.workers.process import ProcessPool
+from penstock.feed.workers.thread import ThreadPool
+
+T_co = TypeVar("T_co", covariant=True)
+
+observers: list[Callable[[DataLoader[Any]], None]] = []
+"""Called with every DataLoader at the end of its construction."""
+
+
+class DataLoader(TorchDataLoader[T_co]):
+    """torch's `DataLoader`, with its arguments and its batches, on a ring of reused slots.
+
+    Batches equal those of `torch.utils.data.DataLoader` for the same arguments and the same generator: same order,
+    same types, same bytes. Their tensors are views of a slot; the slot is used again when the last view has died, so
+    keeping batches is safe (`list(loader)` works; what exceeds `ring_bytes` is copied out).
+
+    Args:
+        dataset: and all that follow up to `in_order`: as in torch's DataLoader.
+        num_workers: also "auto": one worker fewer than the cores this process may use, by affinity and cgroup
+            quota, and at most 8; none on a single core.
+        workers: "process", or "thread" for datasets that release the GIL.
+        dispatch: "auto" (torch's assignment of batches to workers where samples can tell their worker, by drawing
+            from its random state, reading `get_worker_info()` or having a `worker_init_fn`; else "demand"),
+            "demand" (a free worker takes the next piece; large batches are filled by several workers), or
+            "round_robin" (torch's assignment always).
+        errors: what to do with a sample that raises: "raise", "skip" (leave it out and count it), or a callable
+            `(exception, index) -> sample` whose result takes its place (`penstock.SKIP` leaves it out).
+        keep_batch_size: with `errors`, fill up a batch that lost samples by repeating its first good ones.
+        max_deaths: a sample on which so many worker processes died is put in quarantine: an error, or left out under
+            `errors="skip"`.
+        ring_bytes: the most bytes that batches under way and held may occupy in slots; a quarter of the memory
+            available by default.
+
+    Raises:
+        OptionError: an argument of penstock's own makes no sense. (For torch's own: as torch.)
+
+    Example:
+        >>> import torch
+        >>> loader = DataLoader(torch.arange(10.0), batch_size=4)
+        >>> [batch.tolist() for batch in loader]
+        [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0], [8.0, 9.0]]
+        >>> loader.statistics().samples
+        10
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int | Literal["auto"] = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        workers: Literal["process", "thread"] = "process",
+        dispatch: Literal["auto", "demand", "round_robin"] = "auto",
+        errors: ErrorPolicy = "raise",
+        keep_batch_size: bool = False,
+        max_deaths: int = 3,
+        ring_bytes: int | None = None,
+    ) -> None:
+        _check(workers=workers, dispatch=dispatch, errors=errors, max_deaths=max_deaths, ring_bytes=ring_bytes)
+        self._body = workers
+        self._dispatch_option = dispatch
+        self._errors = errors
+        self._keep_batch_size = keep_batch_size
+        self._max_deaths = max_deaths
+        self._ring_bytes = ring_bytes
+        self._counters = Counters()
+        self._ring: Ring | None = None
+        self._spare_rings: list[Ring] = []
+        self._learned: Dispatch | None = None
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            _auto_workers() if num_workers == "auto" else num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        if workers == "thread" and self._dataset_kind == _DatasetKind.Iterable and self.num_workers > 1:
+            raise OptionError(
+                "threads share one dataset object, and an IterableDataset cannot tell them apart to share out its "
+                "samples; use workers='process', or num_workers=1"
+            )
+        for observer in observers:
+            observer(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to this process: rings, counters, a persistent iterator."""
+        own = {"_ring": None, "_spare_rings": [], "_learned": None, "_counters": Counters(), "_iterator": None}
+        return {**self.__dict__, **own}
+
+    def statistics(self) -> LoaderStatistics:
+        """Return what has been counted so far: times by stage, stalls, slots, deaths, skipped samples."""
+        try:
+            length = len(self)
+        except (TypeError, NotImplementedError):
+            length = None
+        with_workers = self.num_workers > 0
+        return self._counters.snapshot(
+            ring=self._ring.counts() if self._ring is not None else RingCounts(),
+            body=self._body if with_workers else "inline",
+            start_method=_start_method(self) if with_workers and self._body == "process" else "",
+            workers=self.num_workers,
+            length=length,
+        )
+
+    def _get_iterator(self) -> Any:
+        if isinstance(self.dataset, (IterDataPipe, MapDataPipe)) or not hasattr(os, "register_at_fork"):
+            # Legacy DataPipes shard and shuffle through torch's own iterator; on Windows there are no socket pairs.
+            return super()._get_iterator()
+        if self.num_workers > 0:
+            self.check_worker_number_rationality()
+        return LoaderIterator(self)
+
+
+class LoaderIterator:
+    """Iterates over one epoch of a `DataLoader` (over many, with persistent workers)."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        began = time.perf_counter_ns()
+        self._dataset = loader.dataset
+        self._iterable = loader._dataset_kind == _DatasetKind.Iterable
+        self._persistent = loader.persistent_workers
+        self._counters = loader._counters
+        self._index_sampler = loader._index_sampler
+        self._pin = _pinning(loader)
+        self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
+        self._num_workers = loader.num_workers
+        indices = iter(loader._index_sampler)
+        # Drawn also when nothing uses it: the generator must be where torch's loader would have left it.
+        base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
+        self._ring = _borrow_ring(loader)
+        if loader.num_workers == 0:
+            if loader.timeout != 0:
+                raise AssertionError("num_workers=0 loads in the training process, which cannot time out; use timeout=0")
+            self._workers: list[Any] = []
+            self._close: Callable[[], Any] = lambda: None
+            self._runner: InlineRunner | EpochRunner = InlineRunner(_job(loader), self._ring, self._counters, indices)
+        else:
+            pool, dispatch = _pool(loader, base_seed), _dispatch(loader)
+            self._workers = pool.processes
+            runner = EpochRunner(
+                job=_job(loader),
+                pool=pool,
+                ring=self._ring,
+                dispatch=dispatch,
+                counters=self._counters,
+                in_order=loader.in_order,
+                timeout_s=loader.timeout,
+                max_deaths=loader._max_deaths,
+            )
+            runner.start()
+            self._close = runner.close
+            runner.begin(indices)
+            self._runner = runner
+        weakref.finalize(self, _return_ring, loader._spare_rings, self._ring, self._close).atexit = False
+        self._start_epoch(loader, began)
+
+    def _start_epoch(self, loader: DataLoader[Any], began: int) -> None:
+        self._began = began
+        self._yielded = 0
+        self._over = False
+        self._returned_at = 0
+        self._promised = loader._IterableDataset_len_called
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        """Begin another epoch with the same workers (called by torch's `DataLoader.__iter__`)."""
+        began = time.perf_counter_ns()
+        assert isinstance(self._runner, EpochRunner)
+        if not self._runner.close.alive:
+            raise RuntimeError("these persistent workers have been shut down; make a new DataLoader")
+        self._runner.begin(iter(self._index_sampler))
+        self._start_epoch(loader, began)
+
+    def __iter__(self) -> LoaderIterator:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._index_sampler)  # type: ignore[arg-type]
+
+    def __next__(self) -> Any:
+        counters = self._counters
+        began = time.perf_counter_ns()
+        if self._over:
+            raise StopIteration
+        if self._returned_at:
+            counters.step_ns += began - self._returned_at
+        waited, made = counters.wait_ns, counters.inline_ns
+        try:
+            with torch.autograd.profiler.record_function(self._profile_name):
+                batch = self._runner.next_batch()
+                if self._pin is not None:
+                    batch = self._pin(batch)
+        except StopIteration:
+            self._finish()
+            raise
+        finally:
+            self._returned_at = time.perf_counter_ns()
+            elsewhere = counters.wait_ns - waited + counters.inline_ns - made
+            counters.transport_ns += self._returned_at - began - elsewhere
+        self._yielded += 1
+        if self._yielded == 1:
+            counters.first_batch_ns = self._returned_at - self._began
+        if self._iterable and self._promised is not None and self._yielded > self._promised:
+            self._warn_of_length()
+        return batch
+
+    def _finish(self) -> None:
+        self._over = True
+        self._counters.epochs += 1
+        if not self._persistent:
+            self._shutdown_workers()
+
+    def _shutdown_workers(self) -> None:
+        """Stop the workers now (the name that Lightning and others call on torch's iterator)."""
+        self._over = True
+        self._close()
+
+    def _warn_of_length(self) -> None:
+        words = (
+            f"Length of IterableDataset {self._dataset} was reported to be {self._promised} "
+            f"(when accessing len(dataloader)), but {self._yielded} samples have been fetched. "
+        )
+        if self._num_workers > 0:
+            words += (
+                "For multiprocessing data-loading, this could be caused by not properly configuring the "
+                "IterableDataset replica at each worker. Please see "
+                "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
+            )
+        warnings.warn(words, stacklevel=3)
+
+
+# ── wiring ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _check(*, workers: str, dispatch: str, errors: Any, max_deaths: int, ring_bytes: int | None) -> None:
+    if workers not in ("process", "thread"):
+        raise OptionError(f"workers must be 'process' or 'thread', not {workers!r}")
+    if dispatch not in ("auto", "demand", "round_robin"):
+        raise OptionError(f"dispatch must be 'auto', 'demand' or 'round_robin', not {dispatch!r}")
+    if errors not in ("raise", "skip") and not callable(errors):
+        raise OptionError(f"errors must be 'raise', 'skip' or a callable (exception, index) -> sample, not {errors!r}")
+    if max_deaths < 1:
+        raise OptionError(f"max_deaths must be at least 1, not {max_deaths}")
+    if ring_bytes is not None and ring_bytes < 4096:
+        raise OptionError(f"ring_bytes must be at least 4096 bytes (one page), not {ring_bytes}")
+
+
+def _auto_workers() -> int:
+    return min(8, usable_cores() - 1)
+
+
+def _job(loader: DataLoader[Any]) -> Job:
+    assert loader.collate_fn is not None
+    return Job(
+        dataset=loader.dataset,
+        collate_fn=loader.collate_fn,
+        iterable=loader._dataset_kind == _DatasetKind.Iterable,
+        auto_collation=loader._auto_collation,
+        drop_last=loader.drop_last,
+        errors=loader._errors,
+        keep_batch_size=loader._keep_batch_size,
+    )
+
+
+def _context(loader: DataLoader[Any]) -> BaseContext:
+    return loader.multiprocessing_context or multiprocessing.get_context()
+
+
+def _start_method(loader: DataLoader[Any]) -> str:
+    return _context(loader).get_start_method() or ""
+
+
+def _pool(loader: DataLoader[Any], base_seed: int) -> Pool:
+    job = _job(loader)
+    if loader._body == "thread":
+        return ThreadPool(job, loader.num_workers)
+    return ProcessPool(
+        job,
+        loader.num_workers,
+        context=_context(loader),
+        base_seed=base_seed,
+        init_fn=loader.worker_init_fn,
+        watch=_mode(loader)[0] == "probing",
+        named=not memfd_works(),
+    )
+
+
+def _mode(loader: DataLoader[Any]) -> tuple[Mode, str]:
+    """Return how work is given out, and why, as far as that is known before the first batch."""
+    if loader._dataset_kind == _DatasetKind.Iterable:
+        return "stream", "an iterable dataset has its own samples in each worker"
+    if loader._dispatch_option != "auto":
+        return loader._dispatch_option, "asked for"  # type: ignore[return-value]
+    if loader._body == "thread":
+        return "demand", "threads share one dataset and one random state"
+    if loader.num_workers == 1:
+        return "round_robin", "there is one worker"
+    if loader.worker_init_fn is not None:
+        return "round_robin", "as torch assigns, because worker_init_fn may make workers differ"
+    return "probing", "the first batch will show"
+
+
+def _dispatch(loader: DataLoader[Any]) -> Dispatch:
+    """Return what earlier epochs have learned, or begin to learn."""
+    if loader._learned is None:
+        mode, reason = _mode(loader)
+        splittable = _job(loader).rows_can_be_split
+        assert loader.prefetch_factor is not None
+        loader._learned = Dispatch(
+            mode,
+            reason,
+            workers=loader.num_workers,
+            prefetch_factor=loader.prefetch_factor,
+            splittable=splittable,
+        )
+    return loader._learned
+
+
+def _borrow_ring(loader: DataLoader[Any]) -> Ring:
+    """Return a ring that no other iterator of this loader uses."""
+    if loader._spare_rings:
+        loader._ring = loader._spare_rings.pop()
+        return loader._ring
+    in_process = loader.num_workers == 0 or loader._body == "thread"
+    named = not in_process and not memfd_works()
+    make = PrivateSlab if in_process else functools.partial(create, named=named)
+    budget = loader._ring_bytes or max(64 << 20, available_nbytes() // 4)
+    loader._ring = Ring(make, budget, sparse=not named)
+    return loader._ring
+
+
+def _return_ring(spare: list[Ring], ring: Ring, close: Callable[[], Any]) -> None:
+    close()
+    if not spare:
+        spare.append(ring)
+
+
+def _pinning(loader: DataLoader[Any]) -> Callable[[Any], Any] | None:
+    """Return torch's way of pinning a batch, or None where torch would not pin; warns as torch does."""
+    if not loader.pin_memory:
+        return None
+    if loader.pin_memory_device:
+        warnings.warn(
+            "pin_memory_device is deprecated, the current accelerator will be used as the device, "
+            f"ignore pin_memory_device='{loader.pin_memory_device}'.",
+            stacklevel=4,
+        )
+    if not torch.accelerator.is_available():
+        warnings.warn(
+            "'pin_memory' argument is set as true but no accelerator is found, "
+            "then device pinned memory won't be used.",
+            stacklevel=4,
+        )
+        return None
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or accelerator.type == "mps":
+        return None
+    return functools.partial(torch.utils.data._utils.pin_memory.pin_memory, device=accelerator.type)

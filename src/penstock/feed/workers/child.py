@@ -1,0 +1,337 @@
+"""The life of a worker process, from its first line to its last.
+
+It runs the user's dataset and collate function, and nothing of the training loop: this module and what it imports
+must not import `penstock.device`. The process ends when its inbox is closed, also when the training process is
+killed, and then also in the middle of a sample.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import random
+import select
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+import numpy as np
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils.worker import WorkerInfo, _generate_state
+
+from penstock.core.errors import UnpicklableError
+from penstock.feed.collate import set_current_room, stack_in_slots
+from penstock.feed.transport import channel, codec
+from penstock.feed.transport.control import Control
+from penstock.feed.transport.room import NoRoomError, Room
+from penstock.feed.transport.slab import Handle, MemfdSlab, NamedSlab, attach, create
+from penstock.feed.workers.maker import BatchMaker, Job, Made, NothingLeftError, Part
+from penstock.feed.workers.payload import Payload
+from penstock.feed.workers.witness import Witness, install_info
+
+_ORPHAN_GRACE_S = 5.0
+"""How long a worker whose training process is gone may take to finish a sample before it ends anyway."""
+
+WORK = struct.Struct("<QQBqqqqqq")
+"""Head of a piece of work: seq, epoch, has slot, slab, offset, nbytes, start, stop, total (-1: whole batch)."""
+
+RESULT = struct.Struct("<QIBQQQQ")
+"""Head of a result: seq, worker, outcome, samples, batch bytes, fetch ns, collate ns."""
+
+BATCH, PART, ENDED, EMPTY, FAILED, CANCELLED = range(6)
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChildOptions:
+    """What a worker process is started with, besides its job."""
+
+    worker: int
+    workers: int
+    base_seed: int
+    init_fn: Callable[[int], Any] | None
+    named: bool
+    """Whether shared segments have names, for want of memfds."""
+    watch: bool
+    """Whether to look out for samples that can tell their worker; see `witness`."""
+    replay_sizes: tuple[int, ...] = ()
+    """Sizes of the batches of an iterable dataset that this worker's dead predecessor has delivered already."""
+
+
+class Descriptor:
+    """A file descriptor that survives the way into a worker process, by whatever start method."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __reduce__(self) -> Any:
+        """Called while a process is being started."""
+        return _receive_descriptor, (DupFd(self.fd),)
+
+
+def _receive_descriptor(duplicate: Any) -> Descriptor:
+    return Descriptor(duplicate.detach())
+
+
+@dataclass(frozen=True, slots=True)
+class ChildEnds:
+    """The descriptors of a worker process."""
+
+    inbox: socket.socket
+    shared: socket.socket
+    results: socket.socket
+    control_nbytes: int
+    control: Descriptor | str
+    """The control page's descriptor, or its name."""
+    lock: Descriptor
+
+
+class _CancelledError(Exception):
+    """The epoch of this piece is over."""
+
+
+def main(options: ChildOptions, ends: ChildEnds, payload: Payload) -> None:
+    """Run a worker until its inbox closes."""
+    with contextlib.suppress(channel.Closed):
+        _watch_for_orphanhood(ends.inbox)
+        # Ctrl-C reaches the whole process group; what to do about it is for the training process to say.
+        signal.signal(signal.SIGINT, lambda *_: None)
+        worker = _Worker(options, ends)
+        worker.prepare(payload)
+        worker.run()
+
+
+def _watch_for_orphanhood(inbox: socket.socket) -> None:
+    def watch() -> None:
+        channel.wait_for_hangup(inbox)
+        threading.Event().wait(_ORPHAN_GRACE_S)
+        os._exit(0)
+
+    threading.Thread(target=watch, name="penstock-orphan-watch", daemon=True).start()
+
+
+class _Worker:
+    def __init__(self, options: ChildOptions, ends: ChildEnds) -> None:
+        self._options = options
+        self._ends = ends
+        self._inbox = channel.Receiver(ends.inbox)
+        self._shared = channel.Receiver(ends.shared)
+        page = ends.control
+        handle = Handle(ends.control_nbytes, name=page) if isinstance(page, str) else Handle(ends.control_nbytes, page.fd)
+        self._control = Control.attach(handle, ends.lock.fd)
+        self._cells = self._control.cells
+        self._claim_cell = 1 + 2 * options.worker
+        self._slabs: dict[int, tuple[MemfdSlab | NamedSlab, np.ndarray]] = {}
+        self._maker: BatchMaker | None = None
+        self._broken: ExceptionWrapper | None = None
+        self._witness: Witness | None = None
+        self._first_states: Any = None
+
+    # ── before the first piece ──────────────────────────────────────────────────────────────────────────────
+
+    def prepare(self, payload: Payload) -> None:
+        """Seed as torch does, open the dataset, run worker_init_fn. A failure is told with the first piece."""
+        options = self._options
+        torch.multiprocessing._set_thread_name("pt_data_worker")
+        torch.set_num_threads(1)
+        seed = options.base_seed + options.worker
+        random.seed(seed)
+        torch.manual_seed(seed)
+        np.random.seed(_generate_state(options.base_seed, options.worker))
+        stack_in_slots()
+        try:
+            job: Job = payload.open()
+            info: Any = WorkerInfo(id=options.worker, num_workers=options.workers, seed=seed, dataset=job.dataset)
+            if options.watch:
+                self._witness = Witness()
+                info = self._witness.watched(info)
+            install_info(info)
+            if options.init_fn is not None:
+                options.init_fn(options.worker)
+            self._maker = BatchMaker(job)
+            for size in options.replay_sizes:
+                self._maker.make(range(size), None)
+        except Exception:
+            self._broken = self._wrap_exception()
+        if self._witness is not None:
+            self._first_states = self._witness.remember()
+            self._witness.evidence()
+
+    def run(self) -> None:
+        """Take pieces until the inbox closes."""
+        poller = select.poll()
+        poller.register(self._ends.inbox, select.POLLIN)
+        poller.register(self._ends.shared, select.POLLIN)
+        inbox = self._ends.inbox.fileno()
+        while True:
+            ready = [fd for fd, _ in poller.poll()]
+            if inbox in ready:
+                self._obey()
+            else:
+                self._help_oneself()
+
+    def _obey(self) -> None:
+        message = self._inbox.receive()
+        assert message is not None
+        body, fds = message
+        kind = body[:1]
+        if kind == b"W":
+            self._work(memoryview(body)[1:])
+        elif kind == b"S":
+            number, nbytes, name = pickle.loads(memoryview(body)[1:])
+            slab = attach(Handle(nbytes, fds[0] if fds else None, name))
+            self._slabs[number] = (slab, np.frombuffer(slab.memory, np.uint8))
+        elif kind == b"F":
+            slab, memory = self._slabs.pop(pickle.loads(memoryview(body)[1:]))
+            del memory
+            slab.close()
+        elif kind == b"E":
+            self._begin_epoch()
+        elif kind == b"R" and self._witness is not None:
+            self._witness.rewind(self._first_states)
+
+    def _begin_epoch(self) -> None:
+        if self._maker is None:
+            return
+        try:
+            self._maker.restart()
+        except Exception:
+            self._broken = self._wrap_exception()
+
+    def _help_oneself(self) -> None:
+        """Take a piece from the shared queue, if another worker has not been faster, and claim it under the lock."""
+        with self._control.lock():
+            message = self._shared.receive(block=False)
+            if message is None:
+                return
+            (seq,) = struct.unpack_from("<Q", message[0])
+            self._cells[self._claim_cell] = seq + 1
+        self._catch_up()
+        self._work(memoryview(message[0]))
+
+    def _catch_up(self) -> None:
+        """Read the inbox: slabs are announced there before any piece that uses them is given out."""
+        while self._readable(self._ends.inbox):
+            self._obey()
+
+    @staticmethod
+    def _readable(end: socket.socket) -> bool:
+        return bool(select.select([end], [], [], 0)[0])
+
+    # ── one piece ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _work(self, message: memoryview) -> None:
+        seq, epoch, has_slot, slab, offset, nbytes, start, stop, total = WORK.unpack_from(message)
+        cells = self._cells
+        row_cell = self._claim_cell + 1
+        cells[row_cell] = 0
+        cells[self._claim_cell] = seq + 1
+        if cells[0] != epoch:
+            self._send(seq, CANCELLED)
+            return
+        if self._broken is not None:
+            broken, self._broken = self._broken, None
+            self._send_failure(seq, broken)
+            return
+        if self._maker is None:
+            self._send(seq, ENDED)
+            return
+
+        def tick(row: int) -> None:
+            if cells[0] != epoch:
+                raise _CancelledError
+            cells[row_cell] = row
+
+        memory = self._slabs[slab][1][offset : offset + nbytes] if has_slot else np.empty(0, np.uint8)
+        part = Part(start, stop, total) if total >= 0 else None
+        try:
+            indices = pickle.loads(message[WORK.size :])
+            self._make(seq, indices, Room(memory), tick, part)
+        except _CancelledError:
+            self._send(seq, CANCELLED)
+        except channel.Closed:
+            raise
+        except NothingLeftError as nothing:
+            self._send(seq, EMPTY, made=nothing.made)
+        except Exception:
+            self._send_failure(seq, self._wrap_exception())
+
+    def _make(self, seq: int, indices: Any, room: Room, tick: Callable[[int], None], part: Part | None) -> None:
+        assert self._maker is not None
+        segments: list[MemfdSlab | NamedSlab] = []
+
+        def enlarge(needed: int) -> Room:
+            """Return room in a segment of its own, for a batch that outgrew its slot."""
+            segments.append(create(needed, named=self._options.named))
+            return Room(np.frombuffer(segments[-1].memory, np.uint8))
+
+        set_current_room(room)
+        try:
+            made = self._maker.make(indices, room, tick=tick, part=part, enlarge=enlarge)
+            if made.ended:
+                self._send(seq, ENDED, made=made)
+            elif part is not None:
+                self._send(seq, PART, codec.encode(made.part, None), made)
+            else:
+                assert made.room is not None
+                try:
+                    envelope = codec.encode(made.batch, made.room)
+                except NoRoomError as error:
+                    made.room = enlarge(error.needed)
+                    envelope = codec.encode(made.batch, made.room)
+                oversize = segments[-1] if segments and not codec.is_inband(envelope) else None
+                self._send(seq, BATCH, envelope, made, oversize)
+        finally:
+            set_current_room(None)
+            for segment in segments:
+                segment.close()
+
+    # ── answers ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _send(
+        self,
+        seq: int,
+        outcome: int,
+        envelope: bytes = b"",
+        made: Made | None = None,
+        oversize: MemfdSlab | NamedSlab | None = None,
+    ) -> None:
+        made = made or Made()
+        evidence = self._witness.evidence() if self._witness is not None else ""
+        handle = oversize.give_away() if oversize is not None else None
+        extra = b""
+        if evidence or made.skipped or handle is not None:
+            extra = pickle.dumps((evidence, made.skipped, handle and (handle.nbytes, handle.name)))
+        used = made.room.used if made.room is not None else 0
+        times = (made.fetch_ns, made.collate_ns)
+        head = RESULT.pack(seq, self._options.worker, outcome, made.samples, used, *times)
+        body = b"".join((head, _LENGTH.pack(len(extra)), extra, envelope))
+        channel.send(self._ends.results, body, [handle.fd] if handle is not None and handle.fd is not None else [])
+
+    def _send_failure(self, seq: int, wrapper: ExceptionWrapper) -> None:
+        self._send(seq, FAILED, pickle.dumps(wrapper))
+
+    def _wrap_exception(self) -> ExceptionWrapper:
+        """Return the exception being handled as one that can travel, with its traceback as text."""
+        wrapper = ExceptionWrapper(where=f"in DataLoader worker process {self._options.worker}")
+        try:
+            pickle.dumps(wrapper)
+        except Exception:  # an exception type made in a function, say: keep its name and text
+            wrapper.exc_type = UnpicklableError if issubclass(wrapper.exc_type, UnpicklableError) else RuntimeError
+        return wrapper
+
+
+def parse_result(body: bytes) -> tuple[tuple[int, ...], tuple[Any, ...] | None, memoryview]:
+    """Return the head, the extra and the envelope of a result message."""
+    head = RESULT.unpack_from(body)
+    (length,) = _LENGTH.unpack_from(body, RESULT.size)
+    at = RESULT.size + _LENGTH.size
+    extra = pickle.loads(memoryview(body)[at : at + length]) if length else None
+    return head, extra, memoryview(body)[at + length :]

@@ -1,0 +1,145 @@
+"""A pool of threads, for datasets that release the GIL while they read and decode, and for free-threaded Python.
+
+Threads share the dataset, the process's random states and `get_worker_info()` (None), so nothing tells one from
+another: any free thread takes the next piece.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+import numpy as np
+from torch._utils import ExceptionWrapper
+
+from penstock.core.units import round_up
+from penstock.feed.transport import codec
+from penstock.feed.transport.room import NoRoomError, Room
+from penstock.feed.transport.slab import PAGE, PrivateSlab, Slab
+from penstock.feed.workers.base import Death, Piece, Report
+from penstock.feed.workers.maker import BatchMaker, Job, NothingLeftError
+
+
+class _CancelledError(Exception):
+    """The epoch of this piece is over."""
+
+
+class ThreadPool:
+    """Worker threads of one loader; see `base.Pool` for the protocol."""
+
+    def __init__(self, job: Job, workers: int) -> None:
+        self.size = workers
+        self.processes: list[Any] = []
+        self._job = job
+        self._work: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        self._outstanding: dict[int, Piece] = {}
+        self._threads = [
+            threading.Thread(target=self._run, args=(worker,), name=f"penstock-worker-{worker}", daemon=True)
+            for worker in range(workers)
+        ]
+        self._closed = False
+
+    def start(self) -> None:
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def announce(self, number: int, slab: Slab | None) -> None:
+        """Do nothing: threads see all memory of their process."""
+
+    def submit(self, piece: Piece) -> None:
+        """Give out a piece; never blocks."""
+        self._outstanding[piece.seq] = piece
+        self._work.put(piece)
+
+    def rewind(self, worker: int) -> None:
+        """Do nothing: threads have no random state of their own."""
+
+    def replace(self, worker: int, replay_sizes: tuple[int, ...] = ()) -> None:
+        """Do nothing: a thread does not die alone."""
+
+    def piece(self, worker: int) -> tuple[Piece | None, int]:
+        """Return no piece: it is not known which thread has which."""
+        return None, 0
+
+    def collect(self, timeout_s: float | None) -> list[Report | Death]:
+        """Wait until something happens, at most `timeout_s` seconds, and return all that has happened."""
+        reports: list[Report] = []
+        try:
+            reports.append(self._done.get(timeout=timeout_s))
+            while True:
+                reports.append(self._done.get_nowait())
+        except queue.Empty:
+            pass
+        for report in reports:
+            report.piece = self._outstanding.pop(report.seq)
+        return [*reports]
+
+    def cancel(self) -> list[Piece]:
+        """Abandon all pieces; return those that no thread had taken."""
+        untaken = []
+        for piece in self._outstanding.values():
+            piece.cancelled = True
+        try:
+            while (piece := self._work.get_nowait()) is not None:
+                untaken.append(self._outstanding.pop(piece.seq))
+        except queue.Empty:
+            pass
+        return untaken
+
+    def close(self) -> None:
+        """Stop the threads after the samples they are making."""
+        if self._closed:
+            return
+        self._closed = True
+        self.cancel()
+        for _ in self._threads:
+            self._work.put(None)
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+
+    def _run(self, worker: int) -> None:
+        maker: BatchMaker | None = None
+        while (piece := self._work.get()) is not None:
+            report = Report(piece.seq, worker)
+            try:
+                maker = maker or BatchMaker(self._job)
+                self._make(maker, piece, report)
+            except _CancelledError:
+                report.cancelled = True
+            except NothingLeftError as nothing:
+                report.empty = True
+                report.skipped = nothing.made.skipped
+            except Exception:
+                report.error = ExceptionWrapper(where=f"in DataLoader worker thread {worker}")
+            self._done.put(report)
+            del piece, report
+
+    def _make(self, maker: BatchMaker, piece: Piece, report: Report) -> None:
+        def tick(_: int) -> None:
+            if piece.cancelled:
+                raise _CancelledError
+
+        def enlarge(needed: int) -> Room:
+            report.oversize = PrivateSlab(round_up(needed, PAGE))
+            return Room(np.frombuffer(report.oversize.memory, np.uint8))
+
+        memory = np.frombuffer(piece.slot.memory, np.uint8) if piece.slot is not None else np.empty(0, np.uint8)
+        made = maker.make(piece.indices, Room(memory), tick=tick, part=piece.part, enlarge=enlarge)
+        report.samples, report.skipped, report.ended = made.samples, made.skipped, made.ended
+        report.fetch_ns, report.collate_ns = made.fetch_ns, made.collate_ns
+        if piece.part is not None:
+            report.part = made.part
+        elif not made.ended:
+            assert made.room is not None
+            try:
+                report.envelope = codec.encode(made.batch, made.room)
+            except NoRoomError as error:
+                made.room = enlarge(error.needed)
+                report.envelope = codec.encode(made.batch, made.room)
+            report.nbytes = made.room.used
+            if codec.is_inband(report.envelope):
+                report.oversize = None
