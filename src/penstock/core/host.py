@@ -15,7 +15,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 def usable_cores() -> int:
     """Return how many cores this process can keep busy, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, math.ceil(_quota_cores())))
+    return max(1, math.ceil(min(cores, _quota_cores())))
 
 
 def available_nbytes() -> int:

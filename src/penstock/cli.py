@@ -1,0 +1,104 @@
+"""The `penstock` command. Each verb is a class: its docstring is its help."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from penstock import __version__
+from penstock.core.errors import PenstockError
+
+
+class Verb(Protocol):
+    """One thing the command can do."""
+
+    name: str
+
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the verb's arguments."""
+        ...
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do it, and return the exit code."""
+        ...
+
+
+class Run:
+    """Run a training script, unedited, with penstock's DataLoader in place of torch's.
+
+    A live line shows progress, samples per second and the share of time the step waited for data. At the end there
+    is a short report, and run.json. The exit code and the traceback are the script's own.
+    """
+
+    name = "run"
+
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the verb's arguments."""
+        parser.usage = "penstock run [-h] [--quiet] [--json FILE] script.py [args ...]\n       penstock run ... -m module [args ...]"
+        parser.add_argument("--quiet", action="store_true", help="show neither the live line nor the report")
+        parser.add_argument(
+            "--json", type=Path, default=Path("run.json"), metavar="FILE", help="where the run is kept (default: %(default)s)"
+        )
+        parser.add_argument("-m", dest="module", metavar="module", help="run a module, as python -m does")
+        parser.add_argument("command", nargs=argparse.REMAINDER, help="the script and its arguments")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Run the script."""
+        from penstock.launch import run
+
+        command = ["-m", args.module, *args.command] if args.module else args.command
+        if not command:
+            raise PenstockError("nothing to run: give a script, as in `penstock run train.py`")
+        return run(command, json_file=args.json.absolute(), quiet=args.quiet)
+
+
+class Report:
+    """Print a saved run again."""
+
+    name = "report"
+
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the verb's arguments."""
+        parser.add_argument("file", type=Path, help="a run.json")
+        parser.add_argument("--json", action="store_true", help="print it as JSON")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Print the run."""
+        from penstock.observe import record, report
+
+        saved = record.load(args.file)
+        print(json.dumps(record.as_json(saved), indent=2, default=repr) if args.json else report.render(saved).rstrip())
+        return 0
+
+
+VERBS: tuple[Verb, ...] = (Run(), Report())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (without the program's name) and return the exit code."""
+    parser = argparse.ArgumentParser(prog="penstock", description="Feed a PyTorch program at the speed of its machine.")
+    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
+    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
+    for verb in VERBS:
+        text = inspect.getdoc(verb) or ""
+        sub = verbs.add_parser(
+            verb.name,
+            help=text.splitlines()[0],
+            description=text,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        verb.options(sub)
+        sub.set_defaults(verb=verb)
+    args = parser.parse_args(argv)
+    try:
+        code: int = args.verb.run(args)
+    except PenstockError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return 2
+    return code

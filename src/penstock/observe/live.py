@@ -1,0 +1,95 @@
+"""The live view: one line about the loop under way, on a terminal; a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from penstock.core.stats import LoaderStatistics
+from penstock.observe import rates, report
+from penstock.observe.host_memory import MemoryMeter
+from penstock.observe.watch import Watch, WatchedLoader
+
+_TERMINAL_S = 0.25
+_PLAIN_S = 5.0
+_MEMORY_S = 2.0
+
+
+class LiveView:
+    """A thread that looks at the loaders, shows the busiest, and keeps the peak of memory.
+
+    Args:
+        watch: the loaders.
+        memory: told to look every two seconds.
+        quiet: whether to show nothing.
+    """
+
+    def __init__(self, watch: Watch, memory: MemoryMeter, *, quiet: bool) -> None:
+        self._watch = watch
+        self._memory = memory
+        self._quiet = quiet
+        self._console = Console(stderr=True, highlight=False, soft_wrap=False)
+        self._stop = threading.Event()
+        self._before: dict[WatchedLoader, LoaderStatistics] = {}
+        self._live: Live | None = None
+        self._thread = threading.Thread(target=self._run, name="penstock-live", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        if not self._quiet and self._console.is_terminal:
+            self._live = Live(
+                console=self._console,
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=sys.stdout.isatty(),
+                redirect_stderr=True,
+            )
+            self._live.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take the line away and look no more."""
+        self._stop.set()
+        self._thread.join()
+        if self._live is not None:
+            self._live.stop()
+
+    def _run(self) -> None:
+        period = _TERMINAL_S if self._live is not None else _PLAIN_S
+        next_line, next_look = time.monotonic() + period, time.monotonic() + 0.5
+        while not self._stop.wait(max(0.0, min(next_line, next_look) - time.monotonic())):
+            now = time.monotonic()
+            if now >= next_look:
+                self._memory.look()
+                next_look = time.monotonic() + _MEMORY_S
+            if now >= next_line:
+                self._show()
+                next_line = now + period
+
+    def _show(self) -> None:
+        line = self._line()
+        if line is None or self._quiet:
+            return
+        if self._live is not None:
+            self._live.update(Text(f"penstock │ {line}", style="cyan", no_wrap=True, overflow="ellipsis"), refresh=True)
+        else:
+            print(f"penstock: {line}", file=sys.stderr, flush=True)
+
+    def _line(self) -> str | None:
+        """Return a line about the loader that handed out most lately, None when none did."""
+        busiest: tuple[int, WatchedLoader, LoaderStatistics, LoaderStatistics] | None = None
+        for loader in list(self._watch.loaders):
+            now = loader.statistics()
+            recent = rates.since(self._before.get(loader, LoaderStatistics()), now)
+            self._before[loader] = now
+            if recent.batches and (busiest is None or recent.samples > busiest[0]):
+                busiest = recent.samples, loader, now, recent
+        if busiest is None:
+            return None
+        _, loader, now, recent = busiest
+        return report.progress(loader.name, now, recent)

@@ -1,0 +1,115 @@
+"""A run as text: `render` turns a `RunRecord` into what `penstock run` prints at the end. Data in, text out."""
+
+from __future__ import annotations
+
+from penstock.core.stats import LoaderStatistics, StageTimes
+from penstock.core.units import size_text
+from penstock.observe import rates
+from penstock.observe.record import LoaderRecord, RunRecord
+
+_STAGES = (
+    ("read+decode", "fetch_s", "in the dataset, summed over workers"),
+    ("collate", "collate_s", "samples into a batch, summed over workers"),
+    ("transport", "transport_s", "giving out work, taking in batches"),
+    ("wait", "wait_s", "the step waited for data"),
+    ("step", "step_s", "the program's own work between batches"),
+)
+
+
+def render(record: RunRecord) -> str:
+    """Return the report of `record`, some lines of plain text."""
+    lines = [f"penstock: {' '.join(record.command)} ran {record.wall_s:.1f} s, exit code {record.exit_code}"]
+    if record.error:
+        lines.append(f"  ended by {record.error}")
+    used = [loader for loader in record.loaders if loader.statistics.batches]
+    if not used:
+        lines.append("  no batch was loaded through a DataLoader")
+    for loader in used:
+        lines += _loader_lines(loader)
+    if len(used) > 1:
+        lines += _total_lines(used)
+    memory = record.memory
+    peak = memory.peak_pss_nbytes or memory.peak_rss_nbytes
+    what = "all processes" if memory.peak_pss_nbytes else "this process"
+    lines.append(f"  peak host memory: {size_text(peak)} ({what}, {memory.processes} at most)")
+    return "\n".join(lines) + "\n"
+
+
+def progress(name: str, statistics: LoaderStatistics, recent: LoaderStatistics) -> str:
+    """Return one line for a loop under way; rates are those of `recent`, what was counted lately."""
+    done = statistics.batches
+    if statistics.length:
+        done -= statistics.epochs * statistics.length
+        where = f"epoch {statistics.epochs + 1}, batch {min(done, statistics.length)}/{statistics.length}"
+    else:
+        where = f"batch {done}"
+    return (
+        f"{name}: {where} · {_rate(rates.samples_per_s(recent))} · "
+        f"waited for data {rates.waited_share(recent):.1%} of the time"
+    )
+
+
+def _loader_lines(loader: LoaderRecord) -> list[str]:
+    statistics = loader.statistics
+    lines = [
+        f"  {loader.name}: {statistics.samples} samples in {statistics.batches} batches, "
+        f"{_rate(rates.samples_per_s(statistics))}, stalled {rates.waited_share(statistics):.1%} of the loop, "
+        f"first batch after {statistics.first_batch_s * 1000:.0f} ms",
+        *_stage_lines(statistics.stages, rates.loop_s(statistics)),
+        f"    settings: {_settings(loader)}",
+    ]
+    if statistics.dispatch:
+        lines.append(f"    dispatch: {statistics.dispatch} ({statistics.dispatch_reason})")
+    lines += [f"    {trouble}" for trouble in _troubles(statistics)]
+    return lines
+
+
+def _total_lines(loaders: list[LoaderRecord]) -> list[str]:
+    every = [loader.statistics for loader in loaders]
+    loop_s = sum(map(rates.loop_s, every))
+    samples = sum(one.samples for one in every)
+    stalled = sum(map(rates.loading_s, every)) / loop_s if loop_s else 0.0
+    return [
+        f"  all loaders: {samples} samples, {_rate(samples / loop_s if loop_s else 0.0)}, stalled {stalled:.1%}",
+        *_stage_lines(rates.total_stages(one.stages for one in every), loop_s),
+    ]
+
+
+def _stage_lines(stages: StageTimes, loop_s: float) -> list[str]:
+    return [
+        f"    {label:<12}{getattr(stages, field):>9.2f} s  {_share(getattr(stages, field), loop_s):>6}  {meaning}"
+        for label, field, meaning in _STAGES
+    ]
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}" if whole else "–"
+
+
+def _rate(samples_per_s: float) -> str:
+    return f"{samples_per_s:,.0f} samples/s".replace(",", " ")
+
+
+def _settings(loader: LoaderRecord) -> str:
+    statistics = loader.statistics
+    how = f", {statistics.start_method}" if statistics.start_method else ""
+    words = [f"{name}={value}" for name, value in loader.settings.items()]
+    return ", ".join([*words, f"body={statistics.body}{how}"])
+
+
+def _troubles(statistics: LoaderStatistics) -> list[str]:
+    found = []
+    if statistics.restarts:
+        found.append(f"workers that died and were replaced: {statistics.restarts}")
+    if statistics.quarantined:
+        found.append(f"samples that killed their workers: {_some(statistics.quarantined)}")
+    if statistics.skipped:
+        found.append(f"samples skipped: {statistics.skipped} ({_some(statistics.skipped_indices)})")
+    if statistics.ring.copied_out:
+        found.append(f"batches copied out because the ring was full of held ones: {statistics.ring.copied_out}")
+    return found
+
+
+def _some(indices: tuple[object, ...]) -> str:
+    shown = ", ".join(map(str, indices[:8]))
+    return f"{shown} …" if len(indices) > 8 else shown

@@ -1,0 +1,58 @@
+"""Watching a program's loaders from outside: every DataLoader made while watching, also after it is gone."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from penstock.core.stats import LoaderStatistics
+from penstock.feed import loader as feed
+from penstock.observe.record import LoaderRecord
+
+_SETTINGS = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "drop_last", "in_order")
+
+
+class WatchedLoader:
+    """One loader and what it counted. Holds no reference that would keep its dataset alive."""
+
+    def __init__(self, loader: feed.DataLoader[Any], name: str) -> None:
+        self.name = name
+        self.settings = {key: getattr(loader, key) for key in _SETTINGS if getattr(loader, key, None) is not None}
+        self._loader = weakref.ref(loader)
+        self._counters = loader._counters
+        self._last = loader.statistics()
+
+    def statistics(self) -> LoaderStatistics:
+        """Return what the loader has counted so far, or had when it died."""
+        loader = self._loader()
+        if loader is not None:
+            self._last = loader.statistics()
+            return self._last
+        last = self._last
+        return self._counters.snapshot(
+            ring=last.ring, body=last.body, start_method=last.start_method, workers=last.workers, length=last.length
+        )
+
+    def record(self) -> LoaderRecord:
+        """Return what is kept of it."""
+        return LoaderRecord(name=self.name, settings=self.settings, statistics=self.statistics())
+
+
+class Watch:
+    """Collects the loaders made between `start` and `stop`."""
+
+    def __init__(self) -> None:
+        self.loaders: list[WatchedLoader] = []
+
+    def start(self) -> None:
+        """Begin to notice new loaders."""
+        feed.observers.append(self._notice)
+
+    def stop(self) -> None:
+        """Notice no more."""
+        feed.observers.remove(self._notice)
+
+    def _notice(self, loader: feed.DataLoader[Any]) -> None:
+        name = type(loader.dataset).__name__
+        before = sum(watched.name.split(" ")[0] == name for watched in self.loaders)
+        self.loaders.append(WatchedLoader(loader, f"{name} #{before + 1}" if before else name))
