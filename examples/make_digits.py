@@ -1,6 +1,7 @@
 """Write scikit-learn's handwritten digits as PNG files, one folder per class: DIR/{train,test}/{0..9}/0000.png ...
 
-The images are the 8x8 scans of the UCI set (1 797 of them), enlarged to 32x32. Every fifth image of a class is held out.
+The images are the 8x8 scans of the UCI set (1 797 of them), enlarged to 32x32. Every fifth image of a class is
+held out.
 """
 
 import argparse

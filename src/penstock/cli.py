@@ -39,10 +39,14 @@ class Run:
 
     def options(self, parser: argparse.ArgumentParser) -> None:
         """Declare the verb's arguments."""
-        parser.usage = "penstock run [-h] [--quiet] [--json FILE] script.py [args ...]\n       penstock run ... -m module [args ...]"
+        parser.usage = "penstock run [-h] [--quiet] [--json FILE] (script.py | -m module) [args ...]"
         parser.add_argument("--quiet", action="store_true", help="show neither the live line nor the report")
         parser.add_argument(
-            "--json", type=Path, default=Path("run.json"), metavar="FILE", help="where the run is kept (default: %(default)s)"
+            "--json",
+            type=Path,
+            default=Path("run.json"),
+            metavar="FILE",
+            help="where the run is kept (default: %(default)s)",
         )
         parser.add_argument("-m", dest="module", metavar="module", help="run a module, as python -m does")
         parser.add_argument("command", nargs=argparse.REMAINDER, help="the script and its arguments")

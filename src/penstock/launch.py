@@ -87,7 +87,9 @@ def replace_torch_loader() -> None:
 def _script(command: Sequence[str]) -> Callable[[], None]:
     path = Path(command[0])
     if not path.is_file():
-        raise ScriptError(f"there is no script {command[0]!r} in {Path.cwd().name}/; give a .py file, or -m and a module")
+        raise ScriptError(
+            f"there is no script {command[0]!r} in {Path.cwd().name}/; give a .py file, or -m and a module"
+        )
     file = os.path.abspath(path)  # as Python itself names it, in tracebacks too
     with io.open_code(file) as stream:
         source = stream.read()

@@ -39,7 +39,7 @@ class DictSpec:
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpec:
-    """A list, or the named tuple `type`, of these parts. (A tuple of fields becomes a list, as in torch's collate.)"""
+    """A list, or the named tuple `type`, of these parts. A plain tuple becomes a list, as in torch's collate."""
 
     parts: tuple[BatchSpec, ...]
     type: type[tuple[Any, ...]] | None = None
@@ -75,7 +75,7 @@ def _build(spec: BatchSpec, values: Iterator[Any]) -> Any:
             return {key: _build(part, values) for key, part in items}
         case SequenceSpec(parts, None):
             return [_build(part, values) for part in parts]
-        case SequenceSpec(parts, named):
+        case SequenceSpec(parts, named) if named is not None:
             return named(*[_build(part, values) for part in parts])
         case _:
             return next(values)

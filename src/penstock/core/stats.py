@@ -90,7 +90,7 @@ class LoaderStatistics:
     """Seconds by stage."""
 
     stall_share: float = 0.0
-    """wait_s over (wait_s + step_s + transport_s + in-process loading), between 0 and 1; the first batch is included."""
+    """wait_s over (wait_s + step_s + transport_s + in-process loading), between 0 and 1; with the first batch."""
 
     body: str = "inline"
     """What runs the dataset: inline, thread, or process."""
@@ -102,7 +102,7 @@ class LoaderStatistics:
     """Workers asked for."""
 
     dispatch: str = ""
-    """How work is given out: 'demand' or 'round_robin', 'stream' for iterable datasets, 'probing' before it is known."""
+    """How work is given out: 'demand' or 'round_robin', 'stream' (iterable datasets), 'probing' (not yet known)."""
 
     dispatch_reason: str = ""
     """The evidence for it, in words."""

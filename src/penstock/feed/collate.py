@@ -125,7 +125,7 @@ class _Dict:
 
 
 class _Sequence:
-    def __init__(self, type_: type, parts: list[_Node]) -> None:
+    def __init__(self, type_: Any, parts: list[_Node]) -> None:
         self.type = type_
         self.parts = parts
 
@@ -272,13 +272,13 @@ def set_current_room(room: Room | None) -> None:
     _current_room = room
 
 
-def _stack_in_current_room(batch: Sequence[Any], *, collate_fn_map: Any = None) -> torch.Tensor:
+def _stack_in_current_room(batch: Any, *, collate_fn_map: Any = None) -> Any:
     if _current_room is None:
         return _TORCH_STACK(batch, collate_fn_map=collate_fn_map)
     return _stack_in(_current_room, batch, collate_fn_map=collate_fn_map)
 
 
-def _stack_in(room: Room, batch: Sequence[Any], *, collate_fn_map: Any = None) -> torch.Tensor:
+def _stack_in(room: Room, batch: Any, *, collate_fn_map: Any = None) -> Any:
     first = batch[0]
     for tensor in batch:
         if not _is_plain(tensor) or tensor.shape != first.shape or tensor.dtype is not first.dtype:

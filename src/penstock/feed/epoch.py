@@ -9,18 +9,18 @@ from __future__ import annotations
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from penstock.core.errors import WorkerKilledError, WorkerStartError, WorkerTimeoutError
+from penstock.core.errors import TransportError, WorkerKilledError, WorkerStartError, WorkerTimeoutError
 from penstock.feed.collate import merge
 from penstock.feed.counters import Counters
 from penstock.feed.dispatch import Dispatch
 from penstock.feed.transport import codec
-from penstock.feed.transport.ring import Ring, Slot
+from penstock.feed.transport.ring import Ring, Slot, SlotState
 from penstock.feed.transport.room import Room
 from penstock.feed.workers.base import Death, Piece, Pool, Report
 from penstock.feed.workers.maker import Job, Part
@@ -325,7 +325,7 @@ class EpochRunner:
                 self._drop(batch)
                 try:
                     batch.slot = self._ring.adopt(report.oversize, report.nbytes)
-                except Exception as error:
+                except TransportError as error:
                     batch.error = error
 
     def _go_on_alone(self, batch: _Batch) -> None:
@@ -354,9 +354,8 @@ class EpochRunner:
             self._dispatch.load[batch.worker] -= 1
         if batch.void or (batch.envelope is not None and codec.is_inband(batch.envelope)):
             self._drop(batch)
-        elif batch.slot is not None and batch.error is None:
-            if batch.slot.state.value == "filling":
-                self._ring.commit(batch.slot, batch.nbytes)
+        elif batch.slot is not None and batch.error is None and batch.slot.state is SlotState.FILLING:
+            self._ring.commit(batch.slot, batch.nbytes)
         if batch.error is None and not batch.void:
             self._dispatch.learn(batch.work_ns)
         self._counters.dispatch, self._counters.dispatch_reason = self._dispatch.mode, self._dispatch.reason

@@ -8,13 +8,13 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from multiprocessing.context import BaseContext
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
 from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
 from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.core.errors import OptionError
@@ -139,12 +139,12 @@ class DataLoader(TorchDataLoader[T_co]):
             observer(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update(state, _ring=None, _spare_rings=[], _learned=None, _counters=Counters(), _iterator=None)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process: rings, counters, a persistent iterator."""
-        own = {"_ring": None, "_spare_rings": [], "_learned": None, "_counters": Counters(), "_iterator": None}
-        return {**self.__dict__, **own}
+        own = ("_ring", "_spare_rings", "_learned", "_counters", "_iterator")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def statistics(self) -> LoaderStatistics:
         """Return what has been counted so far: times by stage, stalls, slots, deaths, skipped samples."""
@@ -189,7 +189,9 @@ class LoaderIterator:
         self._ring = _borrow_ring(loader)
         if loader.num_workers == 0:
             if loader.timeout != 0:
-                raise AssertionError("num_workers=0 loads in the training process, which cannot time out; use timeout=0")
+                raise AssertionError(
+                    "num_workers=0 loads in the training process, which cannot time out; use timeout=0"
+                )
             self._workers: list[Any] = []
             self._close: Callable[[], Any] = lambda: None
             self._runner: InlineRunner | EpochRunner = InlineRunner(_job(loader), self._ring, self._counters, indices)
@@ -218,7 +220,7 @@ class LoaderIterator:
         self._yielded = 0
         self._over = False
         self._returned_at = 0
-        self._promised = loader._IterableDataset_len_called
+        self._promised: int | None = loader._IterableDataset_len_called
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         """Begin another epoch with the same workers (called by torch's `DataLoader.__iter__`)."""
@@ -233,7 +235,7 @@ class LoaderIterator:
         return self
 
     def __len__(self) -> int:
-        return len(self._index_sampler)  # type: ignore[arg-type]
+        return len(self._index_sampler)
 
     def __next__(self) -> Any:
         counters = self._counters
@@ -348,7 +350,7 @@ def _mode(loader: DataLoader[Any]) -> tuple[Mode, str]:
     if loader._dataset_kind == _DatasetKind.Iterable:
         return "stream", "an iterable dataset has its own samples in each worker"
     if loader._dispatch_option != "auto":
-        return loader._dispatch_option, "asked for"  # type: ignore[return-value]
+        return loader._dispatch_option, "asked for"
     if loader._body == "thread":
         return "demand", "threads share one dataset and one random state"
     if loader.num_workers == 1:

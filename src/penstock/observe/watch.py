@@ -9,7 +9,15 @@ from penstock.core.stats import LoaderStatistics
 from penstock.feed import loader as feed
 from penstock.observe.record import LoaderRecord
 
-_SETTINGS = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "drop_last", "in_order")
+_SETTINGS = (
+    "batch_size",
+    "num_workers",
+    "prefetch_factor",
+    "persistent_workers",
+    "pin_memory",
+    "drop_last",
+    "in_order",
+)
 
 
 class WatchedLoader:

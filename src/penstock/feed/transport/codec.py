@@ -56,7 +56,7 @@ def encode(obj: Any, room: Room | None) -> bytes:
 
 
 def flatten(obj: Any, visit: Callable[[Any], None] = lambda _: None) -> tuple[memoryview, list[np.ndarray]]:
-    """Return the pickle of `obj` and the bytes (uint8) that it refers to; `visit` sees every object that is no builtin."""
+    """Return the pickle of `obj` and the bytes (uint8) it refers to; `visit` sees every object but plain builtins."""
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     _Pickler(stream, buffers.append, visit).dump(obj)
@@ -178,11 +178,11 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def _reduce_plain(tensor: torch.Tensor) -> Any:
     size = tuple(tensor.size())
-    stride = tuple(tensor.stride())
-    span = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    stride: tuple[int, ...] | None = tuple(tensor.stride())
+    span = 1 + sum((n - 1) * step for n, step in zip(size, tensor.stride(), strict=True))
     flat = tensor.detach()
     if tensor.numel() == 0:
-        return _empty, (tensor.dtype, size, stride, tensor.requires_grad)
+        return _empty, (tensor.dtype, size, tuple(tensor.stride()), tensor.requires_grad)
     if tensor.is_contiguous():
         stride = None
         flat = flat.view(-1)
@@ -192,7 +192,7 @@ def _reduce_plain(tensor: torch.Tensor) -> Any:
         stride = None
         flat = flat.contiguous().view(-1)
     return _rebuild, (
-        pickle.PickleBuffer(flat.view(torch.uint8).numpy()),
+        pickle.PickleBuffer(flat.view(torch.uint8).numpy().data),
         tensor.dtype,
         size,
         stride,
@@ -218,7 +218,7 @@ def _reduce_storage(storage: torch.UntypedStorage, dtype: torch.dtype | None) ->
     if storage.nbytes() == 0:
         return _rebuild_storage, (b"", dtype)
     whole = torch.empty(0, dtype=torch.uint8).set_(storage)
-    return _rebuild_storage, (pickle.PickleBuffer(whole.numpy()), dtype)
+    return _rebuild_storage, (pickle.PickleBuffer(whole.numpy().data), dtype)
 
 
 def _rebuild_storage(buffer: Any, dtype: torch.dtype | None) -> torch.UntypedStorage | torch.TypedStorage:

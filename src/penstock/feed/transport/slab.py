@@ -128,6 +128,7 @@ class NamedSlab:
         self._segment = shared_memory.SharedMemory(name, create=name is None, size=nbytes)
         if name is None:
             self._reserve()
+        assert self._segment.buf is not None
         self.memory = memoryview(self._segment.buf)
 
     def _reserve(self) -> None:

@@ -124,7 +124,9 @@ class _Worker:
         self._inbox = channel.Receiver(ends.inbox)
         self._shared = channel.Receiver(ends.shared)
         page = ends.control
-        handle = Handle(ends.control_nbytes, name=page) if isinstance(page, str) else Handle(ends.control_nbytes, page.fd)
+        handle = (
+            Handle(ends.control_nbytes, name=page) if isinstance(page, str) else Handle(ends.control_nbytes, page.fd)
+        )
         self._control = Control.attach(handle, ends.lock.fd)
         self._cells = self._control.cells
         self._claim_cell = 1 + 2 * options.worker

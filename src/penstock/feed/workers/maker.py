@@ -124,7 +124,7 @@ class BatchMaker:
     ) -> Made:
         """Make the batch of `indices`, or the `part` of it that they are, in `room` where that pays.
 
-        When the room turns out too small, `enlarge` is asked for one of so many bytes; `Made.room` is where the batch is.
+        When the room is too small, `enlarge` is asked for one of so many bytes; `Made.room` is where the batch is.
 
         Raises:
             NothingLeftError: every sample was skipped.

@@ -83,8 +83,8 @@ class ThreadPool:
         for piece in self._outstanding.values():
             piece.cancelled = True
         try:
-            while (piece := self._work.get_nowait()) is not None:
-                untaken.append(self._outstanding.pop(piece.seq))
+            while (waiting := self._work.get_nowait()) is not None:
+                untaken.append(self._outstanding.pop(waiting.seq))
         except queue.Empty:
             pass
         return untaken

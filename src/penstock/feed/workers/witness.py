@@ -28,7 +28,7 @@ class Witness:
             self._asked = "the dataset reads torch.initial_seed()"
             return original()
 
-        torch.initial_seed = torch.random.initial_seed = initial_seed  # type: ignore[assignment]
+        torch.initial_seed = torch.random.initial_seed = initial_seed
 
     def watched(self, info: Any) -> Any:
         """Return `info` (torch's WorkerInfo) as one that notes who reads it."""
