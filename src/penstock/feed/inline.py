@@ -13,6 +13,8 @@ from penstock.feed.transport.ring import Ring, Slot
 from penstock.feed.transport.room import Room
 from penstock.feed.workers.maker import BatchMaker, Job, NothingLeftError
 
+_NOTHING = np.empty(0, np.uint8)
+
 
 class InlineRunner:
     """Makes each batch when it is asked for. Reuse alone is most of the gain: a fresh batch costs its page faults."""
@@ -35,7 +37,8 @@ class InlineRunner:
             indices = next(self._indices)
             began = time.perf_counter_ns()
             try:
-                made = self._maker.make(indices, self._room(), enlarge=self._enlarge)
+                # No slot until the first sample shows that the batch is large enough to gain by one.
+                made = self._maker.make(indices, Room(_NOTHING), enlarge=self._enlarge)
             except NothingLeftError as nothing:
                 self._counters.skip(nothing.made.skipped)
                 continue
@@ -55,16 +58,9 @@ class InlineRunner:
                 self._ring.note(slot, made.room.used)
             return made.batch
 
-    def _room(self) -> Room | None:
-        slot = self._ring.acquire(2)
-        if slot is None:  # the user holds all that the budget allows: an ordinary batch, in memory of its own
-            self._ring.copied_out += 1
-            return None
-        return Room(self._lend(slot))
-
     def _enlarge(self, nbytes: int) -> Room:
         slot = self._ring.acquire_roomier(nbytes)
-        if slot is None:
+        if slot is None:  # the user holds all that the budget allows: an ordinary batch, in memory of its own
             self._ring.copied_out += 1
             return Room(np.empty(nbytes, np.uint8))
         return Room(self._lend(slot))

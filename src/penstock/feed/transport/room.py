@@ -32,7 +32,7 @@ class Room:
         """The slot: uint8[nbytes]. Whoever views a span keeps this array alive."""
         self.nbytes = memory.nbytes
         self.used = 0
-        self._start = memory.ctypes.data if memory.nbytes else 0
+        self._start = memory.__array_interface__["data"][0] if memory.nbytes else 0
 
     def take(self, nbytes: int) -> int:
         """Take a span of `nbytes` and return its offset.
