@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     )
     from penstock.core.stats import LoaderStatistics, RingCounts, StageTimes
     from penstock.feed.loader import DataLoader
+    from penstock.feed.workers.maker import SKIP
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "SKIP",
     "DataLoader",
     "LoaderStatistics",
     "OptionError",
@@ -54,6 +56,7 @@ _HOMES = {
     ),
     "penstock.core.stats": ("LoaderStatistics", "RingCounts", "StageTimes"),
     "penstock.feed.loader": ("DataLoader",),
+    "penstock.feed.workers.maker": ("SKIP",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -48,14 +48,16 @@ class Run:
             metavar="FILE",
             help="where the run is kept (default: %(default)s)",
         )
-        parser.add_argument("-m", dest="module", metavar="module", help="run a module, as python -m does")
+        parser.add_argument(
+            "-m", dest="module", nargs=argparse.REMAINDER, metavar="module", help="run a module, as python -m does"
+        )
         parser.add_argument("command", nargs=argparse.REMAINDER, help="the script and its arguments")
 
     def run(self, args: argparse.Namespace) -> int:
         """Run the script."""
         from penstock.launch import run
 
-        command = ["-m", args.module, *args.command] if args.module else args.command
+        command = ["-m", *args.module] if args.module is not None else args.command
         if not command:
             raise PenstockError("nothing to run: give a script, as in `penstock run train.py`")
         return run(command, json_file=args.json.absolute(), quiet=args.quiet)

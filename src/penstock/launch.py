@@ -148,7 +148,7 @@ def _without_launcher(trace: TracebackType | None) -> TracebackType | None:
     kept = trace
     while kept is not None and kept.tb_frame.f_code.co_filename in launcher:
         kept = kept.tb_next
-    return kept if kept is not None else trace
+    return kept
 
 
 def _torch_version() -> str | None:

@@ -1,0 +1,117 @@
+"""What a benchmark found: raw repeats, the ratios of each, and whether a target was reached. Data only, to and from JSON.
+
+A ratio is always penstock's figure divided by the other's of the same round, so that a machine that slows down for
+a while slows both. Whether more or less is better follows from the target: `at_least` or `at_most`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import asdict, dataclass, field
+from math import prod
+from typing import Any
+
+OURS = "penstock"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The bound that the median ratio of penstock to `against` has to keep."""
+
+    against: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def reached(self, ratio: float) -> bool:
+        """Say whether `ratio` keeps the bound."""
+        return (self.at_least is None or ratio >= self.at_least) and (self.at_most is None or ratio <= self.at_most)
+
+    def __str__(self) -> str:
+        return f"≥ {self.at_least:g}" if self.at_least is not None else f"≤ {self.at_most:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Repeats in five numbers."""
+
+    median: float
+    lowest: float
+    highest: float
+    quartile1: float
+    quartile3: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> Spread:
+        """Summarise `values`, of which there must be one at least."""
+        first, _, third = statistics.quantiles(values, method="inclusive") if len(values) > 1 else values * 3
+        return cls(
+            median=statistics.median(values), lowest=min(values), highest=max(values), quartile1=first, quartile3=third
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One thing measured, for penstock and others in the same rounds."""
+
+    row: str
+    """The row that it belongs to, as `--rows` knows it."""
+
+    name: str
+    """What was measured."""
+
+    unit: str
+    """The unit of the figures: samples/s, ms, MiB."""
+
+    figures: dict[str, list[float]]
+    """For each contestant, one figure per round. Empty for a mean of other results."""
+
+    ratios: dict[str, list[float]]
+    """For each other contestant, penstock's figure divided by its, round by round."""
+
+    targets: list[Target] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """Contestants that failed in the middle, constants that were calibrated: what a reader must know."""
+
+    def target(self, against: str) -> Target | None:
+        """Return the target against `against`, if there is one."""
+        return next((target for target in self.targets if target.against == against), None)
+
+    def verdicts(self) -> list[bool]:
+        """Return, for each target, whether it was reached."""
+        return [target.reached(statistics.median(self.ratios[target.against])) for target in self.targets]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything, with the spreads and the verdicts that follow from it."""
+        spreads = {
+            "figures": {name: asdict(Spread.of(values)) for name, values in self.figures.items()},
+            "ratios": {name: asdict(Spread.of(values)) for name, values in self.ratios.items()},
+        }
+        return {**asdict(self), "spreads": spreads, "reached": self.verdicts()}
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Result:
+        """Return the result of which `to_json` made `found`."""
+        names = ("row", "name", "unit", "figures", "ratios", "notes")
+        return cls(**{name: found[name] for name in names}, targets=[Target(**one) for one in found["targets"]])
+
+
+def compare(
+    row: str, name: str, unit: str, figures: dict[str, list[float]], targets: list[Target], notes: list[str]
+) -> Result:
+    """Return the result of `figures`, with penstock's ratio to each other contestant in each round."""
+    ratios = {
+        other: [mine / theirs for mine, theirs in zip(figures[OURS], values, strict=True)]
+        for other, values in figures.items()
+        if other != OURS
+    }
+    return Result(row=row, name=name, unit=unit, figures=figures, ratios=ratios, targets=targets, notes=notes)
+
+
+def geometric_mean(row: str, name: str, results: list[Result], targets: list[Target]) -> Result:
+    """Return the geometric mean of the results' ratios, round by round, to every contestant that took part in all."""
+    everywhere = [other for other in results[0].ratios if all(other in result.ratios for result in results)]
+    ratios = {
+        other: [prod(each) ** (1 / len(each)) for each in zip(*(r.ratios[other] for r in results), strict=True)]
+        for other in everywhere
+    }
+    return Result(row=row, name=name, unit="", figures={}, ratios=ratios, targets=targets)

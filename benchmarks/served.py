@@ -1,0 +1,81 @@
+"""A peer in a process of its own, which runs an epoch when asked.
+
+Why not in ours: some peers have hung (torchdata.nodes in process mode, FACTS 2), some bring thread pools that must not
+be forked, and none may slow the loop that penstock and torch are measured in. A peer that does not answer in time is
+ended with all its descendants, and reported.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.contestants import Contestant
+from benchmarks.workloads import Workload
+
+if TYPE_CHECKING:
+    from benchmarks.measure import Lap
+
+TIMEOUT_S = 90.0
+
+
+class PeerFailedError(Exception):
+    """A peer did not start, raised, died, or did not answer in time."""
+
+
+@contextmanager
+def served(peer: Contestant, workload: Workload, way: str) -> Iterator[Callable[[], Lap]]:
+    """Start a process for `peer`, and yield a function that has it run one epoch."""
+    context = mp.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, peer, workload, way), name=f"bench {peer.name}")
+    process.start()
+    theirs.close()
+
+    def answer() -> Any:
+        try:
+            if not ours.poll(TIMEOUT_S):
+                raise PeerFailedError(f"no answer in {TIMEOUT_S:.0f} s")
+            reply = ours.recv()
+        except (EOFError, OSError) as error:
+            raise PeerFailedError("its process died") from error
+        if isinstance(reply, str):
+            raise PeerFailedError(reply)
+        return reply
+
+    def run() -> Lap:
+        with suppress(OSError):  # a dead process is found by the answer
+            ours.send("epoch")
+        found: Lap = answer()
+        return found
+
+    try:
+        answer()
+        yield run
+    finally:
+        ours.close()
+        process.join(10)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.join()
+
+
+def _serve(asked: Connection, peer: Contestant, workload: Workload, way: str) -> None:
+    from benchmarks.measure import Consumer, lap  # not at the top: measure imports this file
+
+    os.setsid()  # so that its descendants can be ended with it
+    consume = Consumer(way)
+    try:
+        with peer.open(workload) as epochs:
+            asked.send(True)
+            with suppress(EOFError):
+                while asked.recv():
+                    asked.send(lap(epochs, consume))
+    except Exception as error:  # noqa: BLE001: whatever a peer raises is its result
+        with suppress(OSError):
+            asked.send(f"{type(error).__name__}: {error}"[:300])

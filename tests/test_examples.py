@@ -1,0 +1,23 @@
+"""The example trains on real images, under plain Python and under penstock alike."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def test_the_digits_are_learnt_to_over_95_percent_and_alike_without_penstock(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, EXAMPLES / "make_digits.py"], cwd=tmp_path, check=True, capture_output=True)
+    train = [str(EXAMPLES / "train_digits.py"), "--epochs", "3"]
+    plain = subprocess.run([sys.executable, *train], cwd=tmp_path, check=True, capture_output=True, text=True)
+    under = [sys.executable, "-m", "penstock", "run", "--quiet", *train]
+    run = subprocess.run(under, cwd=tmp_path, check=True, capture_output=True, text=True)
+    epochs = [line for line in run.stdout.splitlines() if line.startswith("epoch")]
+    assert epochs == [line for line in plain.stdout.splitlines() if line.startswith("epoch")]
+    found = re.search(r"accuracy ([\d.]+)%", epochs[-1])
+    assert found is not None
+    assert float(found[1]) > 95

@@ -1,0 +1,35 @@
+"""What `import penstock` gives is a promise, and costs nothing until it is used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import penstock
+
+NAMES = """
+DataLoader LoaderStatistics OptionError PenstockError RingCounts SKIP ScriptError StageTimes TransportError
+UnpicklableError WorkerError WorkerKilledError WorkerStartError WorkerTimeoutError __version__
+""".split()
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(penstock.__all__) == sorted(NAMES)
+    assert all(getattr(penstock, name) is not None for name in NAMES)
+    assert set(NAMES) <= set(dir(penstock))
+
+
+def test_importing_penstock_imports_neither_torch_nor_starts_a_thread() -> None:
+    code = "import penstock, sys, threading; print('torch' in sys.modules, threading.active_count())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False 1\n"
+
+
+def test_a_worker_imports_nothing_of_the_training_side() -> None:
+    code = (
+        "import penstock.feed.workers.child, sys; "
+        "print([m for m in sys.modules if m.startswith(('penstock.device', 'penstock.observe', 'penstock.launch', "
+        "'penstock.feed.loader', 'penstock.feed.epoch', 'rich'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
