@@ -314,6 +314,11 @@ class EpochRunner:
         elif report.empty:
             batch.void = True
         elif piece.part is not None:
+            if report.needed:
+                try:
+                    self._ring.require(report.needed)
+                except TransportError as error:
+                    batch.error = error
             batch.parts[start] = report
             batch.samples += report.samples
             batch.nbytes = max(batch.nbytes, report.nbytes)

@@ -109,7 +109,8 @@ class DataLoader(TorchDataLoader[T_co]):
         self._ring_bytes = ring_bytes
         self._counters = Counters()
         self._ring: Ring | None = None
-        self._spare_rings: list[Ring] = []
+        self._shelf = _Shelf()
+        weakref.finalize(self, self._shelf.close)
         self._learned: Dispatch | None = None
         super().__init__(
             dataset,
@@ -139,11 +140,12 @@ class DataLoader(TorchDataLoader[T_co]):
             observer(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _ring=None, _spare_rings=[], _learned=None, _counters=Counters(), _iterator=None)
+        self.__dict__.update(state, _ring=None, _shelf=_Shelf(), _learned=None, _counters=Counters(), _iterator=None)
+        weakref.finalize(self, self._shelf.close)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process: rings, counters, a persistent iterator."""
-        own = ("_ring", "_spare_rings", "_learned", "_counters", "_iterator")
+        own = ("_ring", "_shelf", "_learned", "_counters", "_iterator")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def statistics(self) -> LoaderStatistics:
@@ -212,7 +214,7 @@ class LoaderIterator:
             self._close = runner.close
             runner.begin(indices)
             self._runner = runner
-        weakref.finalize(self, _return_ring, loader._spare_rings, self._ring, self._close).atexit = False
+        weakref.finalize(self, _end, self._close, loader._shelf, self._ring).atexit = False
         self._start_epoch(loader, began)
 
     def _start_epoch(self, loader: DataLoader[Any], began: int) -> None:
@@ -378,8 +380,8 @@ def _dispatch(loader: DataLoader[Any]) -> Dispatch:
 
 def _borrow_ring(loader: DataLoader[Any]) -> Ring:
     """Return a ring that no other iterator of this loader uses."""
-    if loader._spare_rings:
-        loader._ring = loader._spare_rings.pop()
+    loader._ring = loader._shelf.take()
+    if loader._ring is not None:
         return loader._ring
     in_process = loader.num_workers == 0 or loader._body == "thread"
     named = not in_process and not memfd_works()
@@ -389,10 +391,36 @@ def _borrow_ring(loader: DataLoader[Any]) -> Ring:
     return loader._ring
 
 
-def _return_ring(spare: list[Ring], ring: Ring, close: Callable[[], Any]) -> None:
+def _end(close: Callable[[], Any], shelf: _Shelf, ring: Ring) -> None:
     close()
-    if not spare:
-        spare.append(ring)
+    shelf.put(ring)
+
+
+class _Shelf:
+    """Keeps the ring of the last epoch for the next one, as long as its loader lives."""
+
+    def __init__(self) -> None:
+        self._ring: Ring | None = None
+        self._closed = False
+
+    def take(self) -> Ring | None:
+        """Return the ring that was put here, if any."""
+        ring, self._ring = self._ring, None
+        return ring
+
+    def put(self, ring: Ring) -> None:
+        """Keep `ring`, or close it when there is no use for it."""
+        if self._closed or self._ring is not None:
+            ring.close()
+        else:
+            self._ring = ring
+
+    def close(self) -> None:
+        """Close what is here, and from now on what is put here."""
+        self._closed = True
+        if self._ring is not None:
+            self._ring.close()
+            self._ring = None
 
 
 def _pinning(loader: DataLoader[Any]) -> Callable[[Any], Any] | None:

@@ -102,7 +102,7 @@ class Ring:
         `wanted` is how many slots the caller expects to need altogether.
         """
         self._take_back()
-        if not self._free and not self._grow(wanted):
+        if not self._can_use_free() and not self._grow(wanted):
             return None
         slot = self._free.pop()  # the one used last: its pages are mapped, and perhaps in a cache
         slot.move(SlotState.FILLING, SlotState.FREE)
@@ -111,11 +111,11 @@ class Ring:
     def can_acquire(self) -> bool:
         """Return whether `acquire` would give a slot."""
         self._take_back()
-        return bool(self._free) or self._affordable(1) > 0
+        return self._can_use_free() or self._affordable(1) > 0
 
     def is_tight(self) -> bool:
         """Return whether the user's held batches leave the pipeline fewer than two slots to work with."""
-        working = sum(slot.state is not SlotState.HELD for slot in self._all_slots())
+        working = sum(slot.state in (SlotState.FILLING, SlotState.READY) for slot in self._all_slots())
         return working < 2 and not self.can_acquire()
 
     def acquire_roomier(self, nbytes: int) -> Slot | None:
@@ -154,17 +154,29 @@ class Ring:
             TransportError: the batch is larger than the ring's whole budget.
         """
         self._oversize += 1
-        if nbytes > self._budget:
+        try:
+            self.require(nbytes)
+        except TransportError:
             slab.close()
+            raise
+        number = self._number()
+        slot = Slot(number, 0, slab.nbytes, slab.memory, SlotState.READY, touched=nbytes)
+        self._segments[number] = _Segment(slab, [slot])
+        self.announce(number, slab)
+        return slot
+
+    def require(self, nbytes: int) -> None:
+        """Say that batches take `nbytes` bytes; slots made from now on are that large.
+
+        Raises:
+            TransportError: that is more than the ring's whole budget.
+        """
+        if nbytes > self._budget:
             raise TransportError(
                 f"a batch of {size_text(nbytes)} does not fit the ring's {size_text(self._budget)} budget; "
                 "raise ring_bytes or lower batch_size"
             )
         self._learn(nbytes)
-        number = self._number()
-        slot = Slot(number, 0, slab.nbytes, slab.memory, SlotState.READY, touched=nbytes)
-        self._segments[number] = _Segment(slab, [slot])
-        return slot
 
     def announce_all(self, announce: Callable[[int, Slab | None], None]) -> None:
         """Tell a newcomer about every slab there is."""
@@ -239,6 +251,20 @@ class Ring:
         expected = max(self._batch_nbytes, 1) if self._sparse else self._slot_nbytes()
         spoken_for = sum(max(slot.touched, expected) if self._sparse else slot.nbytes for slot in self._all_slots())
         return min(wanted, max(0, self._budget - spoken_for) // expected)
+
+    def _can_use_free(self) -> bool:
+        """Return whether there is a free slot, and filling it keeps the budget: the first slots were made on trust."""
+        if not self._free:
+            return False
+        more = max(0, self._batch_nbytes - self._free[-1].touched) if self._sparse else 0
+        slots = self._all_slots()
+        if not more or all(slot.state is SlotState.FREE for slot in slots):
+            return True
+        busy = (
+            max(slot.touched, self._batch_nbytes) if slot.state is not SlotState.FREE else slot.touched
+            for slot in slots
+        )
+        return sum(busy) + more <= self._budget
 
     def _all_slots(self) -> list[Slot]:
         return [slot for segment in self._segments.values() for slot in segment.slots]

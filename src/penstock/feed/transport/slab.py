@@ -17,7 +17,7 @@ import mmap
 import os
 from dataclasses import dataclass
 from multiprocessing import shared_memory
-from typing import Protocol
+from typing import Any, Protocol
 
 from penstock.core.errors import TransportError
 from penstock.core.units import size_text
@@ -125,7 +125,7 @@ class NamedSlab:
     def __init__(self, nbytes: int, name: str | None = None, *, own: bool = True) -> None:
         self.nbytes = nbytes
         self._owner = own
-        self._segment = shared_memory.SharedMemory(name, create=name is None, size=nbytes)
+        self._segment = _Segment(name, create=name is None, size=nbytes)
         if name is None:
             self._reserve()
         assert self._segment.buf is not None
@@ -162,19 +162,25 @@ class NamedSlab:
             self._owner = False
             with contextlib.suppress(FileNotFoundError):
                 segment.unlink()
-        _close_when_unviewed(segment)
-
-
-def _close_when_unviewed(segment: shared_memory.SharedMemory) -> None:
-    """Unmap `segment` now, or leave that to the last view: SharedMemory itself would raise, also from its __del__."""
-    try:
         segment.close()
-    except BufferError:
-        segment._buf = None  # type: ignore[attr-defined]
-        segment._mmap = None  # type: ignore[attr-defined]
-        if segment._fd >= 0:  # type: ignore[attr-defined]
-            os.close(segment._fd)  # type: ignore[attr-defined]
-            segment._fd = -1  # type: ignore[attr-defined]
+
+
+class _Segment(shared_memory.SharedMemory):
+    """Shared memory that may be closed while it is viewed: the last view unmaps it."""
+
+    _buf: Any
+    _mmap: Any
+    _fd: int
+
+    def close(self) -> None:
+        """Unmap now, or leave that to the last view; SharedMemory itself raises then, also from its __del__."""
+        try:
+            super().close()
+        except BufferError:
+            self._buf = self._mmap = None
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
 
 
 def memfd_works() -> bool:

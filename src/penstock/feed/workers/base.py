@@ -48,6 +48,8 @@ class Report:
     """Every sample was skipped."""
     oversize: Slab | None = None
     """The segment that the batch came in, because it outgrew its slot."""
+    needed: int = 0
+    """The bytes of slot that would have done, when a part's was too small."""
     samples: int = 0
     nbytes: int = 0
     fetch_ns: int = 0

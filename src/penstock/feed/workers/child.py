@@ -26,7 +26,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils.worker import WorkerInfo, _generate_state
 
-from penstock.core.errors import UnpicklableError
+from penstock.core.errors import TransportError, UnpicklableError
 from penstock.feed.collate import set_current_room, stack_in_slots
 from penstock.feed.transport import channel, codec
 from penstock.feed.transport.control import Control
@@ -188,7 +188,12 @@ class _Worker:
             self._work(memoryview(body)[1:])
         elif kind == b"S":
             number, nbytes, name = pickle.loads(memoryview(body)[1:])
-            slab = attach(Handle(nbytes, fds[0] if fds else None, name))
+            try:
+                slab = attach(Handle(nbytes, fds[0] if fds else None, name))
+            except TransportError as error:
+                if isinstance(error.__cause__, FileNotFoundError):  # removed already: the training process is closing
+                    raise channel.Closed from error
+                raise
             self._slabs[number] = (slab, np.frombuffer(slab.memory, np.uint8))
         elif kind == b"F":
             slab, memory = self._slabs.pop(pickle.loads(memoryview(body)[1:]))
@@ -215,17 +220,7 @@ class _Worker:
                 return
             (seq,) = struct.unpack_from("<Q", message[0])
             self._cells[self._claim_cell] = seq + 1
-        self._catch_up()
         self._work(memoryview(message[0]))
-
-    def _catch_up(self) -> None:
-        """Read the inbox: slabs are announced there before any piece that uses them is given out."""
-        while self._readable(self._ends.inbox):
-            self._obey()
-
-    @staticmethod
-    def _readable(end: socket.socket) -> bool:
-        return bool(select.select([end], [], [], 0)[0])
 
     # ── one piece ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -251,6 +246,8 @@ class _Worker:
                 raise _CancelledError
             cells[row_cell] = row
 
+        while has_slot and slab not in self._slabs:
+            self._obey()  # its announcement was sent before this piece, and is in the inbox or on its way there
         memory = self._slabs[slab][1][offset : offset + nbytes] if has_slot else np.empty(0, np.uint8)
         part = Part(start, stop, total) if total >= 0 else None
         try:
@@ -309,8 +306,8 @@ class _Worker:
         evidence = self._witness.evidence() if self._witness is not None else ""
         handle = oversize.give_away() if oversize is not None else None
         extra = b""
-        if evidence or made.skipped or handle is not None:
-            extra = pickle.dumps((evidence, made.skipped, handle and (handle.nbytes, handle.name)))
+        if evidence or made.skipped or made.needed or handle is not None:
+            extra = pickle.dumps((evidence, made.skipped, made.needed, handle and (handle.nbytes, handle.name)))
         used = made.room.used if made.room is not None else 0
         times = (made.fetch_ns, made.collate_ns)
         head = RESULT.pack(seq, self._options.worker, outcome, made.samples, used, *times)

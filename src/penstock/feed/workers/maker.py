@@ -77,6 +77,8 @@ class Made:
     room: Room | None = None
     batch: Any = None
     part: tuple[BatchSpec, list[list[Any]]] | None = None
+    needed: int = 0
+    """The bytes of room that would have done, when a part's was too small."""
     samples: int = 0
     ended: bool = False
     """The iterable dataset is exhausted, and this piece got nothing."""
@@ -215,6 +217,7 @@ class BatchMaker:
             return BatchWriter.begin(head[0], total, made.room, start)
         except NoRoomError as error:
             if part is not None or enlarge is None:
+                made.needed = error.needed
                 return None  # a part's samples then travel as they are, and the batch is put together where they arrive
             made.room = enlarge(error.needed)
             return BatchWriter.begin(head[0], total, made.room, start)

@@ -198,8 +198,9 @@ class ProcessPool:
             ready = self._poller.poll(None if remaining is None else remaining * 1000)
             dead = [self._by_sentinel[fd] for fd, _ in ready if fd in self._by_sentinel]
             if dead:
-                events = [*self._reports()]
-                return [*events, *(self._bury(worker) for worker in dead)]
+                for worker in dead:
+                    events += self._bury(worker)
+                return events
             if not ready and remaining is not None and remaining <= 0:
                 return []
 
@@ -223,8 +224,13 @@ class ProcessPool:
         claimed = self._control.claimed(worker)
         return (None if claimed is None else self._outstanding.get(claimed)), self._control.row(worker)
 
-    def _bury(self, worker: int) -> Death:
-        """Find out what a dead worker had. Under the lock no other worker is between taking a piece and claiming it."""
+    def _bury(self, worker: int) -> list[Report | Death]:
+        """Find out what a dead worker had, and return what came in meanwhile and the death.
+
+        Under the lock no worker is between taking a piece and claiming it. The results are read after the claims:
+        a worker sends its result before it claims another piece, so what is neither queued nor claimed nor among the
+        results has been lost with its worker.
+        """
         process = self.processes[worker]
         self._poller.unregister(process.sentinel)
         del self._by_sentinel[process.sentinel]
@@ -232,7 +238,8 @@ class ProcessPool:
         with self._control.lock():
             self._reclaim()
             claims = {self._control.claimed(other) for other in range(self.size) if other != worker}
-            blamed, row = self.piece(worker)
+        reports = self._reports()
+        blamed, row = self.piece(worker)
         queued = {_seq(body) for body in self._waiting}
         lost = [
             piece
@@ -244,7 +251,8 @@ class ProcessPool:
         self._inboxes[worker].close()
         self._outboxes[worker].clear()
         self._flush_queue()
-        return Death(worker, process.pid or 0, _cause(process.exitcode), lost, blamed if blamed in lost else None, row)
+        cause = _cause(process.exitcode)
+        return [*reports, Death(worker, process.pid or 0, cause, lost, blamed if blamed in lost else None, row)]
 
     def _reclaim(self) -> None:
         """Take back everything that waits in the shared queue, in order, in front of what did not fit in yet."""
@@ -304,7 +312,7 @@ def _parse(body: bytes, fds: list[int]) -> Report:
     (seq, worker, outcome, samples, nbytes, fetch_ns, collate_ns), extra, envelope = child.parse_result(body)
     report = Report(seq, worker, samples=samples, nbytes=nbytes, fetch_ns=fetch_ns, collate_ns=collate_ns)
     if extra is not None:
-        report.evidence, report.skipped, segment = extra
+        report.evidence, report.skipped, report.needed, segment = extra
         if segment is not None:
             handle = Handle(segment[0], fds[0] if fds else None, segment[1])
             report.oversize = attach(handle, own=True)

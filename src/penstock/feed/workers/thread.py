@@ -130,6 +130,7 @@ class ThreadPool:
         memory = np.frombuffer(piece.slot.memory, np.uint8) if piece.slot is not None else np.empty(0, np.uint8)
         made = maker.make(piece.indices, Room(memory), tick=tick, part=piece.part, enlarge=enlarge)
         report.samples, report.skipped, report.ended = made.samples, made.skipped, made.ended
+        report.needed = made.needed
         report.fetch_ns, report.collate_ns = made.fetch_ns, made.collate_ns
         if piece.part is not None:
             report.part = made.part
