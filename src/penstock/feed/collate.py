@@ -24,6 +24,7 @@ from penstock.core.units import round_up
 from penstock.feed.transport.codec import INBAND_NBYTES
 from penstock.feed.transport.room import ALIGNMENT, NoRoomError, Room, view_tensor
 
+_LARGE_SAMPLE_NBYTES = 65_536
 _TORCH_STACK = default_collate_fn_map[torch.Tensor]
 
 
@@ -144,36 +145,35 @@ class _Sequence:
         return SequenceSpec(tuple(part.spec() for part in self.parts), named)
 
 
+def room_needed(sample: Any, total: int) -> int:
+    """Return the bytes of room for a batch of `total` samples like this one; 0 when no slot would pay."""
+    leaf_nbytes = [nbytes * total for nbytes in _array_nbytes(sample)]
+    if sum(leaf_nbytes) <= INBAND_NBYTES:
+        return 0
+    return sum(round_up(nbytes, ALIGNMENT) for nbytes in leaf_nbytes) + ALIGNMENT
+
+
+def pays_by_rows(sample: Any) -> bool:
+    """Return whether to copy samples like this one as they come, rather than stack them all at the end.
+
+    A copy by itself costs about 5 µs; a list of large samples costs fresh pages for every batch.
+    """
+    return sum(_array_nbytes(sample)) >= _LARGE_SAMPLE_NBYTES
+
+
 class BatchWriter:
     """Collates samples one by one into `room`, as rows `start`, `start + 1` ... of a batch of `total`.
 
-    Use `begin` to make one: it returns None when there is nothing to gain (a small batch, or no arrays in it).
+    The room must have what `room_needed` says.
     """
 
-    def __init__(self, root: _Node, columns: list[list[Any]], room: Room, total: int, start: int) -> None:
-        self._root = root
-        self._columns = columns
+    def __init__(self, first_sample: Any, total: int, room: Room, start: int = 0) -> None:
+        self._columns: list[list[Any]] = []
+        self._root = _plan(first_sample, total, room, self._columns, start)
         self._room = room
-        self._total = total
         self._start = start
         self._count = 0
         self._misfits: list[Any] | None = None
-
-    @classmethod
-    def begin(cls, sample: Any, total: int, room: Room, start: int = 0) -> BatchWriter | None:
-        """Plan the batch from its first sample (which still has to be added).
-
-        Raises:
-            NoRoomError: the batch needs more than `room` has.
-        """
-        leaf_nbytes = [nbytes * total for nbytes in _array_nbytes(sample)]
-        if sum(leaf_nbytes) <= INBAND_NBYTES:
-            return None
-        needed = room.used + sum(round_up(nbytes, ALIGNMENT) for nbytes in leaf_nbytes) + ALIGNMENT
-        if needed > room.nbytes:
-            raise NoRoomError(needed)
-        columns: list[list[Any]] = []
-        return cls(_plan(sample, total, room, columns, start), columns, room, total, start)
 
     def add(self, sample: Any) -> None:
         """Write one sample to the next row."""
@@ -280,9 +280,9 @@ def _stack_in_current_room(batch: Any, *, collate_fn_map: Any = None) -> Any:
 
 def _stack_in(room: Room, batch: Any, *, collate_fn_map: Any = None) -> Any:
     first = batch[0]
-    for tensor in batch:
-        if not _is_plain(tensor) or tensor.shape != first.shape or tensor.dtype is not first.dtype:
-            return _TORCH_STACK(batch, collate_fn_map=collate_fn_map)
+    alike = set(map(type, batch)) == {torch.Tensor} and len({tensor.dtype for tensor in batch}) == 1
+    if not alike or not _is_dense(first) or any(tensor.requires_grad for tensor in batch):
+        return _TORCH_STACK(batch, collate_fn_map=collate_fn_map)
     if not _stacks_contiguously(first):
         return torch.stack(batch, 0)
     if first.nbytes * len(batch) <= INBAND_NBYTES:

@@ -150,10 +150,12 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def statistics(self) -> LoaderStatistics:
         """Return what has been counted so far: times by stage, stalls, slots, deaths, skipped samples."""
+        known = self._IterableDataset_len_called  # len() of an iterable dataset's loader arms a warning; not here
         try:
             length = len(self)
         except (TypeError, NotImplementedError):
             length = None
+        self._IterableDataset_len_called = known
         with_workers = self.num_workers > 0
         return self._counters.snapshot(
             ring=self._ring.counts() if self._ring is not None else RingCounts(),

@@ -15,8 +15,8 @@ from typing import Any, Literal
 from torch.utils.data import default_collate
 
 from penstock.core.batch import BatchSpec, ColumnSpec
-from penstock.feed.collate import BatchWriter, collate_samples
-from penstock.feed.transport.room import NoRoomError, Room
+from penstock.feed.collate import BatchWriter, collate_samples, pays_by_rows, room_needed
+from penstock.feed.transport.room import Room
 
 Tick = Callable[[int], None]
 """Called with the row before each sample is made; may raise to abandon the batch."""
@@ -209,18 +209,21 @@ class BatchMaker:
         part: Part | None,
         enlarge: Callable[[int], Room] | None,
     ) -> BatchWriter | None:
-        """Return a writer for the batch that begins with `head`, or None when its samples are better kept in a list."""
+        """See to room for the batch that begins with `head`; return a writer for it where writing row by row pays."""
         if not (self._by_rows and head and made.room is not None):
             return None
         total, start = (part.total, part.start) if part else (count, 0)
-        try:
-            return BatchWriter.begin(head[0], total, made.room, start)
-        except NoRoomError as error:
+        needed = room_needed(head[0], total)
+        if not needed:
+            return None
+        if needed > made.room.nbytes:
             if part is not None or enlarge is None:
-                made.needed = error.needed
+                made.needed = needed
                 return None  # a part's samples then travel as they are, and the batch is put together where they arrive
-            made.room = enlarge(error.needed)
-            return BatchWriter.begin(head[0], total, made.room, start)
+            made.room = enlarge(needed)
+        if part is None and not pays_by_rows(head[0]):
+            return None
+        return BatchWriter(head[0], total, made.room, start)
 
     def _timed_fetch(self, indices: Sequence[Any], row: int, made: Made, tick: Tick | None) -> list[Any]:
         began = time.perf_counter_ns()
