@@ -1,4 +1,4 @@
-"""What a benchmark found: raw repeats, the ratios of each, and whether a target was reached. Data only, to and from JSON.
+"""What a benchmark found: raw repeats, the ratios of each, which targets were reached. Data only, to and from JSON.
 
 A ratio is always penstock's figure divided by the other's of the same round, so that a machine that slows down for
 a while slows both. Whether more or less is better follows from the target: `at_least` or `at_most`.

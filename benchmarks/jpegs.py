@@ -1,4 +1,4 @@
-"""JPEG files of 500x375 pixels in a temporary folder, and the dataset that decodes, crops and flips them with Pillow."""
+"""JPEG files of 500x375 pixels in a temporary folder, and the dataset that decodes them with Pillow."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from benchmarks.workloads import SEED, Workload
 
 WIDTH, HEIGHT, CROP = 500, 375, 224
 FILES = 96
-QUALITY = 90
+QUALITY = 92
+GRAIN = 7.0
 
 
 class Jpegs(Dataset[Tensor]):
-    """Sample `i`: file `i` modulo their number, decoded, cropped at random to 224x224, flipped or not; 3x224x224 uint8."""
+    """Sample `i`: file `i` modulo their number, decoded, cropped at random, flipped or not: 3x224x224 uint8."""
 
     def __init__(self, paths: list[str], length: int) -> None:
         self.paths = paths
@@ -61,6 +62,7 @@ def _write(folder: Path) -> list[str]:
             coarse = Image.fromarray(draw.integers(0, 256, (side, side, 3), dtype=np.uint8))
             fine = np.asarray(coarse.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC), np.float32)
             scene += (fine - 127.5) * (weight / 127.5)
+        scene += draw.normal(0, GRAIN, scene.shape[:2])[..., None]
         path = folder / f"{number:04}.jpg"
         Image.fromarray((scene + 127.5).clip(0, 255).astype(np.uint8)).save(path, quality=QUALITY)
         paths.append(str(path))

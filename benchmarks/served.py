@@ -13,13 +13,11 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.contestants import Contestant
+from benchmarks.laps import Consumer, Lap, lap
 from benchmarks.workloads import Workload
-
-if TYPE_CHECKING:
-    from benchmarks.measure import Lap
 
 TIMEOUT_S = 90.0
 
@@ -60,14 +58,14 @@ def served(peer: Contestant, workload: Workload, way: str) -> Iterator[Callable[
     finally:
         ours.close()
         process.join(10)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid or 0, signal.SIGKILL)
+        assert process.pid is not None
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
         process.join()
 
 
 def _serve(asked: Connection, peer: Contestant, workload: Workload, way: str) -> None:
-    from benchmarks.measure import Consumer, lap  # not at the top: measure imports this file
-
     os.setsid()  # so that its descendants can be ended with it
     consume = Consumer(way)
     try:
@@ -76,6 +74,6 @@ def _serve(asked: Connection, peer: Contestant, workload: Workload, way: str) ->
             with suppress(EOFError):
                 while asked.recv():
                     asked.send(lap(epochs, consume))
-    except Exception as error:  # noqa: BLE001: whatever a peer raises is its result
+    except Exception as error:  # noqa: BLE001  whatever a peer raises is its result
         with suppress(OSError):
             asked.send(f"{type(error).__name__}: {error}"[:300])

@@ -38,13 +38,14 @@ class Workload:
 class Pool(Dataset[Tensor]):
     """Samples that lie in memory: sample `i` is a view of row `i` modulo the pool's size, made without a copy."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: type[np.generic], length: int) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: type[np.float32 | np.uint8 | np.int64], length: int) -> None:
         rows = max(1, POOL_NBYTES // (int(np.prod(shape)) * np.dtype(dtype).itemsize))
         draw = np.random.default_rng(SEED)
-        if np.issubdtype(dtype, np.floating):
-            self.pool: np.ndarray = draw.random((rows, *shape), dtype=dtype)
-        else:
-            self.pool = draw.integers(0, 256, (rows, *shape), dtype=dtype)
+        self.pool: np.ndarray = (
+            draw.random((rows, *shape), dtype=np.float32)
+            if dtype is np.float32
+            else draw.integers(0, 256, (rows, *shape), dtype=dtype)
+        )
         self.length = length
 
     def __len__(self) -> int:
@@ -70,11 +71,16 @@ class Copied(Dataset[Tensor]):
 
 
 class Slow(Dataset[Tensor]):
-    """Another dataset of which one sample in a hundred takes `extra_s` longer: it sleeps, or it burns CPU."""
+    """Another dataset whose samples take `ordinary_s` of CPU each, and one in a hundred of them `TIMES_SLOWER` as long.
 
-    def __init__(self, inner: Copied, *, extra_s: float, burn: bool) -> None:
+    The slow ones sleep through the rest of that time, or burn CPU all the while.
+    """
+
+    TIMES_SLOWER = 100
+
+    def __init__(self, inner: Copied, *, ordinary_s: float, burn: bool) -> None:
         self.inner = inner
-        self.extra_s = extra_s
+        self.ordinary_s = ordinary_s
         self.burn = burn
         self.slow = frozenset(Random(SEED).sample(range(len(inner)), round(len(inner) / 100)))
 
@@ -82,14 +88,17 @@ class Slow(Dataset[Tensor]):
         return len(self.inner)
 
     def __getitem__(self, index: int) -> Tensor:
+        until = time.thread_time() + self.ordinary_s  # CPU of this thread: a crowded core makes no sample cheaper
+        sample = self.inner[index]
         if index in self.slow:
+            rest_s = (self.TIMES_SLOWER - 1) * self.ordinary_s
             if self.burn:
-                until = time.thread_time() + self.extra_s  # CPU of this thread: a crowded core makes no sample cheaper
-                while time.thread_time() < until:
-                    pass
+                until += rest_s
             else:
-                time.sleep(self.extra_s)
-        return self.inner[index]
+                time.sleep(rest_s)
+        while time.thread_time() < until:
+            pass
+        return sample
 
 
 class Integers(Dataset[int]):
@@ -127,16 +136,14 @@ def tokens(batches: int, batch_size: int = 64) -> Workload:
 
 def integers(batches: int, batch_size: int = 128) -> Workload:
     """Tiny items: Python ints, 1 KiB for a batch of 128."""
-    return Workload(
-        name="integers", dataset=Integers(batch_size * batches), batch_size=batch_size, batches=batches
-    )
+    return Workload(name="integers", dataset=Integers(batch_size * batches), batch_size=batch_size, batches=batches)
 
 
-def in_memory(*, quick: bool) -> Iterator[Workload]:
-    """Yield the three workloads of the transport rows."""
-    yield images(16 if quick else 40)
-    yield clips(40 if quick else 120)
-    yield tokens(250 if quick else 800)
+def in_memory(*, quick: bool, longer: int = 1) -> Iterator[Workload]:
+    """Yield the three workloads of the transport rows, in epochs that take torch's two workers about a second."""
+    yield images((40 if quick else 100) * longer)
+    yield clips((100 if quick else 250) * longer)
+    yield tokens((500 if quick else 1200) * longer)
 
 
 def copied(workload: Workload) -> Workload:

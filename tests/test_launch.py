@@ -108,7 +108,17 @@ def test_the_scripts_dataloader_is_penstocks(tmp_path: Path) -> None:
 def test_the_report_and_run_json_say_where_the_time_went(tmp_path: Path) -> None:
     path = script(tmp_path, TRAINING)
     run = penstock(tmp_path, "run", "--json", "kept.json", path.name)
-    for word in ("TensorDataset", "samples/s", "stalled", "read+decode", "collate", "transport", "wait", "step", "peak"):
+    for word in (
+        "TensorDataset",
+        "samples/s",
+        "stalled",
+        "read+decode",
+        "collate",
+        "transport",
+        "wait",
+        "step",
+        "peak",
+    ):
         assert word in run.stderr
     data = json.loads((tmp_path / "kept.json").read_text())
     (loader,) = data["loaders"]

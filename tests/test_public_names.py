@@ -10,13 +10,13 @@ import penstock
 NAMES = """
 DataLoader LoaderStatistics OptionError PenstockError RingCounts SKIP ScriptError StageTimes TransportError
 UnpicklableError WorkerError WorkerKilledError WorkerStartError WorkerTimeoutError __version__
-""".split()
+"""
 
 
 def test_the_public_names_are_these() -> None:
-    assert sorted(penstock.__all__) == sorted(NAMES)
-    assert all(getattr(penstock, name) is not None for name in NAMES)
-    assert set(NAMES) <= set(dir(penstock))
+    assert sorted(penstock.__all__) == sorted(NAMES.split())
+    assert all(getattr(penstock, name) is not None for name in NAMES.split())
+    assert set(NAMES.split()) <= set(dir(penstock))
 
 
 def test_importing_penstock_imports_neither_torch_nor_starts_a_thread() -> None:

@@ -25,9 +25,13 @@ class RowsSpec:
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
-    """One Python value per sample, kept beside the slot as column number `number`."""
+    """One Python value per sample, kept beside the slot as column number `number`.
+
+    torch's collate gets the column of a sequence's field as a tuple, that of a mapping's as a list; text shows which.
+    """
 
     number: int
+    as_tuple: bool = False
 
 
 @dataclass(frozen=True, slots=True)

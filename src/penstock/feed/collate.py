@@ -90,7 +90,8 @@ class _ArrayRows:
 class _Column:
     """Anything else: a list, for torch's collate."""
 
-    def __init__(self, columns: list[list[Any]], start: int) -> None:
+    def __init__(self, columns: list[list[Any]], start: int, as_tuple: bool) -> None:
+        self.as_tuple = as_tuple
         self.number = len(columns)
         self.start = start
         self.values: list[Any] = []
@@ -103,7 +104,7 @@ class _Column:
         return self.values[row - self.start]
 
     def spec(self) -> ColumnSpec:
-        return ColumnSpec(self.number)
+        return ColumnSpec(self.number, self.as_tuple)
 
 
 class _Dict:
@@ -208,25 +209,10 @@ class BatchWriter:
         return self._root.spec(), self._columns
 
 
-def merge(parts: Sequence[tuple[BatchSpec, list[list[Any]]]], bounds: Sequence[tuple[int, int]], room: Room) -> Any:
-    """Return the batch that several workers filled; `bounds` are the rows (start, stop) of each part, in order."""
-    spec = parts[0][0]
-    if all(other == spec for other, _ in parts):
-        columns = [list(itertools.chain(*pieces)) for pieces in zip(*(part for _, part in parts), strict=True)]
-        return assemble(spec, columns, room)
-    # The parts do not agree on the mould of a sample: back to samples, and torch's collate has the last word.
-    samples: list[Any] = []
-    for (part_spec, columns), (start, stop) in zip(parts, bounds, strict=True):
-        places = leaves(part_spec)
-        for row in range(stop - start):
-            values = [
-                columns[leaf.number][row]
-                if isinstance(leaf, ColumnSpec)
-                else view_tensor(room.memory, leaf.offset, leaf.size, leaf.dtype)[start + row]
-                for leaf in places
-            ]
-            samples.append(build(part_spec, values))
-    return collate(samples, collate_fn_map=default_collate_fn_map)
+def merge(parts: Sequence[tuple[BatchSpec, list[list[Any]]]], room: Room) -> Any:
+    """Return the batch that several workers filled, part by part in the order of its rows; all specs are equal."""
+    columns = [list(itertools.chain(*pieces)) for pieces in zip(*(columns for _, columns in parts), strict=True)]
+    return assemble(parts[0][0], columns, room)
 
 
 def assemble(spec: BatchSpec, columns: list[list[Any]], room: Room, *, rows: int | None = None) -> Any:
@@ -235,7 +221,8 @@ def assemble(spec: BatchSpec, columns: list[list[Any]], room: Room, *, rows: int
 
     def value(leaf: RowsSpec | ColumnSpec) -> Any:
         if isinstance(leaf, ColumnSpec):
-            return collate(columns[leaf.number], collate_fn_map=stackers)
+            column = columns[leaf.number]
+            return collate(tuple(column) if leaf.as_tuple else column, collate_fn_map=stackers)
         tensor = view_tensor(room.memory, leaf.offset, leaf.size, leaf.dtype)
         return tensor if rows is None or rows == leaf.size[0] else tensor[:rows]
 
@@ -294,7 +281,9 @@ def _stack_in(room: Room, batch: Any, *, collate_fn_map: Any = None) -> Any:
     return torch.stack(batch, 0, out=out)
 
 
-def _plan(value: Any, total: int, room: Room, columns: list[list[Any]], start: int) -> _Node:
+def _plan(
+    value: Any, total: int, room: Room, columns: list[list[Any]], start: int, *, in_sequence: bool = False
+) -> _Node:
     if _is_plain(value) and _stacks_contiguously(value):
         return _TensorRows(value, total, room)
     if type(value) in _PLAIN_ARRAYS and (dtype := _torch_dtype(value.dtype)) is not None:
@@ -302,8 +291,8 @@ def _plan(value: Any, total: int, room: Room, columns: list[list[Any]], start: i
     if type(value) is dict:
         return _Dict({key: _plan(part, total, room, columns, start) for key, part in value.items()})
     if _is_plain_sequence(value):
-        return _Sequence(type(value), [_plan(part, total, room, columns, start) for part in value])
-    return _Column(columns, start)
+        return _Sequence(type(value), [_plan(part, total, room, columns, start, in_sequence=True) for part in value])
+    return _Column(columns, start, in_sequence)
 
 
 def _array_nbytes(value: Any) -> list[int]:

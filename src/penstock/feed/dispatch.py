@@ -70,6 +70,10 @@ class Dispatch:
             return self._window
         return most
 
+    def forbid_splitting(self) -> None:
+        """Split no more batches: their samples do not all have the same shape."""
+        self._splittable = False
+
     def starved(self) -> None:
         """Widen the window: the step waits, and a worker has nothing to do."""
         if self._window and self._window < self._prefetch_factor * self._workers:

@@ -172,8 +172,7 @@ class EpochRunner:
             return codec.decode(batch.envelope, memory)
         starts = sorted(batch.parts)
         counters.split_batches += 1
-        parts = [part for start in starts if (part := batch.parts[start].part) is not None]
-        return merge(parts, [(start, batch.stops[start]) for start in starts], Room(memory))
+        return merge([part for start in starts if (part := batch.parts[start].part) is not None], Room(memory))
 
     def _lend(self, slot: Slot, nbytes: int) -> np.ndarray:
         memory = self._ring.lend(slot)
@@ -293,13 +292,19 @@ class EpochRunner:
         self._take(batch, piece, report)
         if batch.left:
             return
+        if not self._send_again(batch, piece):
+            self._settle(batch)
+
+    def _send_again(self, batch: _Batch, piece: Piece) -> bool:
+        """Draw the conclusions from a batch whose pieces are all back; return whether one had to go out again."""
         if self._dispatch.mode == "probing" and piece.part is not None and batch.evidence:
             self._dispatch.decide(batch.evidence)
             self._go_on_alone(batch)
         elif self._dispatch.mode in ("probing", "demand"):
             self._dispatch.decide(batch.evidence)
-        if batch.left == 0:
-            self._settle(batch)
+        if not batch.left and batch.error is None and _parts_disagree(batch):
+            self._make_whole(batch)
+        return batch.left > 0
 
     def _take(self, batch: _Batch, piece: Piece, report: Report) -> None:
         """Put what a piece brought into its batch."""
@@ -352,6 +357,12 @@ class EpochRunner:
         batch.samples, batch.nbytes = first.samples, first.nbytes
         rows = len(batch.indices)
         self._submit(batch, batch.indices[own:], Part(own, rows, rows), 0)
+
+    def _make_whole(self, batch: _Batch) -> None:
+        """Have one worker make a batch whose parts have samples of different moulds, and split no more."""
+        self._dispatch.forbid_splitting()
+        batch.parts, batch.stops, batch.samples = {}, {}, 0
+        self._submit(batch, batch.indices, None, batch.worker)
 
     def _settle(self, batch: _Batch) -> None:
         """Put a finished batch where it will be handed out."""
@@ -462,6 +473,11 @@ class EpochRunner:
                 what = "its stream" if self._job.iterable else f"sample {self._culprit(piece, row)!r}"
                 words.append(f"worker {worker} (pid {process.pid}) is at {what}")
         return "; ".join([*words, "raise timeout, or look at what those samples wait for"])
+
+
+def _parts_disagree(batch: _Batch) -> bool:
+    specs = [report.part[0] for report in batch.parts.values() if report.part is not None]
+    return any(spec != specs[0] for spec in specs)
 
 
 def _close(pool: Pool, ring: Ring) -> None:

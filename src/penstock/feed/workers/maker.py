@@ -183,6 +183,7 @@ class BatchMaker:
         enlarge: Callable[[int], Room] | None,
     ) -> None:
         head = self._timed_fetch(indices[:1], 0, made, tick)
+        made.samples = len(head)
         if made.ended:
             return
         writer = self._begin(head, len(indices), made, part, enlarge)
@@ -191,7 +192,6 @@ class BatchMaker:
             self._finish_list([*head, *rest], len(indices), made, part)
             return
         writer.add(head[0])
-        made.samples = 1
         for row in range(1, len(indices)):
             got = self._timed_fetch(indices[row : row + 1], row, made, tick)
             if got:

@@ -1,0 +1,80 @@
+"""SPDL: its DataLoader, which makes samples in threads, and the same stages in a subprocess with a pool of segments.
+
+Its loader for torch datasets (`get_pytorch_dataloader`) is left out: it starts its processes anew for every epoch, and
+an epoch of 40 batches of float images took it 28 s.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch.utils.data import default_collate
+
+from benchmarks.contestants import WORKERS, Epochs, Held
+from benchmarks.laps import arrays
+from benchmarks.workloads import Workload
+
+BUFFERED = 2 * WORKERS
+
+
+class SpdlThreads:
+    """Samples are made in threads, one by one, then put together; in the order of the source."""
+
+    name = "SPDL, threads"
+
+    def missing(self) -> str | None:
+        return None if importlib.util.find_spec("spdl") else "not installed"
+
+    def suits(self, workload: Workload) -> bool:
+        return True
+
+    def open(
+        self, workload: Workload, *, workers: int = WORKERS, persistent: bool = True, method: str | None = None
+    ) -> Held:
+        from spdl.dataloader import DataLoader
+
+        return Held(
+            DataLoader(
+                range(workload.samples),
+                preprocessor=workload.dataset.__getitem__,
+                batch_size=workload.batch_size,
+                aggregator=default_collate,
+                num_threads=workers,
+                buffer_size=BUFFERED,
+                output_order="input",
+            )
+        )
+
+
+class SpdlSubprocess:
+    """The same in the threads of one subprocess, whose batches come back through segments that are reused."""
+
+    name = "SPDL, subprocess"
+
+    def missing(self) -> str | None:
+        return SpdlThreads().missing()
+
+    def suits(self, workload: Workload) -> bool:
+        return True
+
+    @contextmanager
+    def open(
+        self, workload: Workload, *, workers: int = WORKERS, persistent: bool = True, method: str | None = None
+    ) -> Iterator[Epochs]:
+        from spdl.pipeline import PipelineBuilder, SharedMemorySegmentPool, run_pipeline_in_subprocess
+
+        config = (
+            PipelineBuilder()
+            .add_source(range(workload.samples))
+            .pipe(workload.dataset.__getitem__, concurrency=workers, output_order="input")
+            .aggregate(workload.batch_size)
+            .pipe(default_collate)
+            .add_sink(BUFFERED)
+            .get_config()
+        )
+        sample_nbytes = sum(array.nbytes for array in arrays(default_collate([workload.dataset[0]])))
+        pool = SharedMemorySegmentPool(workload.batch_size * sample_nbytes + (1 << 16), BUFFERED + 2)
+        with Held(run_pipeline_in_subprocess(config, num_threads=workers, arena=pool)) as held:
+            yield held

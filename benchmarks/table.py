@@ -1,0 +1,123 @@
+"""Results as tables: for a terminal, and as Markdown (`python -m benchmarks.table FILE.json ...`). Pure data → text."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.figures import OURS, Result, Spread, Target
+
+HEADINGS = ("measured", "unit", "penstock", "against", "its figure", "ratio", "min … max", "target", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One comparison, in words."""
+
+    cells: tuple[str, ...]
+    reached: bool | None
+    """None where there is no target."""
+
+
+def lines(results: list[Result]) -> Iterator[Line]:
+    """Yield a line for every result and everyone that it is compared with."""
+    for result in results:
+        mine = Spread.of(result.figures[OURS]).median if result.figures else None
+        for number, (other, ratios) in enumerate(result.ratios.items()):
+            ratio = Spread.of(ratios)
+            target = result.target(other)
+            reached = target.reached(ratio.median) if target else None
+            theirs = Spread.of(result.figures[other]).median if result.figures else None
+            first = (result.name, result.unit, number_text(mine)) if number == 0 else ("", "", "")
+            yield Line(
+                cells=(
+                    *first,
+                    other,
+                    number_text(theirs),
+                    f"{ratio.median:.2f}",
+                    f"{ratio.lowest:.2f} … {ratio.highest:.2f}",
+                    str(target) if target else "",
+                    _verdict(reached),
+                ),
+                reached=reached,
+            )
+
+
+def terminal_table(results: list[Result]) -> Table:
+    """Return a rich table of `results`."""
+    table = Table(title="penstock beside torch's DataLoader", title_justify="left", header_style="bold")
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right" if heading in HEADINGS[2:3] + HEADINGS[4:8] else "left")
+    row = None
+    owners = [result for result in results for _ in result.ratios]
+    for result, line in zip(owners, lines(results), strict=True):
+        if row not in (None, result.row):
+            table.add_section()
+        row = result.row
+        *cells, verdict = line.cells
+        style = {True: "green", False: "red", None: "dim"}[line.reached]
+        table.add_row(*cells, f"[{style}]{verdict}[/]")
+    return table
+
+
+def markdown_table(report: dict[str, Any]) -> str:
+    """Return the report that `benchmarks.feed --json` wrote as a Markdown table, its command and machine above it."""
+    machine = report["machine"]
+    results = [Result.from_json(found) for found in report["results"]]
+    made_by = (
+        f"`{report['command']}` on {machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']} GiB, "
+        f"Python {machine['python']}, torch {machine['torch']}, {machine['date']}. Median of {report['repeats']} "
+        "interleaved repeats; the ratio is penstock's figure divided by the other's, round by round."
+    )
+    rows = [HEADINGS, ("---",) * len(HEADINGS), *(line.cells for line in lines(results))]
+    notes = [f"- {result.name}: {note}" for result in results for note in result.notes]
+    return "\n".join([made_by, "", *(f"| {' | '.join(cells)} |" for cells in rows), *([""] if notes else []), *notes])
+
+
+def summary(results: list[Result], seconds: float) -> str:
+    """Return one line: how many targets were reached, and which were not."""
+    missed = []
+    count = 0
+    for result in results:
+        for target, reached in zip(result.targets, result.verdicts(), strict=True):
+            count += 1
+            if not reached:
+                missed.append(_missed(result, target))
+    took = f"{int(seconds) // 60} min {int(seconds) % 60:02} s"
+    rest = f"; not reached: {', '.join(missed)}" if missed else ""
+    return f"feed: {count - len(missed)} of {count} targets reached in {took}{rest}"
+
+
+def number_text(value: float | None) -> str:
+    """Return `value` with three significant digits, or all of those before the point.
+
+    >>> number_text(26_214.4), number_text(0.01234), number_text(None)
+    ('26 214', '0.0123', '')
+    """
+    if value is None:
+        return ""
+    return f"{value:,.0f}".replace(",", " ") if value >= 100 else f"{value:.3g}"
+
+
+def _verdict(reached: bool | None) -> str:
+    return {True: "reached", False: "not reached", None: ""}[reached]
+
+
+def _missed(result: Result, target: Target) -> str:
+    return f"{result.name} ({Spread.of(result.ratios[target.against]).median:.2f}, {target} {target.against})"
+
+
+def main() -> None:
+    """Print the Markdown table of each file that is named."""
+    for name in sys.argv[1:]:
+        print(markdown_table(json.loads(Path(name).read_text())), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()

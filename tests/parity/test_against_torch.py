@@ -1,0 +1,230 @@
+"""penstock's DataLoader gives torch's batches: same order, same types, same bytes, same random states."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sample_sets import Augmented, Aware, Bulk, Nested, Numbered, Stream
+from torch.utils.data import (
+    ConcatDataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from penstock import DataLoader
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+def same(a: Any, b: Any) -> bool:
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride() and torch.equal(a, b)
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def compare(dataset: Any, epochs: int = 2, **arguments: Any) -> DataLoader:
+    """Run both loaders from the same seeds and compare all that can be seen."""
+    seen, states, loader = [], [], None
+    for kind in (TorchDataLoader, DataLoader):
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)
+        generator = torch.Generator().manual_seed(7)
+        loader = kind(dataset, generator=generator, **arguments)
+        seen.append([list(loader) for _ in range(epochs)])
+        states.append((generator.get_state(), torch.get_rng_state(), random.getstate()))
+    assert same(seen[0], seen[1])
+    assert same(states[0], states[1])
+    assert isinstance(loader, DataLoader)
+    return loader
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.sampled_from([Numbered, Augmented, Aware, Bulk, Nested]),
+    st.integers(1, 40),
+    st.sampled_from([None, 1, 3, 8, 50]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 3),
+    st.booleans(),
+    st.integers(1, 3),
+)
+def test_map_style_batches_are_torchs(
+    kind, size, batch_size, shuffle, drop_last, workers, persistent, prefetch
+) -> None:
+    arguments: dict[str, Any] = {"batch_size": batch_size, "shuffle": shuffle, "num_workers": workers}
+    if batch_size is not None:
+        arguments["drop_last"] = drop_last
+    if workers:
+        arguments |= {"persistent_workers": persistent, "prefetch_factor": prefetch}
+    compare(kind(size), **arguments)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 40), st.sampled_from([None, 1, 4]), st.booleans(), st.integers(0, 3), st.booleans())
+def test_iterable_batches_are_torchs(size, batch_size, drop_last, workers, persistent) -> None:
+    arguments: dict[str, Any] = {"batch_size": batch_size, "num_workers": workers}
+    if batch_size is not None:
+        arguments["drop_last"] = drop_last
+    if workers:
+        arguments["persistent_workers"] = persistent
+    compare(Stream(size), **arguments)
+
+
+def test_random_augmentations_of_large_split_batches_are_torchs() -> None:
+    loader = compare(Augmented(60, (3, 64, 64)), batch_size=16, shuffle=True, num_workers=3)
+    assert loader.statistics().dispatch == "round_robin"
+    assert "random" in loader.statistics().dispatch_reason or "torch" in loader.statistics().dispatch_reason
+
+
+def test_samples_that_cannot_tell_their_worker_are_dispatched_on_demand() -> None:
+    loader = compare(Numbered(60, (3, 64, 64), 0.001), batch_size=16, num_workers=3)
+    assert loader.statistics().dispatch == "demand"
+    assert loader.statistics().split_batches > 0
+
+
+def seed_as_told(worker: int) -> None:
+    torch.manual_seed(12345 + worker)
+
+
+def double(samples: list[Any]) -> Any:
+    images, labels = default_collate(samples)
+    return {"images": images * 2, "labels": labels, "same": [images, images]}
+
+
+WEIGHTS = torch.arange(1.0, 31.0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"batch_size": 4, "collate_fn": double},
+        {"batch_size": 4, "worker_init_fn": seed_as_told},
+        {"batch_sampler": [[1, 2], [3], [4, 5, 6], []][:3]},
+        {"batch_size": 7, "sampler": list(range(29, -1, -1))},
+        {"batch_size": None, "sampler": [3, 1, 2]},
+        {"batch_size": 5, "sampler": WeightedRandomSampler(WEIGHTS, 20)},
+        {"batch_size": 5, "sampler": SubsetRandomSampler(range(10))},
+        {"batch_size": 5, "in_order": False},
+    ],
+    ids=lambda arguments: "-".join(arguments),
+)
+def test_arguments_mean_what_they_mean_to_torch(workers: int, arguments: dict[str, Any]) -> None:
+    if workers and "in_order" in arguments:
+        got = list(DataLoader(Numbered(30), num_workers=workers, **arguments))
+        assert sorted(int(i) for _, labels in got for i in labels) == list(range(30))
+        return
+    compare(Augmented(30) if "worker_init_fn" in arguments else Numbered(30), num_workers=workers, **arguments)
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        TensorDataset(torch.randn(30, 4, 90), torch.arange(30)),
+        Subset(Numbered(50), list(range(5, 35))),
+        ConcatDataset([Numbered(10), Numbered(20)]),
+        [torch.full((70, 70), float(i)) for i in range(30)],
+        ["a", "bc", "d"] * 10,
+        [{"x": i, "y": [i, float(i)]} for i in range(30)],
+    ],
+    ids=lambda dataset: type(dataset).__name__,
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_datasets_of_torch_and_plain_lists_work(dataset: Any, workers: int) -> None:
+    compare(dataset, batch_size=8, shuffle=True, num_workers=workers)
+
+
+def test_samples_of_different_keys_or_sizes_end_as_in_torch() -> None:
+    grown = [{"a": torch.full((80, 80), float(i)), **({"b": torch.zeros(90, 90)} if i > 7 else {})} for i in range(16)]
+    compare(grown, batch_size=16, num_workers=2)
+    for kind in (TorchDataLoader, DataLoader):
+        ragged = [torch.zeros(90, 90 + (i > 7)) for i in range(16)]
+        with pytest.raises(
+            RuntimeError, match=r"stack expects each tensor to be equal size, but got \[90, 90\] at entry 0"
+        ):
+            list(kind(ragged, batch_size=16, num_workers=2))
+
+
+def test_threads_give_torchs_batches() -> None:
+    expected = list(TorchDataLoader(Numbered(50, (3, 64, 64)), batch_size=8))
+    assert same(expected, list(DataLoader(Numbered(50, (3, 64, 64)), batch_size=8, num_workers=3, workers="thread")))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_kept_batches_stay_right(workers: int) -> None:
+    loader = DataLoader(Numbered(200, (3, 64, 64)), batch_size=8, num_workers=workers, ring_bytes=3 << 20)
+    batches = list(loader)
+    counts = loader.statistics().ring
+    assert counts.nbytes <= counts.budget_nbytes
+    assert counts.copied_out > 0
+    del loader
+    for number, (images, labels) in enumerate(batches):
+        assert labels.tolist() == list(range(8 * number, 8 * number + 8))
+        assert torch.equal(images[:, 0, 0, 0], labels.float())
+
+
+def test_batches_may_be_written_to() -> None:
+    for images, labels in DataLoader(Numbered(64, (3, 64, 64)), batch_size=8, num_workers=2):
+        assert torch.equal(images[:, 2, 63, 63], labels.float())
+        images.add_(1000)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_two_iterators_of_one_loader_live_side_by_side(workers: int) -> None:
+    loader = DataLoader(Numbered(40), batch_size=4, num_workers=workers)
+    pairs = zip(iter(loader), iter(loader), strict=True)
+    assert all(same(a, b) for a, b in pairs)
+    inner = [int(y[0]) for x, _ in zip(loader, range(2), strict=False) for _, y in loader]
+    assert inner == [*range(0, 40, 4)] * 2
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_broken_off_epoch_leaves_the_next_one_whole(persistent: bool) -> None:
+    loader = DataLoader(Numbered(60, delay_s=0.001), batch_size=4, num_workers=2, persistent_workers=persistent)
+    for stop in (0, 3, 14):
+        for number, (_, labels) in enumerate(loader):
+            assert labels.tolist() == list(range(4 * number, 4 * number + 4))
+            if number == stop:
+                break
+    assert [int(label) for _, labels in loader for label in labels] == list(range(60))
+
+
+def test_num_workers_auto_loads() -> None:
+    loader = DataLoader(Numbered(20), batch_size=4, num_workers="auto")
+    assert loader.num_workers >= 0
+    assert len(list(loader)) == 5
+
+
+def test_pin_memory_without_an_accelerator_warns_as_torch_does() -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("there is an accelerator")
+    with pytest.warns(UserWarning, match="no accelerator is found"):
+        assert len(list(DataLoader(Numbered(4), pin_memory=True))) == 4
+
+
+def test_a_loader_can_be_pickled() -> None:
+    import pickle
+
+    loader = DataLoader(Numbered(8), batch_size=4)
+    list(loader)
+    assert same(list(pickle.loads(pickle.dumps(loader))), list(loader))
