@@ -84,8 +84,8 @@ def _race(
     notes = []
     runs: dict[str, Callable[[], Lap]] = {}
     with ExitStack() as stack:
-        if bound:  # first: its processes are forks of this one, which has no loader yet
-            runs[bound] = stack.enter_context(ceiling(workload))
+        # The ceiling comes first: its processes are forks of this one, which has no loader yet.
+        bounds = {bound: stack.enter_context(ceiling(workload))} if bound else {}
         for contestant in (OURS, TORCH):
             epochs = stack.enter_context(contestant.open(workload, workers=workers))
             runs[contestant.name] = partial(lap, epochs, Consumer(way))
@@ -94,6 +94,7 @@ def _race(
                 runs[peer.name] = stack.enter_context(served(peer, workload, way))
             except PeerFailedError as error:
                 notes.append(f"{peer.name} did not start: {error}")
+        runs.update(bounds)
         warm_up = interleave(runs, 1)
         ran = interleave({name: runs[name] for name in warm_up.rounds}, repeats)
         runs.clear()

@@ -73,8 +73,8 @@ def test_every_sample_comes_once_under_kills_out_of_order() -> None:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_stream_is_exact_under_kills() -> None:
     expected = [int(i) for _, labels in DataLoader(Stream(900), batch_size=10, num_workers=3) for i in labels]
-    loader = DataLoader(Stream(900, delay_s=0.002), batch_size=10, num_workers=3)
-    assert under_fire(loader, 0.2) == expected
+    loader = DataLoader(Stream(900, delay_s=0.0005), batch_size=10, num_workers=3)
+    assert under_fire(loader, 0.1) == expected
 
 
 def test_a_sample_that_kills_is_named() -> None:
@@ -209,7 +209,6 @@ def run(code: str, **arguments) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_killed_parent_leaves_no_worker_and_no_segment() -> None:
-    before = set(os.listdir("/dev/shm"))
     done = run(
         """
         import os, signal
@@ -222,12 +221,14 @@ def test_a_killed_parent_leaves_no_worker_and_no_segment() -> None:
         """
     )
     assert done.returncode == -signal.SIGKILL
-    for pid in map(int, done.stdout.split()):
+    pids = list(map(int, done.stdout.split()))
+    for pid in pids:
         deadline = time.monotonic() + 20
         while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]:
             assert time.monotonic() < deadline, "a worker outlived its parent"
             time.sleep(0.02)
-    assert set(os.listdir("/dev/shm")) <= before
+    segments = os.listdir("/dev/shm")  # torch names its own after the process that made them
+    assert not [name for name in segments if name.startswith(("psm_", *(f"torch_{pid}_" for pid in pids)))]
 
 
 def test_a_limit_of_64_descriptors_is_enough() -> None:

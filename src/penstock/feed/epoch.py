@@ -196,7 +196,8 @@ class EpochRunner:
                 if worker is None:
                     self._exhausted = not any(dispatch.active)
                     return
-            slot = self._ring.acquire(window + 2)
+            # One more than the window, for the batch that the user looks at; more only when the user keeps them all.
+            slot = self._ring.acquire(window + 1, grow=self._under_way == 0)
             if slot is None and self._under_way:
                 return
             batch = _Batch(self._next_number, None, slot, worker)

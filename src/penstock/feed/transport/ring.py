@@ -96,12 +96,14 @@ class Ring:
         self._oversize = 0
         self.copied_out = 0
 
-    def acquire(self, wanted: int = 4) -> Slot | None:
+    def acquire(self, wanted: int = 4, *, grow: bool = True) -> Slot | None:
         """Take a free slot for filling, adding slots when there is none; None when the budget is used up.
 
-        `wanted` is how many slots the caller expects to need altogether.
+        `wanted` is how many slots the caller expects to have in use; without `grow`, None once so many are.
         """
         self._take_back()
+        if not grow and sum(slot.state is not SlotState.FREE for slot in self._all_slots()) >= wanted:
+            return None
         if not self._can_use_free() and not self._grow(wanted):
             return None
         slot = self._free.pop()  # the one used last: its pages are mapped, and perhaps in a cache
