@@ -4,8 +4,9 @@ A sample is a view on a row of a NumPy array (`torch.from_numpy(pool[i])`): no c
 row "copies" every sample is a copy of that row in memory of its own, as a decoder would hand it out; there is no target
 for it, for the copying is the dataset's work and costs both sides the same.
 
-Inline, torch's speed depends on the C heap: a batch below glibc's threshold (32 MiB at most) may be laid into the block of
-an earlier one, already touched, or into fresh pages, by what the process freed before. Hence a fresh process per workload.
+Inline, torch's speed depends on the C heap: a batch below glibc's threshold (32 MiB at most) may be laid into the block
+of an earlier one, already touched, or into fresh pages, by what the process freed before. Hence a fresh process per
+workload, which freed nothing large.
 """
 
 from __future__ import annotations

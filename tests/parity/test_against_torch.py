@@ -90,6 +90,11 @@ def test_iterable_batches_are_torchs(size, batch_size, drop_last, workers, persi
     compare(Stream(size), **arguments)
 
 
+def test_random_augmentations_of_a_long_epoch_are_torchs() -> None:
+    compare(Augmented(64), batch_size=8, shuffle=True, num_workers=2)
+    compare(Augmented(200), batch_size=8, shuffle=True, num_workers=3)
+
+
 def test_random_augmentations_of_large_split_batches_are_torchs() -> None:
     loader = compare(Augmented(60, (3, 64, 64)), batch_size=16, shuffle=True, num_workers=3)
     assert loader.statistics().dispatch == "round_robin"

@@ -189,17 +189,18 @@ class EpochRunner:
             window = dispatch.window()
             if self._under_way >= window or (dispatch.mode == "probing" and not self._may_probe()):
                 return
-            worker = None
-            if dispatch.mode in ("round_robin", "stream"):
-                most = window
-                worker = dispatch.next_worker(in_order=self._in_order, most=most)
-                if worker is None:
-                    self._exhausted = not any(dispatch.active)
-                    return
             # One more than the window, for the batch that the user looks at; more only when the user keeps them all.
             slot = self._ring.acquire(window + 1, grow=self._under_way == 0)
             if slot is None and self._under_way:
                 return
+            worker = None
+            if dispatch.mode in ("round_robin", "stream"):
+                worker = dispatch.next_worker(in_order=self._in_order, most=window)
+                if worker is None:
+                    self._exhausted = not any(dispatch.active)
+                    if slot is not None:
+                        self._ring.release(slot)
+                    return
             batch = _Batch(self._next_number, None, slot, worker)
             try:
                 batch.indices = next(self._indices)
