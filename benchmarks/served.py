@@ -20,6 +20,7 @@ from benchmarks.laps import Consumer, Lap, lap
 from benchmarks.workloads import Workload
 
 TIMEOUT_S = 90.0
+STOPPING_S = 10.0
 
 
 class PeerFailedError(Exception):
@@ -56,8 +57,10 @@ def served(peer: Contestant, workload: Workload, way: str) -> Iterator[Callable[
         answer()
         yield run
     finally:
+        with suppress(OSError):  # not left to the pipe's end, of which workers forked since then have a copy
+            ours.send(None)
         ours.close()
-        process.join(10)
+        process.join(STOPPING_S)
         assert process.pid is not None
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
