@@ -75,7 +75,11 @@ def _arguments() -> argparse.Namespace:
 
 
 def _report(plan: Plan, results: list[Result], absent: dict[str, str], seconds: float) -> dict[str, Any]:
-    words = [word for word in sys.argv[1:] if not word.endswith(".json") and not word.startswith("--json")]
+    words = sys.argv[1:]
+    if "--json" in words:  # where the file went is nobody's business
+        at = words.index("--json")
+        words = words[:at] + words[at + 2 :]
+    words = [word for word in words if not word.startswith("--json=")]
     return {
         "benchmark": "feed",
         "command": shlex.join(["python", "-m", "benchmarks.feed", *words]),
