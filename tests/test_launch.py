@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import re
+import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -60,6 +65,38 @@ def penstock(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
         pytest.param("def f():\n    raise ValueError('x')\nf()\n", (), id="uncaught exception"),
         pytest.param("print(__file__ is not None, __spec__)", (), id="module attributes"),
         pytest.param("1 +", (), id="syntax error"),
+        pytest.param(
+            "def f(x: int): pass\nprint(f.__annotations__, sorted(n for n in globals() if n[0] == '_'), __builtins__)",
+            (),
+            id="nothing of the launcher's leaks into the script",
+        ),
+        pytest.param("import sys; print(sys.argv)", ("a", "--", "--json", "-m", "x"), id="awkward arguments"),
+        pytest.param(
+            "import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\nprint(torch.get_num_threads())",
+            (),
+            id="what torch reads when it is imported",
+        ),
+        pytest.param(
+            "import atexit\natexit.register(print, 'bye')\nprint('words')\nraise KeyboardInterrupt",
+            (),
+            id="exit handlers after an interrupt",
+        ),
+        pytest.param(
+            "import threading, time\n"
+            "threading.Thread(target=lambda: (time.sleep(0.2), print('late'))).start()\nprint('main')",
+            (),
+            id="a thread that outlives the main one",
+        ),
+        pytest.param(
+            "import os, sys\nif os.fork() == 0:\n    sys.exit(0)\nos.wait()\nprint('parent')",
+            (),
+            id="a forked child that exits",
+        ),
+        pytest.param(
+            "import sys\nsys.excepthook = lambda t, v, tb: print(t, tb.tb_frame.f_code.co_name)\n1 / 0",
+            (),
+            id="the script's own excepthook",
+        ),
     ],
 )
 def test_a_script_prints_and_ends_as_under_python(tmp_path: Path, text: str, args: tuple[str, ...]) -> None:
@@ -79,6 +116,67 @@ def test_a_module_runs_as_under_python_m(tmp_path: Path) -> None:
     plain = python(tmp_path, "-m", "project.train", "--lr", "1")
     run = penstock(tmp_path, "run", "--quiet", "-m", "project.train", "--lr", "1")
     assert (run.stdout, run.stderr, run.returncode) == (plain.stdout, plain.stderr, 0)
+
+
+def test_a_folder_and_a_zip_file_run_as_under_python(tmp_path: Path) -> None:
+    folder = tmp_path / "app"
+    folder.mkdir()
+    script(folder, "import sys, other; print(sys.argv, sys.path[0][-7:], __file__, __package__)", "__main__.py")
+    script(folder, "", "other.py")
+    shutil.make_archive(str(folder), "zip", folder)
+    for target in ("app", "app.zip"):
+        plain = python(tmp_path, target, "a")
+        run = penstock(tmp_path, "run", "--quiet", target, "a")
+        assert (run.stdout, run.stderr, run.returncode) == (plain.stdout, plain.stderr, 0)
+
+
+def test_a_module_that_cannot_import_something_says_what(tmp_path: Path) -> None:
+    package = tmp_path / "project"
+    package.mkdir()
+    script(package, "import no_such_thing", "__init__.py")
+    script(package, "", "train.py")
+    run = penstock(tmp_path, "run", "--quiet", "-m", "project.train")
+    assert run.stderr.endswith("ModuleNotFoundError: No module named 'no_such_thing'\n")
+    assert run.returncode == 1
+
+
+def test_the_report_covers_what_threads_load_after_the_scripts_last_line(tmp_path: Path) -> None:
+    path = script(
+        tmp_path,
+        """
+        import threading, time, torch
+        from torch.utils.data import DataLoader
+
+        def late():
+            time.sleep(0.3)
+            list(DataLoader(torch.arange(10.0), batch_size=5))
+
+        threading.Thread(target=late).start()
+        """,
+    )
+    assert "10 samples in 2 batches" in penstock(tmp_path, "run", path.name).stderr
+
+
+def test_a_run_json_that_cannot_be_written_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    path = script(tmp_path, "import sys; sys.exit(4)")
+    run = penstock(tmp_path, "run", "--json", "no/such/folder/run.json", path.name)
+    assert run.returncode == 4
+    assert "cannot be written" in run.stderr.splitlines()[-1]
+
+
+def test_loaders_made_anew_for_every_epoch_are_reported_as_one(tmp_path: Path) -> None:
+    path = script(
+        tmp_path,
+        """
+        import torch
+        from torch.utils.data import DataLoader
+        for epoch in range(7):
+            list(DataLoader(torch.arange(10.0), batch_size=5))
+        """,
+    )
+    report = penstock(tmp_path, "run", path.name).stderr
+    assert "Tensor and 6 more like it: 70 samples in 14 batches" in report
+    assert report.count("samples/s") == 1
 
 
 def test_an_interrupted_script_ends_by_sigint(tmp_path: Path) -> None:
@@ -150,7 +248,21 @@ def test_nothing_to_run_is_one_line_and_exit_code_2(tmp_path: Path, command: tup
     assert run.stderr.count("\n") == 1
 
 
-def test_on_a_terminal_a_live_line_shows_progress(tmp_path: Path) -> None:
+def on_a_terminal(folder: Path, *command: str) -> tuple[bytes, int]:
+    """Run a command on a terminal of 24 rows and return what it showed, and its exit code."""
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+    process = subprocess.Popen(command, cwd=folder, stdout=slave, stderr=slave, env={**os.environ, "TERM": "xterm"})
+    os.close(slave)
+    shown = b""
+    with contextlib.suppress(OSError):  # the terminal's other side is gone
+        while piece := os.read(master, 65536):
+            shown += piece
+    os.close(master)
+    return shown, process.wait(60)
+
+
+def test_on_a_terminal_a_live_line_shows_progress_and_leaves_the_scripts_lines_alone(tmp_path: Path) -> None:
     path = script(
         tmp_path,
         """
@@ -159,29 +271,40 @@ def test_on_a_terminal_a_live_line_shows_progress(tmp_path: Path) -> None:
         for epoch in range(3):
             for batch in DataLoader(torch.arange(100.0), batch_size=10):
                 time.sleep(0.05)
+            print("half", end=" ", flush=True)
+            time.sleep(0.3)
+            print("way", type(__import__("sys").stdout).__name__)
         """,
     )
-    master, slave = os.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "penstock", "run", path.name],
-        cwd=tmp_path,
-        stdout=slave,
-        stderr=slave,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+    shown, code = on_a_terminal(tmp_path, sys.executable, "-m", "penstock", "run", path.name)
+    assert code == 0
+    row = rb"\x1b7(?:\x1b\[1;23r\x1b8\x1b\[A\x1b7)?\x1b\[24;1H\x1b\[36mpenstock [^\x1b]*\x1b\[K\x1b8"
+    rows = re.findall(row, shown)
+    assert any(b"batch" in one and b"samples/s" in one and b"waited for data" in one for one in rows)
+    rest = re.sub(rb"\x1b[D7]|\x1b\[r\x1b\[24;1H\x1b\[K\x1b8", b"", re.sub(row, b"", shown))
+    assert rest.startswith(b"half way TextIOWrapper\r\n" * 3 + b"penstock: train.py ran")
+    assert b"\x1b" not in rest
+
+
+def test_forked_workers_may_print_while_the_live_line_is_drawn(tmp_path: Path) -> None:
+    path = script(
+        tmp_path,
+        """
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+
+        class Loud(Dataset):
+            def __len__(self):
+                return 40
+
+            def __getitem__(self, index):
+                print("sample", index)
+                return torch.tensor(index)
+
+        for epoch in range(40):
+            print(sum(len(batch) for batch in DataLoader(Loud(), batch_size=4, num_workers=2)), "of epoch", epoch)
+        """,
     )
-    os.close(slave)
-    shown = b""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            piece = os.read(master, 65536)
-        except OSError:  # the terminal's other side is gone
-            break
-        if not piece:
-            break
-        shown += piece
-    os.close(master)
-    assert process.wait(60) == 0
-    assert b"batch" in shown
-    assert b"samples/s" in shown
-    assert b"waited for data" in shown
+    shown, code = on_a_terminal(tmp_path, sys.executable, "-m", "penstock", "run", path.name)
+    assert code == 0
+    assert b"40 of epoch 39\r\n" in shown

@@ -132,4 +132,4 @@ class LoaderStatistics:
     """The ring's slots."""
 
     length: int | None = None
-    """Batches per epoch, where the sampler knows."""
+    """Batches per epoch, where the sampler knows (for iterable datasets: where `len(loader)` was asked for)."""

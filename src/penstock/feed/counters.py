@@ -34,6 +34,7 @@ class Counters:
     quarantined: list[Any] = field(default_factory=list)
     skipped: int = 0
     skipped_indices: list[Any] = field(default_factory=list)
+    length: int | None = None
 
     def skip(self, skipped: list[tuple[Any, str]]) -> None:
         """Count samples that were left out or replaced."""
@@ -41,9 +42,7 @@ class Counters:
         room = _KEPT_INDICES - len(self.skipped_indices)
         self.skipped_indices.extend(index for index, _ in skipped[:room])
 
-    def snapshot(
-        self, *, ring: RingCounts, body: str, start_method: str, workers: int, length: int | None
-    ) -> LoaderStatistics:
+    def snapshot(self, *, ring: RingCounts, body: str, start_method: str, workers: int) -> LoaderStatistics:
         """Return the counters as they are now."""
         busy = self.wait_ns + self.transport_ns + self.step_ns + self.inline_ns
         return LoaderStatistics(
@@ -73,5 +72,5 @@ class Counters:
             skipped=self.skipped,
             skipped_indices=tuple(self.skipped_indices),
             ring=ring,
-            length=length,
+            length=self.length,
         )

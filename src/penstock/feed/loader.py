@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
 import os
@@ -150,19 +151,12 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def statistics(self) -> LoaderStatistics:
         """Return what has been counted so far: times by stage, stalls, slots, deaths, skipped samples."""
-        known = self._IterableDataset_len_called  # len() of an iterable dataset's loader arms a warning; not here
-        try:
-            length = len(self)
-        except (TypeError, NotImplementedError):
-            length = None
-        self._IterableDataset_len_called = known
         with_workers = self.num_workers > 0
         return self._counters.snapshot(
             ring=self._ring.counts() if self._ring is not None else RingCounts(),
             body=self._body if with_workers else "inline",
             start_method=_start_method(self) if with_workers and self._body == "process" else "",
             workers=self.num_workers,
-            length=length,
         )
 
     def _get_iterator(self) -> Any:
@@ -225,6 +219,7 @@ class LoaderIterator:
         self._over = False
         self._returned_at = 0
         self._promised: int | None = loader._IterableDataset_len_called
+        self._counters.length = self._promised if self._iterable else _length(self._index_sampler)
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         """Begin another epoch with the same workers (called by torch's `DataLoader.__iter__`)."""
@@ -307,6 +302,12 @@ def _check(*, workers: str, dispatch: str, errors: Any, max_deaths: int, ring_by
         raise OptionError(f"max_deaths must be at least 1, not {max_deaths}")
     if ring_bytes is not None and ring_bytes < 4096:
         raise OptionError(f"ring_bytes must be at least 4096 bytes (one page), not {ring_bytes}")
+
+
+def _length(sampler: Any) -> int | None:
+    with contextlib.suppress(Exception):  # a sampler of the user's may have no length, or one that fails
+        return len(sampler)
+    return None
 
 
 def _auto_workers() -> int:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import sys
+import contextlib
+import os
 import threading
 import time
-
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from penstock.core.stats import LoaderStatistics
 from penstock.observe import rates, report
 from penstock.observe.host_memory import MemoryMeter
+from penstock.observe.terminal import StatusRow
 from penstock.observe.watch import Watch, WatchedLoader
 
+_STDERR = 2
 _TERMINAL_S = 0.25
 _PLAIN_S = 5.0
 _MEMORY_S = 2.0
@@ -33,34 +32,24 @@ class LiveView:
         self._watch = watch
         self._memory = memory
         self._quiet = quiet
-        self._console = Console(stderr=True, highlight=False, soft_wrap=False)
+        self._row = StatusRow(_STDERR) if not quiet and StatusRow.fits(_STDERR) else None
         self._stop = threading.Event()
         self._before: dict[WatchedLoader, LoaderStatistics] = {}
-        self._live: Live | None = None
         self._thread = threading.Thread(target=self._run, name="penstock-live", daemon=True)
 
     def start(self) -> None:
         """Begin to look."""
-        if not self._quiet and self._console.is_terminal:
-            self._live = Live(
-                console=self._console,
-                auto_refresh=False,
-                transient=True,
-                redirect_stdout=sys.stdout.isatty(),
-                redirect_stderr=True,
-            )
-            self._live.start()
         self._thread.start()
 
     def stop(self) -> None:
         """Take the line away and look no more."""
         self._stop.set()
         self._thread.join()
-        if self._live is not None:
-            self._live.stop()
+        if self._row is not None:
+            self._row.close()
 
     def _run(self) -> None:
-        period = _TERMINAL_S if self._live is not None else _PLAIN_S
+        period = _TERMINAL_S if self._row is not None else _PLAIN_S
         next_line, next_look = time.monotonic() + period, time.monotonic() + 0.5
         while not self._stop.wait(max(0.0, min(next_line, next_look) - time.monotonic())):
             now = time.monotonic()
@@ -72,13 +61,16 @@ class LiveView:
                 next_line = now + period
 
     def _show(self) -> None:
-        line = self._line()
-        if line is None or self._quiet:
+        if self._quiet:
             return
-        if self._live is not None:
-            self._live.update(Text(f"penstock │ {line}", style="cyan", no_wrap=True, overflow="ellipsis"), refresh=True)
-        else:
-            print(f"penstock: {line}", file=sys.stderr, flush=True)
+        line = self._line()
+        if line is None:
+            return
+        with contextlib.suppress(OSError):  # the terminal or the log has gone; the program goes on
+            if self._row is not None:
+                self._row.show(f"penstock │ {line}")
+            else:
+                os.write(_STDERR, f"penstock: {line}\n".encode())  # past Python's locks, as `StatusRow` does
 
     def _line(self) -> str | None:
         """Return a line about the loader that handed out most lately, None when none did."""

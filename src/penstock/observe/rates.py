@@ -6,34 +6,38 @@ waiting and rebuilding; without, the dataset itself runs there, so that its time
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import fields
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from itertools import chain
 
 from penstock.core.stats import LoaderStatistics, StageTimes
 
+_SUMMED = ("epochs", "batches", "samples", "nbytes", "restarts", "reissued", "skipped")
 
-def loading_s(statistics: LoaderStatistics) -> float:
+
+def loading_s(counted: LoaderStatistics) -> float:
     """Return the seconds that loops over the loader spent on getting their batches."""
-    stages = statistics.stages
-    inline_s = stages.fetch_s + stages.collate_s if statistics.body == "inline" else 0.0
+    stages = counted.stages
+    inline_s = stages.fetch_s + stages.collate_s if counted.body == "inline" else 0.0
     return stages.wait_s + stages.transport_s + inline_s
 
 
-def loop_s(statistics: LoaderStatistics) -> float:
+def loop_s(counted: LoaderStatistics) -> float:
     """Return the seconds spent in loops over the loader."""
-    return loading_s(statistics) + statistics.stages.step_s
+    return loading_s(counted) + counted.stages.step_s
 
 
-def samples_per_s(statistics: LoaderStatistics) -> float:
+def samples_per_s(counted: LoaderStatistics) -> float:
     """Return samples per second of loop, 0 before there was any."""
-    seconds = loop_s(statistics)
-    return statistics.samples / seconds if seconds > 0 else 0.0
+    seconds = loop_s(counted)
+    return counted.samples / seconds if seconds > 0 else 0.0
 
 
-def waited_share(statistics: LoaderStatistics) -> float:
+def waited_share(counted: LoaderStatistics) -> float:
     """Return the share of the loops' time in which the step waited for data, between 0 and 1."""
-    seconds = loop_s(statistics)
-    return loading_s(statistics) / seconds if seconds > 0 else 0.0
+    seconds = loop_s(counted)
+    return loading_s(counted) / seconds if seconds > 0 else 0.0
 
 
 def since(earlier: LoaderStatistics, later: LoaderStatistics) -> LoaderStatistics:
@@ -49,6 +53,19 @@ def since(earlier: LoaderStatistics, later: LoaderStatistics) -> LoaderStatistic
             }
         ),
         body=later.body,
+    )
+
+
+def together(every: Sequence[LoaderStatistics]) -> LoaderStatistics:
+    """Return the statistics of loaders that are alike, as if they had been one; the rest is the last one's."""
+    return replace(
+        every[-1],
+        **{name: sum(getattr(one, name) for one in every) for name in _SUMMED},
+        first_batch_s=statistics.median(one.first_batch_s for one in every),
+        stages=total_stages(one.stages for one in every),
+        quarantined=tuple(chain.from_iterable(one.quarantined for one in every)),
+        skipped_indices=tuple(chain.from_iterable(one.skipped_indices for one in every)),
+        ring=replace(every[-1].ring, copied_out=sum(one.ring.copied_out for one in every)),
     )
 
 

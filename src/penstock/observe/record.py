@@ -140,17 +140,24 @@ def from_json(data: Any) -> RunRecord:
 
 
 def save(record: RunRecord, file: Path) -> None:
-    """Write run.json, whole or not at all."""
+    """Write run.json, whole or not at all.
+
+    Raises:
+        OptionError: it cannot be written there.
+    """
     text = json.dumps(as_json(record), indent=2, default=repr) + "\n"
-    descriptor, partial = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:
-        with open(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        Path(partial).chmod(0o644)
-        Path(partial).replace(file)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
+        descriptor, partial = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+        try:
+            with open(descriptor, "w", encoding="utf-8") as stream:
+                stream.write(text)
+            Path(partial).chmod(0o644)
+            Path(partial).replace(file)
+        except BaseException:
+            Path(partial).unlink(missing_ok=True)
+            raise
+    except OSError as exc:
+        raise OptionError(f"{file} cannot be written: {os.strerror(exc.errno or 0)}; give another --json FILE") from exc
 
 
 def load(file: Path) -> RunRecord:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from penstock.core.stats import LoaderStatistics, StageTimes
 from penstock.core.units import size_text
 from penstock.observe import rates
@@ -21,7 +24,7 @@ def render(record: RunRecord) -> str:
     lines = [f"penstock: {' '.join(record.command)} ran {record.wall_s:.1f} s, exit code {record.exit_code}"]
     if record.error:
         lines.append(f"  ended by {record.error}")
-    used = [loader for loader in record.loaders if loader.statistics.batches]
+    used = _merged(loader for loader in record.loaders if loader.statistics.batches)
     if not used:
         lines.append("  no batch was loaded through a DataLoader")
     for loader in used:
@@ -47,6 +50,20 @@ def progress(name: str, statistics: LoaderStatistics, recent: LoaderStatistics) 
         f"{name}: {where} · {_rate(rates.samples_per_s(recent))} · "
         f"waited for data {rates.waited_share(recent):.1%} of the time"
     )
+
+
+def _merged(loaders: Iterable[LoaderRecord]) -> list[LoaderRecord]:
+    """Return the loaders, those that are alike (one made anew for every epoch, say) as one."""
+    alike: dict[str, list[LoaderRecord]] = {}
+    for loader in loaders:
+        dataset = loader.name.partition(" #")[0]
+        alike.setdefault(f"{dataset}: {_settings(loader)}", []).append(loader)
+    return [_as_one(group) if len(group) > 1 else group[0] for group in alike.values()]
+
+
+def _as_one(loaders: list[LoaderRecord]) -> LoaderRecord:
+    name = f"{loaders[0].name} and {len(loaders) - 1} more like it"
+    return replace(loaders[0], name=name, statistics=rates.together([loader.statistics for loader in loaders]))
 
 
 def _loader_lines(loader: LoaderRecord) -> list[str]:

@@ -1,13 +1,15 @@
-"""Watching a program's loaders from outside: every DataLoader made while watching, also after it is gone."""
+"""Watching a program's loaders from outside: every DataLoader that was made, also after it is gone."""
 
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.core.stats import LoaderStatistics
-from penstock.feed import loader as feed
 from penstock.observe.record import LoaderRecord
+
+if TYPE_CHECKING:  # importing it would import torch, and that is for the program to do
+    from penstock.feed.loader import DataLoader
 
 _SETTINGS = (
     "batch_size",
@@ -23,7 +25,7 @@ _SETTINGS = (
 class WatchedLoader:
     """One loader and what it counted. Holds no reference that would keep its dataset alive."""
 
-    def __init__(self, loader: feed.DataLoader[Any], name: str) -> None:
+    def __init__(self, loader: DataLoader[Any], name: str) -> None:
         self.name = name
         self.settings = {key: getattr(loader, key) for key in _SETTINGS if getattr(loader, key, None) is not None}
         self._loader = weakref.ref(loader)
@@ -38,7 +40,7 @@ class WatchedLoader:
             return self._last
         last = self._last
         return self._counters.snapshot(
-            ring=last.ring, body=last.body, start_method=last.start_method, workers=last.workers, length=last.length
+            ring=last.ring, body=last.body, start_method=last.start_method, workers=last.workers
         )
 
     def record(self) -> LoaderRecord:
@@ -47,20 +49,13 @@ class WatchedLoader:
 
 
 class Watch:
-    """Collects the loaders made between `start` and `stop`."""
+    """Collects the loaders that it is told of."""
 
     def __init__(self) -> None:
         self.loaders: list[WatchedLoader] = []
 
-    def start(self) -> None:
-        """Begin to notice new loaders."""
-        feed.observers.append(self._notice)
-
-    def stop(self) -> None:
-        """Notice no more."""
-        feed.observers.remove(self._notice)
-
-    def _notice(self, loader: feed.DataLoader[Any]) -> None:
+    def notice(self, loader: DataLoader[Any]) -> None:
+        """Watch `loader` from now on."""
         name = type(loader.dataset).__name__
         before = sum(watched.name.split(" ")[0] == name for watched in self.loaders)
         self.loaders.append(WatchedLoader(loader, f"{name} #{before + 1}" if before else name))

@@ -186,16 +186,17 @@ class Ring:
             announce(number, segment.slab)
 
     def counts(self) -> RingCounts:
-        """Return where the slots are."""
-        self._take_back()
-        states = [slot.state for slot in self._all_slots()]
+        """Return where the slots are. Changes nothing, so any thread may ask while another one iterates."""
+        slots = self._all_slots()
+        given_back = set(self._returned.copy())
+        states = [SlotState.FREE if slot in given_back else slot.state for slot in slots]
         return RingCounts(
             free=states.count(SlotState.FREE),
             filling=states.count(SlotState.FILLING),
             ready=states.count(SlotState.READY),
             held=states.count(SlotState.HELD),
             slabs=len(self._segments),
-            nbytes=self._touched(),
+            nbytes=self._cost(slots),
             budget_nbytes=self._budget,
             grown=self._grown,
             copied_out=self.copied_out,
@@ -245,8 +246,8 @@ class Ring:
             self._free.remove(slot)
             self._retire(slot)
 
-    def _touched(self) -> int:
-        return sum(slot.touched if self._sparse else slot.nbytes for slot in self._all_slots())
+    def _cost(self, slots: list[Slot]) -> int:
+        return sum(slot.touched if self._sparse else slot.nbytes for slot in slots)
 
     def _affordable(self, wanted: int) -> int:
         """Return how many slots more, at most `wanted`, the budget has room for."""
@@ -269,7 +270,7 @@ class Ring:
         return sum(busy) + more <= self._budget
 
     def _all_slots(self) -> list[Slot]:
-        return [slot for segment in self._segments.values() for slot in segment.slots]
+        return [slot for segment in list(self._segments.values()) for slot in list(segment.slots)]
 
     def _grow(self, wanted: int) -> bool:
         """Add slots: as many as `wanted` at first, then as many again as there are."""

@@ -1,0 +1,5 @@
+"""`penstock run`: a training script, unedited, with penstock's DataLoader in place of torch's."""
+
+from penstock.launch.run import run
+
+__all__ = ["run"]

@@ -1,0 +1,141 @@
+"""A program as `python SCRIPT` or `python -m MODULE` would run it: the same `__main__`, argv, path and tracebacks.
+
+`runpy` would put the old `__main__` back when the program returns, while its threads, its exit handlers and the
+workers it spawns still need it, and its frames would show in the program's tracebacks.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
+
+from penstock.core.errors import ScriptError
+
+Program = Callable[[], None]
+"""Runs the program to its end, once; what it raises comes out with its own frames (see `own_traceback`)."""
+
+
+def program_of(command: Sequence[str]) -> Program:
+    """Return the program that `command` names: `[path, *args]`, or `["-m", name, *args]`.
+
+    A path may be a script, or a folder or zip file with a `__main__.py`, as for Python itself.
+
+    Raises:
+        ScriptError: there is no such script or module (for a module inside a package: when it is run).
+    """
+    if command[0] == "-m":
+        return _module(command[1:])
+    path = Path(command[0])
+    if path.is_dir() or path.suffix in (".zip", ".pyz"):
+        return _container(command)
+    if not path.is_file():
+        raise ScriptError(
+            f"there is no script {command[0]!r} in {Path.cwd().name}/; give a .py file, or -m and a module"
+        )
+    return _script(command)
+
+
+def own_traceback(trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback from the program's first frame on."""
+    ours = (os.path.dirname(__file__), "<frozen importlib")
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(ours):
+        trace = trace.tb_next
+    return trace
+
+
+def _script(command: Sequence[str]) -> Program:
+    file = os.path.abspath(command[0])  # as Python itself names it, in tracebacks too
+    with io.open_code(file) as stream:
+        source = stream.read()
+
+    def program() -> None:
+        _set_path(str(Path(file).resolve().parent))
+        main = _new_main(__file__=file, __loader__=SourceFileLoader("__main__", file))
+        # dont_inherit: this file's own __future__ imports are not the program's.
+        _run(main, compile(source, file, "exec", dont_inherit=True), command)
+
+    return program
+
+
+def _container(command: Sequence[str]) -> Program:
+    folder = os.path.abspath(command[0])
+    spec = PathFinder.find_spec("__main__", [folder])
+    if spec is None:
+        raise ScriptError(f"there is no __main__.py in {command[0]!r}; give a .py file, or -m and a module")
+
+    def program() -> None:
+        _set_path(folder)
+        _run_spec(spec, command)
+
+    return program
+
+
+def _module(command: Sequence[str]) -> Program:
+    if not command:
+        raise ScriptError("-m needs the name of a module")
+    name = command[0]
+    _set_path(os.getcwd())
+    if importlib.util.find_spec(name.partition(".")[0] or name) is None:
+        raise _no_module(name)
+
+    def program() -> None:
+        spec = _spec_of(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = _spec_of(f"{name}.__main__")
+        if spec is None:
+            raise _no_module(name)
+        _run_spec(spec, [spec.origin or name, *command[1:]])
+
+    return program
+
+
+def _spec_of(name: str) -> ModuleSpec | None:
+    """Return the spec of a module, having imported the packages around it; None when there is none."""
+    try:
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            return None
+        raise
+
+
+def _no_module(name: str) -> ScriptError:
+    return ScriptError(f"there is no module {name!r} on the path; look at its name, or at PYTHONPATH")
+
+
+def _run_spec(spec: ModuleSpec, argv: Sequence[str]) -> None:
+    get_code = getattr(spec.loader, "get_code", None)
+    code = get_code(spec.name) if get_code is not None else None
+    if code is None:
+        raise ScriptError(f"module {spec.name!r} is not written in Python and cannot be run")
+    main = _new_main(__file__=spec.origin, __loader__=spec.loader, __cached__=spec.cached, __package__=spec.parent)
+    main.__spec__ = spec
+    _run(main, code, argv)
+
+
+def _new_main(**attributes: Any) -> ModuleType:
+    main = ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins, __spec__=None, **{"__cached__": None, **attributes})
+    if sys.version_info < (3, 14):
+        main.__annotations__ = {}
+    return main
+
+
+def _set_path(first: str) -> None:
+    """Put `first` where Python has put this command's own folder."""
+    if not sys.flags.safe_path:
+        sys.path[0] = first
+
+
+def _run(main: ModuleType, code: CodeType, argv: Sequence[str]) -> None:
+    sys.argv = list(argv)
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)

@@ -1,0 +1,133 @@
+"""One run: the program, the live line while it runs, the report and run.json when its process ends.
+
+The program runs in this process, and the process ends as it would have under Python: `SystemExit`,
+`KeyboardInterrupt`, threads that outlive the main one and exit handlers all take their ordinary way. The report is
+itself an exit handler, the first to be registered and so the last to be called.
+"""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import os
+import platform
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from penstock import __version__
+from penstock.core.errors import PenstockError, ScriptError
+from penstock.core.host import usable_cores
+from penstock.launch.program import own_traceback, program_of
+from penstock.launch.substitute import replace_torch_loader
+from penstock.observe import report
+from penstock.observe.host_memory import MemoryMeter
+from penstock.observe.live import LiveView
+from penstock.observe.record import RunRecord, save
+from penstock.observe.watch import Watch
+
+
+def run(command: Sequence[str], *, json_file: Path | None, quiet: bool = False) -> int:
+    """Run a script (`[path, *args]`) or a module (`["-m", name, *args]`) and return its exit code.
+
+    To be called once in a process, as the last thing it does: the report comes when the process ends.
+
+    Raises:
+        ScriptError: there is no such script or module.
+        SystemExit, KeyboardInterrupt: the program's own.
+    """
+    program = program_of(command)
+    session = _Session(command, json_file, quiet=quiet)
+    replace_torch_loader(session.watch.notice)
+    session.begin()
+    try:
+        program()
+    except ScriptError:
+        session.forget()
+        raise
+    except SystemExit as exit_:
+        no_failure = exit_.code is None or isinstance(exit_.code, int)
+        session.exit_code = exit_.code or 0 if no_failure else 1  # type: ignore[assignment]
+        raise
+    except KeyboardInterrupt as interrupt:
+        session.exit_code = 128 + signal.SIGINT
+        session.error = _print(interrupt)
+        _be_interrupted()
+    except BaseException as error:  # noqa: BLE001  whatever ends the program ends it here
+        session.exit_code = 1
+        session.error = _print(error)
+    return session.exit_code
+
+
+class _Session:
+    """What a run keeps until its end."""
+
+    def __init__(self, command: Sequence[str], json_file: Path | None, *, quiet: bool) -> None:
+        self._command = tuple(command)
+        self._json_file = json_file
+        self._quiet = quiet
+        self.watch = Watch()
+        self._memory = MemoryMeter()
+        self._view = LiveView(self.watch, self._memory, quiet=quiet)
+        self.exit_code = 0
+        self.error: str | None = None
+
+    def begin(self) -> None:
+        """Start the clock and the live view."""
+        self._pid = os.getpid()
+        self._started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self._began = time.perf_counter()
+        atexit.register(self._end)
+        self._view.start()
+
+    def forget(self) -> None:
+        """Report nothing: there was no program."""
+        atexit.unregister(self._end)
+        self._view.stop()
+
+    def _end(self) -> None:
+        if os.getpid() != self._pid:  # the program has forked, and this is its child
+            return
+        self._view.stop()
+        self._memory.look()
+        record = RunRecord(
+            command=self._command,
+            started=self._started,
+            wall_s=time.perf_counter() - self._began,
+            exit_code=self.exit_code,
+            error=self.error,
+            versions={"penstock": __version__, "python": platform.python_version(), "torch": _torch_version()},
+            cpus=usable_cores(),
+            memory=self._memory.peak(),
+            loaders=tuple(loader.record() for loader in self.watch.loaders),
+        )
+        if not self._quiet:
+            sys.stdout.flush()
+            print(report.render(record), end="", file=sys.stderr, flush=True)
+        if self._json_file is not None:
+            try:
+                save(record, self._json_file)
+            except PenstockError as error:
+                print(f"penstock: {error}", file=sys.stderr)
+
+
+def _print(error: BaseException) -> str:
+    """Print what Python prints when `error` ends a program, and return it in one line."""
+    error.__traceback__ = own_traceback(error.__traceback__)
+    sys.excepthook(type(error), error, error.__traceback__)
+    return traceback.format_exception_only(error)[-1].strip()
+
+
+def _be_interrupted() -> NoReturn:
+    """End by SIGINT after the exit handlers, as Python does after a KeyboardInterrupt that it has printed."""
+    sys.excepthook = lambda *_: None
+    raise KeyboardInterrupt
+
+
+def _torch_version() -> str | None:
+    torch = sys.modules.get("torch")
+    return str(torch.__version__) if torch is not None else None

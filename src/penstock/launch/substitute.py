@@ -1,0 +1,77 @@
+"""Puts penstock's DataLoader in the place of torch's, when the program has imported torch and not sooner.
+
+Importing torch for the program would be simpler, and wrong: some of what a program sets before its `import torch`
+(OMP_NUM_THREADS, for one) is read while torch is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.feed.loader import DataLoader
+
+Observer = Callable[["DataLoader[Any]"], None]
+
+
+def replace_torch_loader(observer: Observer) -> None:
+    """Let `from torch.utils.data import DataLoader` give penstock's from now on, and `observer` see each one made."""
+    if "torch" in sys.modules:
+        _replace(observer)
+    else:
+        sys.meta_path.insert(0, _AfterTorch(lambda: _replace(observer)))
+
+
+def _replace(observer: Observer) -> None:
+    from penstock.feed import loader
+
+    loader.observers.append(observer)
+    for name in ("torch.utils.data", "torch.utils.data.dataloader"):
+        importlib.import_module(name).DataLoader = loader.DataLoader  # type: ignore[attr-defined]
+
+
+class _AfterTorch(MetaPathFinder):
+    """Finds torch as the finders behind it do, and calls `then` when torch has been imported."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self._then = then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return torch's spec with a loader that tells us; None for any other module."""
+        if fullname != "torch":
+            return None
+        finders = (finder for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in finders)), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Followed(spec.loader, self._imported)
+        return spec
+
+    def _imported(self) -> None:
+        sys.meta_path.remove(self)
+        self._then()
+
+
+class _Followed(Loader):
+    """A loader that calls `then` when its module has run; it leaves no trace in the module."""
+
+    def __init__(self, inner: Loader, then: Callable[[], None]) -> None:
+        self._inner = inner
+        self._then = then
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._inner.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._inner
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._inner
+        self._inner.exec_module(module)
+        self._then()
