@@ -146,20 +146,17 @@ class _Sequence:
         return SequenceSpec(tuple(part.spec() for part in self.parts), named)
 
 
-def room_needed(sample: Any, total: int) -> int:
-    """Return the bytes of room for a batch of `total` samples like this one; 0 when no slot would pay."""
-    leaf_nbytes = [nbytes * total for nbytes in _array_nbytes(sample)]
-    if sum(leaf_nbytes) <= INBAND_NBYTES:
-        return 0
-    return sum(round_up(nbytes, ALIGNMENT) for nbytes in leaf_nbytes) + ALIGNMENT
+def room_needed(sample: Any, total: int) -> tuple[int, bool]:
+    """Return the bytes of room for a batch of `total` samples like this one, and whether to copy them as they come.
 
-
-def pays_by_rows(sample: Any) -> bool:
-    """Return whether to copy samples like this one as they come, rather than stack them all at the end.
-
-    A copy by itself costs about 5 µs; a list of large samples costs fresh pages for every batch.
+    Bytes: 0 when no slot would pay. A copy by itself costs about 5 µs, which small samples save by being stacked at
+    the end; a list of large samples costs fresh pages for every batch.
     """
-    return sum(_array_nbytes(sample)) >= _LARGE_SAMPLE_NBYTES
+    sizes = _array_nbytes(sample)
+    nbytes = sum(sizes)
+    if nbytes * total <= INBAND_NBYTES:
+        return 0, False
+    return sum(round_up(size * total, ALIGNMENT) for size in sizes) + ALIGNMENT, nbytes >= _LARGE_SAMPLE_NBYTES
 
 
 class BatchWriter:
@@ -268,17 +265,18 @@ def _stack_in_current_room(batch: Any, *, collate_fn_map: Any = None) -> Any:
 def _stack_in(room: Room, batch: Any, *, collate_fn_map: Any = None) -> Any:
     first = batch[0]
     alike = set(map(type, batch)) == {torch.Tensor} and len({tensor.dtype for tensor in batch}) == 1
-    if not alike or not _is_dense(first) or any(tensor.requires_grad for tensor in batch):
+    if not alike or not _is_dense(first):
         return _TORCH_STACK(batch, collate_fn_map=collate_fn_map)
     if not _stacks_contiguously(first):
         return torch.stack(batch, 0)
     if first.nbytes * len(batch) <= INBAND_NBYTES:
         return torch.stack(batch, 0)
     try:
-        out = room.tensor((len(batch), *first.shape), first.dtype)
+        return torch.stack(batch, 0, out=room.tensor((len(batch), *first.shape), first.dtype))
     except NoRoomError:
         return torch.stack(batch, 0)  # the codec will find out how large a slot it takes
-    return torch.stack(batch, 0, out=out)
+    except RuntimeError:  # sizes that differ, gradients: torch does or says what is right
+        return _TORCH_STACK(batch, collate_fn_map=collate_fn_map)
 
 
 def _plan(
@@ -321,7 +319,7 @@ def _is_plain(value: Any) -> bool:
 def _is_dense(tensor: torch.Tensor) -> bool:
     return (
         tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
+        and tensor.is_cpu
         and not tensor.is_nested
         and not tensor.is_quantized
         and not tensor.is_conj()

@@ -17,6 +17,9 @@ Mode = Literal["probing", "demand", "round_robin", "stream"]
 _WORTH_SPLITTING_NS = 1_500_000
 """A part of a batch should keep a worker busy for so long at least; handing one over costs about 0.1 ms."""
 
+_FORGET = 0.98
+"""Lost time is forgotten by so much with every batch: what is lost must come to 2 % of the work to count for long."""
+
 
 class Dispatch:
     """Decides for one loader; what it has learned stays from epoch to epoch."""
@@ -28,6 +31,7 @@ class Dispatch:
         self._prefetch_factor = prefetch_factor
         self._splittable = splittable and workers > 1
         self._batch_ns = 0.0
+        self._lost_ns = 0.0
         self._window = 0
 
     def begin_epoch(self) -> None:
@@ -45,7 +49,8 @@ class Dispatch:
             self.mode, self.reason = "demand", "no sample can tell which worker makes it"
 
     def learn(self, batch_ns: int) -> None:
-        """Take note of what one whole batch took to make."""
+        """Take note of what one whole batch took to make, summed over its workers."""
+        self._lost_ns *= _FORGET
         self._batch_ns = batch_ns if not self._batch_ns else 0.8 * self._batch_ns + 0.2 * batch_ns
 
     def parts(self, rows: int) -> int:
@@ -74,10 +79,16 @@ class Dispatch:
         """Split no more batches: their samples do not all have the same shape."""
         self._splittable = False
 
-    def starved(self) -> None:
-        """Widen the window: the step waits, and a worker has nothing to do."""
-        if self._window and self._window < self._prefetch_factor * self._workers:
+    def starved(self, lost_ns: int) -> None:
+        """Take note that the step waited and workers had nothing to do for `lost_ns` (summed over workers).
+
+        A wider window takes one more slot, and touching its pages for the first time takes about as long as making a
+        batch does. So the window is widened when the time lost of late is as much.
+        """
+        self._lost_ns += lost_ns
+        if self._lost_ns > self._batch_ns and 0 < self._window < self._prefetch_factor * self._workers:
             self._window += 1
+            self._lost_ns = 0
 
     def next_worker(self, *, in_order: bool, most: int) -> int | None:
         """Return the worker that torch would give the next batch to; None when it would wait.

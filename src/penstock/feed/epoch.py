@@ -259,12 +259,15 @@ class EpochRunner:
     # ── hearing back ────────────────────────────────────────────────────────────────────────────────────────
 
     def _wait(self) -> None:
-        if self._dispatch.mode == "demand" and sum(b.left for b in self._batches.values()) < self.pool.size:
-            self._dispatch.starved()
-            self._send_more()
+        idle = 0
+        if self._dispatch.mode == "demand" and not self._exhausted:
+            idle = max(0, self.pool.size - sum(batch.left for batch in self._batches.values()))
         began = time.perf_counter_ns()
         events = self.pool.collect(self._timeout_s)
-        self._counters.wait_ns += time.perf_counter_ns() - began
+        waited_ns = time.perf_counter_ns() - began
+        self._counters.wait_ns += waited_ns
+        if idle:
+            self._dispatch.starved(waited_ns * idle)
         if not events:
             raise WorkerTimeoutError(self._timeout_words())
         for event in events:

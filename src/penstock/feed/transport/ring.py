@@ -260,8 +260,10 @@ class Ring:
         if not self._free:
             return False
         more = max(0, self._batch_nbytes - self._free[-1].touched) if self._sparse else 0
+        if not more:
+            return True
         slots = self._all_slots()
-        if not more or all(slot.state is SlotState.FREE for slot in slots):
+        if all(slot.state is SlotState.FREE for slot in slots):
             return True
         busy = (
             max(slot.touched, self._batch_nbytes) if slot.state is not SlotState.FREE else slot.touched

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from torch.utils.data import default_collate
 
 from penstock.core.batch import BatchSpec, ColumnSpec
-from penstock.feed.collate import BatchWriter, collate_samples, pays_by_rows, room_needed
+from penstock.feed.collate import BatchWriter, collate_samples, room_needed
 from penstock.feed.transport.room import Room
 
 Tick = Callable[[int], None]
@@ -213,7 +213,7 @@ class BatchMaker:
         if not (self._by_rows and head and made.room is not None):
             return None
         total, start = (part.total, part.start) if part else (count, 0)
-        needed = room_needed(head[0], total)
+        needed, by_rows = room_needed(head[0], total)
         if not needed:
             return None
         if needed > made.room.nbytes:
@@ -221,7 +221,7 @@ class BatchMaker:
                 made.needed = needed
                 return None  # a part's samples then travel as they are, and the batch is put together where they arrive
             made.room = enlarge(needed)
-        if part is None and not pays_by_rows(head[0]):
+        if part is None and not by_rows:
             return None
         return BatchWriter(head[0], total, made.room, start)
 
