@@ -281,7 +281,13 @@ class Ring:
         if count == 0:
             return False
         each = self._slot_nbytes()
-        slab = self._make(each * count)
+        try:
+            slab = self._make(each * count)
+        except TransportError:
+            if each <= _MODEST_NBYTES or self._batch_nbytes:
+                raise
+            each = _MODEST_NBYTES  # address space is limited (ulimit -v), and no batch has shown its size yet
+            slab = self._make(each * count)
         number = self._number()
         segment = _Segment(slab)
         for offset in range(0, each * count, each):

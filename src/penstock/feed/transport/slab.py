@@ -220,6 +220,8 @@ def attach(handle: Handle, *, own: bool = False) -> MemfdSlab | NamedSlab:
 def _no_room(nbytes: int, error: OSError) -> TransportError:
     if error.errno in (errno.EMFILE, errno.ENFILE):
         remedy = "raise the limit with `ulimit -n`, or use fewer workers"
+    elif error.errno == errno.EFBIG:
+        remedy = "raise the limit on the size of files, which counts for shared memory too, with `ulimit -f`"
     elif error.errno == errno.ENOSPC:
         remedy = "give the container more shared memory (docker run --shm-size), or lower batch_size or ring_bytes"
     else:

@@ -115,7 +115,8 @@ def _watch_for_orphanhood(inbox: socket.socket) -> None:
         threading.Event().wait(_ORPHAN_GRACE_S)
         os._exit(0)
 
-    threading.Thread(target=watch, name="penstock-orphan-watch", daemon=True).start()
+    with contextlib.suppress(RuntimeError):  # no thread to be had: then it ends when it has finished its sample
+        threading.Thread(target=watch, name="penstock-orphan-watch", daemon=True).start()
 
 
 def _seed_torch(seed: int) -> None:

@@ -1,0 +1,25 @@
+"""Runs a few lines of Python in a process of their own, with the test suite's datasets at hand."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parent
+
+
+def run(code: str, *command: str, **arguments: Any) -> subprocess.CompletedProcess[str]:
+    """Run `code` with this Python, behind the words of `command` if there are any."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+    return subprocess.run(
+        [*command, sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment,
+        **arguments,
+    )
