@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock import __version__
 from penstock.core.errors import PenstockError, ScriptError
@@ -29,6 +29,9 @@ from penstock.observe.host_memory import MemoryMeter
 from penstock.observe.live import LiveView
 from penstock.observe.record import RunRecord, save
 from penstock.observe.watch import Watch
+
+if TYPE_CHECKING:
+    from penstock.feed.loader import DataLoader
 
 
 def run(command: Sequence[str], *, json_file: Path | None, quiet: bool = False) -> int:
@@ -42,7 +45,7 @@ def run(command: Sequence[str], *, json_file: Path | None, quiet: bool = False) 
     """
     program = program_of(command)
     session = _Session(command, json_file, quiet=quiet)
-    replace_torch_loader(session.watch.notice)
+    replace_torch_loader(session.notice)
     session.begin()
     try:
         program()
@@ -70,27 +73,31 @@ class _Session:
         self._command = tuple(command)
         self._json_file = json_file
         self._quiet = quiet
-        self.watch = Watch()
+        self._watch = Watch()
         self._memory = MemoryMeter()
-        self._view = LiveView(self.watch, self._memory, quiet=quiet)
+        self._view = LiveView(self._watch, self._memory, quiet=quiet)
         self.exit_code = 0
         self.error: str | None = None
 
     def begin(self) -> None:
-        """Start the clock and the live view."""
+        """Start the clock."""
         self._pid = os.getpid()
         self._started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._began = time.perf_counter()
         atexit.register(self._end)
-        self._view.start()
+
+    def notice(self, loader: DataLoader[Any]) -> None:
+        """Watch a loader that the program has made."""
+        if os.getpid() == self._pid:  # else this is a child that the program has forked
+            self._watch.notice(loader)
+            self._view.start()
 
     def forget(self) -> None:
         """Report nothing: there was no program."""
         atexit.unregister(self._end)
-        self._view.stop()
 
     def _end(self) -> None:
-        if os.getpid() != self._pid:  # the program has forked, and this is its child
+        if os.getpid() != self._pid:
             return
         self._view.stop()
         self._memory.look()
@@ -103,7 +110,7 @@ class _Session:
             versions={"penstock": __version__, "python": platform.python_version(), "torch": _torch_version()},
             cpus=usable_cores(),
             memory=self._memory.peak(),
-            loaders=tuple(loader.record() for loader in self.watch.loaders),
+            loaders=tuple(loader.record() for loader in self._watch.loaders),
         )
         if not self._quiet:
             sys.stdout.flush()

@@ -22,6 +22,8 @@ _MEMORY_S = 2.0
 class LiveView:
     """A thread that looks at the loaders, shows the busiest, and keeps the peak of memory.
 
+    It is started when there is a loader: Python warns who forks beside a thread, and many a script has no loader.
+
     Args:
         watch: the loaders.
         memory: told to look every two seconds.
@@ -35,16 +37,21 @@ class LiveView:
         self._row = StatusRow(_STDERR) if not quiet and StatusRow.fits(_STDERR) else None
         self._stop = threading.Event()
         self._before: dict[WatchedLoader, LoaderStatistics] = {}
-        self._thread = threading.Thread(target=self._run, name="penstock-live", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to look."""
-        self._thread.start()
+        """Begin to look, unless it has begun."""
+        if self._thread is None and not self._stop.is_set():
+            thread = threading.Thread(target=self._run, name="penstock-live", daemon=True)
+            with contextlib.suppress(RuntimeError):  # Python starts no thread when its main one has ended
+                thread.start()
+                self._thread = thread
 
     def stop(self) -> None:
         """Take the line away and look no more."""
         self._stop.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         if self._row is not None:
             self._row.close()
 

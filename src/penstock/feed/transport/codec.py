@@ -55,15 +55,15 @@ def encode(obj: Any, room: Room | None) -> bytes:
     return pack(skeleton, arrays, room)
 
 
-def flatten(obj: Any, visit: Callable[[Any], None] = lambda _: None) -> tuple[memoryview, list[np.ndarray]]:
+def flatten(obj: Any, visit: Callable[[Any], None] = lambda _: None) -> tuple[bytes, list[np.ndarray]]:
     """Return the pickle of `obj` and the bytes (uint8) it refers to; `visit` sees every object but plain builtins."""
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     _Pickler(stream, buffers.append, visit).dump(obj)
-    return stream.getbuffer(), [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
+    return stream.getvalue(), [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
 
 
-def pack(skeleton: memoryview, arrays: list[np.ndarray], room: Room | None) -> bytes:
+def pack(skeleton: bytes, arrays: list[np.ndarray], room: Room | None) -> bytes:
     """Return the envelope of what `flatten` gave; see `encode`."""
     total = sum(array.nbytes for array in arrays)
     inband = room is None or (room.used == 0 and total <= INBAND_NBYTES)
