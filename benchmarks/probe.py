@@ -1,4 +1,6 @@
-"""A user's script, in a fresh interpreter: `python -m benchmarks.probe CONTESTANT first-batch METHOD | memory`.
+"""A user's script, in a fresh interpreter: `python -m benchmarks.probe CONTESTANT WHAT ...`, where WHAT ... is
+
+    first-batch METHOD | memory | inline WORKLOAD BATCHES CONSUMER
 
 Prints one line of JSON. Processes that are spawned import this file again, as they import a user's script, and find at
 its top what a user's script has there: torch, and the loader's class.
@@ -10,11 +12,12 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 
 from benchmarks.family import FamilyMemory, family_memory
-from benchmarks.laps import Consumer
+from benchmarks.laps import Consumer, lap
 from benchmarks.peers import contestant_named
-from benchmarks.workloads import images
+from benchmarks.workloads import IN_MEMORY, images
 
 CONTESTANT = contestant_named(sys.argv[1])
 if absent := CONTESTANT.missing():  # imports it
@@ -46,6 +49,15 @@ def first_batch(method: str) -> dict[str, float]:
     return {"cold": cold_s * 1e3, "second": second_s * 1e3}
 
 
+def inline(name: str, batches: str, way: str) -> dict[str, float]:
+    """Samples per second without workers, of the epoch after the first."""
+    workload = IN_MEMORY[name](int(batches))
+    consume = Consumer(way)
+    with CONTESTANT.open(workload, workers=0) as epochs:
+        lap(epochs, consume)
+        return {"samples/s": workload.samples / lap(epochs, consume).seconds}
+
+
 def memory() -> dict[str, float]:
     """Memory of this process and its descendants: before there is a loader, and with one whose queues are full.
 
@@ -75,5 +87,9 @@ def memory() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    found = first_batch(*sys.argv[3:]) if sys.argv[2] == "first-batch" else memory()
-    print(json.dumps(found), flush=True)
+    measure: dict[str, Callable[..., dict[str, float]]] = {
+        "first-batch": first_batch,
+        "inline": inline,
+        "memory": memory,
+    }
+    print(json.dumps(measure[sys.argv[2]](*sys.argv[3:])), flush=True)
