@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks.contestants import OURS, TORCH, Contestant, DropIn
 from benchmarks.peers.dali import Dali
+from benchmarks.peers.ffcv_loader import Ffcv
 from benchmarks.peers.spdl_pipeline import SpdlSubprocess, SpdlThreads
 from benchmarks.peers.tf_data import TfData
 from benchmarks.peers.torchdata_nodes import TorchdataNodes
@@ -15,6 +16,7 @@ PEERS: tuple[Contestant, ...] = (
     SpdlThreads(),
     SpdlSubprocess(),
     Dali(),
+    Ffcv(),
     TfData(),
 )
 
