@@ -67,7 +67,7 @@ class _Rows:
 
             with Image.open(dataset.paths[index % len(dataset.paths)]) as image:
                 return (np.array(image.convert("RGB")),)
-        sample = dataset[index]
+        sample = dataset[int(index)]
         return (sample if isinstance(sample, int) else sample.numpy(),)
 
 
