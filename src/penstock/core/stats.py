@@ -48,11 +48,17 @@ class RingCounts:
     held: int = 0
     """Slots whose batch the user still looks at."""
 
+    copying: int = 0
+    """Pinned slots that nobody looks at any more, and that copies started by the user may still read."""
+
     slabs: int = 0
     """Shared segments that the slots are cut from."""
 
     nbytes: int = 0
     """Bytes of those segments that have been written at least once."""
+
+    pinned_nbytes: int = 0
+    """Bytes of those segments that are page-locked for a device."""
 
     budget_nbytes: int = 0
     """The ring never lets `nbytes` grow past this."""
@@ -133,3 +139,9 @@ class LoaderStatistics:
 
     length: int | None = None
     """Batches per epoch, where the sampler knows (for iterable datasets: where `len(loader)` was asked for)."""
+
+    uploads: int = 0
+    """Batches copied to a device (`device=`)."""
+
+    uploads_hidden: int = 0
+    """Those whose copy was over when they were asked for."""

@@ -35,6 +35,8 @@ class Counters:
     skipped: int = 0
     skipped_indices: list[Any] = field(default_factory=list)
     length: int | None = None
+    uploads: int = 0
+    uploads_hidden: int = 0
 
     def skip(self, skipped: list[tuple[Any, str]]) -> None:
         """Count samples that were left out or replaced."""
@@ -73,4 +75,6 @@ class Counters:
             skipped_indices=tuple(self.skipped_indices),
             ring=ring,
             length=self.length,
+            uploads=self.uploads,
+            uploads_hidden=self.uploads_hidden,
         )

@@ -67,6 +67,7 @@ class EpochRunner:
         in_order: bool,
         timeout_s: float,
         max_deaths: int,
+        spare_slots: int = 1,
     ) -> None:
         self._job = job
         self._ring = ring
@@ -75,6 +76,7 @@ class EpochRunner:
         self._in_order = in_order
         self._timeout_s = timeout_s or None
         self._max_deaths = max_deaths
+        self._spare_slots = spare_slots
         self._seq = 0
         self._deaths: Counter[Any] = Counter()
         self._idle_deaths = 0
@@ -138,6 +140,17 @@ class EpochRunner:
                 raise StopIteration
             self._wait()
 
+    def try_next(self) -> tuple[Any] | None:
+        """Return the next batch, in a tuple, if it is there without waiting; raises as `next_batch` does."""
+        self._act_on(self.pool.collect(0.0))
+        batch = self._pop_ready()
+        if batch is None:
+            if not self._under_way and self._exhausted:
+                raise StopIteration
+            return None
+        self._send_more()
+        return (self._hand_out(batch),)
+
     def _pop_ready(self) -> _Batch | None:
         if not self._in_order:
             if not self._ready:
@@ -189,8 +202,8 @@ class EpochRunner:
             window = dispatch.window()
             if self._under_way >= window or (dispatch.mode == "probing" and not self._may_probe()):
                 return
-            # One more than the window, for the batch that the user looks at; more only when the user keeps them all.
-            slot = self._ring.acquire(window + 1, grow=self._under_way == 0)
+            # Beside the window, slots for what the user looks at; more only when the user keeps them all.
+            slot = self._ring.acquire(window + self._spare_slots, grow=self._under_way == 0)
             if slot is None and self._under_way:
                 return
             worker = None
@@ -270,6 +283,9 @@ class EpochRunner:
             self._dispatch.starved(waited_ns * idle)
         if not events:
             raise WorkerTimeoutError(self._timeout_words())
+        self._act_on(events)
+
+    def _act_on(self, events: list[Report | Death]) -> None:
         for event in events:
             if isinstance(event, Death):
                 self._mourn(event)

@@ -58,6 +58,10 @@ class InlineRunner:
                 self._ring.note(slot, made.room.used)
             return made.batch
 
+    def try_next(self) -> tuple[Any] | None:
+        """Return None: making a batch ahead of time would hold up the step that waits to be started."""
+        return None
+
     def _enlarge(self, nbytes: int) -> Room:
         slot = self._ring.acquire_roomier(nbytes)
         if slot is None:  # the user holds all that the budget allows: an ordinary batch, in memory of its own

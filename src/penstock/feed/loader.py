@@ -21,10 +21,13 @@ from torch.utils.data.dataloader import _DatasetKind
 from penstock.core.errors import OptionError
 from penstock.core.host import available_nbytes, usable_cores
 from penstock.core.stats import LoaderStatistics, RingCounts
+from penstock.device import Device, device_of
 from penstock.feed.counters import Counters
 from penstock.feed.dispatch import Dispatch, Mode
 from penstock.feed.epoch import EpochRunner
 from penstock.feed.inline import InlineRunner
+from penstock.feed.pinning import Pinning, pinning_of
+from penstock.feed.prefetch import Prefetcher
 from penstock.feed.transport.ring import Ring
 from penstock.feed.transport.slab import PrivateSlab, create, memfd_works
 from penstock.feed.workers.base import Pool
@@ -61,6 +64,12 @@ class DataLoader(TorchDataLoader[T_co]):
             `errors="skip"`.
         ring_bytes: the most bytes that batches under way and held may occupy in slots; a quarter of the memory
             available by default.
+        pin_memory: as in torch's, on pinned slots: a batch is not copied to be pinned, and its slot is not used again
+            before copies that you started from it are over, on whatever stream. "auto" pins where a measurement shows
+            that copies gain by it. (A `penstock.device.Device` pins for that device.)
+        device: "cuda", "cuda:1", any accelerator of torch's, "cpu", or "sim" (a simulated one): batches arrive there,
+            copied ahead on a side stream from pinned slots, ordered on the current stream.
+        device_bytes: with `device`, the most device memory that batches copied ahead may take.
 
     Raises:
         OptionError: an argument of penstock's own makes no sense. (For torch's own: as torch.)
@@ -83,7 +92,7 @@ class DataLoader(TorchDataLoader[T_co]):
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
         num_workers: int | Literal["auto"] = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        pin_memory: bool = False,
+        pin_memory: bool | Literal["auto"] | Device = False,
         drop_last: bool = False,
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
@@ -100,6 +109,8 @@ class DataLoader(TorchDataLoader[T_co]):
         keep_batch_size: bool = False,
         max_deaths: int = 3,
         ring_bytes: int | None = None,
+        device: str | torch.device | Device | None = None,
+        device_bytes: int = 512 << 20,
     ) -> None:
         _check(workers=workers, dispatch=dispatch, errors=errors, max_deaths=max_deaths, ring_bytes=ring_bytes)
         self._body = workers
@@ -108,6 +119,9 @@ class DataLoader(TorchDataLoader[T_co]):
         self._keep_batch_size = keep_batch_size
         self._max_deaths = max_deaths
         self._ring_bytes = ring_bytes
+        self._device = None if device is None else device_of(device)
+        self._device_bytes = device_bytes
+        self._pins = pin_memory
         self._counters = Counters()
         self._ring: Ring | None = None
         self._shelf = _Shelf()
@@ -121,7 +135,7 @@ class DataLoader(TorchDataLoader[T_co]):
             batch_sampler,
             _auto_workers() if num_workers == "auto" else num_workers,
             collate_fn,
-            pin_memory,
+            bool(pin_memory),
             drop_last,
             timeout,
             worker_init_fn,
@@ -178,13 +192,14 @@ class LoaderIterator:
         self._persistent = loader.persistent_workers
         self._counters = loader._counters
         self._index_sampler = loader._index_sampler
-        self._pin = _pinning(loader)
+        pinning = pinning_of(loader._pins, loader.pin_memory_device, loader._device)
+        self._finish_pinning = pinning.finish
         self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
         self._num_workers = loader.num_workers
         indices = iter(loader._index_sampler)
         # Drawn also when nothing uses it: the generator must be where torch's loader would have left it.
         base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
-        self._ring = _borrow_ring(loader)
+        self._ring = _borrow_ring(loader, pinning)
         if loader.num_workers == 0:
             if loader.timeout != 0:
                 raise AssertionError(
@@ -192,7 +207,7 @@ class LoaderIterator:
                 )
             self._workers: list[Any] = []
             self._close: Callable[[], Any] = lambda: None
-            self._runner: InlineRunner | EpochRunner = InlineRunner(_job(loader), self._ring, self._counters, indices)
+            host: InlineRunner | EpochRunner = InlineRunner(_job(loader), self._ring, self._counters, indices)
         else:
             pool, dispatch = _pool(loader, base_seed), _dispatch(loader)
             self._workers = pool.processes
@@ -205,12 +220,17 @@ class LoaderIterator:
                 in_order=loader.in_order,
                 timeout_s=loader.timeout,
                 max_deaths=loader._max_deaths,
+                spare_slots=1 + pinning.slots_in_copies,
             )
             runner.start()
             self._close = runner.close
             runner.begin(indices)
-            self._runner = runner
-        weakref.finalize(self, _end, self._close, loader._shelf, self._ring).atexit = False
+            host = runner
+        self._host = host
+        self._runner: InlineRunner | EpochRunner | Prefetcher = host
+        if loader._device is not None and not loader._device.is_host:
+            self._runner = Prefetcher(host, loader._device, budget_nbytes=loader._device_bytes, counters=self._counters)
+        weakref.finalize(self, _end, self._runner, self._close, loader._shelf, self._ring).atexit = False
         self._start_epoch(loader, began)
 
     def _start_epoch(self, loader: DataLoader[Any], began: int) -> None:
@@ -224,10 +244,12 @@ class LoaderIterator:
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         """Begin another epoch with the same workers (called by torch's `DataLoader.__iter__`)."""
         began = time.perf_counter_ns()
-        assert isinstance(self._runner, EpochRunner)
-        if not self._runner.close.alive:
+        assert isinstance(self._host, EpochRunner)
+        if not self._host.close.alive:
             raise RuntimeError("these persistent workers have been shut down; make a new DataLoader")
-        self._runner.begin(iter(self._index_sampler))
+        if isinstance(self._runner, Prefetcher):
+            self._runner.close()
+        self._host.begin(iter(self._index_sampler))
         self._start_epoch(loader, began)
 
     def __iter__(self) -> LoaderIterator:
@@ -247,8 +269,8 @@ class LoaderIterator:
         try:
             with torch.autograd.profiler.record_function(self._profile_name):
                 batch = self._runner.next_batch()
-                if self._pin is not None:
-                    batch = self._pin(batch)
+                if self._finish_pinning is not None:
+                    batch = self._finish_pinning(batch)
         except StopIteration:
             self._finish()
             raise
@@ -381,7 +403,7 @@ def _dispatch(loader: DataLoader[Any]) -> Dispatch:
     return loader._learned
 
 
-def _borrow_ring(loader: DataLoader[Any]) -> Ring:
+def _borrow_ring(loader: DataLoader[Any], pinning: Pinning) -> Ring:
     """Return a ring that no other iterator of this loader uses."""
     loader._ring = loader._shelf.take()
     if loader._ring is not None:
@@ -390,11 +412,13 @@ def _borrow_ring(loader: DataLoader[Any]) -> Ring:
     named = not in_process and not memfd_works()
     make = PrivateSlab if in_process else functools.partial(create, named=named)
     budget = loader._ring_bytes or max(64 << 20, available_nbytes() // 4)
-    loader._ring = Ring(make, budget, sparse=not named)
+    loader._ring = Ring(make, budget, sparse=not named, pin=pinning.pin, fence=pinning.fence)
     return loader._ring
 
 
-def _end(close: Callable[[], Any], shelf: _Shelf, ring: Ring) -> None:
+def _end(runner: Any, close: Callable[[], Any], shelf: _Shelf, ring: Ring) -> None:
+    if isinstance(runner, Prefetcher):
+        runner.close()  # its copies read the ring's slots
     close()
     shelf.put(ring)
 
@@ -424,26 +448,3 @@ class _Shelf:
         if self._ring is not None:
             self._ring.close()
             self._ring = None
-
-
-def _pinning(loader: DataLoader[Any]) -> Callable[[Any], Any] | None:
-    """Return torch's way of pinning a batch, or None where torch would not pin; warns as torch does."""
-    if not loader.pin_memory:
-        return None
-    if loader.pin_memory_device:
-        warnings.warn(
-            "pin_memory_device is deprecated, the current accelerator will be used as the device, "
-            f"ignore pin_memory_device='{loader.pin_memory_device}'.",
-            stacklevel=4,
-        )
-    if not torch.accelerator.is_available():
-        warnings.warn(
-            "'pin_memory' argument is set as true but no accelerator is found, "
-            "then device pinned memory won't be used.",
-            stacklevel=4,
-        )
-        return None
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is None or accelerator.type == "mps":
-        return None
-    return functools.partial(torch.utils.data._utils.pin_memory.pin_memory, device=accelerator.type)

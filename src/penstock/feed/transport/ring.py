@@ -1,11 +1,15 @@
 """The ring: a loader's slots, from being free to being free again.
 
     free ──acquire──▶ filling ──commit──▶ ready ──lend──▶ held ──(last view dies)──▶ free
-                         └──────────────── release ─────────┘
+                         └──────────────── release ─────────┘          └─▶ copying ──(fence passes)──┘
 
 Only the training process has a ring, so its states need no lock between processes. A worker is told a slot's place
 and never learns its state. A lease is given back by the finalizer of the array under the batch's views, which may
 run in any thread and at any allocation: it only appends to a deque, which `acquire` empties.
+
+Slots may be page-locked for a device (`pin`). Then the user can have started copies that still read the slot after its
+last view has died, and torch guards only memory of its own allocator. So such a slot is not free before an event
+passes that stands for everything the device had been given when the view was found dead (`fence`).
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +27,9 @@ from penstock.core.errors import TransportError
 from penstock.core.stats import RingCounts
 from penstock.core.units import round_up, size_text
 from penstock.feed.transport.slab import PAGE, Slab
+
+if TYPE_CHECKING:  # worker processes must not import penstock.device
+    from penstock.device.base import Event, Registration
 
 GENEROUS_NBYTES = 256 << 20
 """Room of a slot on a sparse slab before the first batch has shown its size; untouched pages cost nothing."""
@@ -31,12 +39,13 @@ _GRAIN = 2 << 20
 
 
 class SlotState(Enum):
-    """Who may write to a slot: nobody, a worker, nobody, the user."""
+    """Who may use a slot: nobody, a worker, nobody yet, the user, copies that the user has started."""
 
     FREE = "free"
     FILLING = "filling"
     READY = "ready"
     HELD = "held"
+    COPYING = "copying"
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +59,9 @@ class Slot:
     state: SlotState = SlotState.FREE
     touched: int = 0
     """The most bytes a batch has had here: what the slot really costs on a sparse slab."""
+    pinned: Registration | None = None
+    """What page-locks its first `pinned_nbytes` bytes."""
+    pinned_nbytes: int = 0
 
     def move(self, to: SlotState, *allowed: SlotState) -> None:
         """Change state, from one of `allowed` only."""
@@ -72,6 +84,9 @@ class Ring:
         budget_nbytes: the most bytes that batches may occupy here at once.
         sparse: whether untouched pages of those slabs cost nothing.
         announce: called with (number, slab) for every slab made, and with (number, None) when it is retired.
+        pin: page-locks memory for a device; each slot once, when its first batch shows how much of it is used.
+        fence: returns an event behind all that the device has been given, or None when none can be recorded now; for
+            pinned slots that are lent to a user who may start copies of their own.
     """
 
     def __init__(
@@ -81,8 +96,13 @@ class Ring:
         *,
         sparse: bool = True,
         announce: Callable[[int, Slab | None], None] = lambda number, slab: None,
+        pin: Callable[[memoryview], Registration | None] | None = None,
+        fence: Callable[[], Event | None] | None = None,
     ) -> None:
         self._make = make
+        self._pin = pin
+        self._fence = fence
+        self._copying: deque[tuple[Slot, Event | None]] = deque()
         self._budget = budget_nbytes
         self._sparse = sparse
         self.announce = announce
@@ -104,7 +124,7 @@ class Ring:
         self._take_back()
         if not grow and sum(slot.state is not SlotState.FREE for slot in self._all_slots()) >= wanted:
             return None
-        if not self._can_use_free() and not self._grow(wanted):
+        if not (self._can_use_free() or self._grow(wanted) or (grow and self._await_copies())):
             return None
         slot = self._free.pop()  # the one used last: its pages are mapped, and perhaps in a cache
         slot.move(SlotState.FILLING, SlotState.FREE)
@@ -129,12 +149,12 @@ class Ring:
         """Say that `slot`, lent before it was filled, holds `nbytes` bytes."""
         slot.touched = max(slot.touched, nbytes)
         self._learn(nbytes)
+        self._page_lock(slot)
 
     def commit(self, slot: Slot, nbytes: int) -> None:
         """Say that `slot` now holds a batch of `nbytes` bytes."""
         slot.move(SlotState.READY, SlotState.FILLING)
-        slot.touched = max(slot.touched, nbytes)
-        self._learn(nbytes)
+        self.note(slot, nbytes)
 
     def lend(self, slot: Slot) -> np.ndarray:
         """Return the slot's memory (uint8) for views; the slot is free again when the last of them has died."""
@@ -165,6 +185,7 @@ class Ring:
         slot = Slot(number, 0, slab.nbytes, slab.memory, SlotState.READY, touched=nbytes)
         self._segments[number] = _Segment(slab, [slot])
         self.announce(number, slab)
+        self._page_lock(slot)
         return slot
 
     def require(self, nbytes: int) -> None:
@@ -195,8 +216,10 @@ class Ring:
             filling=states.count(SlotState.FILLING),
             ready=states.count(SlotState.READY),
             held=states.count(SlotState.HELD),
+            copying=states.count(SlotState.COPYING),
             slabs=len(self._segments),
             nbytes=self._cost(slots),
+            pinned_nbytes=sum(slot.pinned_nbytes for slot in slots),
             budget_nbytes=self._budget,
             grown=self._grown,
             copied_out=self.copied_out,
@@ -208,9 +231,10 @@ class Ring:
         for segment in self._segments.values():
             segment.slab.close()
             for slot in segment.slots:
-                slot.memory = memoryview(b"")
+                _forget(slot)
         self._segments.clear()
         self._free.clear()
+        self._copying.clear()
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -218,9 +242,45 @@ class Ring:
         while self._returned:
             slot = self._returned.popleft()
             del self._leases[slot]
-            slot.move(SlotState.FREE, SlotState.HELD)
-            if slot.slab in self._segments:  # else the ring was closed while the user held the batch
+            if slot.slab not in self._segments:  # the ring was closed while the user held the batch
+                continue
+            if slot.pinned is not None and self._fence is not None:
+                slot.move(SlotState.COPYING, SlotState.HELD)
+                self._copying.append((slot, None))
+            else:
+                slot.move(SlotState.FREE, SlotState.HELD)
                 self._reuse(slot)
+        if self._copying:
+            self._end_copies()
+
+    def _end_copies(self) -> None:
+        """Fence what has no fence yet, all with one; free what is behind its own."""
+        assert self._fence is not None
+        if self._copying[-1][1] is None and (event := self._fence()) is not None:
+            self._copying = deque((slot, own or event) for slot, own in self._copying)
+        while self._copying and (first := self._copying[0][1]) is not None and first.query():
+            slot, _ = self._copying.popleft()
+            slot.move(SlotState.FREE, SlotState.COPYING)
+            self._reuse(slot)
+
+    def _await_copies(self) -> bool:
+        """Wait for the copies that have read a slot the longest; return whether a slot is free now."""
+        if self._copying and (event := self._copying[0][1]) is not None:
+            event.synchronize()
+            self._end_copies()
+        return self._can_use_free()
+
+    def _page_lock(self, slot: Slot) -> None:
+        """Pin what batches use of `slot`, and an eighth more, once; give up pinning where the system refuses."""
+        if self._pin is None or slot.pinned_nbytes >= slot.touched:
+            return
+        if slot.pinned is not None:
+            slot.pinned.close()
+        nbytes = min(round_up(slot.touched + slot.touched // 8, PAGE), slot.nbytes)
+        slot.pinned = self._pin(slot.memory[:nbytes])
+        slot.pinned_nbytes = nbytes if slot.pinned is not None else 0
+        if slot.pinned is None:
+            self._pin = None
 
     def _reuse(self, slot: Slot) -> None:
         if slot.nbytes < self._batch_nbytes:
@@ -232,7 +292,7 @@ class Ring:
         """Give up a slot that batches have outgrown, and its slab with the last of its slots."""
         segment = self._segments[slot.slab]
         segment.slots.remove(slot)
-        slot.memory = memoryview(b"")
+        _forget(slot)
         if not segment.slots:
             del self._segments[slot.slab]
             self.announce(slot.slab, None)
@@ -308,3 +368,11 @@ class Ring:
     def _number(self) -> int:
         self._next_number += 1
         return self._next_number - 1
+
+
+def _forget(slot: Slot) -> None:
+    """Let go of a slot's memory; where the user still views it, it lives on, pageable."""
+    if slot.pinned is not None:
+        slot.pinned.close()
+        slot.pinned, slot.pinned_nbytes = None, 0
+    slot.memory = memoryview(b"")

@@ -1,0 +1,53 @@
+"""Which device is meant by a name."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from penstock.core.errors import OptionError
+from penstock.device.accelerator import Accelerator
+from penstock.device.base import Device
+from penstock.device.cpu import Cpu
+from penstock.device.cuda import Cuda
+from penstock.device.sim import Sim
+
+
+def device_of(wanted: str | torch.device | Device) -> Device:
+    """Return the device that `wanted` names: "cpu", "cuda", "cuda:1", "sim", any accelerator of torch's, or itself.
+
+    Raises:
+        OptionError: there is no such device here.
+
+    Example:
+        >>> device_of("cpu").name
+        'cpu'
+    """
+    if not isinstance(wanted, (str, torch.device)):
+        return wanted
+    if str(wanted) == "sim":
+        return _the_sim()
+    try:
+        device = torch.device(wanted)
+    except RuntimeError as error:
+        raise OptionError(f"device={wanted!r} names no device: {str(error).splitlines()[0]}") from error
+    if device.type == "cpu":
+        return Cpu()
+    present = torch.accelerator.current_accelerator(check_available=True)
+    if present is None or present.type != device.type:
+        raise OptionError(
+            f"device={str(wanted)!r} was asked for and there is "
+            f"{f'only {present.type!r}' if present else 'no accelerator'} here; "
+            "use device='cpu', or device='sim' for a simulated one"
+        )
+    if (device.index or 0) >= torch.accelerator.device_count():
+        raise OptionError(
+            f"device={str(wanted)!r} was asked for and there are {torch.accelerator.device_count()} devices here"
+        )
+    return Cuda(device) if device.type == "cuda" else Accelerator(device)
+
+
+@functools.cache
+def _the_sim() -> Sim:
+    return Sim()

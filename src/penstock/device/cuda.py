@@ -1,0 +1,180 @@
+"""CUDA: torch's streams and allocator, and from the driver itself what torch has no words for.
+
+- Memory that exists can be page-locked (`cuMemHostRegister`), so a slot is the source of the copy. torch's host
+  allocator knows nothing of such memory and guards it with no event; that is for us to do.
+- One event can stand for everything on every stream of the context (`cuCtxRecordEvent`, CUDA 12.5): the guard for
+  copies that the user makes. It would break a graph capture under way, so none is recorded then.
+
+The driver is called rather than the runtime, because a refusal of the runtime's would stay behind as its "last
+error" and be raised by some later, innocent call of torch's.
+Source: the CUDA driver API, sections on memory management, events and stream capture.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import warnings
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.core.units import size_text
+from penstock.device.accelerator import Accelerator
+from penstock.device.base import Event, Registration
+
+_PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: page-locked for every context
+_NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
+_NOT_READY = 600  # CUDA_ERROR_NOT_READY
+
+
+class Cuda(Accelerator):
+    """An NVIDIA (or, through HIP's torch, an AMD) GPU; see `base.Device`."""
+
+    def __init__(self, device: torch.device) -> None:
+        torch.cuda.init()
+        super().__init__(device)
+        driver = None if torch.version.hip else _driver()
+        self._driver: Any = driver
+        self._context = _primary_context(driver, self.torch_device.index) if driver is not None else None
+        self.has_fence = self._context is not None and _records_contexts(driver, self._context)
+
+    def register(self, memory: memoryview) -> Registration | None:
+        """Page-lock `memory`; warns once when the system refuses."""
+        if self._context is None:
+            return None
+        address = np.frombuffer(memory, np.uint8).ctypes.data
+        with _current(self._driver, self._context):
+            result = self._driver.cuMemHostRegister_v2(
+                ctypes.c_void_p(address), ctypes.c_size_t(len(memory)), _PORTABLE
+            )
+        if result:
+            _warn_of_refusal(_error_name(self._driver, result), size_text(len(memory)))
+            return None
+        return _HostRegistration(self._driver, self._context, address)
+
+    def fence(self) -> Event | None:
+        """Return an event behind all work of the context, or None while a graph is captured."""
+        if not self.has_fence or torch.cuda.is_current_stream_capturing():
+            return None
+        event = _ContextEvent(self._driver, self._context)
+        return event if event.recorded else None
+
+    def now(self) -> Event:
+        """Return an event on the current stream."""
+        event: Event = torch.cuda.current_stream(self.torch_device).record_event()
+        return event
+
+    def hand_over(self, event: Event) -> None:
+        """Have the current stream wait."""
+        if isinstance(event, torch.Event):
+            torch.cuda.current_stream(self.torch_device).wait_event(event)
+        else:
+            event.synchronize()
+
+    def near_cpus(self) -> frozenset[int]:
+        """Return the processors of the NUMA node that the GPU hangs on; empty when the machine has but one node."""
+        about: Any = torch.cuda.get_device_properties(self.torch_device)
+        place = f"{about.pci_domain_id:04x}:{about.pci_bus_id:02x}:{about.pci_device_id:02x}.0"
+        try:
+            node = int(Path(f"/sys/bus/pci/devices/{place}/numa_node").read_text())
+            words = Path(f"/sys/devices/system/node/node{max(node, 0)}/cpulist").read_text().strip()
+        except (OSError, ValueError):
+            return frozenset()
+        several = Path("/sys/devices/system/node/node1").is_dir()
+        return _cpus(words) if node >= 0 and several else frozenset()
+
+
+class _HostRegistration:
+    def __init__(self, driver: Any, context: Any, address: int) -> None:
+        self.close = weakref.finalize(self, _unregister, driver, context, address)
+
+
+def _unregister(driver: Any, context: Any, address: int) -> None:
+    with _current(driver, context):
+        driver.cuCtxSynchronize()  # a copy that still reads it would go wrong; this happens when a loader ends
+        driver.cuMemHostUnregister(ctypes.c_void_p(address))
+
+
+class _ContextEvent:
+    """An event of the driver's behind all work of a context."""
+
+    def __init__(self, driver: Any, context: Any) -> None:
+        self._driver = driver
+        self._event = ctypes.c_void_p()
+        with _current(driver, context):
+            made = driver.cuEventCreate(ctypes.byref(self._event), _NO_TIMING) == 0
+        self.recorded = made and driver.cuCtxRecordEvent(context, self._event) == 0
+        if made:
+            weakref.finalize(self, driver.cuEventDestroy_v2, self._event)
+
+    def query(self) -> bool:
+        return bool(self._driver.cuEventQuery(self._event) != _NOT_READY)
+
+    def synchronize(self) -> None:
+        self._driver.cuEventSynchronize(self._event)
+
+
+class _current:  # noqa: N801  used as a statement
+    """Makes a context current for a block, whatever thread runs it."""
+
+    def __init__(self, driver: Any, context: Any) -> None:
+        self._driver = driver
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._driver.cuCtxPushCurrent_v2(self._context)
+
+    def __exit__(self, *_: object) -> None:
+        self._driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+
+@functools.cache
+def _driver() -> Any:
+    """Return the driver's library, or None where it cannot be loaded."""
+    for name in ("libcuda.so.1", "nvcuda.dll"):
+        try:
+            driver = ctypes.CDLL(name)
+        except OSError:
+            continue
+        return driver if driver.cuInit(0) == 0 else None
+    return None
+
+
+def _primary_context(driver: Any, index: int) -> Any:
+    """Return the context that torch uses on device `index` of those this process may see, or None."""
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    if driver.cuDeviceGet(ctypes.byref(device), index):
+        return None
+    return None if driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) else context
+
+
+def _records_contexts(driver: Any, context: Any) -> bool:
+    return hasattr(driver, "cuCtxRecordEvent") and _ContextEvent(driver, context).recorded
+
+
+def _error_name(driver: Any, result: int) -> str:
+    words = ctypes.c_char_p()
+    driver.cuGetErrorName(result, ctypes.byref(words))
+    return (words.value or b"unknown error").decode()
+
+
+@functools.cache
+def _warn_of_refusal(error: str, size: str) -> None:
+    warnings.warn(
+        f"the system refuses to page-lock {size} of host memory ({error}); batches are copied from pageable memory, "
+        "which is slower. Give the container more memory, or lower ring_bytes or batch_size.",
+        stacklevel=2,
+    )
+
+
+def _cpus(words: str) -> frozenset[int]:
+    """Return the numbers in a list like "0-3,8"."""
+    found: set[int] = set()
+    for part in words.split(","):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)

@@ -1,0 +1,119 @@
+"""Whether the slots of a loader are page-locked, and who guards them while copies read them.
+
+With `device=` the prefetcher makes the copies and keeps a batch until its own is over. With `pin_memory` the user makes
+them, so a slot is fenced when its last view has died. Where the device cannot fence, a batch is pinned as torch pins
+it: copied to memory of torch's own allocator, which guards it.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from penstock.device import Device, Event, Mould, Registration, device_of
+from penstock.feed.prefetch import DEPTH
+from penstock.feed.transport.slab import PrivateSlab
+
+PinMemory = bool | Literal["auto"] | Device
+
+_TRIAL_NBYTES = 16 << 20
+_TRIALS = 5
+_WORTH = 1.1
+"""Pinned copies must be faster by this much to be worth their page-locked memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pinning:
+    """How a loader's ring is pinned, and what is left to do to each batch."""
+
+    pin: Callable[[memoryview], Registration | None] | None = None
+    fence: Callable[[], Event | None] | None = None
+    finish: Callable[[Any], Any] | None = None
+    """Pins what of a batch does not lie in a pinned slot."""
+    slots_in_copies: int = 0
+    """How many slots may be kept by copies while others are filled."""
+
+
+def pinning_of(wanted: PinMemory, torchs_device: str, target: Device | None) -> Pinning:
+    """Return how to pin for `pin_memory=wanted`, `pin_memory_device=torchs_device` and `device=target`."""
+    if target is not None and not target.is_host:
+        return Pinning(pin=target.register, slots_in_copies=DEPTH)
+    if wanted is False:
+        return Pinning()
+    if not isinstance(wanted, (bool, str)):
+        return Pinning(pin=wanted.register, fence=wanted.fence, slots_in_copies=1)
+    accelerator = _accelerator(torchs_device, quiet=wanted == "auto")
+    if accelerator is None:
+        return Pinning()
+    if wanted == "auto" and not pays(accelerator)[0]:
+        return Pinning()
+    finish = functools.partial(torch.utils.data._utils.pin_memory.pin_memory, device=accelerator.torch_device.type)
+    if not accelerator.has_fence:
+        return Pinning(finish=finish)
+    return Pinning(pin=accelerator.register, fence=accelerator.fence, finish=finish, slots_in_copies=1)
+
+
+def pays(device: Device) -> tuple[bool, str]:
+    """Return whether copies to `device` gain by pinned memory on this machine, and the evidence in words."""
+    if device.name not in _measured:
+        _measured[device.name] = _measure(device)
+    return _measured[device.name]
+
+
+_measured: dict[str, tuple[bool, str]] = {}
+
+
+def _measure(device: Device) -> tuple[bool, str]:
+    slab = PrivateSlab(_TRIAL_NBYTES)
+    source = torch.from_numpy(np.frombuffer(slab.memory, np.uint8))
+    source.fill_(1)
+    pageable_s = _copy_s(device, source)
+    registration = device.register(slab.memory)
+    if registration is None:
+        return False, f"{device.name} cannot page-lock host memory"
+    pinned_s = _copy_s(device, source)
+    registration.close()
+    ratio = pageable_s / pinned_s
+    rates = f"{_TRIAL_NBYTES / pinned_s / 1e9:.1f} against {_TRIAL_NBYTES / pageable_s / 1e9:.1f} GB/s pageable"
+    return ratio >= _WORTH, f"copies to {device.name} from pinned memory run at {rates}"
+
+
+def _copy_s(device: Device, source: torch.Tensor) -> float:
+    """Return the seconds of a copy, the best of some."""
+    target = device.empty(Mould.of(source))
+    best = float("inf")
+    for _ in range(_TRIALS):
+        device.now().synchronize()
+        began = time.perf_counter()
+        device.upload([(target, source)], device.now()).synchronize()
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def _accelerator(torchs_device: str, *, quiet: bool) -> Device | None:
+    """Return the accelerator that torch would pin for, or None where it would not pin; warns as torch does."""
+    if torchs_device:
+        warnings.warn(
+            "pin_memory_device is deprecated, the current accelerator will be used as the device, "
+            f"ignore pin_memory_device='{torchs_device}'.",
+            stacklevel=5,
+        )
+    if not torch.accelerator.is_available():
+        if not quiet:
+            warnings.warn(
+                "'pin_memory' argument is set as true but no accelerator is found, "
+                "then device pinned memory won't be used.",
+                stacklevel=5,
+            )
+        return None
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or accelerator.type == "mps":
+        return None
+    return device_of(accelerator)

@@ -1,0 +1,170 @@
+"""The simulated accelerator does what an accelerator may do, and no more."""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+import pytest
+import torch
+
+from penstock import OptionError
+from penstock.device import Device, Mould, Sim, device_of
+from penstock.device.sim import POISON
+
+
+def host(nbytes: int = 4096) -> tuple[memoryview, torch.Tensor]:
+    """Return a page of host memory, and a uint8 tensor on it."""
+    memory = memoryview(mmap.mmap(-1, nbytes))
+    return memory, torch.from_numpy(np.frombuffer(memory, np.uint8))
+
+
+def by_hand(**arguments: object) -> Sim:
+    return Sim(by_hand=True, eager=False, **arguments)  # type: ignore[arg-type]
+
+
+def test_device_memory_is_poisoned_until_its_copy_has_run() -> None:
+    sim = by_hand()
+    there = sim.to(torch.arange(4))
+    assert there.view(torch.uint8).tolist() == [POISON] * 32
+    sim.synchronize()
+    assert there.tolist() == [0, 1, 2, 3]
+
+
+def test_a_copy_from_registered_memory_reads_it_late_and_from_other_memory_at_once() -> None:
+    sim = by_hand()
+    memory, source = host()
+    registration = sim.register(memory)
+    assert registration is not None
+    pinned = sim.to(source)
+    registration.close()
+    staged = sim.to(source)
+    source.fill_(7)
+    sim.synchronize()
+    assert (pinned == 7).all()
+    assert (staged == 0).all()
+
+
+def test_operations_of_one_stream_run_in_order_and_of_two_in_any() -> None:
+    sim, ran = by_hand(), []
+    other = sim.stream()
+    sim.launch(lambda: ran.append("a"))
+    sim.launch(lambda: ran.append("b"))
+    sim.launch(lambda: ran.append("c"), other)
+    assert sim.step(other)
+    while sim.step():
+        pass
+    assert ran == ["c", "a", "b"]
+
+
+def test_a_stream_that_waits_for_an_event_stands_still_until_it_passes() -> None:
+    sim = by_hand()
+    sim.launch(lambda: None)
+    event = sim.now()
+    sim.upload([], after=event)
+    assert sim._up not in sim.runnable()
+    assert not event.query()
+    event.synchronize()
+    assert sim._up in sim.runnable()
+
+
+def test_a_fence_stands_for_every_stream_and_is_refused_while_capturing() -> None:
+    sim = by_hand()
+    other = sim.stream()
+    sim.launch(lambda: None, other)
+    fence = sim.fence()
+    assert fence is not None
+    while sim.step(sim.consumer) or sim.step(sim._up) or sim.step(sim._down):
+        pass
+    assert not fence.query()
+    fence.synchronize()
+    sim.capturing = True
+    assert sim.fence() is None
+    assert Sim(has_fence=False).fence() is None
+
+
+def test_waiting_for_what_cannot_pass_is_an_error_rather_than_a_hang() -> None:
+    sim, never = by_hand(), by_hand()
+    stuck = sim.upload([], after=never.now())
+    with pytest.raises(RuntimeError, match="can never pass"):
+        stuck.synchronize()
+
+
+def test_dropped_memory_is_used_again_and_beyond_the_capacity_there_is_none() -> None:
+    sim = Sim(capacity_nbytes=4096)
+    mould = Mould.of(torch.empty(2048, dtype=torch.uint8))
+    first, second = sim.empty(mould), sim.empty(mould)
+    with pytest.raises(torch.OutOfMemoryError, match=r"tried to allocate 2\.0 KiB of 4\.0 KiB"):
+        sim.empty(mould)
+    address = first.data_ptr()
+    del first
+    assert sim.empty(mould).data_ptr() == address
+    del second
+    assert sim.empty(Mould.of(torch.empty(1024, dtype=torch.uint8))).shape == (1024,)
+
+
+def test_chosen_allocations_fail() -> None:
+    sim = Sim()
+    sim.fail_allocations(1)
+    mould = Mould.of(torch.empty(8))
+    sim.empty(mould)
+    with pytest.raises(torch.OutOfMemoryError):
+        sim.empty(mould)
+    sim.empty(mould)
+
+
+def test_host_memory_beyond_what_may_be_pinned_is_refused() -> None:
+    sim = Sim(pinnable_nbytes=4096)
+    memory, _ = host()
+    registration = sim.register(memory)
+    assert registration is not None
+    assert sim.register(memory) is None
+    registration.close()
+    assert sim.register(memory) is not None
+
+
+def test_time_passes_by_itself_unless_driven_by_hand() -> None:
+    sim = Sim(bandwidth=1e9, delay_s=1e-3)
+    there = sim.to(torch.arange(5))
+    back = torch.empty(5, dtype=torch.int64)
+    sim.download([(back, there)]).synchronize()
+    assert back.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_kernel_that_fails_is_raised_where_somebody_waits() -> None:
+    sim = Sim()
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    sim.launch(fail)
+    with pytest.raises(ZeroDivisionError):
+        sim.synchronize()
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (2, 3, 4, 5)])
+def test_strides_survive_the_way(shape: tuple[int, ...]) -> None:
+    sim = Sim()
+    source = torch.arange(int(np.prod(shape))).view(shape).transpose(0, -1)
+    there = sim.to(source)
+    sim.synchronize()
+    assert there.stride() == source.clone().stride()
+    assert torch.equal(there, source)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [("gpu9", "names no device"), ("cuda", "there is no accelerator here"), ("meta", "there is no accelerator")],
+)
+def test_a_device_that_is_not_here_is_one_clear_error(wanted: str, words: str) -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(OptionError, match=words):
+        device_of(wanted)
+
+
+def test_devices_are_found_by_name() -> None:
+    assert device_of("cpu").is_host
+    assert device_of("sim") is device_of("sim")
+    mine: Device = Sim()
+    assert device_of(mine) is mine
