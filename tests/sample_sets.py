@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import ctypes
 import random
+import sys
 import time
 
 import numpy as np
@@ -144,3 +145,13 @@ class Nested(Numbered):
             "mixed": [index, str(index), b"x" * index, (np.float32(index), True)],
             "half": torch.full((33,), index, dtype=torch.bfloat16),
         }
+
+
+class Imported(Dataset):
+    """Says whether the process that makes it has imported penstock.device."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> str:
+        return str("penstock.device" in sys.modules)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
         WorkerTimeoutError,
     )
     from penstock.core.stats import LoaderStatistics, RingCounts, StageTimes
+    from penstock.device import Sim
+    from penstock.feed.infer import infer
     from penstock.feed.loader import DataLoader
     from penstock.feed.workers.maker import SKIP
 
@@ -32,6 +34,7 @@ __all__ = [
     "PenstockError",
     "RingCounts",
     "ScriptError",
+    "Sim",
     "StageTimes",
     "TransportError",
     "UnpicklableError",
@@ -40,6 +43,7 @@ __all__ = [
     "WorkerStartError",
     "WorkerTimeoutError",
     "__version__",
+    "infer",
 ]
 
 _HOMES = {
@@ -55,6 +59,8 @@ _HOMES = {
         "WorkerTimeoutError",
     ),
     "penstock.core.stats": ("LoaderStatistics", "RingCounts", "StageTimes"),
+    "penstock.device": ("Sim",),
+    "penstock.feed.infer": ("infer",),
     "penstock.feed.loader": ("DataLoader",),
     "penstock.feed.workers.maker": ("SKIP",),
 }

@@ -108,8 +108,7 @@ def drive_user_copies(draw: Draw, sim_type: type[Sim], prefetcher_type: type[Pre
     arrived: list[tuple[int, torch.Tensor]] = []
     for number in range(1, 9):
         batch = producer.next_batch()
-        for _ in range(1 + draw(1)):
-            arrived.append((number, sim.to(batch["x"], streams[draw(2)])))
+        arrived += [(number, sim.to(batch["x"], streams[draw(2)])) for _ in range(1 + draw(1))]
         del batch
         sim.capturing = draw(3) == 0
         shuffle(sim, draw)

@@ -163,7 +163,7 @@ def test_samples_of_different_keys_or_sizes_end_as_in_torch() -> None:
     grown = [{"a": torch.full((80, 80), float(i)), **({"b": torch.zeros(90, 90)} if i > 7 else {})} for i in range(16)]
     compare(grown, batch_size=16, num_workers=2)
     ragged = [torch.zeros(90, 90 + (i > 7)) for i in range(16)]
-    # torch without workers: when theirs fail, its queue's own thread now and then raises as well ("Bad file descriptor").
+    # torch without workers: when they fail, its queue's own thread may raise as well ("Bad file descriptor").
     for kind, workers in ((TorchDataLoader, 0), (DataLoader, 2)):
         with pytest.raises(
             RuntimeError, match=r"stack expects each tensor to be equal size, but got \[90, 90\] at entry 0"

@@ -27,7 +27,7 @@ from penstock.feed.dispatch import Dispatch, Mode
 from penstock.feed.epoch import EpochRunner
 from penstock.feed.inline import InlineRunner
 from penstock.feed.pinning import Pinning, pinning_of
-from penstock.feed.prefetch import Prefetcher
+from penstock.feed.prefetch import Flight, Prefetcher
 from penstock.feed.transport.ring import Ring
 from penstock.feed.transport.slab import PrivateSlab, create, memfd_works
 from penstock.feed.workers.base import Pool
@@ -230,7 +230,8 @@ class LoaderIterator:
         self._runner: InlineRunner | EpochRunner | Prefetcher = host
         if loader._device is not None and not loader._device.is_host:
             self._runner = Prefetcher(host, loader._device, budget_nbytes=loader._device_bytes, counters=self._counters)
-        weakref.finalize(self, _end, self._runner, self._close, loader._shelf, self._ring).atexit = False
+        flight = self._runner.flight if isinstance(self._runner, Prefetcher) else None
+        weakref.finalize(self, _end, flight, self._close, loader._shelf, self._ring).atexit = False
         self._start_epoch(loader, began)
 
     def _start_epoch(self, loader: DataLoader[Any], began: int) -> None:
@@ -416,9 +417,9 @@ def _borrow_ring(loader: DataLoader[Any], pinning: Pinning) -> Ring:
     return loader._ring
 
 
-def _end(runner: Any, close: Callable[[], Any], shelf: _Shelf, ring: Ring) -> None:
-    if isinstance(runner, Prefetcher):
-        runner.close()  # its copies read the ring's slots
+def _end(flight: Flight | None, close: Callable[[], Any], shelf: _Shelf, ring: Ring) -> None:
+    if flight is not None:
+        flight.close()  # its copies read the ring's slots
     close()
     shelf.put(ring)
 

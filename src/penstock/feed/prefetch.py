@@ -37,17 +37,35 @@ class HostBatches(Protocol):
 
 @dataclass(slots=True)
 class _Arrival:
-    """A batch on its way, or what was raised in its place."""
+    """A batch on its way."""
 
-    host: Any = None
-    moved: dict[int, torch.Tensor] = field(default_factory=dict)
+    host: Any
+    moved: dict[int, torch.Tensor]
     """The destination of each of its tensors, by the tensor's id."""
-    event: Event | None = None
-    error: BaseException | None = None
+    event: Event
 
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.moved.values())
+
+
+@dataclass(slots=True)
+class Flight:
+    """The copies under way. Knows nothing of where batches come from, so that it can be closed after their loader."""
+
+    device: Device
+    arriving: deque[_Arrival] = field(default_factory=deque)
+    leaving: deque[tuple[Any, Event]] = field(default_factory=deque)
+    """Host batches that were handed out, until their copies are over."""
+
+    def close(self) -> None:
+        """Give back what nobody will ask for: its memory may be used again when its copies are over."""
+        while self.arriving:
+            arrival = self.arriving.popleft()
+            self.device.hand_over(arrival.event)
+            self.leaving.append((arrival.host, arrival.event))
+        while self.leaving:
+            self.leaving.popleft()[1].synchronize()
 
 
 class Prefetcher:
@@ -68,8 +86,9 @@ class Prefetcher:
         self._budget = budget_nbytes
         self._counters = counters
         self._depth = depth
-        self._arriving: deque[_Arrival] = deque()
-        self._leaving: deque[tuple[Any, Event]] = deque()
+        self.flight = Flight(device)
+        self._arriving, self._leaving = self.flight.arriving, self.flight.leaving
+        self._error: Exception | None = None
         self._moulds: list[Mould] = []
         self._reserved: tuple[list[torch.Tensor], Event] | None = None
 
@@ -82,11 +101,9 @@ class Prefetcher:
         """
         self._let_go()
         if not self._arriving:
+            self._raise_error()
             self._send(self._source.next_batch())
         arrival = self._arriving.popleft()
-        if arrival.error is not None:
-            raise arrival.error
-        assert arrival.event is not None
         self._counters.uploads += 1
         self._counters.uploads_hidden += arrival.event.query()
         self._device.hand_over(arrival.event)
@@ -96,22 +113,25 @@ class Prefetcher:
         self._look_ahead()
         return batch
 
+    def try_next(self) -> tuple[Any] | None:
+        """Return the next batch, in a tuple, if it is on its way already or there without waiting."""
+        if not self._arriving:
+            self._look_ahead()
+        if not self._arriving:
+            self._raise_error()
+            return None
+        return (self.next_batch(),)
+
     def close(self) -> None:
-        """Give back what nobody will ask for: its memory may be used again when its copies are over."""
-        while self._arriving:
-            arrival = self._arriving.popleft()
-            if arrival.event is not None:
-                self._device.hand_over(arrival.event)
-                self._leaving.append((arrival.host, arrival.event))
-        self._reserved = None
-        while self._leaving:
-            self._leaving.popleft()[1].synchronize()
+        """End the copies under way; what they bring is nobody's."""
+        self._reserved = self._error = None
+        self.flight.close()
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _look_ahead(self) -> None:
         """Start the copies of the batches that are there; see to a destination for the one that is not."""
-        while len(self._arriving) < self._depth and self._has_budget():
+        while self._error is None and len(self._arriving) < self._depth and self._has_budget():
             try:
                 found = self._source.try_next()
                 if found is None:
@@ -119,8 +139,16 @@ class Prefetcher:
                     return
                 self._send(found[0])
             except Exception as error:  # noqa: BLE001  raised when its batch is asked for
-                self._arriving.append(_Arrival(error=error))
-                return
+                self._error = error
+
+    def _raise_error(self) -> None:
+        """Raise what was raised in place of the next batch, if anything was."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            try:
+                raise error
+            finally:
+                del error  # else its traceback would keep this frame, and this frame the error
 
     def _has_budget(self) -> bool:
         under_way = [arrival.nbytes for arrival in self._arriving]

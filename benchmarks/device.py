@@ -1,0 +1,249 @@
+"""From host memory to the GPU: `python -m benchmarks.device [--quick] [--json FILE]`.
+
+Two things are measured. **Link**: the bandwidth of a copy from a slot, from memory pinned by torch and from pageable
+memory, against the link's ceiling (torch's pinned memory, the largest size). **Steps**: a training step fed with data
+that lies on the GPU already (the upper bound), by torch's DataLoader with `pin_memory=True` and
+`.to(..., non_blocking=True)`, by penstock with `pin_memory=True` and a plain `.to`, and by penstock with `device=`. The
+four take turns; a ratio is taken within each round. The share of GPU time without work is 1 minus the ratio to the
+upper bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from benchmarks.machine import facts
+from benchmarks.workloads import Workload, clips, images, tokens
+from penstock import DataLoader
+from penstock.device import Device, Mould, device_of
+from penstock.feed.transport.slab import PrivateSlab
+
+WORKERS = 8
+SIZES_MIB = (1, 4, 16, 64, 256)
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.device", description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="three rounds of short epochs")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--workers", type=int, default=WORKERS)
+    asked = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("benchmarks.device needs an NVIDIA GPU, and there is none here")
+    device = device_of("cuda")
+    rounds = 3 if asked.quick else 5
+    began = time.perf_counter()
+    link = [_link(device, size, rounds) for size in SIZES_MIB]
+    steps = [_steps(workload, step, asked.workers, rounds) for workload, step in _loops(quick=asked.quick)]
+    found = {
+        "benchmark": "device",
+        "quick": asked.quick,
+        "workers": asked.workers,
+        "machine": {**facts(), "gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "driver": _driver()},
+        "date": time.strftime("%Y-%m-%d"),
+        "link": link,
+        "steps": steps,
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+    if asked.json:
+        asked.json.parent.mkdir(parents=True, exist_ok=True)
+        asked.json.write_text(json.dumps(found, indent=1) + "\n")
+    _print(found)
+
+
+# ── the link ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _link(device: Device, mib: int, rounds: int) -> dict[str, Any]:
+    nbytes = mib << 20
+    slab = PrivateSlab(nbytes)
+    slot = torch.from_numpy(np.frombuffer(slab.memory, np.uint8))
+    slot.fill_(1)
+    pageable = torch.ones(nbytes, dtype=torch.uint8)
+    sources = {"slot": slot, "torch pinned": pageable.pin_memory(), "pageable": pageable}
+    registration = device.register(slab.memory)
+    target = device.empty(Mould.of(slot))
+    copies = max(4, (1 << 30) // nbytes)
+    rates: dict[str, list[float]] = {name: [] for name in sources}
+    for _ in range(rounds + 1):
+        for name, source in sources.items():
+            device.now().synchronize()
+            start = time.perf_counter()
+            for _ in range(copies):
+                event = device.upload([(target, source)], device.now())
+            event.synchronize()
+            rates[name].append(nbytes * copies / (time.perf_counter() - start) / 1e9)
+    if registration is not None:
+        registration.close()
+    return {"mib": mib, "gb_per_s": {name: each[1:] for name, each in rates.items()}}
+
+
+# ── steps ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _loops(*, quick: bool) -> Iterator[tuple[Workload, Callable[[], Callable[[Tensor], None]]]]:
+    """Yield workloads with the model that trains on them, in steps of some tens of milliseconds."""
+    batches = 40 if quick else 120
+    yield images(batches), lambda: _training(_convolutions(), lambda batch: batch)
+    yield tokens(batches), lambda: _training(_Transformer(), lambda batch: batch % 32_000)
+    yield clips(batches), lambda: _training(_volumes(), lambda batch: batch.float().div_(255).transpose(1, 2))
+
+
+def _convolutions() -> nn.Module:
+    """Blocks of a ResNet's widths and depths."""
+
+    def block(inside: int, outside: int, stride: int) -> nn.Sequential:
+        return nn.Sequential(
+            nn.Conv2d(inside, outside, 3, stride, 1, bias=False), nn.BatchNorm2d(outside), nn.ReLU(inplace=True)
+        )
+
+    widths = [64, 64, 64, 128, 128, 128, 256, 256, 256, 256, 512, 512, 512]
+    layers = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    inside = 64
+    for width in widths:
+        layers.append(block(inside, width, 1 if width == inside else 2))
+        inside = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, 1000))
+
+
+class _Transformer(nn.Module):
+    """Four layers over sequences of 2048 tokens, of which a quarter is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(32_000, 512)
+        layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        self.head = nn.Linear(512, 1000)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        found: Tensor = self.head(self.layers(self.embedding(batch[:, :512])).mean(1))
+        return found
+
+
+def _volumes() -> nn.Module:
+    """A small 3-D CNN."""
+    return nn.Sequential(
+        nn.Conv3d(3, 32, 3, (1, 2, 2), 1), nn.ReLU(inplace=True),
+        nn.Conv3d(32, 64, 3, 2, 1), nn.ReLU(inplace=True),
+        nn.Conv3d(64, 128, 3, 2, 1), nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(128, 400),
+    )  # fmt: skip
+
+
+def _training(model: nn.Module, prepare: Callable[[Tensor], Tensor]) -> Callable[[Tensor], None]:
+    model = model.cuda().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+
+    def step(batch: Tensor) -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(prepare(batch)).float().pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def _steps(
+    workload: Workload, training: Callable[[], Callable[[Tensor], None]], workers: int, rounds: int
+) -> dict[str, Any]:
+    step = training()
+    options: dict[str, Any] = {
+        "batch_size": workload.batch_size, "num_workers": workers, "persistent_workers": True
+    }  # fmt: skip
+    resident = next(iter(TorchDataLoader(workload.dataset, batch_size=workload.batch_size))).cuda()
+    feeds: dict[str, Callable[[], Iterator[Tensor]]] = {
+        "resident": lambda: (resident for _ in range(workload.batches)),
+    }
+    torchs = TorchDataLoader(workload.dataset, pin_memory=True, **options)
+    pinned = DataLoader(workload.dataset, pin_memory=True, **options)
+    ahead = DataLoader(workload.dataset, device="cuda", **options)
+    feeds["torch, pin_memory, non_blocking"] = lambda: (batch.to("cuda", non_blocking=True) for batch in torchs)
+    feeds["penstock, pin_memory, .to"] = lambda: (batch.to("cuda") for batch in pinned)
+    feeds["penstock, device="] = lambda: iter(ahead)
+    seconds: dict[str, list[float]] = {name: [] for name in feeds}
+    for number in range(rounds + 1):
+        names = list(feeds)
+        for name in reversed(names) if number % 2 else names:
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for batch in feeds[name]():
+                step(batch)
+            torch.cuda.synchronize()
+            if number:
+                seconds[name].append(time.perf_counter() - start)
+    rates = {name: [workload.samples / each for each in values] for name, values in seconds.items()}
+    bound = rates["resident"]
+    return {
+        "name": workload.name,
+        "samples_per_s": rates,
+        "of_the_bound": {
+            name: [rate / most for rate, most in zip(values, bound, strict=True)] for name, values in rates.items()
+        },
+        "step_ms": statistics.median(seconds["resident"]) / workload.batches * 1e3,
+        "uploads": ahead.statistics().uploads,
+        "uploads_hidden": ahead.statistics().uploads_hidden,
+    }
+
+
+# ── print ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _driver() -> str:
+    try:
+        return Path("/proc/driver/nvidia/version").read_text().splitlines()[0].split("  ")[1]
+    except (OSError, IndexError):
+        return "unknown"
+
+
+def _spread(values: list[float], digits: int) -> str:
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} … {max(values):.{digits}f})"
+
+
+def _print(found: dict[str, Any]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 130)
+    table = Table(title="host to device, GB/s")
+    for head in ("MiB", "slot", "torch pinned", "pageable"):
+        table.add_column(head)
+    for row in found["link"]:
+        table.add_row(str(row["mib"]), *(_spread(values, 1) for values in row["gb_per_s"].values()))
+    console.print(table)
+    table = Table(title="training steps, samples/s, and of the upper bound")
+    for head in ("loop", "fed by", "samples/s", "of the bound"):
+        table.add_column(head)
+    for row in found["steps"]:
+        for name, rates in row["samples_per_s"].items():
+            table.add_row(
+                f"{row['name']}, {row['step_ms']:.1f} ms",
+                name,
+                _spread(rates, 0),
+                _spread(row["of_the_bound"][name], 3),
+            )
+    console.print(table)
+    ceiling = max(max(row["gb_per_s"]["torch pinned"]) for row in found["link"])
+    slot = max(statistics.median(row["gb_per_s"]["slot"]) for row in found["link"])
+    least = min(statistics.median(row["of_the_bound"]["penstock, device="]) for row in found["steps"])
+    print(
+        f"device: slots reach {slot / ceiling:.2f} of the link's {ceiling:.1f} GB/s (target 0.95); device= reaches at "
+        f"least {least:.3f} of the upper bound (target 0.98); {found['seconds']:.0f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""`infer` hands out whole outputs in order, whatever the device, and keeps a live source's latency bounded."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import TensorDataset
+
+from penstock import DataLoader, OptionError, Sim, infer
+
+DATA = torch.arange(24_000.0).view(240, 100)
+
+
+def slow_sim() -> Sim:
+    return Sim(bandwidth=5e7, delay_s=5e-4)
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim", slow_sim()], ids=["cpu", "sim", "slow sim"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_outputs_are_the_models_in_order(device: Any, workers: int) -> None:
+    loader = DataLoader(DATA, batch_size=16, num_workers=workers, device=device)
+    outputs = list(infer(torch.nn.Tanh(), loader))
+    assert len(outputs) == 15
+    assert torch.equal(torch.cat(outputs), DATA.tanh())
+
+
+@pytest.mark.parametrize("device", ["cpu", slow_sim()], ids=["cpu", "slow sim"])
+def test_any_iterable_of_batches_will_do(device: Any) -> None:
+    loader = TorchDataLoader(DATA, batch_size=50)
+    assert torch.equal(torch.cat(list(infer(torch.neg, loader, device=device))), -DATA)
+
+
+def test_batches_are_passed_as_arguments_or_as_forward_says() -> None:
+    pairs = DataLoader(TensorDataset(DATA, 2 * DATA), batch_size=60)
+    named = DataLoader([{"input": row, "other": row} for row in DATA], batch_size=60)
+    assert torch.equal(torch.cat(list(infer(torch.add, pairs))), 3 * DATA)
+    assert torch.equal(torch.cat(list(infer(torch.add, named))), 2 * DATA)
+    firsts = infer(torch.neg, pairs, forward=lambda model, batch: model(batch[0]))
+    assert torch.equal(torch.cat(list(firsts)), -DATA)
+
+
+def test_nested_outputs_keep_their_structure_and_non_contiguous_ones_their_values() -> None:
+    def model(batch: torch.Tensor) -> dict[str, Any]:
+        return {"t": batch.t(), "pair": (batch.sum(), "words"), "half": batch.half()}
+
+    out = next(iter(infer(model, [DATA], device=slow_sim())))
+    assert torch.equal(out["t"], DATA.t())
+    assert (out["pair"][0], out["pair"][1]) == (DATA.sum(), "words")
+    assert torch.equal(out["half"], DATA.half())
+
+
+def test_no_gradient_is_kept() -> None:
+    model = torch.nn.Linear(100, 2)
+    assert not any(out.requires_grad for out in infer(model, DataLoader(DATA, batch_size=100)))
+
+
+def test_breaking_off_leaves_nothing_behind() -> None:
+    outputs = infer(torch.neg, DataLoader(DATA, batch_size=8, num_workers=2, device=slow_sim()))
+    first = next(outputs)
+    outputs.close()
+    assert torch.equal(first, -DATA[:8])
+
+
+def test_an_error_of_the_source_comes_after_the_outputs_before_it() -> None:
+    def batches() -> Iterator[torch.Tensor]:
+        yield DATA[:2]
+        raise LookupError("no more")
+
+    outputs = infer(torch.neg, batches(), device="sim")
+    with pytest.raises(LookupError, match="no more"):
+        list(outputs)
+
+
+@pytest.mark.parametrize("device", ["cpu", slow_sim()], ids=["cpu", "slow sim"])
+def test_a_live_source_is_flushed_when_its_samples_have_waited_enough(device: Any) -> None:
+    camera: queue.Queue[torch.Tensor | None] = queue.Queue()
+    outputs = infer(torch.neg, iter(camera.get, None), batch_size=4, max_latency_s=0.05, device=device)
+    seen: list[torch.Tensor] = []
+    for size in (1, 3, 4, 2):
+        for row in range(size):
+            camera.put(DATA[row])
+        batch = next(outputs)  # the source gives nothing more: without the flush this would never return
+        assert torch.equal(batch, -DATA[:size])
+        seen.append(batch)
+    camera.put(None)
+    assert list(outputs) == []
+    assert [len(batch) for batch in seen] == [1, 3, 4, 2]
+
+
+def test_a_live_source_without_a_latency_waits_for_full_batches() -> None:
+    def samples() -> Iterator[torch.Tensor]:
+        for row in DATA[:10]:
+            time.sleep(0.002)
+            yield row
+
+    assert [len(batch) for batch in infer(torch.neg, samples(), batch_size=4)] == [4, 4, 2]
+
+
+def test_an_error_of_a_live_source_comes_after_its_samples() -> None:
+    def samples() -> Iterator[torch.Tensor]:
+        yield from DATA[:3]
+        raise OSError("the camera is unplugged")
+
+    outputs = infer(torch.neg, samples(), batch_size=2, max_latency_s=10.0)
+    assert torch.equal(next(outputs), -DATA[:2])
+    assert torch.equal(next(outputs), -DATA[2:3])
+    with pytest.raises(OSError, match="unplugged"):
+        next(outputs)
+
+
+def test_leaving_a_live_source_ends_its_thread() -> None:
+    def samples() -> Iterator[torch.Tensor]:
+        while True:
+            time.sleep(0.001)
+            yield DATA[0]
+
+    outputs = infer(torch.neg, samples(), batch_size=2)
+    next(outputs)
+    outputs.close()
+    deadline = time.monotonic() + 10
+    while any(thread.name == "penstock-live-source" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_options_that_need_samples_say_so() -> None:
+    with pytest.raises(OptionError, match="pass batch_size as well"):
+        infer(torch.neg, [DATA], max_latency_s=0.1)
