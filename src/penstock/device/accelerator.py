@@ -11,16 +11,17 @@ from penstock.device.base import Copies, Event, Mould, Passed, Registration
 
 
 class Accelerator:
-    """Two streams beside the consumer's, one for each direction; see `base.Device`."""
+    """Two streams beside the consumer's, one for each direction; see `base.Device`.
+
+    Args:
+        device: with its index.
+    """
 
     is_host = False
     has_fence = False
 
     def __init__(self, device: torch.device) -> None:
-        index: int | None = device.index
-        if index is None:
-            index = torch.accelerator.current_device_index()
-        self.torch_device = torch.device(device.type, index)
+        self.torch_device = device
         self.name = str(self.torch_device)
         self._up = _stream(self.torch_device)
         self._down = _stream(self.torch_device)

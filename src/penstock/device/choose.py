@@ -45,7 +45,15 @@ def device_of(wanted: str | torch.device | Device) -> Device:
         raise OptionError(
             f"device={str(wanted)!r} was asked for and there are {torch.accelerator.device_count()} devices here"
         )
-    return Cuda(device) if device.type == "cuda" else Accelerator(device)
+    wanted_index: int | None = device.index
+    return _accelerator(device.type, torch.accelerator.current_device_index() if wanted_index is None else wanted_index)
+
+
+@functools.cache
+def _accelerator(kind: str, index: int) -> Device:
+    """Make each device once: it has streams of its own."""
+    device = torch.device(kind, index)
+    return Cuda(device) if kind == "cuda" else Accelerator(device)
 
 
 @functools.cache

@@ -16,7 +16,6 @@ import ctypes
 import functools
 import warnings
 import weakref
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,30 +62,6 @@ class Cuda(Accelerator):
         event = _ContextEvent(self._driver, self._context)
         return event if event.recorded else None
 
-    def now(self) -> Event:
-        """Return an event on the current stream."""
-        event: Event = torch.cuda.current_stream(self.torch_device).record_event()
-        return event
-
-    def hand_over(self, event: Event) -> None:
-        """Have the current stream wait."""
-        if isinstance(event, torch.Event):
-            torch.cuda.current_stream(self.torch_device).wait_event(event)
-        else:
-            event.synchronize()
-
-    def near_cpus(self) -> frozenset[int]:
-        """Return the processors of the NUMA node that the GPU hangs on; empty when the machine has but one node."""
-        about: Any = torch.cuda.get_device_properties(self.torch_device)
-        place = f"{about.pci_domain_id:04x}:{about.pci_bus_id:02x}:{about.pci_device_id:02x}.0"
-        try:
-            node = int(Path(f"/sys/bus/pci/devices/{place}/numa_node").read_text())
-            words = Path(f"/sys/devices/system/node/node{max(node, 0)}/cpulist").read_text().strip()
-        except (OSError, ValueError):
-            return frozenset()
-        several = Path("/sys/devices/system/node/node1").is_dir()
-        return _cpus(words) if node >= 0 and several else frozenset()
-
 
 class _HostRegistration:
     def __init__(self, driver: Any, context: Any, address: int) -> None:
@@ -104,6 +79,7 @@ class _ContextEvent:
 
     def __init__(self, driver: Any, context: Any) -> None:
         self._driver = driver
+        self._context = context
         self._event = ctypes.c_void_p()
         with _current(driver, context):
             made = driver.cuEventCreate(ctypes.byref(self._event), _NO_TIMING) == 0
@@ -112,10 +88,12 @@ class _ContextEvent:
             weakref.finalize(self, driver.cuEventDestroy_v2, self._event)
 
     def query(self) -> bool:
-        return bool(self._driver.cuEventQuery(self._event) != _NOT_READY)
+        with _current(self._driver, self._context):
+            return bool(self._driver.cuEventQuery(self._event) != _NOT_READY)
 
     def synchronize(self) -> None:
-        self._driver.cuEventSynchronize(self._event)
+        with _current(self._driver, self._context):
+            self._driver.cuEventSynchronize(self._event)
 
 
 class _current:  # noqa: N801  used as a statement
@@ -169,12 +147,3 @@ def _warn_of_refusal(error: str, size: str) -> None:
         "which is slower. Give the container more memory, or lower ring_bytes or batch_size.",
         stacklevel=2,
     )
-
-
-def _cpus(words: str) -> frozenset[int]:
-    """Return the numbers in a list like "0-3,8"."""
-    found: set[int] = set()
-    for part in words.split(","):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
