@@ -17,7 +17,11 @@ def test_the_verbs_and_their_flags_are_these() -> None:
         parser = argparse.ArgumentParser()
         verb.options(parser)
         flags[verb.name] = sorted(option for action in parser._actions for option in action.option_strings)
-    assert flags == {"run": ["--help", "--json", "--quiet", "-h", "-m"], "report": ["--help", "--json", "-h"]}
+    assert flags == {
+        "run": ["--help", "--json", "--quiet", "-h", "-m"],
+        "doctor": ["--device", "--dtype", "--help", "--json", "--shape", "--transfer", "-h"],
+        "report": ["--help", "--json", "-h"],
+    }
 
 
 def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,8 @@ import sys
 import penstock
 
 NAMES = """
-DataLoader LoaderStatistics OptionError PenstockError RingCounts SKIP ScriptError StageTimes TransportError
-UnpicklableError WorkerError WorkerKilledError WorkerStartError WorkerTimeoutError __version__
+DataLoader LoaderStatistics OptionError PenstockError RingCounts SKIP ScriptError Sim StageTimes TransportError
+UnpicklableError WorkerError WorkerKilledError WorkerStartError WorkerTimeoutError __version__ infer
 """
 
 

@@ -119,13 +119,15 @@ def test_pinned_slots_are_not_used_again_before_the_users_own_copies_are_over(wo
     assert torch.cat(copied)[:, 0, 0, 0].tolist() == list(range(200))
     assert sim.counts["staged"] == 0
     assert sim.counts["fences"] > 0
+    assert loader.statistics().pinning == "slots, fenced by sim"
 
 
-def test_auto_pins_only_where_copies_gain_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_pins_only_where_copies_gain_by_it() -> None:
     assert pinning.pays(Sim(pinnable_nbytes=0)) == (False, "sim cannot page-lock host memory")
     if not torch.accelerator.is_available():
         loader = DataLoader(Numbered(8), pin_memory="auto")  # nothing to pin for, and no warning
         assert labels(loader) == list(range(8))
+        assert loader.statistics().pinning == "no: there is no accelerator"
 
 
 def test_a_device_that_is_not_here_is_one_clear_error() -> None:

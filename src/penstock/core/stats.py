@@ -145,3 +145,6 @@ class LoaderStatistics:
 
     uploads_hidden: int = 0
     """Those whose copy was over when they were asked for."""
+
+    pinning: str = ""
+    """What is page-locked and why, in words; empty when pinning was not asked for."""

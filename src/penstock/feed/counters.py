@@ -37,6 +37,7 @@ class Counters:
     length: int | None = None
     uploads: int = 0
     uploads_hidden: int = 0
+    pinning: str = ""
 
     def skip(self, skipped: list[tuple[Any, str]]) -> None:
         """Count samples that were left out or replaced."""
@@ -77,4 +78,5 @@ class Counters:
             length=self.length,
             uploads=self.uploads,
             uploads_hidden=self.uploads_hidden,
+            pinning=self.pinning,
         )

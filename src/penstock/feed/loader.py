@@ -194,6 +194,7 @@ class LoaderIterator:
         self._index_sampler = loader._index_sampler
         pinning = pinning_of(loader._pins, loader.pin_memory_device, loader._device)
         self._finish_pinning = pinning.finish
+        self._counters.pinning = pinning.reason
         self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
         self._num_workers = loader.num_workers
         indices = iter(loader._index_sampler)

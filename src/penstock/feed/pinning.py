@@ -39,25 +39,39 @@ class Pinning:
     """Pins what of a batch does not lie in a pinned slot."""
     slots_in_copies: int = 0
     """How many slots may be kept by copies while others are filled."""
+    reason: str = ""
+    """Whether batches are pinned and why, in words."""
 
 
 def pinning_of(wanted: PinMemory, torchs_device: str, target: Device | None) -> Pinning:
     """Return how to pin for `pin_memory=wanted`, `pin_memory_device=torchs_device` and `device=target`."""
     if target is not None and not target.is_host:
-        return Pinning(pin=target.register, slots_in_copies=DEPTH)
+        return Pinning(pin=target.register, slots_in_copies=DEPTH, reason=f"slots, for copies to {target.name}")
     if wanted is False:
         return Pinning()
     if not isinstance(wanted, (bool, str)):
-        return Pinning(pin=wanted.register, fence=wanted.fence, slots_in_copies=1)
+        reason = f"slots, fenced by {wanted.name}"
+        return Pinning(pin=wanted.register, fence=wanted.fence, slots_in_copies=1, reason=reason)
     accelerator = _accelerator(torchs_device, quiet=wanted == "auto")
     if accelerator is None:
-        return Pinning()
-    if wanted == "auto" and not pays(accelerator)[0]:
-        return Pinning()
+        return Pinning(reason="no: there is no accelerator")
+    evidence = ""
+    if wanted == "auto":
+        gains, words = pays(accelerator)
+        evidence = f", because {words}"
+        if not gains:
+            return Pinning(reason=f"no{evidence}")
     finish = functools.partial(torch.utils.data._utils.pin_memory.pin_memory, device=accelerator.torch_device.type)
     if not accelerator.has_fence:
-        return Pinning(finish=finish)
-    return Pinning(pin=accelerator.register, fence=accelerator.fence, finish=finish, slots_in_copies=1)
+        reason = f"a copy in torch's pinned memory, because {accelerator.name} has no event for all streams{evidence}"
+        return Pinning(finish=finish, reason=reason)
+    return Pinning(
+        pin=accelerator.register,
+        fence=accelerator.fence,
+        finish=finish,
+        slots_in_copies=1,
+        reason=f"slots, fenced by {accelerator.name}{evidence}",
+    )
 
 
 def pays(device: Device) -> tuple[bool, str]:

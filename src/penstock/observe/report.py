@@ -77,6 +77,13 @@ def _loader_lines(loader: LoaderRecord) -> list[str]:
     ]
     if statistics.dispatch:
         lines.append(f"    dispatch: {statistics.dispatch} ({statistics.dispatch_reason})")
+    if statistics.uploads:
+        lines.append(
+            f"    copied to the device: {statistics.uploads} batches, {statistics.uploads_hidden} of them before they "
+            "were asked for"
+        )
+    if statistics.pinning:
+        lines.append(f"    pinned: {statistics.pinning}")
     lines += [f"    {trouble}" for trouble in _troubles(statistics)]
     return lines
 
