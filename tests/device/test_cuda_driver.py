@@ -82,3 +82,13 @@ def test_there_is_no_fence_while_a_graph_is_captured_or_where_the_driver_has_non
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     assert made(Notes(), has_fence=False).fence() is None
     assert made(Notes(cuCtxRecordEvent=900)).fence() is None
+
+
+def test_a_forked_child_leaves_the_driver_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    driver = Notes()
+    registration, fence = made(driver).register(page()), made(driver).fence()
+    driver.calls.clear()
+    monkeypatch.setattr(cuda.os, "getpid", lambda: -1)
+    del registration, fence
+    assert driver.calls == []

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import warnings
 import weakref
 from typing import Any
@@ -65,10 +66,12 @@ class Cuda(Accelerator):
 
 class _HostRegistration:
     def __init__(self, driver: Any, context: Any, address: int) -> None:
-        self.close = weakref.finalize(self, _unregister, driver, context, address)
+        self.close = weakref.finalize(self, _unregister, driver, context, address, os.getpid())
 
 
-def _unregister(driver: Any, context: Any, address: int) -> None:
+def _unregister(driver: Any, context: Any, address: int, owner: int) -> None:
+    if os.getpid() != owner:  # a forked child must not touch CUDA, and the memory is its parent's
+        return
     with _current(driver, context):
         driver.cuCtxSynchronize()  # a copy that still reads it would go wrong; this happens when a loader ends
         driver.cuMemHostUnregister(ctypes.c_void_p(address))
@@ -85,7 +88,7 @@ class _ContextEvent:
             made = driver.cuEventCreate(ctypes.byref(self._event), _NO_TIMING) == 0
         self.recorded = made and driver.cuCtxRecordEvent(context, self._event) == 0
         if made:
-            weakref.finalize(self, driver.cuEventDestroy_v2, self._event)
+            weakref.finalize(self, _destroy, driver, self._event, os.getpid())
 
     def query(self) -> bool:
         with _current(self._driver, self._context):
@@ -94,6 +97,11 @@ class _ContextEvent:
     def synchronize(self) -> None:
         with _current(self._driver, self._context):
             self._driver.cuEventSynchronize(self._event)
+
+
+def _destroy(driver: Any, event: Any, owner: int) -> None:
+    if os.getpid() == owner:
+        driver.cuEventDestroy_v2(event)
 
 
 class _current:  # noqa: N801  used as a statement
