@@ -5,7 +5,8 @@ memory, against the link's ceiling (torch's pinned memory, the largest size). **
 that lies on the GPU already (the upper bound), by torch's DataLoader with `pin_memory=True` and
 `.to(..., non_blocking=True)`, by penstock with `pin_memory=True` and a plain `.to`, and by penstock with `device=`. The
 four take turns; a ratio is taken within each round. The share of GPU time without work is 1 minus the ratio to the
-upper bound.
+upper bound. **Corruption**: 10^5 batches from pinned slots, copied by the user on four streams that lag behind, the views
+dropped at once; every byte is compared on the GPU.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset
 
 from benchmarks.machine import facts
 from benchmarks.workloads import Workload, clips, images, tokens
@@ -50,6 +52,7 @@ def main() -> None:
     began = time.perf_counter()
     link = [_link(device, size, rounds) for size in SIZES_MIB]
     steps = [_steps(workload, step, asked.workers, rounds) for workload, step in _loops(quick=asked.quick)]
+    wrong = _corruption(10_000 if asked.quick else 100_000, asked.workers)
     found = {
         "benchmark": "device",
         "quick": asked.quick,
@@ -58,6 +61,7 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d"),
         "link": link,
         "steps": steps,
+        "corruption": wrong,
         "seconds": round(time.perf_counter() - began, 1),
     }
     if asked.json:
@@ -202,6 +206,39 @@ def _steps(
     }
 
 
+# ── corruption ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Numbers(Dataset[Tensor]):
+    """Sample `i` is 16 KiB of the number `i`."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.full((4096,), index, dtype=torch.int32)
+
+
+def _corruption(batches: int, workers: int) -> dict[str, int]:
+    """Return how many batches were copied, and how many elements of them were wrong."""
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    wrong = [torch.zeros((), dtype=torch.int64, device="cuda") for _ in streams]
+    rows = torch.arange(4, device="cuda", dtype=torch.int32)[:, None]
+    torch.cuda.synchronize()
+    loader = DataLoader(Numbers(4 * batches), batch_size=4, num_workers=workers, pin_memory=True)
+    for number, batch in enumerate(loader):
+        with torch.cuda.stream(streams[number % 4]):
+            if number % 16 < 4:
+                torch.cuda._sleep(1_000_000)  # so that copies begin long after their views have died
+            wrong[number % 4] += (batch.to("cuda", non_blocking=True) != rows + 4 * number).sum()
+    del batch
+    torch.cuda.synchronize()
+    return {"batches": batches, "wrong_elements": sum(int(one) for one in wrong)}
+
+
 # ── print ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -241,7 +278,8 @@ def _print(found: dict[str, Any]) -> None:
     least = min(statistics.median(row["of_the_bound"]["penstock, device="]) for row in found["steps"])
     print(
         f"device: slots reach {slot / ceiling:.2f} of the link's {ceiling:.1f} GB/s (target 0.95); device= reaches at "
-        f"least {least:.3f} of the upper bound (target 0.98); {found['seconds']:.0f} s"
+        f"least {least:.3f} of the upper bound (target 0.98); {found['corruption']['wrong_elements']} wrong elements in "
+        f"{found['corruption']['batches']} batches; {found['seconds']:.0f} s"
     )
 
 
