@@ -5,8 +5,8 @@ memory, against the link's ceiling (torch's pinned memory, the largest size). **
 that lies on the GPU already (the upper bound), by torch's DataLoader with `pin_memory=True` and
 `.to(..., non_blocking=True)`, by penstock with `pin_memory=True` and a plain `.to`, and by penstock with `device=`. The
 four take turns; a ratio is taken within each round. The share of GPU time without work is 1 minus the ratio to the
-upper bound. **Corruption**: 10^5 batches from pinned slots, copied by the user on four streams that lag behind, the views
-dropped at once; every byte is compared on the GPU.
+upper bound. **Corruption**: 10^5 batches from pinned slots, copied by the user on four streams that lag behind, the
+views dropped at once; every byte is compared on the GPU.
 """
 
 from __future__ import annotations
@@ -276,10 +276,11 @@ def _print(found: dict[str, Any]) -> None:
     ceiling = max(max(row["gb_per_s"]["torch pinned"]) for row in found["link"])
     slot = max(statistics.median(row["gb_per_s"]["slot"]) for row in found["link"])
     least = min(statistics.median(row["of_the_bound"]["penstock, device="]) for row in found["steps"])
+    wrong = found["corruption"]
     print(
         f"device: slots reach {slot / ceiling:.2f} of the link's {ceiling:.1f} GB/s (target 0.95); device= reaches at "
-        f"least {least:.3f} of the upper bound (target 0.98); {found['corruption']['wrong_elements']} wrong elements in "
-        f"{found['corruption']['batches']} batches; {found['seconds']:.0f} s"
+        f"least {least:.3f} of the upper bound (target 0.98); {wrong['wrong_elements']} wrong elements in "
+        f"{wrong['batches']} batches; {found['seconds']:.0f} s"
     )
 
 

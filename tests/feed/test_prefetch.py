@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from penstock.device import Sim
 from penstock.device.base import Passed
 from penstock.feed.counters import Counters
+from penstock.feed.depth import DepthTrial
 from penstock.feed.prefetch import Prefetcher
 from penstock.feed.transport.ring import Ring
 from penstock.feed.transport.slab import PrivateSlab
@@ -49,6 +50,13 @@ class Producer:
         return (self.next_batch(),) if self._draw(3) else None
 
 
+class AnyDepth(DepthTrial):
+    """Copies none, one or two batches ahead, as it likes."""
+
+    def step(self) -> None:
+        self.depth = int(self._clock()) % 3
+
+
 def shuffle(sim: Sim, draw: Draw) -> None:
     """Let the device get on with its work, in some order, for a while."""
     for _ in range(draw(6)):
@@ -69,7 +77,13 @@ def drive_prefetch(draw: Draw, sim_type: type[Sim], prefetcher_type: type[Prefet
 
     for _ in range(2):
         producer = Producer(ring, draw, batches=1 + draw(5))
-        prefetcher = prefetcher_type(producer, sim, budget_nbytes=draw(2) * NBYTES, counters=Counters())
+        prefetcher = prefetcher_type(
+            producer,
+            sim,
+            budget_nbytes=draw(2) * NBYTES,
+            counters=Counters(),
+            trial=AnyDepth(2, lambda: float(draw(3))),
+        )
         number, last = 0, draw(7)
         while number != last:
             try:

@@ -148,3 +148,6 @@ class LoaderStatistics:
 
     pinning: str = ""
     """What is page-locked and why, in words; empty when pinning was not asked for."""
+
+    prefetch: str = ""
+    """How many batches are copied ahead to the device, and the measurement behind it, in words."""

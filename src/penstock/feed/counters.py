@@ -38,6 +38,7 @@ class Counters:
     uploads: int = 0
     uploads_hidden: int = 0
     pinning: str = ""
+    prefetch: str = ""
 
     def skip(self, skipped: list[tuple[Any, str]]) -> None:
         """Count samples that were left out or replaced."""
@@ -79,4 +80,5 @@ class Counters:
             uploads=self.uploads,
             uploads_hidden=self.uploads_hidden,
             pinning=self.pinning,
+            prefetch=self.prefetch,
         )

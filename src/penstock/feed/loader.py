@@ -23,11 +23,12 @@ from penstock.core.host import available_nbytes, usable_cores
 from penstock.core.stats import LoaderStatistics, RingCounts
 from penstock.device import Device, device_of
 from penstock.feed.counters import Counters
+from penstock.feed.depth import DepthTrial
 from penstock.feed.dispatch import Dispatch, Mode
 from penstock.feed.epoch import EpochRunner
 from penstock.feed.inline import InlineRunner
 from penstock.feed.pinning import Pinning, pinning_of
-from penstock.feed.prefetch import Flight, Prefetcher
+from penstock.feed.prefetch import DEPTH, Flight, Prefetcher
 from penstock.feed.transport.ring import Ring
 from penstock.feed.transport.slab import PrivateSlab, create, memfd_works
 from penstock.feed.workers.base import Pool
@@ -121,6 +122,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._ring_bytes = ring_bytes
         self._device = None if device is None else device_of(device)
         self._device_bytes = device_bytes
+        self._trial = DepthTrial(DEPTH)
         self._pins = pin_memory
         self._counters = Counters()
         self._ring: Ring | None = None

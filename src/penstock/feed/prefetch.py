@@ -18,6 +18,7 @@ import torch
 from penstock.core.tree import map_leaves, tensors
 from penstock.device.base import Device, Event, Mould
 from penstock.feed.counters import Counters
+from penstock.feed.depth import DepthTrial
 
 DEPTH = 2
 """Batches copied ahead of the one in use, at most: one overlaps with the step, another takes up what jitters."""
@@ -76,16 +77,25 @@ class Prefetcher:
         device: where they go.
         budget_nbytes: the most bytes of device memory that batches under way may take; one is always allowed.
         counters: counts copies, and those that were over before their batch was asked for.
+        trial: says how many to copy ahead; `DEPTH` without one.
     """
 
     def __init__(
-        self, source: HostBatches, device: Device, *, budget_nbytes: int, counters: Counters, depth: int = DEPTH
+        self,
+        source: HostBatches,
+        device: Device,
+        *,
+        budget_nbytes: int,
+        counters: Counters,
+        trial: DepthTrial | None = None,
     ) -> None:
         self._source = source
         self._device = device
         self._budget = budget_nbytes
         self._counters = counters
-        self._depth = depth
+        self._trial = trial
+        if trial is not None:
+            trial.pause()
         self.flight = Flight(device)
         self._arriving, self._leaving = self.flight.arriving, self.flight.leaving
         self._error: Exception | None = None
@@ -100,6 +110,9 @@ class Prefetcher:
             torch.OutOfMemoryError: the device has no room for the batch.
         """
         self._let_go()
+        if self._trial is not None:
+            self._trial.step()
+            self._counters.prefetch = self._trial.evidence
         if not self._arriving:
             self._raise_error()
             self._send(self._source.next_batch())
@@ -126,12 +139,15 @@ class Prefetcher:
         """End the copies under way; what they bring is nobody's."""
         self._reserved = self._error = None
         self.flight.close()
+        if self._trial is not None:
+            self._trial.pause()
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _look_ahead(self) -> None:
         """Start the copies of the batches that are there; see to a destination for the one that is not."""
-        while self._error is None and len(self._arriving) < self._depth and self._has_budget():
+        depth = DEPTH if self._trial is None else self._trial.depth
+        while self._error is None and len(self._arriving) < depth and self._has_budget():
             try:
                 found = self._source.try_next()
                 if found is None:

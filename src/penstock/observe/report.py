@@ -80,7 +80,7 @@ def _loader_lines(loader: LoaderRecord) -> list[str]:
     if statistics.uploads:
         lines.append(
             f"    copied to the device: {statistics.uploads} batches, {statistics.uploads_hidden} of them before they "
-            "were asked for"
+            f"were asked for; {statistics.prefetch}"
         )
     if statistics.pinning:
         lines.append(f"    pinned: {statistics.pinning}")
