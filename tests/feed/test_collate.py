@@ -97,6 +97,7 @@ def test_the_batch_is_default_collates(make, count: int) -> None:
     assert same(outcome(lambda: collate_samples(samples, Room(np.zeros(1 << 22, np.uint8)))), expected)
 
 
+@pytest.mark.filterwarnings("ignore:Creating a tensor from a list of numpy")  # torch says it once in a process
 @settings(max_examples=150, deadline=None)
 @given(makers(), makers(), st.integers(1, 5), st.integers(1, 4))
 def test_samples_of_two_moulds_end_as_in_default_collate(make, other, count: int, more: int) -> None:
@@ -118,6 +119,7 @@ def test_parts_make_the_same_batch_as_the_whole(make, count: int, data) -> None:
     assert same(outcome(lambda: merge(parts, Room(memory))), outcome(lambda: default_collate(samples)))
 
 
+@pytest.mark.filterwarnings("ignore:Creating a tensor from a list of numpy")  # torch says it once in a process
 @pytest.mark.parametrize("odd", [torch.zeros(3), torch.zeros(4, dtype=torch.float64), "text", {"a": torch.zeros(4)}])
 def test_a_misfit_anywhere_gives_default_collates_answer(odd: Any) -> None:
     for place in range(1, 4):

@@ -171,6 +171,17 @@ def test_samples_of_different_keys_or_sizes_end_as_in_torch() -> None:
             list(kind(ragged, batch_size=16, num_workers=workers))
 
 
+@pytest.mark.parametrize("sample", [None, torch.eye(90).to_sparse(), {"set"}])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_that_cannot_be_collated_fail_as_in_torch(sample: Any, workers: int) -> None:
+    with pytest.raises(Exception) as theirs:  # noqa: PT011
+        list(TorchDataLoader([sample] * 8, batch_size=4))
+    with pytest.raises(type(theirs.value)) as ours:
+        list(DataLoader([sample] * 8, batch_size=4, num_workers=workers))
+    assert str(theirs.value).splitlines()[0] in str(ours.value)
+    assert not workers or "in DataLoader worker process 0" in str(ours.value)
+
+
 def test_threads_give_torchs_batches() -> None:
     expected = list(TorchDataLoader(Numbered(50, (3, 64, 64)), batch_size=8))
     assert same(expected, list(DataLoader(Numbered(50, (3, 64, 64)), batch_size=8, num_workers=3, workers="thread")))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from torch._utils import ExceptionWrapper
 
 from penstock.core.errors import TransportError, WorkerKilledError, WorkerStartError, WorkerTimeoutError
 from penstock.feed.collate import merge
@@ -185,7 +186,14 @@ class EpochRunner:
             return codec.decode(batch.envelope, memory)
         starts = sorted(batch.parts)
         counters.split_batches += 1
-        return merge([part for start in starts if (part := batch.parts[start].part) is not None], Room(memory))
+        parts = [part for start in starts if (part := batch.parts[start].part) is not None]
+        try:
+            return merge(parts, Room(memory))
+        except Exception:
+            # What no worker could collate by itself fails here; it is told as a worker's failure is.
+            error = ExceptionWrapper(where=f"in DataLoader worker process {batch.worker or 0}")
+        error.reraise()
+        raise AssertionError  # `reraise` has raised
 
     def _lend(self, slot: Slot, nbytes: int) -> np.ndarray:
         memory = self._ring.lend(slot)
