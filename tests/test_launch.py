@@ -170,13 +170,16 @@ def test_loaders_made_anew_for_every_epoch_are_reported_as_one(tmp_path: Path) -
         """
         import torch
         from torch.utils.data import DataLoader
+        held_out = DataLoader(torch.arange(35.0), batch_size=5)
         for epoch in range(7):
             list(DataLoader(torch.arange(10.0), batch_size=5))
+            list(held_out)
         """,
     )
     report = penstock(tmp_path, "run", path.name).stderr
-    assert "Tensor and 6 more like it: 70 samples in 14 batches" in report
-    assert report.count("samples/s") == 1
+    assert "Tensor: 245 samples in 49 batches" in report
+    assert "Tensor #2 and 6 more like it: 70 samples in 14 batches" in report
+    assert report.count("samples/s") == 3  # and the total
 
 
 def test_an_interrupted_script_ends_by_sigint(tmp_path: Path) -> None:

@@ -53,11 +53,11 @@ def progress(name: str, statistics: LoaderStatistics, recent: LoaderStatistics) 
 
 
 def _merged(loaders: Iterable[LoaderRecord]) -> list[LoaderRecord]:
-    """Return the loaders, those that are alike (one made anew for every epoch, say) as one."""
+    """Return the loaders, those that are alike and as long (made anew for every epoch, say) as one."""
     alike: dict[str, list[LoaderRecord]] = {}
     for loader in loaders:
         dataset = loader.name.partition(" #")[0]
-        alike.setdefault(f"{dataset}: {_settings(loader)}", []).append(loader)
+        alike.setdefault(f"{dataset}: {loader.statistics.length}, {_settings(loader)}", []).append(loader)
     return [_as_one(group) if len(group) > 1 else group[0] for group in alike.values()]
 
 
