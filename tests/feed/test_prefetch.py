@@ -53,7 +53,7 @@ class Producer:
 class AnyDepth(DepthTrial):
     """Copies none, one or two batches ahead, as it likes."""
 
-    def step(self) -> None:
+    def step(self, settle: Callable[[], object]) -> None:
         self.depth = int(self._clock()) % 3
 
 

@@ -6,18 +6,18 @@ import statistics
 import time
 from collections.abc import Callable
 
-_WARM_UP = 4
-_BLOCK = 8
-_BLOCKS = 4
+BLOCK = 8
+PAIRS = 3
 _COSTS = 1.02
-"""Copying ahead is dropped when a step takes longer with it by this much."""
+"""Copying ahead is dropped when steps take longer with it by this much, in every comparison."""
 
 
 class DepthTrial:
     """Chooses how many batches to copy ahead: `depth`, or none.
 
-    After a warm-up, blocks of steps with copies ahead and without them take turns; the median time from batch to batch
-    decides. It says what it found in `evidence`. Lives as long as its loader, so that a decision holds for all epochs.
+    Blocks of steps with copies ahead and without them take turns. Each begins and ends with an idle device (`settle`):
+    a host that only submits work would otherwise be timed instead of it. It says what it found in `evidence`. Lives as
+    long as its loader, so that a decision holds for all epochs.
 
     Args:
         depth: what there is to choose.
@@ -29,43 +29,39 @@ class DepthTrial:
         self.evidence = f"up to {depth} ahead, for now"
         self._most = depth
         self._clock = clock
-        self._steps = 0
-        self._last: float | None = None
-        self._intervals: dict[bool, list[float]] = {True: [], False: []}
+        self._step_s: list[float] = []
+        """Of each block, beginning with the warm-up."""
+        self._in_block = 0
+        self._began = 0.0
 
     def pause(self) -> None:
-        """Leave out the time to the next step: an epoch begins."""
-        self._last = None
+        """Begin the block anew: an epoch begins or ends."""
+        self._in_block = 0
 
-    def step(self) -> None:
-        """Take note that a batch is asked for; `depth` may change."""
-        if self._steps > _BLOCK * _BLOCKS:
+    def step(self, settle: Callable[[], object]) -> None:
+        """Take note that a batch is asked for; `depth` may change. `settle` waits until the device is idle."""
+        if len(self._step_s) > 2 * PAIRS:
             return
-        now = self._clock()
-        place = self._steps % _BLOCK
-        if self._last is not None:
-            if self._steps >= _BLOCK or place >= _WARM_UP:
-                self._note(now - self._last, place)
-            self._steps += 1
-        self._last = now
-        if self._steps == _BLOCK * _BLOCKS:
-            self._decide()
-        else:
-            self.depth = self._most if self._is_ahead() else 0
-
-    def _is_ahead(self) -> bool:
-        return self._steps // _BLOCK % 2 == 0
-
-    def _note(self, seconds: float, place: int) -> None:
-        if place > 1:  # the first steps of a block still profit, or suffer, from the one before
-            self._intervals[self._is_ahead()].append(seconds)
+        if self._in_block == BLOCK:
+            settle()
+            self._step_s.append((self._clock() - self._began) / BLOCK)
+            self._in_block = 0
+            if len(self._step_s) > 2 * PAIRS:
+                self._decide()
+                return
+        if self._in_block == 0:
+            settle()
+            self.depth = self._most if len(self._step_s) % 2 == 0 else 0
+            self._began = self._clock()
+        self._in_block += 1
 
     def _decide(self) -> None:
-        self._steps += 1
-        ahead, direct = (statistics.median(self._intervals[way]) * 1e3 for way in (True, False))
-        pays = ahead < direct * _COSTS
+        direct, ahead = self._step_s[1::2], self._step_s[2::2]
+        ratios = [one / other for one, other in zip(ahead, direct, strict=True)]
+        pays = min(ratios) <= _COSTS
         self.depth = self._most if pays else 0
+        ahead_ms, direct_ms = statistics.median(ahead) * 1e3, statistics.median(direct) * 1e3
         self.evidence = (
-            f"{f'up to {self._most}' if pays else 'none'} ahead: a step took {ahead:.2f} ms with copies ahead and "
-            f"{direct:.2f} ms without"
+            f"{f'up to {self._most}' if pays else 'none'} ahead: a step took {ahead_ms:.2f} ms with copies ahead and "
+            f"{direct_ms:.2f} ms without"
         )

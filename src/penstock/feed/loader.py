@@ -232,7 +232,13 @@ class LoaderIterator:
         self._host = host
         self._runner: InlineRunner | EpochRunner | Prefetcher = host
         if loader._device is not None and not loader._device.is_host:
-            self._runner = Prefetcher(host, loader._device, budget_nbytes=loader._device_bytes, counters=self._counters)
+            self._runner = Prefetcher(
+                host,
+                loader._device,
+                budget_nbytes=loader._device_bytes,
+                counters=self._counters,
+                trial=loader._trial,
+            )
         flight = self._runner.flight if isinstance(self._runner, Prefetcher) else None
         weakref.finalize(self, _end, flight, self._close, loader._shelf, self._ring).atexit = False
         self._start_epoch(loader, began)

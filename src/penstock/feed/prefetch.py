@@ -111,7 +111,7 @@ class Prefetcher:
         """
         self._let_go()
         if self._trial is not None:
-            self._trial.step()
+            self._trial.step(lambda: self._device.now().synchronize())
             self._counters.prefetch = self._trial.evidence
         if not self._arriving:
             self._raise_error()
