@@ -1,8 +1,13 @@
-"""Results as tables: for a terminal, and as Markdown (`python -m benchmarks.table FILE.json ...`). Pure data → text."""
+"""Results as tables: for a terminal, and as Markdown. Pure data → text.
+
+`python -m benchmarks.table FILE.json ...` prints; `python -m benchmarks.table --readme README.md` fills in every place
+of that file which names one, as in `<!-- bench: benchmarks/results/feed-4core.json -->`, up to `<!-- bench:end -->`.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,7 +72,52 @@ def terminal_table(results: list[Result]) -> Table:
 
 
 def markdown_table(report: dict[str, Any]) -> str:
-    """Return the report that `benchmarks.feed --json` wrote as a Markdown table, its command and machine above it."""
+    """Return a report that a benchmark wrote with `--json` as a Markdown table, its command and machine above it."""
+    return _device_table(report) if report.get("benchmark") == "device" else _feed_table(report)
+
+
+def filled_in(text: str, folder: Path) -> str:
+    """Return `text` with the table of every file that it names, sought in `folder`, in its place."""
+
+    def table(place: re.Match[str]) -> str:
+        found = markdown_table(json.loads((folder / place["file"]).read_text()))
+        return f"<!-- bench: {place['file']} -->\n{found}\n<!-- bench:end -->"
+
+    return re.sub(r"<!-- bench: (?P<file>\S+) -->\n.*?<!-- bench:end -->", table, text, flags=re.DOTALL)
+
+
+def _device_table(report: dict[str, Any]) -> str:
+    machine = report["machine"]
+    ceiling = max(max(row["gb_per_s"]["torch pinned"]) for row in report["link"])
+    wrong = report["corruption"]
+    quick = " --quick" if report["quick"] else ""
+    lines = [
+        f"`python -m benchmarks.device{quick}` on {machine['gpu']}, driver {machine['driver']}, "
+        f"CUDA {machine['cuda']}, torch {machine['torch']}, {machine['cores']} cores, {report['date']}; medians of "
+        f"interleaved rounds, with their range. {wrong['wrong_elements']} wrong elements in {wrong['batches']} batches "
+        "copied by the user on four streams.",
+        "",
+        "| copied to the GPU | from a slot, GB/s | pinned by torch | pageable | slot ÷ best |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in report["link"]:
+        rates = row["gb_per_s"]
+        cells = [_range(rates[name], 1) for name in ("slot", "torch pinned", "pageable")]
+        lines.append(f"| {row['mib']} MiB | {' | '.join(cells)} | {Spread.of(rates['slot']).median / ceiling:.2f} |")
+    lines += ["", "| step | fed by | samples/s | of data that lies on the GPU |", "| --- | --- | --- | --- |"]
+    for row in report["steps"]:
+        for name, rates in row["samples_per_s"].items():
+            step = f"{row['name']}, {row['step_ms']:.1f} ms" if name == "resident" else ""
+            lines.append(f"| {step} | {name} | {_range(rates, 0)} | {_range(row['of_the_bound'][name], 3)} |")
+    return "\n".join(lines)
+
+
+def _range(values: list[float], digits: int) -> str:
+    spread = Spread.of(values)
+    return f"{spread.median:.{digits}f} ({spread.lowest:.{digits}f} … {spread.highest:.{digits}f})"
+
+
+def _feed_table(report: dict[str, Any]) -> str:
     machine = report["machine"]
     results = [Result.from_json(found) for found in report["results"]]
     made_by = (
@@ -114,7 +164,11 @@ def _missed(result: Result, target: Target) -> str:
 
 
 def main() -> None:
-    """Print the Markdown table of each file that is named."""
+    """Print the Markdown table of each file that is named, or fill in those of a README."""
+    if sys.argv[1:2] == ["--readme"]:
+        readme = Path(sys.argv[2])
+        readme.write_text(filled_in(readme.read_text(), readme.parent))
+        return
     for name in sys.argv[1:]:
         print(markdown_table(json.loads(Path(name).read_text())), end="\n\n")
 

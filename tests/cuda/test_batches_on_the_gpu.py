@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from sample_sets import Nested, Numbered
+from scripts import run
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from penstock import DataLoader, infer
@@ -177,3 +178,44 @@ def test_memory_that_cannot_be_pinned_is_one_warning() -> None:
     assert first is not None
     first.close()
     assert len([one for one in said if "page-lock" in str(one.message)]) <= 1
+
+
+def test_batches_are_handed_out_while_a_graph_is_captured() -> None:
+    graph, total = torch.cuda.CUDAGraph(), torch.zeros((), device="cuda")
+    batches = iter(DataLoader(Numbered(64, SHAPE), batch_size=16, num_workers=2, device="cuda"))
+    first = next(batches)
+    with torch.cuda.graph(graph):
+        total += 1
+        second = next(batches)
+    graph.replay()
+    rest = [first, second, *batches]
+    assert all(bool(is_right(*batch)) for batch in rest)
+    assert torch.cat([labels for _, labels in rest]).tolist() == list(range(64))
+    assert total.item() == 1
+
+
+def test_each_of_several_gpus_has_its_own_batches() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there is one GPU")
+    loaders = [DataLoader(Numbered(160, SHAPE), batch_size=16, device=f"cuda:{index}") for index in range(2)]
+    for first, second in zip(*loaders, strict=True):
+        assert [first[0].device.index, second[0].device.index] == [0, 1]
+        assert bool(is_right(*first))
+        assert bool(is_right(*second))
+
+
+def test_the_limit_on_locked_memory_is_obeyed_or_said() -> None:
+    script = """
+        import resource, warnings
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (1 << 16, 1 << 16))
+        from penstock.device import device_of
+        from penstock.feed.transport.slab import PrivateSlab
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            slab = PrivateSlab(64 << 20)
+            registration = device_of("cuda").register(slab.memory)
+        assert registration is not None or "RLIMIT_MEMLOCK is 64.0 KiB" in str(said[0].message)
+        print("locked past the limit" if registration else "refused")
+    """
+    ran = run(script)
+    assert ran.stdout.strip() in ("locked past the limit", "refused"), ran.stderr

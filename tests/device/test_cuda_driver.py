@@ -25,7 +25,8 @@ class Notes:
             raise AttributeError(name)
 
         def call(*_: Any) -> int:
-            self.calls.append(name)
+            if name != "cuThreadExchangeStreamCaptureMode":  # around every other
+                self.calls.append(name)
             return self.refusing.get(name, 0)
 
         return call
@@ -58,6 +59,31 @@ def test_a_refusal_is_one_warning_and_no_registration() -> None:
     with pytest.warns(UserWarning, match=r"refuses to page-lock 4\.0 KiB.*copied from pageable memory"):
         assert device.register(page()) is None
     assert device.register(page()) is None  # without another warning, which would be an error
+
+
+def test_a_refusal_names_the_limit_on_locked_memory_where_that_is_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda._warn_of_refusal.cache_clear()
+    monkeypatch.setattr(cuda, "memlock_nbytes", lambda: 1024)
+    with pytest.warns(UserWarning, match=r"RLIMIT_MEMLOCK is 1\.0 KiB: `ulimit -l` raises it"):
+        made(Notes(cuMemHostRegister_v2=2)).register(page())
+
+
+def test_every_call_is_made_in_a_mode_that_a_capture_allows() -> None:
+    modes: list[int] = []
+
+    class Exchanging(Notes):
+        def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:  # noqa: N802
+            modes.append(mode._obj.value)
+            mode._obj.value = 0  # the mode before
+            return len(self.calls)
+
+        def cuMemHostRegister_v2(self, *_: Any) -> int:  # noqa: N802
+            assert modes == [cuda._RELAXED]
+            return 0
+
+    registration = made(Exchanging()).register(page())
+    assert registration is not None
+    assert modes == [cuda._RELAXED, 0]
 
 
 def test_a_fence_is_an_event_of_the_context(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,3 +157,33 @@ def test_a_worker_process_never_imports_the_device_package(method: str) -> None:
     )
     expected = "True" if method == "fork" else "False"  # a fork has what its parent had; it imports nothing
     assert done.stdout.split() == [expected], done.stderr
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_arrive_whole_while_a_graph_is_captured(workers: int) -> None:
+    device = slow()
+    loader = DataLoader(Numbered(64), batch_size=4, num_workers=workers, device=device)
+    seen = []
+    for number, (images, numbers) in enumerate(loader):
+        device.capturing = number % 3 == 0  # for the next batch
+        assert torch.equal(images[:, 0, 0, 0], numbers.float())
+        seen += numbers.tolist()
+    device.capturing = False
+    assert seen == list(range(64))
+
+
+def test_a_call_into_a_capture_is_refused_by_the_simulated_device() -> None:
+    device = Sim()
+    device.capturing = True
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        device.now()
+    with device.apart():
+        device.now().synchronize()
+
+
+def test_slots_beyond_the_budget_for_page_locked_memory_stay_pageable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.feed.loader.pinnable_nbytes", lambda: 1 << 20)
+    loader = DataLoader(Numbered(64, (3, 256, 128)), batch_size=2, pin_memory=Sim())  # 0.75 MiB each
+    kept = list(loader)
+    assert 0 < loader.statistics().ring.pinned_nbytes <= 1 << 20
+    assert [int(number) for _, numbers in kept for number in numbers] == list(range(64))

@@ -203,7 +203,7 @@ class FenceOfOneStream(BatchSim):
     """Fences the consumer's stream alone."""
 
     def fence(self) -> Any:
-        return self.now()
+        return self._record(self.consumer)
 
 
 class DropsHostBatchAtOnce(Prefetcher):

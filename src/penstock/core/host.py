@@ -23,6 +23,26 @@ def available_nbytes() -> int:
     return max(0, min(_free_nbytes(), _cgroup_free_nbytes()))
 
 
+def pinnable_nbytes() -> int:
+    """Return the bytes of host memory that may reasonably be page-locked: half of what is left to this process.
+
+    Page-locked memory cannot be swapped out or reclaimed, so a machine, or a cgroup, that is full of it kills.
+    RLIMIT_MEMLOCK is not counted: NVIDIA's driver locks pages past it. Where a driver does obey it, its refusal is
+    met, and told with the limit.
+    """
+    return available_nbytes() // 2
+
+
+def memlock_nbytes() -> float:
+    """Return RLIMIT_MEMLOCK, the bytes that this process may lock; infinite where there is no limit."""
+    try:
+        import resource
+    except ImportError:
+        return math.inf
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    return math.inf if limit == resource.RLIM_INFINITY else limit
+
+
 def _quota_cores() -> float:
     quota, period = _words(_CGROUP / "cpu.max", 2)
     if not quota:

@@ -5,6 +5,8 @@ Where a backend has no streams (MPS), copies are made at once, as on the host.
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from penstock.device.base import Copies, Event, Mould, Passed, Registration
@@ -19,12 +21,17 @@ class Accelerator:
 
     is_host = False
     has_fence = False
+    numa_node: int | None = None
 
     def __init__(self, device: torch.device) -> None:
         self.torch_device = device
         self.name = str(self.torch_device)
         self._up = _stream(self.torch_device)
         self._down = _stream(self.torch_device)
+
+    def apart(self) -> contextlib.AbstractContextManager[object]:
+        """Return a context that changes nothing: torch has no graphs for accelerators in general."""
+        return contextlib.nullcontext()
 
     def empty(self, mould: Mould) -> torch.Tensor:
         """Return memory from torch's caching allocator, on the current stream."""

@@ -15,6 +15,7 @@ be memory that a kernel of an earlier step still reads.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 import torch
@@ -75,6 +76,16 @@ class Device(Protocol):
 
     has_fence: bool
     """Whether `fence` works, so that pinned slots may be lent to a user who makes copies of their own."""
+
+    numa_node: int | None
+    """The NUMA node it hangs on; None on machines with one, and where nobody knows."""
+
+    def apart(self) -> AbstractContextManager[object]:
+        """Return a context whose calls are no part of a graph that is being captured; entered around all the others.
+
+        While none is captured it changes nothing. While one is, what was handed over inside is complete at its end.
+        """
+        ...
 
     def empty(self, mould: Mould) -> torch.Tensor:
         """Return uninitialised memory that the consumer's stream may use from now on.

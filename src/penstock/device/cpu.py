@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from penstock.device.base import Copies, Event, Mould, Passed, Registration
@@ -14,6 +16,11 @@ class Cpu:
     torch_device = torch.device("cpu")
     is_host = True
     has_fence = True
+    numa_node: int | None = None
+
+    def apart(self) -> contextlib.AbstractContextManager[object]:
+        """Return a context that changes nothing: nothing is captured here."""
+        return contextlib.nullcontext()
 
     def empty(self, mould: Mould) -> torch.Tensor:
         """Return uninitialised memory."""

@@ -12,16 +12,20 @@ Source: the CUDA driver API, sections on memory management, events and stream ca
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
 import warnings
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
+from penstock.core.host import memlock_nbytes
+from penstock.core.numa import node_of_pci
 from penstock.core.units import size_text
 from penstock.device.accelerator import Accelerator
 from penstock.device.base import Event, Registration
@@ -29,6 +33,7 @@ from penstock.device.base import Event, Registration
 _PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: page-locked for every context
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _NOT_READY = 600  # CUDA_ERROR_NOT_READY
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 class Cuda(Accelerator):
@@ -41,6 +46,23 @@ class Cuda(Accelerator):
         self._driver: Any = driver
         self._context = _primary_context(driver, self.torch_device.index) if driver is not None else None
         self.has_fence = self._context is not None and _records_contexts(driver, self._context)
+        self.numa_node = None if driver is None else node_of_pci(_pci_address(driver, self.torch_device.index))
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """While a graph is captured: work on a stream that is not, in a mode that allows it, and wait for it.
+
+        An event of the capturing stream would pull our streams into the graph, and a wait or a query for any other
+        would break it. (The CUDA programming guide, "Prohibited and Unhandled Operations".)
+        """
+        if not torch.cuda.is_current_stream_capturing():
+            yield
+            return
+        with _relaxed(self._driver):
+            outside = torch.cuda.Stream(self.torch_device)
+            with torch.cuda.stream(outside):
+                yield
+            outside.synchronize()
 
     def register(self, memory: memoryview) -> Registration | None:
         """Page-lock `memory`; warns once when the system refuses."""
@@ -52,7 +74,7 @@ class Cuda(Accelerator):
                 ctypes.c_void_p(address), ctypes.c_size_t(len(memory)), _PORTABLE
             )
         if result:
-            _warn_of_refusal(_error_name(self._driver, result), size_text(len(memory)))
+            _warn_of_refusal(_error_name(self._driver, result), len(memory))
             return None
         return _HostRegistration(self._driver, self._context, address)
 
@@ -104,18 +126,29 @@ def _destroy(driver: Any, event: Any, owner: int) -> None:
         driver.cuEventDestroy_v2(event)
 
 
-class _current:  # noqa: N801  used as a statement
-    """Makes a context current for a block, whatever thread runs it."""
+@contextlib.contextmanager
+def _current(driver: Any, context: Any) -> Iterator[None]:
+    """Make a context current for a block, whatever thread runs it, and whether or not a graph is being captured."""
+    with _relaxed(driver):
+        driver.cuCtxPushCurrent_v2(context)
+        try:
+            yield
+        finally:
+            driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
-    def __init__(self, driver: Any, context: Any) -> None:
-        self._driver = driver
-        self._context = context
 
-    def __enter__(self) -> None:
-        self._driver.cuCtxPushCurrent_v2(self._context)
-
-    def __exit__(self, *_: object) -> None:
-        self._driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+@contextlib.contextmanager
+def _relaxed(driver: Any) -> Iterator[None]:
+    """Let this thread make calls that are not part of a capture under way, in whatever thread."""
+    if driver is None:
+        yield
+        return
+    mode = ctypes.c_int(_RELAXED)
+    driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))  # `mode` is now the one that it was
+    try:
+        yield
+    finally:
+        driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
 @functools.cache
@@ -138,6 +171,14 @@ def _primary_context(driver: Any, index: int) -> Any:
     return None if driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) else context
 
 
+def _pci_address(driver: Any, index: int) -> str:
+    """Return where on the bus device `index` is, as in "0000:3b:00.0"; empty where the driver does not say."""
+    device, address = ctypes.c_int(), ctypes.create_string_buffer(32)
+    if driver.cuDeviceGet(ctypes.byref(device), index) or driver.cuDeviceGetPCIBusId(address, len(address), device):
+        return ""
+    return address.value.decode()
+
+
 def _records_contexts(driver: Any, context: Any) -> bool:
     return hasattr(driver, "cuCtxRecordEvent") and _ContextEvent(driver, context).recorded
 
@@ -149,9 +190,11 @@ def _error_name(driver: Any, result: int) -> str:
 
 
 @functools.cache
-def _warn_of_refusal(error: str, size: str) -> None:
+def _warn_of_refusal(error: str, nbytes: int) -> None:
+    limit = memlock_nbytes()
+    bound = "" if limit >= nbytes else f" (RLIMIT_MEMLOCK is {size_text(int(limit))}: `ulimit -l` raises it)"
     warnings.warn(
-        f"the system refuses to page-lock {size} of host memory ({error}); batches are copied from pageable memory, "
-        "which is slower. Give the container more memory, or lower ring_bytes or batch_size.",
+        f"the system refuses to page-lock {size_text(nbytes)} of host memory ({error}); batches are copied from "
+        f"pageable memory, which is slower. Give the container more memory{bound}, or lower ring_bytes or batch_size.",
         stacklevel=2,
     )

@@ -21,13 +21,14 @@ it from hypothesis.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,6 +89,7 @@ class Sim:
         capacity_nbytes: the most memory it has; beyond it an allocation raises `torch.OutOfMemoryError`.
         pinnable_nbytes: the most host memory that may be registered; beyond it registration is refused.
         has_fence: whether `fence` works, as it does with new drivers only.
+        numa_node: the NUMA node that it says it hangs on.
         by_hand: whether operations run only in `step`.
         eager: whether kernels are host code that runs at once, as the operations of a torch program on these tensors
             are: then handing over waits. Without it, kernels are what is passed to `launch`.
@@ -103,15 +105,18 @@ class Sim:
         capacity_nbytes: int | None = None,
         pinnable_nbytes: int | None = None,
         has_fence: bool = True,
+        numa_node: int | None = None,
         by_hand: bool = False,
         eager: bool = True,
     ) -> None:
         self.name = "sim"
         self.torch_device = torch.device("cpu")
         self.has_fence = has_fence
+        self.numa_node = numa_node
         self.consumer = SimStream("consumer")
         self.capturing = False
-        """Set it to say that a graph is being captured: no fence can be recorded then."""
+        """Set it to say that a graph is being captured: no fence can be recorded then, and calls must stay `apart`."""
+        self._is_apart = False
         self._bandwidth = bandwidth
         self._delay_s = delay_s
         self._capacity = capacity_nbytes
@@ -134,6 +139,17 @@ class Sim:
 
     # ── the protocol ────────────────────────────────────────────────────────────────────────────────────────
 
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Allow calls although a graph is captured; wait for them at the end, if so."""
+        self._is_apart = True
+        try:
+            yield
+            if self.capturing:
+                self._record(self.consumer).synchronize()
+        finally:
+            self._is_apart = False
+
     def empty(self, mould: Mould) -> torch.Tensor:
         """Return poisoned memory, from a block that was dropped if there is one of its size."""
         if mould.nbytes == 0:
@@ -148,10 +164,12 @@ class Sim:
 
     def now(self) -> SimEvent:
         """Return an event on the consumer's stream."""
+        self._check_not_captured()
         return self._record(self.consumer)
 
     def upload(self, copies: Copies, after: Event) -> SimEvent:
         """Copy on the upward stream once `after` has passed."""
+        self._check_not_captured()
         self._await(self._up, after)
         return self._copy(self._up, copies)
 
@@ -164,6 +182,7 @@ class Sim:
 
     def hand_over(self, event: Event) -> None:
         """Have the consumer's stream wait; with `eager`, the host as well."""
+        self._check_not_captured()
         self._await(self.consumer, event)
         if self._eager:
             self.now().synchronize()
@@ -203,7 +222,7 @@ class Sim:
         there = self.empty(Mould.of(tensor))
         stream = stream or self.consumer
         if stream is not self.consumer:
-            self._await(stream, self.now())
+            self._await(stream, self._record(self.consumer))
         self._copy(stream, [(there, tensor)])
         return there
 
@@ -237,6 +256,10 @@ class Sim:
             return True
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _check_not_captured(self) -> None:
+        if self.capturing and not self._is_apart:
+            raise RuntimeError("sim: operation not permitted when stream is capturing")
 
     def _take_block(self, nbytes: int) -> np.ndarray:
         number = self._allocations

@@ -19,7 +19,8 @@ from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
 from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.core.errors import OptionError
-from penstock.core.host import available_nbytes, usable_cores
+from penstock.core.host import available_nbytes, pinnable_nbytes, usable_cores
+from penstock.core.numa import cores_near, prefer_memory
 from penstock.core.stats import LoaderStatistics, RingCounts
 from penstock.device import Device, device_of
 from penstock.feed.counters import Counters
@@ -30,7 +31,7 @@ from penstock.feed.inline import InlineRunner
 from penstock.feed.pinning import Pinning, pinning_of
 from penstock.feed.prefetch import DEPTH, Flight, Prefetcher
 from penstock.feed.transport.ring import Ring
-from penstock.feed.transport.slab import PrivateSlab, create, memfd_works
+from penstock.feed.transport.slab import PrivateSlab, Slab, create, memfd_works
 from penstock.feed.workers.base import Pool
 from penstock.feed.workers.maker import ErrorPolicy, Job
 from penstock.feed.workers.process import ProcessPool
@@ -212,7 +213,7 @@ class LoaderIterator:
             self._close: Callable[[], Any] = lambda: None
             host: InlineRunner | EpochRunner = InlineRunner(_job(loader), self._ring, self._counters, indices)
         else:
-            pool, dispatch = _pool(loader, base_seed), _dispatch(loader)
+            pool, dispatch = _pool(loader, base_seed, pinning.numa_node), _dispatch(loader)
             self._workers = pool.processes
             runner = EpochRunner(
                 job=_job(loader),
@@ -367,7 +368,7 @@ def _start_method(loader: DataLoader[Any]) -> str:
     return _context(loader).get_start_method() or ""
 
 
-def _pool(loader: DataLoader[Any], base_seed: int) -> Pool:
+def _pool(loader: DataLoader[Any], base_seed: int, numa_node: int | None) -> Pool:
     job = _job(loader)
     if loader._body == "thread":
         return ThreadPool(job, loader.num_workers)
@@ -379,6 +380,7 @@ def _pool(loader: DataLoader[Any], base_seed: int) -> Pool:
         init_fn=loader.worker_init_fn,
         watch=_mode(loader)[0] == "probing",
         named=not memfd_works(),
+        cores=cores_near(numa_node, loader.num_workers),
     )
 
 
@@ -420,10 +422,25 @@ def _borrow_ring(loader: DataLoader[Any], pinning: Pinning) -> Ring:
         return loader._ring
     in_process = loader.num_workers == 0 or loader._body == "thread"
     named = not in_process and not memfd_works()
-    make = PrivateSlab if in_process else functools.partial(create, named=named)
+    make: Callable[[int], Slab] = PrivateSlab if in_process else functools.partial(create, named=named)
+    if pinning.numa_node is not None:
+        make = functools.partial(_make_near, make, pinning.numa_node)
     budget = loader._ring_bytes or max(64 << 20, available_nbytes() // 4)
-    loader._ring = Ring(make, budget, sparse=not named, pin=pinning.pin, fence=pinning.fence)
+    loader._ring = Ring(
+        make,
+        budget,
+        sparse=not named,
+        pin=pinning.pin,
+        pin_budget_nbytes=pinnable_nbytes() if pinning.pin is not None else None,
+        fence=pinning.fence,
+    )
     return loader._ring
+
+
+def _make_near(make: Callable[[int], Slab], node: int, nbytes: int) -> Slab:
+    slab = make(nbytes)
+    prefer_memory(slab.memory, node)
+    return slab
 
 
 def _end(flight: Flight | None, close: Callable[[], Any], shelf: _Shelf, ring: Ring) -> None:

@@ -11,7 +11,7 @@ import functools
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -37,6 +37,8 @@ class Pinning:
     fence: Callable[[], Event | None] | None = None
     finish: Callable[[Any], Any] | None = None
     """Pins what of a batch does not lie in a pinned slot."""
+    numa_node: int | None = None
+    """Where the slots, and the workers that fill them, should be."""
     slots_in_copies: int = 0
     """How many slots may be kept by copies while others are filled."""
     reason: str = ""
@@ -46,12 +48,16 @@ class Pinning:
 def pinning_of(wanted: PinMemory, torchs_device: str, target: Device | None) -> Pinning:
     """Return how to pin for `pin_memory=wanted`, `pin_memory_device=torchs_device` and `device=target`."""
     if target is not None and not target.is_host:
-        return Pinning(pin=target.register, slots_in_copies=DEPTH, reason=f"slots, for copies to {target.name}")
+        return Pinning(
+            pin=target.register,
+            numa_node=target.numa_node,
+            slots_in_copies=DEPTH,
+            reason=f"slots, for copies to {target.name}{_near(target)}",
+        )
     if wanted is False:
         return Pinning()
     if not isinstance(wanted, (bool, str)):
-        reason = f"slots, fenced by {wanted.name}"
-        return Pinning(pin=wanted.register, fence=wanted.fence, slots_in_copies=1, reason=reason)
+        return _fenced(wanted)
     accelerator = _accelerator(torchs_device, quiet=wanted == "auto")
     if accelerator is None:
         return Pinning(reason="no: there is no accelerator")
@@ -65,13 +71,21 @@ def pinning_of(wanted: PinMemory, torchs_device: str, target: Device | None) -> 
     if not accelerator.has_fence:
         reason = f"a copy in torch's pinned memory, because {accelerator.name} has no event for all streams{evidence}"
         return Pinning(finish=finish, reason=reason)
+    return replace(_fenced(accelerator), finish=finish, reason=_fenced(accelerator).reason + evidence)
+
+
+def _fenced(device: Device) -> Pinning:
     return Pinning(
-        pin=accelerator.register,
-        fence=accelerator.fence,
-        finish=finish,
+        pin=device.register,
+        fence=device.fence,
+        numa_node=device.numa_node,
         slots_in_copies=1,
-        reason=f"slots, fenced by {accelerator.name}{evidence}",
+        reason=f"slots, fenced by {device.name}{_near(device)}",
     )
+
+
+def _near(device: Device) -> str:
+    return "" if device.numa_node is None else f", on its NUMA node {device.numa_node}"
 
 
 def pays(device: Device) -> tuple[bool, str]:

@@ -109,6 +109,30 @@ class Prefetcher:
             StopIteration: the epoch is over.
             torch.OutOfMemoryError: the device has no room for the batch.
         """
+        with self._device.apart():
+            return self._next_batch()
+
+    def try_next(self) -> tuple[Any] | None:
+        """Return the next batch, in a tuple, if it is on its way already or there without waiting."""
+        if not self._arriving:
+            with self._device.apart():
+                self._look_ahead()
+        if not self._arriving:
+            self._raise_error()
+            return None
+        return (self.next_batch(),)
+
+    def close(self) -> None:
+        """End the copies under way; what they bring is nobody's."""
+        self._reserved = self._error = None
+        with self._device.apart():
+            self.flight.close()
+        if self._trial is not None:
+            self._trial.pause()
+
+    # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _next_batch(self) -> Any:
         self._let_go()
         if self._trial is not None:
             self._trial.step(lambda: self._device.now().synchronize())
@@ -125,24 +149,6 @@ class Prefetcher:
         self._leaving.append((arrival.host, self._device.now() if _has_movers(arrival.host) else arrival.event))
         self._look_ahead()
         return batch
-
-    def try_next(self) -> tuple[Any] | None:
-        """Return the next batch, in a tuple, if it is on its way already or there without waiting."""
-        if not self._arriving:
-            self._look_ahead()
-        if not self._arriving:
-            self._raise_error()
-            return None
-        return (self.next_batch(),)
-
-    def close(self) -> None:
-        """End the copies under way; what they bring is nobody's."""
-        self._reserved = self._error = None
-        self.flight.close()
-        if self._trial is not None:
-            self._trial.pause()
-
-    # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _look_ahead(self) -> None:
         """Start the copies of the batches that are there; see to a destination for the one that is not."""

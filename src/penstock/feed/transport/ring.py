@@ -85,6 +85,7 @@ class Ring:
         sparse: whether untouched pages of those slabs cost nothing.
         announce: called with (number, slab) for every slab made, and with (number, None) when it is retired.
         pin: page-locks memory for a device; each slot once, when its first batch shows how much of it is used.
+        pin_budget_nbytes: the most bytes that may be page-locked; slots beyond stay pageable.
         fence: returns an event behind all that the device has been given, or None when none can be recorded now; for
             pinned slots that are lent to a user who may start copies of their own.
     """
@@ -97,10 +98,12 @@ class Ring:
         sparse: bool = True,
         announce: Callable[[int, Slab | None], None] = lambda number, slab: None,
         pin: Callable[[memoryview], Registration | None] | None = None,
+        pin_budget_nbytes: int | None = None,
         fence: Callable[[], Event | None] | None = None,
     ) -> None:
         self._make = make
         self._pin = pin
+        self._pin_budget = budget_nbytes if pin_budget_nbytes is None else pin_budget_nbytes
         self._fence = fence
         self._copying: deque[tuple[Slot, Event | None]] = deque()
         self._budget = budget_nbytes
@@ -276,7 +279,10 @@ class Ring:
             return
         if slot.pinned is not None:
             slot.pinned.close()
+            slot.pinned, slot.pinned_nbytes = None, 0
         nbytes = min(round_up(slot.touched + slot.touched // 8, PAGE), slot.nbytes)
+        if sum(other.pinned_nbytes for other in self._all_slots()) + nbytes > self._pin_budget:
+            return
         slot.pinned = self._pin(slot.memory[:nbytes])
         slot.pinned_nbytes = nbytes if slot.pinned is not None else 0
         if slot.pinned is None:

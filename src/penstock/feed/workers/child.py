@@ -62,6 +62,8 @@ class ChildOptions:
     """Whether shared segments have names, for want of memfds."""
     watch: bool
     """Whether to look out for samples that can tell their worker; see `witness`."""
+    cores: frozenset[int] | None = None
+    """Where to run, or None for anywhere."""
     replay_sizes: tuple[int, ...] = ()
     """Sizes of the batches of an iterable dataset that this worker's dead predecessor has delivered already."""
 
@@ -153,6 +155,9 @@ class _Worker:
         options = self._options
         torch.multiprocessing._set_thread_name("pt_data_worker")
         torch.set_num_threads(1)
+        if options.cores is not None:
+            with contextlib.suppress(OSError):  # cores may have been taken away meanwhile; anywhere, then
+                os.sched_setaffinity(0, options.cores)
         seed = options.base_seed + options.worker
         random.seed(seed)
         _seed_torch(seed)

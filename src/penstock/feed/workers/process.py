@@ -50,13 +50,14 @@ class ProcessPool:
         init_fn: Callable[[int], Any] | None,
         watch: bool,
         named: bool,
+        cores: frozenset[int] | None = None,
     ) -> None:
         self.size = workers
         self._job = job
         self._context = context
         self._named = named
         self._options = ChildOptions(
-            worker=0, workers=workers, base_seed=base_seed, init_fn=init_fn, named=named, watch=watch
+            worker=0, workers=workers, base_seed=base_seed, init_fn=init_fn, named=named, watch=watch, cores=cores
         )
         self._slabs: dict[int, Slab] = {}
         self._outstanding: dict[int, Piece] = {}

@@ -1,0 +1,48 @@
+"""What the README says was measured is what the files of results hold."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the package
+
+from benchmarks.table import filled_in, markdown_table  # noqa: E402
+
+
+def test_the_tables_of_the_readme_are_those_of_its_files() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert "<!-- bench: benchmarks/results/feed-4core.json -->" in readme
+    assert filled_in(readme, ROOT) == readme
+
+
+def test_a_figure_changed_by_hand_would_be_noticed() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert filled_in(readme.replace("| 8.86 |", "| 9.99 |"), ROOT) == readme
+
+
+def test_a_report_from_a_gpu_becomes_a_table() -> None:
+    table = markdown_table(
+        {
+            "benchmark": "device",
+            "quick": False,
+            "date": "2026-01-01",
+            "machine": {"gpu": "a GPU", "driver": "1", "cuda": "13", "torch": "2.11", "cores": 16},
+            "link": [
+                {"mib": 64, "gb_per_s": {"slot": [49, 50, 51], "torch pinned": [50, 50, 50], "pageable": [9, 9, 9]}}
+            ],
+            "steps": [
+                {
+                    "name": "images",
+                    "step_ms": 12.0,
+                    "samples_per_s": {"resident": [100.0], "penstock, device=": [99.0]},
+                    "of_the_bound": {"resident": [1.0], "penstock, device=": [0.99]},
+                }
+            ],
+            "corruption": {"batches": 100_000, "wrong_elements": 0},
+        }
+    )
+    assert "| 64 MiB | 50.0 (49.0 … 51.0) | 50.0 (50.0 … 50.0) | 9.0 (9.0 … 9.0) | 1.00 |" in table
+    assert "|  | penstock, device= | 99 (99 … 99) | 0.990 (0.990 … 0.990) |" in table
+    assert "0 wrong elements in 100000 batches" in table
