@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from penstock.feed.infer import infer
     from penstock.feed.loader import DataLoader
     from penstock.feed.workers.maker import SKIP
+    from penstock.memory.explain import OutOfMemoryError
+    from penstock.memory.microbatch import split_batch
+    from penstock.memory.step import StepStatistics, TrainStep
 
 __version__ = "0.1.0"
 
@@ -31,11 +34,14 @@ __all__ = [
     "DataLoader",
     "LoaderStatistics",
     "OptionError",
+    "OutOfMemoryError",
     "PenstockError",
     "RingCounts",
     "ScriptError",
     "Sim",
     "StageTimes",
+    "StepStatistics",
+    "TrainStep",
     "TransportError",
     "UnpicklableError",
     "WorkerError",
@@ -44,6 +50,7 @@ __all__ = [
     "WorkerTimeoutError",
     "__version__",
     "infer",
+    "split_batch",
 ]
 
 _HOMES = {
@@ -63,6 +70,9 @@ _HOMES = {
     "penstock.feed.infer": ("infer",),
     "penstock.feed.loader": ("DataLoader",),
     "penstock.feed.workers.maker": ("SKIP",),
+    "penstock.memory.explain": ("OutOfMemoryError",),
+    "penstock.memory.microbatch": ("split_batch",),
+    "penstock.memory.step": ("StepStatistics", "TrainStep"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -32,17 +32,18 @@ def map_leaves(change: Callable[[Any], Any], batch: Any) -> Any:
         return change(batch)
     if isinstance(batch, Mapping):
         changed = {key: map_leaves(change, value) for key, value in batch.items()}
-        return _like_mapping(batch, changed)
+        return like_mapping(batch, changed)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(map_leaves(change, value) for value in batch))
     if isinstance(batch, tuple):
         return tuple(map_leaves(change, value) for value in batch)
     if isinstance(batch, Sequence):
-        return _like_sequence(batch, [map_leaves(change, value) for value in batch])
+        return like_sequence(batch, [map_leaves(change, value) for value in batch])
     return change(batch)
 
 
-def _like_mapping(original: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
+def like_mapping(original: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
+    """Return `changed` as a mapping of the type of `original`, or as a dict where such a one cannot be made."""
     if type(original) is dict:
         return changed
     try:
@@ -55,7 +56,8 @@ def _like_mapping(original: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
         return changed
 
 
-def _like_sequence(original: Sequence[Any], changed: list[Any]) -> Any:
+def like_sequence(original: Sequence[Any], changed: list[Any]) -> Any:
+    """Return `changed` as a sequence of the type of `original`, or as a list where such a one cannot be made."""
     if type(original) is list:
         return changed
     try:

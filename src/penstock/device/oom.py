@@ -1,0 +1,64 @@
+"""Telling an out-of-memory from every other failure. The one place that knows how libraries say it.
+
+torch's allocators raise `torch.OutOfMemoryError`. Libraries below it report their own failed allocations as plain
+RuntimeErrors; those are known by their status names. Every other error of an accelerator may have broken its context
+for good ("sticky"), and is never taken for one that can be survived.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+_CUDA_ERROR_MEMORY_ALLOCATION = 2
+
+_STATUS_NAMES = (
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUSOLVER_STATUS_ALLOC_FAILED",
+    "CUSPARSE_STATUS_INSUFFICIENT_RESOURCES",
+    "CUFFT_ALLOC_FAILED",
+    "HIPBLAS_STATUS_ALLOC_FAILED",
+    "MIOPEN_STATUS_ALLOC_FAILED",
+)
+_SENTENCES = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "Failed to CUDA calloc",  # NCCL's
+    "Failed to CUDA host alloc",
+    "MPS backend out of memory",
+)
+
+_UNITS = {"bytes": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
+_SIZE = re.compile(r"ried to allocate (?P<number>[\d.]+) (?P<unit>bytes|[KMGT]iB)")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether `error` says that memory ran out, so that the same work may succeed in smaller parts.
+
+    >>> is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
+    True
+    >>> is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
+    True
+    >>> is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    False
+    """
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    if isinstance(error, torch.AcceleratorError):
+        return getattr(error, "error_code", None) == _CUDA_ERROR_MEMORY_ALLOCATION
+    if type(error) is not RuntimeError:
+        return False
+    text = str(error)
+    return any(name in text for name in _STATUS_NAMES + _SENTENCES)
+
+
+def requested_nbytes(error: BaseException) -> int | None:
+    """Return the bytes of the allocation that failed, where the message says so.
+
+    >>> requested_nbytes(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ..."))
+    2147483648
+    """
+    found = _SIZE.search(str(error))
+    return int(float(found["number"]) * (1 << _UNITS[found["unit"]])) if found else None

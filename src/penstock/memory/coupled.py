@@ -1,0 +1,31 @@
+"""Layers whose result for one sample depends on the other samples of its micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+Allowed = Sequence[str | type[nn.Module]]
+"""Classes, their names, or qualified names of modules ("layer1.0.bn2")."""
+
+
+def coupled_layers(model: nn.Module, allowed: Allowed = ()) -> list[tuple[str, nn.Module]]:
+    """Return the layers, with their names, that normalise over the batch as they are now, but those in `allowed`.
+
+    >>> [name for name, _ in coupled_layers(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))]
+    ['1']
+    >>> coupled_layers(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), allowed=["BatchNorm1d"])
+    []
+    """
+    classes = tuple(one for one in allowed if isinstance(one, type))
+    names = {one for one in allowed if isinstance(one, str)}
+    return [
+        (name, layer)
+        for name, layer in model.named_modules()
+        if isinstance(layer, _BatchNorm)
+        and layer.training
+        and not isinstance(layer, classes)
+        and not {name, type(layer).__name__} & names
+    ]

@@ -1,0 +1,423 @@
+"""TrainStep: one optimizer step per batch, whatever happens to memory on the way.
+
+    gather ──▶ commit ──▶ (the next batch)
+     │  ▲        │  ▲
+     └──┘        └──┘     an out-of-memory: what it held is freed, what it changed is put back, and it is tried again
+
+**Gather** computes the gradients of a window: of one batch, or of `accumulate` batches. Each batch is cut into
+micro-batches; forward and backward of all of them make the gradients. An attempt that fails leaves no trace: gradients
+are dropped, buffers and random states are put back, and the whole window is gathered again, once as it was (memory may
+have been short for a moment), then in smaller parts.
+
+**Commit** divides the gradients, clips them and steps the optimizer. A failure there is tried again and never shrinks a
+batch. When it begins, the gradients are complete; when it ends, exactly one step has been taken.
+
+What a loss is divided by is the weight of the whole window, over all of its batches and ranks. It is known only
+when the window is gathered, so gradients are first divided by a guess (the number of samples) and corrected in the end.
+Where the guess was right, which is the rule for a mean over samples, nothing is left to correct.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from penstock.core.errors import OptionError
+from penstock.memory import microbatch
+from penstock.memory.commit import TRIES, Commit, StageError, TornError
+from penstock.memory.coupled import coupled_layers
+from penstock.memory.explain import OutOfMemoryError, explain
+from penstock.memory.failure import Failure, attempt
+from penstock.memory.microbatch import Sizes, Split, split_batch
+from penstock.memory.snapshot import Buffers, RandomState
+from penstock.memory.transaction import StepTransaction
+
+LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Any]]
+"""`(model, batch) -> (sum of losses, how many they are)`."""
+
+
+class _Phase(Enum):
+    GATHER = "gather"
+    COMMIT = "commit"
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A batch of the window."""
+
+    batch: Any
+    size: int
+    bucket: tuple[Any, ...]
+    before: RandomState
+    continues: bool
+    """Whether nothing was drawn between the batch before it in the window and this one."""
+    after: RandomState | None = None
+    loss: Tensor | None = None
+    """The sum of its losses, detached."""
+    weight: Any = 0
+    parts: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepStatistics:
+    """A snapshot of what a TrainStep has met so far."""
+
+    steps: int
+    """Optimizer steps taken."""
+
+    batches: int
+    """Batches that took part in them."""
+
+    out_of_memory: int
+    """Failures survived."""
+
+    skipped: int
+    """Steps that the GradScaler left out because of infinite gradients."""
+
+    micro_batch: int | None
+    """Samples in the largest part of the last batch; None before the first one."""
+
+    last_failure: Failure | None
+    """The latest failure survived."""
+
+
+class TrainStep:
+    """A training step that survives out-of-memory with the same gradients.
+
+    Args:
+        model: on its device. A DistributedDataParallel model is stepped on all ranks together.
+        optimizer: any of torch's that needs no closure.
+        loss_fn: `(model, batch) -> (loss_sum, weight)`: a sum over samples or tokens, and their count. The gradient
+            is that of the sum of all sums divided by the sum of all counts, however a batch is cut.
+        micro_batch: the most samples that go through the model at once: a number, or None for as many as the batch has.
+            "auto" measures the first batches where the device can tell how much memory it uses, and starts with
+            what fits. In either case memory that runs out makes the parts smaller, for batches of that shape.
+        accumulate: batches per optimizer step.
+        scaler: a `torch.amp.GradScaler`.
+        autocast: a dtype, or arguments of `torch.autocast`, under which `loss_fn` runs.
+        clip_grad_norm: the largest norm of all gradients together.
+        scheduler: stepped after each optimizer step (not after one that the scaler skipped).
+        after_step: called after each optimizer step: for a moving average of the weights, say.
+        split: `(batch, parts) -> batches`, for batches that `split_batch` cannot cut.
+        batch_size: `batch -> samples`, likewise.
+        batch_coupled: classes or qualified names of layers whose result for a sample depends on the others of its
+            micro-batch (BatchNorm in training), that are all right with smaller ones.
+
+    Raises:
+        OptionError: arguments that cannot work together.
+
+    Example:
+        >>> model = nn.Linear(3, 1)
+        >>> def loss_fn(model, batch):
+        ...     x, y = batch
+        ...     return nn.functional.mse_loss(model(x), y, reduction="sum"), len(x)
+        >>> step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.1), loss_fn, micro_batch=2)
+        >>> loss = step((torch.ones(5, 3), torch.zeros(5, 1)))
+        >>> isinstance(loss.item(), float), step.statistics().micro_batch
+        (True, 2)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss_fn: LossFunction,
+        *,
+        micro_batch: int | Literal["auto"] | None = None,
+        accumulate: int = 1,
+        scaler: torch.amp.GradScaler | None = None,
+        autocast: torch.dtype | dict[str, Any] | None = None,
+        clip_grad_norm: float | None = None,
+        scheduler: Any = None,
+        after_step: Callable[[], object] | Sequence[Callable[[], object]] = (),
+        split: Split = split_batch,
+        batch_size: Callable[[Any], int] = microbatch.batch_size,
+        batch_coupled: Sequence[str | type[nn.Module]] = (),
+    ) -> None:
+        _check(optimizer, micro_batch, accumulate)
+        self.model = model
+        self.optimizer = optimizer
+        self._loss_fn = loss_fn
+        self._accumulate = accumulate
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._clip = clip_grad_norm
+        self._scheduler = scheduler
+        self._after_step = (after_step,) if callable(after_step) else tuple(after_step)
+        self._split = split
+        self._batch_size = batch_size
+        self._may_couple = tuple(batch_coupled)
+        self._devices = sorted({p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}, key=str)
+        self._autocast = _autocast(autocast, self._devices)
+        self._sizes = Sizes(micro_batch if isinstance(micro_batch, int) else None)
+        self._buffers = Buffers(model)
+        self._transaction = StepTransaction(optimizer)
+        self._phase = _Phase.GATHER
+        self._window: list[_Entry] = []
+        self._gathered = 0
+        """How many batches of the window the gradients hold."""
+        self._is_replay = False
+        self._guess = 1.0
+        self._commit: Commit | None = None
+        self._steps = self._batches = self._failures = self._skipped = 0
+        self._micro_batch: int | None = None
+        self._last_failure: Failure | None = None
+
+    def __call__(self, batch: Any) -> Tensor:
+        """Train on `batch`; every `accumulate` batches, step the optimizer.
+
+        Returns:
+            The weighted mean of the batch's losses: detached, without dimensions, on the model's device.
+
+        Raises:
+            OutOfMemoryError: a single sample does not fit, or the optimizer's step does not. The batch has had no
+                effect then.
+        """
+        if self._phase is _Phase.COMMIT:
+            self._commit_window()  # a step that failed for good, and was caught; its gradients are complete
+        entry = self._entry(batch)
+        self._window.append(entry)
+        try:
+            loss = self._gather()
+        except BaseException:
+            self._abandon(entry)
+            raise
+        if len(self._window) == self._accumulate:
+            self._phase = _Phase.COMMIT
+            self._commit_window()
+        return loss
+
+    def flush(self) -> bool:
+        """Step with the batches gathered so far, if there are any: the end of an epoch, say. Returns whether it did."""
+        if self._phase is _Phase.GATHER and self._window:
+            self._phase = _Phase.COMMIT
+        if self._phase is _Phase.GATHER:
+            return False
+        if self._gathered < len(self._window):
+            self._gather()
+        self._commit_window()
+        return True
+
+    def statistics(self) -> StepStatistics:
+        """Return what has been met so far."""
+        return StepStatistics(
+            steps=self._steps,
+            batches=self._batches,
+            out_of_memory=self._failures,
+            skipped=self._skipped,
+            micro_batch=self._micro_batch,
+            last_failure=self._last_failure,
+        )
+
+    def _entry(self, batch: Any) -> _Entry:
+        before = RandomState.now(self._devices)
+        return _Entry(
+            batch,
+            self._batch_size(batch),
+            microbatch.bucket_of(batch),
+            before,
+            continues=bool(self._window) and before == self._window[-1].after,
+        )
+
+    # ── gather ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _gather(self) -> Tensor:
+        """Add to the gradients what they lack of the window, again and again until that succeeds."""
+        retried: set[int] = set()
+        while True:
+            outcome = attempt(self._add_missing)
+            if outcome.failure is None:
+                assert outcome.value is not None
+                return outcome.value
+            entry = self._window[min(self._gathered, len(self._window) - 1)]
+            self._start_over(outcome.failure)
+            size = -(-entry.size // entry.parts)
+            if self._sizes.is_probe(entry.bucket):
+                self._sizes.failed(entry.bucket, size)
+            elif size not in retried:
+                retried.add(size)  # once more as it was: memory may have been short for a moment
+            elif size > 1:
+                self._refuse_coupled(outcome.failure)
+                self._sizes.failed(entry.bucket, size)
+            else:
+                raise OutOfMemoryError(explain(outcome.failure, self.model, self.optimizer))
+
+    def _add_missing(self) -> Tensor:
+        """Run forward and backward for what the gradients lack; return the last batch's mean loss."""
+        if self._gathered == 0:
+            self._begin_window()
+        entry = self._window[-1]
+        for number in range(self._gathered, len(self._window)):
+            entry = self._window[number]
+            if self._is_replay and (number == 0 or not entry.continues):
+                # Others go on from where their predecessor ends, which is elsewhere when it was cut otherwise.
+                entry.before.restore()
+            entry.parts = self._sizes.parts(entry.bucket, entry.size)
+            if entry.parts > 1:
+                self._refuse_coupled(None)
+            self._run(entry)
+            entry.after = RandomState.now(self._devices)
+            self._gathered += 1
+            self._sizes.succeeded(entry.bucket, -(-entry.size // entry.parts))
+            self._micro_batch = -(-entry.size // entry.parts)
+        self._is_replay = False
+        assert entry.loss is not None
+        return _ratio(entry.loss, entry.weight)
+
+    def _begin_window(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self._buffers.save()
+        self._guess = float(max(1, self._window[0].size) * self._accumulate)
+
+    def _run(self, entry: _Entry) -> None:
+        loss, weight = None, None
+        parts = self._split(entry.batch, entry.parts) if entry.parts > 1 else [entry.batch]
+        for part in parts:
+            with self._autocast():
+                part_sum, part_weight = self._loss_fn(self.model, part)
+            scaled = part_sum / self._guess
+            (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()
+            found, count = part_sum.detach(), part_weight.detach() if isinstance(part_weight, Tensor) else part_weight
+            loss = found if loss is None else loss + found
+            weight = count if weight is None else weight + count
+        entry.loss, entry.weight = loss, weight
+
+    def _start_over(self, failure: Failure) -> None:
+        """Undo what the window's attempts have changed."""
+        self._failures += 1
+        self._last_failure = failure
+        self._insist(self._undo, "restoring what a failed attempt had changed")
+
+    def _undo(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self._buffers.restore()
+        self._window[0].before.restore()
+        self._gathered = 0
+        self._is_replay = True
+        if self._scaler is not None and self._scaler._growth_tracker is None:
+            self._scaler._scale = None  # made half: it would never make the other half
+
+    def _abandon(self, entry: _Entry) -> None:
+        """Leave the window as if `entry` had never been there."""
+        if self._phase is _Phase.COMMIT or entry not in self._window:
+            return
+        self._insist(self._undo, "restoring what a failed attempt had changed")
+        entry.before.restore()
+        self._window.remove(entry)
+
+    def _refuse_coupled(self, failure: Failure | None) -> None:
+        """Refuse to cut a batch where that changes the result and nobody has said that it may."""
+        coupled = coupled_layers(self.model, self._may_couple)
+        if not coupled:
+            return
+        name, layer = coupled[0]
+        words = (
+            f"{type(layer).__name__} ({name!r}{f' and {len(coupled) - 1} more' if len(coupled) > 1 else ''}) computes "
+            "over the samples of a micro-batch, so smaller ones give another result; allow it with "
+            f"batch_coupled=({type(layer).__name__!r},), or use a batch that fits"
+        )
+        if failure is None:
+            raise OptionError(f"this batch would be cut into micro-batches, and {words}")
+        raise OutOfMemoryError(f"{explain(failure, self.model, self.optimizer)}\nThe batch was not cut: {words}.")
+
+    def _insist(self, body: Callable[[], None], what: str) -> None:
+        """Do what takes no memory, or hardly any, and may be done again."""
+        for _ in range(TRIES - 1):
+            if attempt(body).failure is None:
+                return
+        failure = attempt(body).failure
+        if failure is None:
+            return
+        raise OutOfMemoryError(f"{what}: {explain(failure, self.model, self.optimizer)}")
+
+    # ── commit ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _commit_window(self) -> None:
+        while True:
+            try:
+                if self._commit is None:
+                    self._insist(self._prepare_commit, "adding up the weights of a batch")
+                assert self._commit is not None
+                self._commit.run()
+                break
+            except TornError:
+                self._commit = None
+                self._insist(self._undo, "restoring what a failed attempt had changed")
+                self._gather()
+            except StageError as error:
+                raise OutOfMemoryError(
+                    f"{error.stage}: {explain(error.failure, self.model, self.optimizer)}\n"
+                    "The gradients are complete; the next call goes on from there."
+                ) from None
+        stepped = self._commit.stepped
+        self._commit, self._phase = None, _Phase.GATHER
+        self._batches += len(self._window)
+        self._window.clear()
+        self._gathered = 0
+        self._buffers.forget()
+        self._steps += stepped
+        self._skipped += not stepped
+        if stepped:
+            if self._scheduler is not None:
+                self._scheduler.step()
+            for call in self._after_step:
+                call()
+
+    def _prepare_commit(self) -> None:
+        weight = self._window[0].weight
+        for entry in self._window[1:]:
+            weight = weight + entry.weight
+        self._commit = Commit(
+            self._transaction,
+            factor=_factor(self._guess, weight),
+            scaler=self._scaler,
+            clip_grad_norm=self._clip,
+            noticed=self._notice,
+        )
+
+    def _notice(self, failure: Failure) -> None:
+        self._failures += 1
+        self._last_failure = failure
+
+
+def _factor(guess: float, weight: Any) -> float | Tensor:
+    """Return what turns gradients of sum / guess into those of sum / weight; without weight there is no gradient."""
+    if isinstance(weight, Tensor) and weight.device.type != "cpu":
+        return torch.where(weight == 0, 0.0, guess / weight)
+    weight = float(weight)
+    return guess / weight if weight else 0.0
+
+
+def _ratio(loss: Tensor, weight: Any) -> Tensor:
+    """Return the mean loss; 0 of nothing."""
+    if isinstance(weight, Tensor):
+        return torch.where(weight == 0, torch.zeros_like(loss), loss / weight)
+    return loss / weight if weight else torch.zeros_like(loss)
+
+
+def _check(optimizer: Optimizer, micro_batch: int | Literal["auto"] | None, accumulate: int) -> None:
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise OptionError("LBFGS evaluates the loss by itself, several times per step; use an optimizer that does not")
+    if isinstance(micro_batch, str) and micro_batch != "auto":
+        raise OptionError(f"micro_batch must be a number of samples, 'auto' or None, not {micro_batch!r}")
+    if isinstance(micro_batch, int) and micro_batch < 1:
+        raise OptionError(f"micro_batch must be at least 1, not {micro_batch}")
+    if accumulate < 1:
+        raise OptionError(f"accumulate must be at least 1 batch, not {accumulate}")
+
+
+def _autocast(
+    wanted: torch.dtype | dict[str, Any] | None, devices: list[torch.device]
+) -> Callable[[], contextlib.AbstractContextManager[object]]:
+    if wanted is None:
+        return contextlib.nullcontext
+    options: dict[str, Any] = {"dtype": wanted} if isinstance(wanted, torch.dtype) else dict(wanted)
+    options.setdefault("device_type", devices[0].type if devices else "cpu")
+    return functools.partial(torch.autocast, **options)
