@@ -39,10 +39,11 @@ class Capacity(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        before = self.live
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._count(leaf)
-        if self.live > self.nbytes:
+        if self.live > max(before, self.nbytes):
             raise torch.OutOfMemoryError(f"out of memory: {self.live} bytes at {func}, there are {self.nbytes}")
         self.peak = max(self.peak, self.live)
         return result

@@ -101,8 +101,6 @@ def test_the_search_settles_on_the_fewest_parts_that_fit(capacity: int, size: in
             count += 1
         failures.append(count)
     fewest = -(-size // capacity)
-    last = [sizes.parts(bucket, size) for _ in range(1)][0]
-    assert -(-size // last) <= size
     assert sum(failures[100:]) <= 12
-    settled = Sizes.parts(sizes, bucket, size) if not sizes.is_probe(bucket) else fewest
-    assert settled == fewest
+    found = sizes.parts(bucket, size)
+    assert (fewest if sizes.is_probe(bucket) else found) == fewest

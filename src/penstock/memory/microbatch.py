@@ -110,13 +110,12 @@ class Sizes:
         if found is None:
             return fewest
         parts = max(fewest, -(-size // found.fits))
-        failed = 0 if found.fails is None else -(-size // found.fails)
-        if found.fails is not None and parts - failed > 1:
-            wanted = (parts + failed) // 2
-        elif found.clean >= found.patience:
-            wanted = min(failed, parts - 1) if found.fails is not None else parts // 2
-        else:
-            wanted = parts
+        wanted = parts
+        if found.is_confirmed and found.clean >= found.patience:
+            wanted = parts // 2 if found.fails is None else min(-(-size // found.fails), parts - 1)
+        elif found.is_confirmed and found.fails is not None and found.fails > 1:
+            fewest_untried = -(-size // (found.fails - 1))
+            wanted = min(parts, (fewest_untried + parts) // 2)
         wanted = max(fewest, wanted)
         found.is_probe = wanted < parts
         return wanted
@@ -130,6 +129,7 @@ class Sizes:
         found = self._buckets.get(bucket)
         if found is None:
             return
+        found.is_confirmed = True
         if found.is_probe:
             found.is_probe, found.clean = False, 0
             found.fits = max(found.fits, micro_batch)
@@ -145,7 +145,7 @@ class Sizes:
             if found.fails is None or micro_batch >= found.fails:
                 found.patience *= 2
         else:
-            found.fits = max(1, min(found.fits, micro_batch // 2))
+            found.fits, found.is_confirmed = max(1, min(found.fits, micro_batch // 2)), False
         found.is_probe, found.clean = False, 0
         found.fails = micro_batch if found.fails is None else min(found.fails, micro_batch)
 
@@ -158,12 +158,13 @@ class Sizes:
 @dataclass(slots=True)
 class _Bucket:
     fits: int
-    """Samples in a part that are believed to fit."""
+    """Samples in a part that are believed to fit, or known to, once that is `is_confirmed`."""
     patience: int
     fails: int | None = None
     """The fewest samples in a part that are known not to fit."""
     clean: int = 0
     """Steps without a failure since the last change."""
+    is_confirmed: bool = False
     is_probe: bool = False
 
 

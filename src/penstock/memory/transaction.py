@@ -184,7 +184,9 @@ class StepTransaction:
                 self.optimizer.state[param].clear()
                 self.optimizer.state[param].update(state)
         for group, options in saved.options:
-            group.update({key: value for key, value in options.items() if key != "params"})
+            params = group["params"]
+            group.clear()
+            group.update(options, params=params)
         for _ in range(_PUT_BACK_TRIES):
             try:
                 torch._foreach_copy_(chunk.tensors, chunk.copies)
