@@ -50,13 +50,15 @@ class _GeneratorState:
     def __init__(self, generator: torch.Generator, state: Tensor) -> None:
         self.generator = generator
         self.state = state
-        self._bytes = ctypes.string_at(state.data_ptr(), state.numel())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _GeneratorState) and self._bytes == other._bytes
+        return isinstance(other, _GeneratorState) and self._bytes() == other._bytes()
 
     def __hash__(self) -> int:
-        return hash(self._bytes)
+        return hash(self._bytes())
+
+    def _bytes(self) -> bytes:
+        return ctypes.string_at(self.state.data_ptr(), self.state.numel())
 
 
 class Buffers:

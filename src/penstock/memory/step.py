@@ -38,7 +38,7 @@ from penstock.memory.explain import OutOfMemoryError, explain
 from penstock.memory.failure import Failure, attempt
 from penstock.memory.microbatch import Sizes, Split, split_batch
 from penstock.memory.snapshot import Buffers, RandomState
-from penstock.memory.transaction import StepTransaction
+from penstock.memory.transaction import StepTransaction, TornStepError
 
 LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Any]]
 """`(model, batch) -> (sum of losses, how many they are)`."""
@@ -158,7 +158,7 @@ class TrainStep:
         self._autocast = _autocast(autocast, self._devices)
         self._sizes = Sizes(micro_batch if isinstance(micro_batch, int) else None)
         self._buffers = Buffers(model)
-        self._transaction = StepTransaction(optimizer)
+        self._transaction = StepTransaction(optimizer, noticed=self._notice)
         self._phase = _Phase.GATHER
         self._window: list[_Entry] = []
         self._gathered = 0
@@ -263,7 +263,8 @@ class TrainStep:
             if entry.parts > 1:
                 self._refuse_coupled(None)
             self._run(entry)
-            entry.after = RandomState.now(self._devices)
+            if self._accumulate > 1:
+                entry.after = RandomState.now(self._devices)
             self._gathered += 1
             self._sizes.succeeded(entry.bucket, -(-entry.size // entry.parts))
             self._micro_batch = -(-entry.size // entry.parts)
@@ -359,6 +360,11 @@ class TrainStep:
                 self._commit = None
                 self._insist(self._undo, "restoring what a failed attempt had changed")
                 self._gather()
+            except TornStepError as error:
+                raise OutOfMemoryError(
+                    f"the optimizer's step failed in its middle ({error}), and its weights and moments are "
+                    "inconsistent now; go back to a checkpoint"
+                ) from error
             except StageError as error:
                 raise OutOfMemoryError(
                     f"{error.stage}: {explain(error.failure, self.model, self.optimizer)}\n"

@@ -1,9 +1,15 @@
 """The optimizer's step as a transaction: it happens wholly or, for every parameter, not at all.
 
 `optimizer.step()` is not atomic. After a failure in its middle some moments have been updated and some parameters have
-not, and stepping again gives other weights. So parameters are stepped in chunks: what a chunk will change is copied to
-a scratch that all chunks share, and put back should the chunk fail. Chunks that are done stay done; `step` called again
-goes on with the others. Small chunks also keep the optimizer's temporaries small, and the copies in a cache.
+not, and stepping again gives other weights. There are two ways around that:
+
+**Swift**, for torch's own optimizers: each operation that runs out of memory is done again by itself, after freeing
+what can be freed (`insist.Insisting`). Costs microseconds per operation, and no memory. Should that be of no help
+before anything has changed, as the version counters of the tensors tell, the step is begun anew, carefully.
+
+**Careful**, for other optimizers, and where memory stays short: parameters are stepped in chunks. What a chunk will
+change is copied to a scratch that all chunks share, and put back should the chunk fail. Chunks that are done stay done;
+`step` called again goes on with the others. Small chunks also keep the optimizer's temporaries small.
 
 Optimizers of torch's treat each parameter by itself, so that a part of the parameters may be stepped at a time. Of
 others that is not known: they are stepped in one chunk.
@@ -11,9 +17,9 @@ others that is not known: they are stepped in one chunk.
 
 from __future__ import annotations
 
-import operator
+import functools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +27,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from penstock.device.oom import is_out_of_memory
+from penstock.memory.failure import Failure, attempt
+from penstock.memory.insist import Insisting
 
 _TENSORWISE = frozenset(
     getattr(torch.optim, name)
@@ -34,6 +44,10 @@ _CPU_CHUNK_NBYTES = 4 << 20
 _DEVICE_CHUNK_NBYTES = 256 << 20
 _ALIGNMENT = 64
 _PUT_BACK_TRIES = 3
+
+
+class TornStepError(Exception):
+    """The optimizer's step has failed in its middle, and nothing can say which weights are right."""
 
 
 @dataclass(slots=True)
@@ -60,15 +74,18 @@ class StepTransaction:
 
     Args:
         optimizer: not one that needs a closure.
-        chunk_nbytes: about how many bytes of parameters and state to step at a time.
+        noticed: called with every failure that a single operation survived.
+        chunk_nbytes: about how many bytes of parameters and state to step at a time, when stepping carefully.
     """
 
-    def __init__(self, optimizer: Optimizer, chunk_nbytes: int | None = None) -> None:
+    def __init__(
+        self, optimizer: Optimizer, *, noticed: Callable[[Failure], None], chunk_nbytes: int | None = None
+    ) -> None:
         self.optimizer = optimizer
+        self._noticed = noticed
+        self.is_careful = type(optimizer) not in _TENSORWISE
         self._chunk_nbytes = chunk_nbytes
         self._scratch: dict[torch.device, Tensor] = {}
-        self._plan: list[_Chunk] = []
-        self._planned_for: list[Tensor] = []
         self._queue: deque[_Chunk] | None = None
 
     @property
@@ -82,7 +99,15 @@ class StepTransaction:
         return self._queue is not None
 
     def step(self) -> None:
-        """Do what is left of the step. After an exception, what was done is consistent; call again to go on."""
+        """Do what is left of the step. After an out-of-memory, what was done is consistent; call again to go on.
+
+        Raises:
+            torch.OutOfMemoryError: memory ran out; nothing is spoiled.
+            TornStepError: the step failed in its middle, in a way that could not be undone.
+        """
+        if not self.is_careful:
+            self._step_swiftly()
+            return
         if self._queue is None:
             self._queue = deque(self._chunks())
         while self._queue:
@@ -90,25 +115,37 @@ class StepTransaction:
             self._queue.popleft()
         self._queue = None
 
-    # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
+    # ── swift ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _step_swiftly(self) -> None:
+        params = self._stepped()
+        if not has_room_for_temporaries(params):
+            self.is_careful = True
+            self.step()
+            return
+        tensors = [tensor for p in params for tensor in (p, *self._state_tensors(p))]
+        versions = [tensor._version for tensor in tensors]
+        saved = self._save_states(params)
+        try:
+            with Insisting(self._noticed):
+                self.optimizer.step()
+        except Exception as error:
+            if [tensor._version for tensor in tensors] != versions:
+                raise TornStepError(str(error)) from error
+            self._restore_states(saved)
+            self.is_careful = is_out_of_memory(error)
+            raise
+
+    # ── careful ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _chunks(self) -> list[_Chunk]:
-        """Return the chunks; those of the last step where the same tensors are to be stepped."""
-        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        changed = [[p, *self._state_tensors(p)] for p in params]
-        flat = [tensor for tensors in changed for tensor in tensors]
-        if len(flat) != len(self._planned_for) or any(map(operator.is_not, flat, self._planned_for)):
-            self._plan, self._planned_for = [], []
-            parts = self._parts(changed)
-            self._make_scratch(parts)
-            self._plan = [
-                _Chunk(
-                    [tensors[0] for tensors in part], tensors := [t for one in part for t in one], self._rooms(tensors)
-                )
-                for part in parts
-            ]
-            self._planned_for = flat
-        return self._plan
+        parts = self._parts([[p, *self._state_tensors(p)] for p in self._stepped()])
+        self._make_scratch(parts)
+        flat = [[tensor for tensors in part for tensor in tensors] for part in parts]
+        return [
+            _Chunk([tensors[0] for tensors in part], tensors, self._rooms(tensors))
+            for part, tensors in zip(parts, flat, strict=True)
+        ]
 
     def _parts(self, changed: list[list[Tensor]]) -> list[list[list[Tensor]]]:
         """Cut the list of (parameter and its state) into chunks."""
@@ -137,17 +174,15 @@ class StepTransaction:
         )
         return type(optimizer) in _TENSORWISE and not any(hooks)  # a hook is to run once for a step
 
-    def _state_tensors(self, param: Tensor) -> Iterator[Tensor]:
-        state = self.optimizer.state
-        if param in state:
-            yield from (value for value in state[param].values() if isinstance(value, Tensor))
-
     def _step_chunk(self, chunk: _Chunk) -> None:
-        saved = self._save(chunk)
+        if chunk.tensors:
+            with torch.no_grad():
+                torch._foreach_copy_(chunk.copies, chunk.tensors)
+        saved = self._save_states(chunk.params)
         try:
             self._step_only(chunk)
         except BaseException:
-            self._restore(chunk, saved)
+            self._put_back(chunk, saved)
             raise
 
     def _step_only(self, chunk: _Chunk) -> None:
@@ -166,27 +201,8 @@ class StepTransaction:
             self.optimizer.param_groups = every
 
     @torch.no_grad()
-    def _save(self, chunk: _Chunk) -> _Saved:
-        if chunk.tensors:
-            torch._foreach_copy_(chunk.copies, chunk.tensors)
-        state = self.optimizer.state
-        return _Saved(
-            [(p, dict(state[p]) if p in state else None) for p in chunk.params],
-            [(group, {**group, "params": None}) for group in self.param_groups],
-        )
-
-    @torch.no_grad()
-    def _restore(self, chunk: _Chunk, saved: _Saved) -> None:
-        for param, state in saved.states:
-            if state is None:
-                self.optimizer.state.pop(param, None)
-            else:
-                self.optimizer.state[param].clear()
-                self.optimizer.state[param].update(state)
-        for group, options in saved.options:
-            params = group["params"]
-            group.clear()
-            group.update(options, params=params)
+    def _put_back(self, chunk: _Chunk, saved: _Saved) -> None:
+        self._restore_states(saved)
         for _ in range(_PUT_BACK_TRIES):
             try:
                 torch._foreach_copy_(chunk.tensors, chunk.copies)
@@ -217,6 +233,47 @@ class StepTransaction:
             rooms.append(flat.as_strided(tensor.shape, torch.empty_like(tensor, device="meta").stride()))
             offsets[tensor.device] = start + _room_nbytes(tensor)
         return rooms
+
+    # ── both ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _stepped(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+
+    def _state_tensors(self, param: Tensor) -> Iterator[Tensor]:
+        state = self.optimizer.state
+        if param in state:
+            yield from (value for value in state[param].values() if isinstance(value, Tensor))
+
+    def _save_states(self, params: list[Tensor]) -> _Saved:
+        state = self.optimizer.state
+        return _Saved(
+            [(p, dict(state[p]) if p in state else None) for p in params],
+            [(group, {**group, "params": None}) for group in self.param_groups],
+        )
+
+    def _restore_states(self, saved: _Saved) -> None:
+        for param, state in saved.states:
+            if state is None:
+                self.optimizer.state.pop(param, None)
+            else:
+                self.optimizer.state[param].clear()
+                self.optimizer.state[param].update(state)
+        for group, options in saved.options:
+            params = group["params"]
+            group.clear()
+            group.update(options, params=params)
+
+
+def has_room_for_temporaries(params: list[Tensor]) -> bool:
+    """Return whether an accelerator has memory for as much again as its parameters, for the whole step at once."""
+    needed: dict[torch.device, int] = {}
+    for param in params:
+        if param.device.type != "cpu":
+            needed[param.device] = needed.get(param.device, 0) + param.nbytes
+    for device, nbytes in needed.items():
+        if attempt(functools.partial(torch.empty, nbytes, dtype=torch.uint8, device=device)).failure is not None:
+            return False
+    return True
 
 
 def _room_nbytes(tensor: Tensor) -> int:
