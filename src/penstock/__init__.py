@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from penstock.core.errors import (
         OptionError,
         PenstockError,
+        RankError,
         ScriptError,
         TransportError,
         UnpicklableError,
@@ -36,6 +37,7 @@ __all__ = [
     "OptionError",
     "OutOfMemoryError",
     "PenstockError",
+    "RankError",
     "RingCounts",
     "ScriptError",
     "Sim",
@@ -57,6 +59,7 @@ _HOMES = {
     "penstock.core.errors": (
         "OptionError",
         "PenstockError",
+        "RankError",
         "ScriptError",
         "TransportError",
         "UnpicklableError",

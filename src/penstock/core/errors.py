@@ -8,6 +8,7 @@
     │   ├── WorkerStartError                         it died before its first piece of work
     │   ├── WorkerKilledError                        it died while making a sample, again and again
     │   └── WorkerTimeoutError                       it gave nothing for `timeout` seconds
+    ├── RankError            (RuntimeError)          another rank of a parallel model could not go on
     └── ScriptError          (RuntimeError)          `penstock run` was given something that is no script
 
 Every message says what was needed, what there was, and what to change. An exception raised by a user's
@@ -47,6 +48,10 @@ class WorkerKilledError(WorkerError):
 
 class WorkerTimeoutError(WorkerError):
     """No batch came for `timeout` seconds."""
+
+
+class RankError(PenstockError, RuntimeError):
+    """Another rank of a parallel model could not go on, so that no rank did."""
 
 
 class ScriptError(PenstockError, RuntimeError):

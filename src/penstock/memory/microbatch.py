@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -99,13 +100,14 @@ class Sizes:
     """
 
     def __init__(self, most: int | None = None, patience: int = 64) -> None:
-        self._most = most
+        self._most = math.inf if most is None else most
+        self._imposed = math.inf
         self._patience = patience
         self._buckets: dict[tuple[Any, ...], _Bucket] = {}
 
     def parts(self, bucket: tuple[Any, ...], size: int) -> int:
         """Return into how many parts to cut a batch of `size` samples."""
-        fewest = 1 if self._most is None else -(-size // self._most)
+        fewest = max(1, math.ceil(size / min(self._most, self._imposed)))
         found = self._buckets.get(bucket)
         if found is None:
             return fewest
@@ -149,10 +151,13 @@ class Sizes:
         found.is_probe, found.clean = False, 0
         found.fails = micro_batch if found.fails is None else min(found.fails, micro_batch)
 
-    def limit(self, bucket: tuple[Any, ...], micro_batch: int) -> None:
-        """Take over from another rank that parts may have `micro_batch` samples at most."""
-        found = self._buckets.setdefault(bucket, _Bucket(fits=micro_batch, patience=self._patience))
-        found.fits = min(found.fits, micro_batch)
+    def learned(self, bucket: tuple[Any, ...]) -> float:
+        """Return the most samples that a part is believed to have room for; infinite while nothing has failed."""
+        return self._buckets[bucket].fits if bucket in self._buckets else math.inf
+
+    def impose(self, micro_batch: float) -> None:
+        """Cut no larger parts than this from now on: another rank has room for no more."""
+        self._imposed = micro_batch
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -30,7 +31,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from penstock.core.errors import OptionError
+from penstock.core.errors import OptionError, RankError
+from penstock.distributed import peers_of
 from penstock.memory import microbatch
 from penstock.memory.commit import TRIES, Commit, StageError, TornError
 from penstock.memory.coupled import coupled_layers
@@ -145,6 +147,7 @@ class TrainStep:
         _check(optimizer, micro_batch, accumulate)
         self.model = model
         self.optimizer = optimizer
+        self._inner, self._peers = peers_of(model)
         self._loss_fn = loss_fn
         self._accumulate = accumulate
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
@@ -157,7 +160,7 @@ class TrainStep:
         self._devices = sorted({p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}, key=str)
         self._autocast = _autocast(autocast, self._devices)
         self._sizes = Sizes(micro_batch if isinstance(micro_batch, int) else None)
-        self._buffers = Buffers(model)
+        self._buffers = Buffers(self._inner)
         self._transaction = StepTransaction(optimizer, noticed=self._notice)
         self._phase = _Phase.GATHER
         self._window: list[_Entry] = []
@@ -165,6 +168,7 @@ class TrainStep:
         """How many batches of the window the gradients hold."""
         self._is_replay = False
         self._guess = 1.0
+        self._total_weight = 0.0
         self._commit: Commit | None = None
         self._steps = self._batches = self._failures = self._skipped = 0
         self._micro_batch: int | None = None
@@ -183,11 +187,15 @@ class TrainStep:
         if self._phase is _Phase.COMMIT:
             self._commit_window()  # a step that failed for good, and was caught; its gradients are complete
         entry = self._entry(batch)
+        if self._peers is not None and not self._batches:
+            self._guess_together(entry)
         self._window.append(entry)
         try:
             loss = self._gather()
-        except BaseException:
+        except BaseException as error:
             self._abandon(entry)
+            if self._peers is not None and isinstance(error, Exception):
+                self._fail_together(error)
             raise
         if len(self._window) == self._accumulate:
             self._phase = _Phase.COMMIT
@@ -220,7 +228,7 @@ class TrainStep:
         before = RandomState.now(self._devices)
         return _Entry(
             batch,
-            self._batch_size(batch),
+            0 if batch is None else self._batch_size(batch),
             microbatch.bucket_of(batch),
             before,
             continues=bool(self._window) and before == self._window[-1].after,
@@ -259,30 +267,31 @@ class TrainStep:
             if self._is_replay and (number == 0 or not entry.continues):
                 # Others go on from where their predecessor ends, which is elsewhere when it was cut otherwise.
                 entry.before.restore()
-            entry.parts = self._sizes.parts(entry.bucket, entry.size)
-            if entry.parts > 1:
-                self._refuse_coupled(None)
-            self._run(entry)
+            if entry.batch is not None:
+                entry.parts = self._sizes.parts(entry.bucket, entry.size)
+                if entry.parts > 1:
+                    self._refuse_coupled(None)
+                self._run(entry)
             if self._accumulate > 1:
                 entry.after = RandomState.now(self._devices)
             self._gathered += 1
             self._sizes.succeeded(entry.bucket, -(-entry.size // entry.parts))
             self._micro_batch = -(-entry.size // entry.parts)
         self._is_replay = False
-        assert entry.loss is not None
-        return _ratio(entry.loss, entry.weight)
+        return torch.zeros(()) if entry.loss is None else _ratio(entry.loss, entry.weight)
 
     def _begin_window(self) -> None:
         self._drop_gradients()
         self._buffers.save()
-        self._guess = float(max(1, self._window[0].size) * self._accumulate)
+        if self._peers is None:
+            self._guess = float(max(1, self._window[0].size) * self._accumulate)
 
     def _run(self, entry: _Entry) -> None:
         loss, weight = None, None
         parts = self._split(entry.batch, entry.parts) if entry.parts > 1 else [entry.batch]
         for part in parts:
             with self._autocast():
-                part_sum, part_weight = self._loss_fn(self.model, part)
+                part_sum, part_weight = self._loss_fn(self._inner, part)
             scaled = part_sum / self._guess
             (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()
             found, count = part_sum.detach(), part_weight.detach() if isinstance(part_weight, Tensor) else part_weight
@@ -323,7 +332,7 @@ class TrainStep:
 
     def _refuse_coupled(self, failure: Failure | None) -> None:
         """Refuse to cut a batch where that changes the result and nobody has said that it may."""
-        coupled = coupled_layers(self.model, self._may_couple)
+        coupled = coupled_layers(self._inner, self._may_couple)
         if not coupled:
             return
         name, layer = coupled[0]
@@ -338,13 +347,15 @@ class TrainStep:
 
     def _insist(self, body: Callable[[], None], what: str) -> None:
         """Do what takes no memory, or hardly any, and may be done again."""
+        failure = self._insisted(body)
+        if failure is not None:
+            raise OutOfMemoryError(f"{what}: {explain(failure, self.model, self.optimizer)}")
+
+    def _insisted(self, body: Callable[[], None]) -> Failure | None:
         for _ in range(TRIES - 1):
             if attempt(body).failure is None:
-                return
-        failure = attempt(body).failure
-        if failure is None:
-            return
-        raise OutOfMemoryError(f"{what}: {explain(failure, self.model, self.optimizer)}")
+                return None
+        return attempt(body).failure
 
     # ── commit ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -352,11 +363,18 @@ class TrainStep:
         while True:
             try:
                 if self._commit is None:
+                    if self._peers is not None:
+                        self._agree()
                     self._insist(self._prepare_commit, "adding up the weights of a batch")
                 assert self._commit is not None
                 self._commit.run()
                 break
             except TornError:
+                if self._peers is not None:
+                    raise OutOfMemoryError(
+                        "memory ran out while the gradients of all ranks were being divided or clipped, and they "
+                        "cannot be computed again on this rank alone; go back to a checkpoint"
+                    ) from None
                 self._commit = None
                 self._insist(self._undo, "restoring what a failed attempt had changed")
                 self._gather()
@@ -372,22 +390,73 @@ class TrainStep:
                 ) from None
         stepped = self._commit.stepped
         self._commit, self._phase = None, _Phase.GATHER
+        if self._peers is not None and self._total_weight:
+            self._guess = self._total_weight
         self._batches += len(self._window)
         self._window.clear()
         self._gathered = 0
         self._buffers.forget()
         self._steps += stepped
         self._skipped += not stepped
+        if self._peers is not None and self._peers.broadcast_buffers:
+            self._peers.take_over(self._inner.buffers())
         if stepped:
             if self._scheduler is not None:
                 self._scheduler.step()
             for call in self._after_step:
                 call()
 
+    # ── with other ranks ────────────────────────────────────────────────────────────────────────────────────
+
+    def _guess_together(self, entry: _Entry) -> None:
+        """Guess the weight of the first window; that of later ones is guessed to be that of the one before."""
+        assert self._peers is not None
+        if self._guess == 1.0:
+            sizes = self._peers.vote(failed=False, least=0, numbers=[entry.size]).sums[0]
+            self._guess = float(max(2, sizes * self._accumulate))
+
+    def _agree(self) -> None:
+        """Vote, then add up the gradients of all ranks. No rank gets here but with its own complete, or failed."""
+        assert self._peers is not None
+        params = [param for group in self.optimizer.param_groups for param in group["params"]]
+        weight = sum((float(entry.weight) for entry in self._window), 0.0)
+        least = min((self._sizes.learned(entry.bucket) for entry in self._window), default=math.inf)
+        vote = self._peers.vote(failed=False, least=least, numbers=[weight, *(p.grad is not None for p in params)])
+        if vote.failed:
+            self._leave_together("")
+        self._sizes.impose(vote.least)
+        self._total_weight, *counts = vote.sums
+        lacking = [p for p, count in zip(params, counts, strict=True) if count and p.grad is None]
+        if any(0 < count < self._peers.size for count in counts):
+            failure = self._insisted(functools.partial(_make_zero_gradients, lacking))
+            if self._peers.vote(failed=failure is not None, least=0, numbers=()).failed:
+                self._leave_together("" if failure is None else failure.text)
+        self._peers.add_up([p.grad for p in params if p.grad is not None])
+
+    def _fail_together(self, error: Exception) -> None:
+        """Tell the other ranks, where they vote next, that this one cannot go on."""
+        assert self._peers is not None
+        numbers = 1 + sum(len(group["params"]) for group in self.optimizer.param_groups)
+        self._peers.vote(failed=True, least=math.inf, numbers=[0.0] * numbers)
+        self._peers.exchange(f"{type(error).__name__}: {error}")
+        self._window.clear()
+
+    def _leave_together(self, own: str) -> None:
+        """Drop the window, as all ranks do, and say why."""
+        assert self._peers is not None
+        texts = self._peers.exchange(own)
+        self._insist(self._undo, "restoring what a failed attempt had changed")
+        self._window.clear()
+        self._phase = _Phase.GATHER
+        said = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
+        raise RankError(f"this step was given up on all ranks, because it failed on {'; '.join(said)}")
+
     def _prepare_commit(self) -> None:
-        weight = self._window[0].weight
-        for entry in self._window[1:]:
-            weight = weight + entry.weight
+        weight: Any = self._total_weight
+        if self._peers is None:
+            weight = self._window[0].weight
+            for entry in self._window[1:]:
+                weight = weight + entry.weight
         self._commit = Commit(
             self._transaction,
             factor=_factor(self._guess, weight),
@@ -399,6 +468,12 @@ class TrainStep:
     def _notice(self, failure: Failure) -> None:
         self._failures += 1
         self._last_failure = failure
+
+
+def _make_zero_gradients(params: list[Tensor]) -> None:
+    for param in params:
+        if param.grad is None:
+            param.grad = torch.zeros_like(param)
 
 
 def _factor(guess: float, weight: Any) -> float | Tensor:

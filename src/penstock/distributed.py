@@ -1,0 +1,110 @@
+"""Ranks that train one model together: what they agree on, and what they add up.
+
+The one file that imports torch.distributed. Agreement happens on the host, over gloo, so that it neither waits for the
+GPU nor needs memory there; gradients are added up over the model's own process group.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from penstock.device.oom import is_out_of_memory
+
+_TRIES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """What all ranks know after a vote."""
+
+    failed: bool
+    """Whether some rank cannot go on."""
+
+    least: float
+    """The smallest of the numbers that were cast for it."""
+
+    sums: list[float]
+    """The sums of the lists that were cast, item by item."""
+
+
+class Peers:
+    """The ranks of one model. Every method is collective: all ranks call it, in the same order.
+
+    Args:
+        group: the model's process group.
+        broadcast_buffers: whether rank 0's buffers are everybody's.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, *, broadcast_buffers: bool) -> None:
+        self._group = group
+        self.broadcast_buffers = broadcast_buffers
+        self.size = dist.get_world_size(group)
+        self.rank = dist.get_rank(group)
+        on_host = dist.get_backend(group) == "gloo"
+        self._host = group if on_host else dist.new_group(_ranks(group), backend="gloo")
+        self._ballot = torch.zeros(0, dtype=torch.float64)
+        self._least = torch.zeros(1, dtype=torch.float64)
+
+    def vote(self, *, failed: bool, least: float, numbers: Sequence[float]) -> Vote:
+        """Tell all ranks, and be told by all, whether somebody failed, the least of a number, and sums."""
+        if len(self._ballot) != 1 + len(numbers):
+            self._ballot = torch.zeros(1 + len(numbers), dtype=torch.float64)
+        self._ballot.numpy()[:] = [failed, *numbers]
+        self._least.numpy()[:] = least
+        least_of = functools.partial(dist.all_reduce, op=dist.ReduceOp.MIN)
+        _finish([_begin(dist.all_reduce, self._ballot, self._host), _begin(least_of, self._least, self._host)])
+        cast = self._ballot.numpy().tolist()
+        return Vote(failed=cast[0] > 0, least=float(self._least.numpy()[0]), sums=cast[1:])
+
+    def exchange(self, text: str) -> list[str]:
+        """Return the texts of all ranks, in their order."""
+        texts: list[str] = [""] * self.size
+        dist.all_gather_object(texts, text, group=self._host)
+        return texts
+
+    def add_up(self, tensors: Iterable[Tensor]) -> None:
+        """Replace each tensor by its sum over all ranks."""
+        _finish([_begin(dist.all_reduce, tensor, self._group) for tensor in tensors])
+
+    def take_over(self, tensors: Iterable[Tensor]) -> None:
+        """Replace each tensor by that of the first rank."""
+        broadcast = functools.partial(dist.broadcast, src=_ranks(self._group)[0])
+        _finish([_begin(broadcast, tensor, self._group) for tensor in tensors])
+
+
+def peers_of(model: nn.Module) -> tuple[nn.Module, Peers | None]:
+    """Return what a rank runs of `model`, and who else does; (model, None) where it is not parallel."""
+    if not isinstance(model, DistributedDataParallel):
+        return model, None
+    inner: nn.Module = model.module
+    return inner, Peers(model.process_group, broadcast_buffers=model.broadcast_buffers)
+
+
+def _begin(collective: Callable[..., Any], tensor: Tensor, group: dist.ProcessGroup | None) -> Any:
+    """Submit a collective. What runs out of memory here has not been submitted, so that it is submitted again."""
+    for _ in range(_TRIES - 1):
+        try:
+            return collective(tensor, group=group, async_op=True)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        gc.collect()
+    return collective(tensor, group=group, async_op=True)
+
+
+def _finish(works: list[Any]) -> None:
+    for work in works:
+        work.wait()
+
+
+def _ranks(group: dist.ProcessGroup | None) -> list[int]:
+    return dist.get_process_group_ranks(group)
