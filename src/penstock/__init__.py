@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.feed.workers.maker import SKIP
     from penstock.memory.explain import OutOfMemoryError
     from penstock.memory.microbatch import split_batch
+    from penstock.memory.planner import Plan, plan
     from penstock.memory.step import StepStatistics, TrainStep
 
 __version__ = "0.1.0"
@@ -37,6 +38,7 @@ __all__ = [
     "OptionError",
     "OutOfMemoryError",
     "PenstockError",
+    "Plan",
     "RankError",
     "RingCounts",
     "ScriptError",
@@ -52,6 +54,7 @@ __all__ = [
     "WorkerTimeoutError",
     "__version__",
     "infer",
+    "plan",
     "split_batch",
 ]
 
@@ -75,6 +78,7 @@ _HOMES = {
     "penstock.feed.workers.maker": ("SKIP",),
     "penstock.memory.explain": ("OutOfMemoryError",),
     "penstock.memory.microbatch": ("split_batch",),
+    "penstock.memory.planner": ("Plan", "plan"),
     "penstock.memory.step": ("StepStatistics", "TrainStep"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

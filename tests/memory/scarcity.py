@@ -48,6 +48,11 @@ class Capacity(TorchDispatchMode):
         self.peak = max(self.peak, self.live)
         return result
 
+    def hold(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count what is there already."""
+        for tensor in tensors:
+            self._count(tensor)
+
     def _count(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata

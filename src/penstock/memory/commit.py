@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.memory.failure import Failure, attempt
+from penstock.memory.failure import Failure, FailureLog, attempt
 from penstock.memory.transaction import StepTransaction
 
 TRIES = 6
@@ -44,7 +44,7 @@ class Commit:
         factor: what to multiply gradients by: a number, or a tensor on an accelerator.
         scaler: what scaled the losses, if anything did.
         clip_grad_norm: the largest total norm, if there is one.
-        noticed: called with every failure survived.
+        log: takes note of every failure survived.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class Commit:
         factor: float | Tensor,
         scaler: torch.amp.GradScaler | None,
         clip_grad_norm: float | None,
-        noticed: Callable[[Failure], None],
+        log: FailureLog,
     ) -> None:
         self._transaction = transaction
         self._factor = factor
         self._scaler = scaler
         self._clip = clip_grad_norm
-        self._noticed = noticed
+        self._log = log
         self._grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         self._stages: list[tuple[str, Callable[[], None]]] = []
         if isinstance(factor, Tensor) or factor != 1.0:
@@ -104,7 +104,7 @@ class Commit:
             failure = attempt(stage).failure
             if failure is None:
                 return
-            self._noticed(failure)
+            self._log.note(failure)
             if not self._transaction.is_underway and versions != [grad._version for grad in self._grads]:
                 raise TornError
             if not tries_left:

@@ -66,6 +66,19 @@ class Failure:
         )
 
 
+@dataclass(slots=True)
+class FailureLog:
+    """What was survived."""
+
+    count: int = 0
+    last: Failure | None = None
+
+    def note(self, failure: Failure) -> None:
+        """Take note of one more."""
+        self.count += 1
+        self.last = failure
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[T]):
     """What came of an attempt: a value, or the failure in place of it."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.device.oom import is_out_of_memory
-from penstock.memory.failure import Failure, collect, let_go
+from penstock.memory.failure import Failure, FailureLog, collect, let_go
 
 TRIES = 4
 
@@ -21,12 +20,12 @@ class Insisting(TorchDispatchMode):
     of them, as their version counters tell, the error is raised, for doing it again would be wrong.
 
     Args:
-        noticed: called with every failure survived.
+        log: takes note of every failure survived.
     """
 
-    def __init__(self, noticed: Callable[[Failure], None]) -> None:
+    def __init__(self, log: FailureLog) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._noticed = noticed
+        self._log = log
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -42,7 +41,7 @@ class Insisting(TorchDispatchMode):
                 if not is_out_of_memory(error) or _versions(args) != versions:
                     raise
                 failed = error
-            self._noticed(Failure.of(failed))
+            self._log.note(Failure.of(failed))
             let_go(failed)
             del failed
             collect()

@@ -37,7 +37,7 @@ from penstock.memory import microbatch
 from penstock.memory.commit import TRIES, Commit, StageError, TornError
 from penstock.memory.coupled import coupled_layers
 from penstock.memory.explain import OutOfMemoryError, explain
-from penstock.memory.failure import Failure, attempt
+from penstock.memory.failure import Failure, FailureLog, attempt
 from penstock.memory.microbatch import Sizes, Split, split_batch
 from penstock.memory.snapshot import Buffers, RandomState
 from penstock.memory.transaction import StepTransaction, TornStepError
@@ -161,7 +161,8 @@ class TrainStep:
         self._autocast = _autocast(autocast, self._devices)
         self._sizes = Sizes(micro_batch if isinstance(micro_batch, int) else None)
         self._buffers = Buffers(self._inner)
-        self._transaction = StepTransaction(optimizer, noticed=self._notice)
+        self._log = FailureLog()
+        self._transaction = StepTransaction(optimizer, log=self._log)
         self._phase = _Phase.GATHER
         self._window: list[_Entry] = []
         self._gathered = 0
@@ -170,9 +171,8 @@ class TrainStep:
         self._guess = 1.0
         self._total_weight = 0.0
         self._commit: Commit | None = None
-        self._steps = self._batches = self._failures = self._skipped = 0
+        self._steps = self._batches = self._skipped = 0
         self._micro_batch: int | None = None
-        self._last_failure: Failure | None = None
 
     def __call__(self, batch: Any) -> Tensor:
         """Train on `batch`; every `accumulate` batches, step the optimizer.
@@ -218,10 +218,10 @@ class TrainStep:
         return StepStatistics(
             steps=self._steps,
             batches=self._batches,
-            out_of_memory=self._failures,
+            out_of_memory=self._log.count,
             skipped=self._skipped,
             micro_batch=self._micro_batch,
-            last_failure=self._last_failure,
+            last_failure=self._log.last,
         )
 
     def _entry(self, batch: Any) -> _Entry:
@@ -301,8 +301,7 @@ class TrainStep:
 
     def _start_over(self, failure: Failure) -> None:
         """Undo what the window's attempts have changed."""
-        self._failures += 1
-        self._last_failure = failure
+        self._log.note(failure)
         self._insist(self._undo, "restoring what a failed attempt had changed")
 
     def _undo(self) -> None:
@@ -370,14 +369,7 @@ class TrainStep:
                 self._commit.run()
                 break
             except TornError:
-                if self._peers is not None:
-                    raise OutOfMemoryError(
-                        "memory ran out while the gradients of all ranks were being divided or clipped, and they "
-                        "cannot be computed again on this rank alone; go back to a checkpoint"
-                    ) from None
-                self._commit = None
-                self._insist(self._undo, "restoring what a failed attempt had changed")
-                self._gather()
+                self._gather_anew()
             except TornStepError as error:
                 raise OutOfMemoryError(
                     f"the optimizer's step failed in its middle ({error}), and its weights and moments are "
@@ -388,7 +380,20 @@ class TrainStep:
                     f"{error.stage}: {explain(error.failure, self.model, self.optimizer)}\n"
                     "The gradients are complete; the next call goes on from there."
                 ) from None
-        stepped = self._commit.stepped
+        self._close_window(stepped=self._commit.stepped)
+
+    def _gather_anew(self) -> None:
+        """Compute gradients again that a failure has left changed in part."""
+        if self._peers is not None:
+            raise OutOfMemoryError(
+                "memory ran out while the gradients of all ranks were being divided or clipped, and they cannot be "
+                "computed again on this rank alone; go back to a checkpoint"
+            )
+        self._commit = None
+        self._insist(self._undo, "restoring what a failed attempt had changed")
+        self._gather()
+
+    def _close_window(self, *, stepped: bool) -> None:
         self._commit, self._phase = None, _Phase.GATHER
         if self._peers is not None and self._total_weight:
             self._guess = self._total_weight
@@ -462,12 +467,8 @@ class TrainStep:
             factor=_factor(self._guess, weight),
             scaler=self._scaler,
             clip_grad_norm=self._clip,
-            noticed=self._notice,
+            log=self._log,
         )
-
-    def _notice(self, failure: Failure) -> None:
-        self._failures += 1
-        self._last_failure = failure
 
 
 def _make_zero_gradients(params: list[Tensor]) -> None:

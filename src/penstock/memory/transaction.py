@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from penstock.device.oom import is_out_of_memory
-from penstock.memory.failure import Failure, attempt
+from penstock.memory.failure import FailureLog, attempt
 from penstock.memory.insist import Insisting
 
 _TENSORWISE = frozenset(
@@ -74,15 +74,13 @@ class StepTransaction:
 
     Args:
         optimizer: not one that needs a closure.
-        noticed: called with every failure that a single operation survived.
+        log: takes note of every failure that a single operation survived.
         chunk_nbytes: about how many bytes of parameters and state to step at a time, when stepping carefully.
     """
 
-    def __init__(
-        self, optimizer: Optimizer, *, noticed: Callable[[Failure], None], chunk_nbytes: int | None = None
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, *, log: FailureLog, chunk_nbytes: int | None = None) -> None:
         self.optimizer = optimizer
-        self._noticed = noticed
+        self._log = log
         self.is_careful = type(optimizer) not in _TENSORWISE
         self._chunk_nbytes = chunk_nbytes
         self._scratch: dict[torch.device, Tensor] = {}
@@ -127,7 +125,7 @@ class StepTransaction:
         versions = [tensor._version for tensor in tensors]
         saved = self._save_states(params)
         try:
-            with Insisting(self._noticed):
+            with Insisting(self._log):
                 self.optimizer.step()
         except Exception as error:
             if [tensor._version for tensor in tensors] != versions:
