@@ -2,8 +2,7 @@
 
 The step is run on fake tensors, which have sizes and hold no bytes, on the fake CPU: no GPU is needed and no
 memory is taken. Each way is a micro-batch, with or without checkpointed blocks, with or without their inputs offloaded.
-The second of two steps is looked at, when the optimizer has its state. Models that decide by the values of tensors
-cannot be run that way: they are measured, on real tensors, and the operator that asked is named.
+A first, small step makes the optimizer's state. Models that decide by the values of tensors cannot be run that way: they are measured, on real tensors, and the operator that asked is named.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -205,8 +204,7 @@ def plan(
         measured=measured,
         warnings=(f"the workspace of {', '.join(hidden)} is not seen: the peak may be higher",) if hidden else (),
     )
-    choice = next((way for way in ways if found.fits(way)), None)
-    return Plan(**{**{name: getattr(found, name) for name in found.__slots__}, "choice": choice})
+    return replace(found, choice=next((way for way in ways if found.fits(way)), None))
 
 
 class _Rehearsal:
@@ -228,30 +226,42 @@ class _Rehearsal:
         parts = [1]
         while parts[-1] < size:
             parts.append(min(size, 2 * parts[-1]))
-        modes = [(False, False), *([(True, False), (True, True)] if blocks_of(self._model) else [])]
-        plain, recomputed = self._flops(fake=fake)
-        return [
-            self._way(count, size, checkpoint, offload, plain, recomputed, fake=fake)
-            for count in parts
-            for checkpoint, offload in modes
-        ]
+        with self._copied(fake=fake) as (model, optimizer, batch):
+            self._step(model, optimizer, batch, size, fake=fake)  # makes the optimizer's state
+            plain, inside = self._flops(model, batch)
+            found = [self._way(model, optimizer, batch, count, (plain, 0), None, fake=fake) for count in parts]
+            if blocks_of(model):
+                for host in (None, _Host()):
+                    checkpoint_blocks(model, offload=host is not None, saving=None if host is None else host.saving)
+                    for count in parts:
+                        way = self._way(model, optimizer, batch, count, (plain, inside), host, fake=fake)
+                        found.append(replace(way, checkpoint=True, offload=host is not None))
+        return found
 
     def _way(
-        self, parts: int, size: int, checkpoint: bool, offload: bool, plain: int, recomputed: int, *, fake: bool
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        batch: Any,
+        parts: int,
+        flops: tuple[int, int],
+        host: _Host | None,
+        *,
+        fake: bool,
     ) -> Way:
-        with self._copied(fake=fake) as (model, optimizer, batch):
-            host = _Host()
-            if checkpoint:
-                checkpoint_blocks(model, offload=offload, saving=host.saving if offload else None)
-            counting = self._step_twice(model, optimizer, batch, parts, fake=fake)
-        extra = recomputed / plain if checkpoint and plain else 0.0
-        moved = host.nbytes * parts // max(1, 2 * min(parts, 2)) * 2  # two steps of up to two parts, there and back
-        transfer = moved / _LINK_BYTES_PER_S / (plain / _FLOPS_PER_S) if moved and plain else 0.0
+        """Run a step in so many parts; `flops` are those of a plain step, and those that are done twice."""
+        if host is not None:
+            host.nbytes = 0
+        counting = self._step(model, optimizer, batch, parts, fake=fake)
+        plain, twice = flops
+        extra = twice / plain if plain else 0.0
+        moved = 0 if host is None else 2 * host.nbytes * parts // min(parts, 2)  # there and back
+        transfer = moved / _LINK_BYTES_PER_S / (plain / _FLOPS_PER_S) if plain else 0.0
         return Way(
-            micro_batch=-(-size // parts),
+            micro_batch=-(-size_of(batch) // parts),
             parts=parts,
-            checkpoint=checkpoint,
-            offload=offload,
+            checkpoint=False,
+            offload=False,
             peak_nbytes=counting.peak,
             by_role=counting.by_role(),
             extra_flops=extra,
@@ -259,35 +269,50 @@ class _Rehearsal:
             slow_down=1 + extra + transfer + _PART_COST * (parts - 1),
         )
 
-    def _step_twice(
-        self, model: nn.Module, optimizer: Optimizer | None, batch: Any, parts: int, *, fake: bool
-    ) -> Counting:
-        """Take two steps, of two micro-batches at most: later ones are like the second."""
-        counting = Counting(grain=self._grain, scalar=0.5 if fake else None)
+    def _step(self, model: nn.Module, optimizer: Optimizer | None, batch: Any, parts: int, *, fake: bool) -> Counting:
+        """Take a step, of two micro-batches at most: later ones are like the second."""
+        counting = Counting(grain=self._grain)
         counting.watch([*model.parameters(), *model.buffers()], "weights")
         counting.watch((leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)), "inputs")
+        counting.watch(_state_tensors(optimizer), "optimizer")
+        params = [param for param in model.parameters() if param.requires_grad]
         for param in model.parameters():
-            if param.requires_grad:
-                param.register_post_accumulate_grad_hook(lambda p: counting.watch([p.grad], "gradients"))
-        for _ in range(2):
-            counting.forget_peak()
-            for param in model.parameters():
-                param.grad = None
-            for part in split_batch(batch, parts)[:2]:
-                counting.scalar = None
-                with counting, counting.watch_saved():
-                    loss = self._loss_fn(model, part)[0]
-                with counting:
-                    loss.backward()
-                del loss
-            if optimizer is not None:
-                counting.scalar = 0.5 if fake else None  # optimizers read their step counters
-                with counting:
-                    optimizer.step()
-                held = (value for state in optimizer.state.values() for value in state.values())
-                counting.watch((value for value in held if isinstance(value, Tensor)), "optimizer")
+            param.grad = None
+        counting.forget_peak()
+        hooks = [
+            param.register_post_accumulate_grad_hook(lambda p: counting.watch([p.grad], "gradients"))
+            for param in params
+        ]
+        for part in split_batch(batch, parts)[:2]:
+            with counting, counting.watch_saved():
+                loss = self._loss_fn(model, part)[0]
+            with counting:
+                loss.backward()
+            del loss
+        for hook in hooks:
+            hook.remove()
+        if optimizer is not None:
+            counting.scalar = 0.5 if fake else None  # optimizers read their step counters
+            with counting:
+                optimizer.step()
+            counting.watch(_state_tensors(optimizer), "optimizer")
         self.hidden |= counting.hidden
         return counting
+
+    def _flops(self, model: nn.Module, batch: Any) -> tuple[int, int]:
+        """Return the operations of a plain step, and of those the ones in blocks' forward."""
+        names = {name for name, _ in blocks_of(model)}
+        with FlopCounterMode(display=False) as counter:
+            loss = self._loss_fn(model, batch)[0]
+        forward = counter.get_total_flops()
+        inside = sum(
+            sum(counts.values())
+            for module, counts in counter.get_flop_counts().items()
+            if module.partition(".")[2] in names
+        )
+        with FlopCounterMode(display=False) as counter:
+            loss.backward()
+        return forward + counter.get_total_flops(), inside
 
     @contextlib.contextmanager
     def _copied(self, *, fake: bool) -> Iterator[tuple[nn.Module, Optimizer | None, Any]]:
@@ -305,22 +330,6 @@ class _Rehearsal:
             _as_on_its_device(optimizer)
             _move_to_fake_cpu(model, optimizer)
             yield model, optimizer, map_leaves(_on_cpu, batch)
-
-    def _flops(self, *, fake: bool) -> tuple[int, int]:
-        """Return the operations of a plain step, and of those the ones in blocks' forward."""
-        with self._copied(fake=fake) as (model, _, batch):
-            names = {name for name, _ in blocks_of(model)}
-            with FlopCounterMode(display=False) as counter:
-                loss = self._loss_fn(model, batch)[0]
-            forward = counter.get_total_flops()
-            inside = sum(
-                sum(counts.values())
-                for module, counts in counter.get_flop_counts().items()
-                if module.partition(".")[2] in names
-            )
-            with FlopCounterMode(display=False) as counter:
-                loss.backward()
-        return forward + counter.get_total_flops(), inside
 
 
 class _Host:
@@ -341,6 +350,11 @@ class _Host:
             return torch.zeros(size, dtype=dtype, device=device)
 
         return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def _state_tensors(optimizer: Optimizer | None) -> Iterator[Tensor]:
+    for state in optimizer.state.values() if optimizer is not None else ():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
 def _as_on_its_device(optimizer: Optimizer | None) -> None:
