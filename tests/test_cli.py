@@ -20,6 +20,7 @@ def test_the_verbs_and_their_flags_are_these() -> None:
     assert flags == {
         "run": ["--help", "--json", "--quiet", "-h", "-m"],
         "doctor": ["--device", "--dtype", "--help", "--json", "--shape", "--transfer", "-h"],
+        "plan": ["--budget", "--help", "--json", "-h"],
         "report": ["--help", "--json", "-h"],
     }
 
@@ -41,3 +42,22 @@ def test_a_file_that_is_no_run_is_one_line_and_exit_code_2(tmp_path, capsys: pyt
     (tmp_path / "x.json").write_text("[]")
     assert cli.main(["report", str(tmp_path / "x.json")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_plan_prints_what_fits(tmp_path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "planned.py").write_text(
+        "import torch\n"
+        "def step():\n"
+        "    model = torch.nn.Linear(64, 64)\n"
+        "    def loss_fn(model, x):\n"
+        "        return model(x).sum(), len(x)\n"
+        "    return model, loss_fn, torch.zeros(256, 64), torch.optim.Adam(model.parameters())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["plan", "planned:step", "--budget", "10MiB"]) == 0
+    assert "choose 256" in capsys.readouterr().out
+    assert cli.main(["plan", "planned:step", "--budget", "10KiB"]) == 1
+    assert "nothing fits" in capsys.readouterr().out
+    assert cli.main(["plan", "planned:nothing", "--budget", "10KiB"]) == 2
+    assert cli.main(["plan", "planned:step", "--budget", "ten"]) == 2
+    assert "'ten' is no size" in capsys.readouterr().err

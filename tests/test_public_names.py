@@ -8,8 +8,9 @@ import sys
 import penstock
 
 NAMES = """
-DataLoader LoaderStatistics OptionError PenstockError RingCounts SKIP ScriptError Sim StageTimes TransportError
-UnpicklableError WorkerError WorkerKilledError WorkerStartError WorkerTimeoutError __version__ infer
+DataLoader Leak Ledger LoaderStatistics OOMGuard OptionError OutOfMemoryError PenstockError Plan RankError Released
+RingCounts SKIP ScriptError Sim StageTimes StepStatistics TrainStep TransportError UnpicklableError WorkerError
+WorkerKilledError WorkerStartError WorkerTimeoutError __version__ infer ledger plan release split_batch watch_leaks
 """
 
 

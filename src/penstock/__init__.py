@@ -1,4 +1,4 @@
-"""Feed a PyTorch program from storage at the speed of its machine.
+"""Feed a PyTorch program at the speed of its machine, and keep it inside of its memory.
 
 The public names are imported when they are first used: `import penstock` starts nothing and does not import torch.
 """
@@ -25,8 +25,12 @@ if TYPE_CHECKING:
     from penstock.feed.loader import DataLoader
     from penstock.feed.workers.maker import SKIP
     from penstock.memory.explain import OutOfMemoryError
+    from penstock.memory.guard import OOMGuard
+    from penstock.memory.leaks import Leak, watch_leaks
+    from penstock.memory.ledger import Ledger, ledger
     from penstock.memory.microbatch import split_batch
     from penstock.memory.planner import Plan, plan
+    from penstock.memory.release import Released, release
     from penstock.memory.step import StepStatistics, TrainStep
 
 __version__ = "0.1.0"
@@ -34,12 +38,16 @@ __version__ = "0.1.0"
 __all__ = [
     "SKIP",
     "DataLoader",
+    "Leak",
+    "Ledger",
     "LoaderStatistics",
+    "OOMGuard",
     "OptionError",
     "OutOfMemoryError",
     "PenstockError",
     "Plan",
     "RankError",
+    "Released",
     "RingCounts",
     "ScriptError",
     "Sim",
@@ -54,8 +62,11 @@ __all__ = [
     "WorkerTimeoutError",
     "__version__",
     "infer",
+    "ledger",
     "plan",
+    "release",
     "split_batch",
+    "watch_leaks",
 ]
 
 _HOMES = {
@@ -77,8 +88,12 @@ _HOMES = {
     "penstock.feed.loader": ("DataLoader",),
     "penstock.feed.workers.maker": ("SKIP",),
     "penstock.memory.explain": ("OutOfMemoryError",),
+    "penstock.memory.guard": ("OOMGuard",),
+    "penstock.memory.ledger": ("Ledger", "ledger"),
+    "penstock.memory.leaks": ("Leak", "watch_leaks"),
     "penstock.memory.microbatch": ("split_batch",),
     "penstock.memory.planner": ("Plan", "plan"),
+    "penstock.memory.release": ("Released", "release"),
     "penstock.memory.step": ("StepStatistics", "TrainStep"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

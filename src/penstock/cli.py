@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from penstock import __version__
 from penstock.core.errors import PenstockError
@@ -124,12 +125,53 @@ class Doctor:
         return 0
 
 
-VERBS: tuple[Verb, ...] = (Run(), Doctor(), Report())
+class Plan:
+    """Predict what of a training step fits in a GPU's memory, without one.
+
+    The function takes nothing and returns (model, loss_fn, batch, optimizer), as for `penstock.plan`: loss_fn(model,
+    batch) gives the sum of the losses and their count. Each way to run the step is listed with its peak by role: in
+    micro-batches, with checkpointed blocks, with their inputs offloaded.
+    """
+
+    name = "plan"
+
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the verb's arguments."""
+        parser.add_argument("function", metavar="module:function", help="as in train:step; looked for here first")
+        parser.add_argument("--budget", required=True, help="the memory there is, as in 24GiB")
+        parser.add_argument("--json", action="store_true", help="print it as JSON")
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Plan and print; 1 when nothing fits."""
+        from penstock.memory.planner import plan
+
+        found = plan(*_called(args.function), budget=args.budget)
+        print(json.dumps(found.to_json(), indent=2) if args.json else found.render().rstrip())
+        return 0 if found.choice is not None else 1
+
+
+def _called(name: str) -> tuple[Any, ...]:
+    """Return what the function named "module:function" returns."""
+    module, _, function = name.partition(":")
+    sys.path.insert(0, "")
+    try:
+        made = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise PenstockError(f"there is no function {name!r} ({error}); name one as in train:step") from error
+    step = made()
+    if not isinstance(step, tuple) or len(step) not in (3, 4):
+        raise PenstockError(f"{name} must return (model, loss_fn, batch, optimizer), not {type(step).__name__}")
+    return step
+
+
+VERBS: tuple[Verb, ...] = (Run(), Doctor(), Plan(), Report())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (without the program's name) and return the exit code."""
-    parser = argparse.ArgumentParser(prog="penstock", description="Feed a PyTorch program at the speed of its machine.")
+    parser = argparse.ArgumentParser(
+        prog="penstock", description="Feed a PyTorch program at the speed of its machine, and fit it into its memory."
+    )
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
     for verb in VERBS:

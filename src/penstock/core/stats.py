@@ -146,6 +146,9 @@ class LoaderStatistics:
     uploads_hidden: int = 0
     """Those whose copy was over when they were asked for."""
 
+    uploading_nbytes: int = 0
+    """Device memory of batches copied ahead, not handed out yet."""
+
     pinning: str = ""
     """What is page-locked and why, in words; empty when pinning was not asked for."""
 

@@ -37,6 +37,7 @@ class Counters:
     length: int | None = None
     uploads: int = 0
     uploads_hidden: int = 0
+    uploading_nbytes: int = 0
     pinning: str = ""
     prefetch: str = ""
 
@@ -79,6 +80,7 @@ class Counters:
             length=self.length,
             uploads=self.uploads,
             uploads_hidden=self.uploads_hidden,
+            uploading_nbytes=self.uploading_nbytes,
             pinning=self.pinning,
             prefetch=self.prefetch,
         )

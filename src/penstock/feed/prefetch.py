@@ -148,6 +148,7 @@ class Prefetcher:
         # Behind what `_arrived` may have started on the consumer's stream.
         self._leaving.append((arrival.host, self._device.now() if _has_movers(arrival.host) else arrival.event))
         self._look_ahead()
+        self._counters.uploading_nbytes = sum(one.nbytes for one in self._arriving)
         return batch
 
     def _look_ahead(self) -> None:

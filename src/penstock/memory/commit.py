@@ -13,11 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.memory.failure import Failure, FailureLog, attempt
+from penstock.memory.failure import TRIES, Failure, FailureLog, attempt
 from penstock.memory.transaction import StepTransaction
-
-TRIES = 6
-"""Failures in one stage, one after the other, before giving up."""
 
 
 class TornError(Exception):

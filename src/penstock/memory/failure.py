@@ -22,6 +22,9 @@ from penstock.device.oom import is_out_of_memory, requested_nbytes
 
 T = TypeVar("T")
 
+TRIES = 6
+"""Failures of one thing, one after the other, before giving up."""
+
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parent.parent)
 
@@ -106,6 +109,16 @@ def attempt(body: Callable[[], T]) -> Outcome[T]:
     return Outcome(failure=failure)
 
 
+def insist(body: Callable[[], object]) -> Failure | None:
+    """Do what takes little memory and may be begun again, until it succeeds; return the failure if it never does."""
+    failure = None
+    for _ in range(TRIES):
+        failure = attempt(body).failure
+        if failure is None:
+            return None
+    return failure
+
+
 def let_go(error: BaseException) -> None:
     """Clear the finished frames of `error` and of all its causes and contexts."""
     for one in _chain(error):
@@ -134,7 +147,10 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    yield from traceback.walk_tb(error.__traceback__)
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name == "__torch_dispatch__":  # below are modes, not the program
+            return
+        yield frame, number
 
 
 def _line(frame: FrameType, number: int) -> str:

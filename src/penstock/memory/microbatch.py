@@ -151,6 +151,22 @@ class Sizes:
         found.is_probe, found.clean = False, 0
         found.fails = micro_batch if found.fails is None else min(found.fails, micro_batch)
 
+    def shrink(self, bucket: tuple[Any, ...], micro_batch: int, retried: set[int]) -> bool:
+        """Decide what follows a failure of parts of `micro_batch` samples; return whether there is another try.
+
+        The first failure of a size is followed by a try at the same size, for memory may have been short for a moment
+        (pytorch#189504); `retried` remembers that.
+        """
+        if self.is_probe(bucket):
+            self.failed(bucket, micro_batch)
+        elif micro_batch not in retried:
+            retried.add(micro_batch)
+        elif micro_batch > 1:
+            self.failed(bucket, micro_batch)
+        else:
+            return False
+        return True
+
     def learned(self, bucket: tuple[Any, ...]) -> float:
         """Return the most samples that a part is believed to have room for; infinite while nothing has failed."""
         return self._buckets[bucket].fits if bucket in self._buckets else math.inf

@@ -2,16 +2,17 @@
 
 The step is run on fake tensors, which have sizes and hold no bytes, on the fake CPU: no GPU is needed and no
 memory is taken. Each way is a micro-batch, with or without checkpointed blocks, with or without their inputs offloaded.
-A first, small step makes the optimizer's state. Models that decide by the values of tensors cannot be run that way: they are measured, on real tensors, and the operator that asked is named.
+A first, small step makes the optimizer's state. Models that decide by the values of tensors cannot be run that way:
+they are measured, on real tensors, and the operator that asked is named.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +31,13 @@ from penstock.core.tree import map_leaves
 from penstock.core.units import parse_size, size_text
 from penstock.memory.blocks import blocks_of, checkpoint_blocks
 from penstock.memory.counting import Counting, Role
+from penstock.memory.microbatch import Split, split_batch
 from penstock.memory.microbatch import batch_size as size_of
-from penstock.memory.microbatch import split_batch
 
 LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Any]]
+
+Mode = Literal["plain", "checkpointed", "offloaded"]
+MODES: tuple[Mode, ...] = ("plain", "checkpointed", "offloaded")
 
 ERROR = 0.03
 """How far a prediction may be off."""
@@ -160,6 +164,8 @@ def plan(
     optimizer: Optimizer | None = None,
     *,
     budget: str | int | None = None,
+    split: Split = split_batch,
+    modes: Sequence[Mode] = MODES,
 ) -> Plan:
     """Predict the peak memory of a training step for each way to run it, and choose one.
 
@@ -172,7 +178,9 @@ def plan(
         loss_fn: `(model, batch) -> (loss_sum, weight)`, as for `TrainStep`.
         batch: a whole one, of real tensors; only their shapes matter.
         optimizer: the model's; None for none.
-        budget: as in "70GiB", or bytes; what the accelerator has, by default.
+        budget: as in "70GiB", or bytes; what the accelerator has free, by default.
+        split: `(batch, parts) -> batches`, for batches that `split_batch` cannot cut.
+        modes: which of "plain", "checkpointed" and "offloaded" to look at.
 
     Raises:
         OptionError: the budget names no size, or there is none and no accelerator.
@@ -181,13 +189,13 @@ def plan(
         >>> model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
         >>> def loss_fn(model, x):
         ...     return model(x).square().sum(), len(x)
-        >>> found = plan(model, loss_fn, torch.zeros(1024, 64), budget="700KiB")
+        >>> found = plan(model, loss_fn, torch.zeros(1024, 64), budget="500KiB")
         >>> found.choice.micro_batch
         256
     """
     limit = _budget(budget)
     on_device = any(p.device.type not in ("cpu", "meta") for p in model.parameters())
-    rehearsal = _Rehearsal(model, loss_fn, batch, optimizer, grain=_CUDA_GRAIN if on_device else 1)
+    rehearsal = _Rehearsal(model, loss_fn, batch, optimizer, split, modes, grain=_CUDA_GRAIN if on_device else 1)
     measured = ""
     try:
         ways = rehearsal.ways(fake=True)
@@ -211,12 +219,22 @@ class _Rehearsal:
     """Runs steps of a copy of the model, and looks at what they hold."""
 
     def __init__(
-        self, model: nn.Module, loss_fn: LossFunction, batch: Any, optimizer: Optimizer | None, *, grain: int
+        self,
+        model: nn.Module,
+        loss_fn: LossFunction,
+        batch: Any,
+        optimizer: Optimizer | None,
+        split: Split,
+        modes: Sequence[Mode],
+        *,
+        grain: int,
     ) -> None:
         self._model = model
         self._loss_fn = loss_fn
         self._batch = batch
         self._optimizer = optimizer
+        self._split = split
+        self._modes = modes
         self._grain = grain
         self.hidden: set[str] = set()
 
@@ -229,9 +247,11 @@ class _Rehearsal:
         with self._copied(fake=fake) as (model, optimizer, batch):
             self._step(model, optimizer, batch, size, fake=fake)  # makes the optimizer's state
             plain, inside = self._flops(model, batch)
-            found = [self._way(model, optimizer, batch, count, (plain, 0), None, fake=fake) for count in parts]
+            found: list[Way] = []
+            if "plain" in self._modes:
+                found += [self._way(model, optimizer, batch, count, (plain, 0), None, fake=fake) for count in parts]
             if blocks_of(model):
-                for host in (None, _Host()):
+                for host in [None] * ("checkpointed" in self._modes) + [_Host()] * ("offloaded" in self._modes):
                     checkpoint_blocks(model, offload=host is not None, saving=None if host is None else host.saving)
                     for count in parts:
                         way = self._way(model, optimizer, batch, count, (plain, inside), host, fake=fake)
@@ -283,7 +303,7 @@ class _Rehearsal:
             param.register_post_accumulate_grad_hook(lambda p: counting.watch([p.grad], "gradients"))
             for param in params
         ]
-        for part in split_batch(batch, parts)[:2]:
+        for part in list(self._split(batch, parts))[:2]:
             with counting, counting.watch_saved():
                 loss = self._loss_fn(model, part)[0]
             with counting:

@@ -34,11 +34,12 @@ from torch.optim import Optimizer
 from penstock.core.errors import OptionError, RankError
 from penstock.distributed import peers_of
 from penstock.memory import microbatch
-from penstock.memory.commit import TRIES, Commit, StageError, TornError
+from penstock.memory.commit import Commit, StageError, TornError
 from penstock.memory.coupled import coupled_layers
 from penstock.memory.explain import OutOfMemoryError, explain
-from penstock.memory.failure import Failure, FailureLog, attempt
+from penstock.memory.failure import Failure, FailureLog, attempt, insist
 from penstock.memory.microbatch import Sizes, Split, split_batch
+from penstock.memory.planner import plan
 from penstock.memory.snapshot import Buffers, RandomState
 from penstock.memory.transaction import StepTransaction, TornStepError
 
@@ -99,9 +100,10 @@ class TrainStep:
         optimizer: any of torch's that needs no closure.
         loss_fn: `(model, batch) -> (loss_sum, weight)`: a sum over samples or tokens, and their count. The gradient
             is that of the sum of all sums divided by the sum of all counts, however a batch is cut.
-        micro_batch: the most samples that go through the model at once: a number, or None for as many as the batch has.
-            "auto" measures the first batches where the device can tell how much memory it uses, and starts with
-            what fits. In either case memory that runs out makes the parts smaller, for batches of that shape.
+        micro_batch: the most samples that go through the model at once: a number, None for as many as the batch has,
+            or "auto" for as many as `plan` says fit `budget`, found out with the first batch. In any case memory that
+            runs out makes the parts smaller, for batches of that shape.
+        budget: for "auto": as in "70GiB", or bytes; the accelerator's free memory by default, no limit without one.
         accumulate: batches per optimizer step.
         scaler: a `torch.amp.GradScaler`.
         autocast: a dtype, or arguments of `torch.autocast`, under which `loss_fn` runs.
@@ -143,6 +145,7 @@ class TrainStep:
         split: Split = split_batch,
         batch_size: Callable[[Any], int] = microbatch.batch_size,
         batch_coupled: Sequence[str | type[nn.Module]] = (),
+        budget: str | int | None = None,
     ) -> None:
         _check(optimizer, micro_batch, accumulate)
         self.model = model
@@ -160,6 +163,8 @@ class TrainStep:
         self._devices = sorted({p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}, key=str)
         self._autocast = _autocast(autocast, self._devices)
         self._sizes = Sizes(micro_batch if isinstance(micro_batch, int) else None)
+        self._is_to_plan = micro_batch == "auto" and (budget is not None or bool(self._devices))
+        self._budget = budget
         self._buffers = Buffers(self._inner)
         self._log = FailureLog()
         self._transaction = StepTransaction(optimizer, log=self._log)
@@ -186,6 +191,8 @@ class TrainStep:
         """
         if self._phase is _Phase.COMMIT:
             self._commit_window()  # a step that failed for good, and was caught; its gradients are complete
+        if self._is_to_plan and batch is not None:
+            self._plan_sizes(batch)
         entry = self._entry(batch)
         if self._peers is not None and not self._batches:
             self._guess_together(entry)
@@ -224,6 +231,20 @@ class TrainStep:
             last_failure=self._log.last,
         )
 
+    def _plan_sizes(self, batch: Any) -> None:
+        """Begin with as many samples at once as fit the budget, by the plan's reckoning."""
+        self._is_to_plan = False
+
+        def loss_fn(model: nn.Module, part: Any) -> tuple[Tensor, Any]:
+            with self._autocast():
+                return self._loss_fn(model, part)
+
+        found = plan(
+            self._inner, loss_fn, batch, self.optimizer, budget=self._budget, split=self._split, modes=("plain",)
+        )
+        least = min(found.ways, key=lambda way: way.peak_nbytes)
+        self._sizes = Sizes((found.choice or least).micro_batch)
+
     def _entry(self, batch: Any) -> _Entry:
         before = RandomState.now(self._devices)
         return _Entry(
@@ -247,15 +268,10 @@ class TrainStep:
             entry = self._window[min(self._gathered, len(self._window) - 1)]
             self._start_over(outcome.failure)
             size = -(-entry.size // entry.parts)
-            if self._sizes.is_probe(entry.bucket):
-                self._sizes.failed(entry.bucket, size)
-            elif size not in retried:
-                retried.add(size)  # once more as it was: memory may have been short for a moment
-            elif size > 1:
+            if size in retried and entry.parts == 1:
                 self._refuse_coupled(outcome.failure)
-                self._sizes.failed(entry.bucket, size)
-            else:
-                raise OutOfMemoryError(explain(outcome.failure, self.model, self.optimizer))
+            if not self._sizes.shrink(entry.bucket, size, retried):
+                raise OutOfMemoryError(self._explained(outcome.failure))
 
     def _add_missing(self) -> Tensor:
         """Run forward and backward for what the gradients lack; return the last batch's mean loss."""
@@ -342,19 +358,18 @@ class TrainStep:
         )
         if failure is None:
             raise OptionError(f"this batch would be cut into micro-batches, and {words}")
-        raise OutOfMemoryError(f"{explain(failure, self.model, self.optimizer)}\nThe batch was not cut: {words}.")
+        raise OutOfMemoryError(f"{self._explained(failure)}\nThe batch was not cut: {words}.")
+
+    def _explained(self, failure: Failure) -> str:
+        entry = self._window[-1] if self._window else None
+        step = None if entry is None else (self._loss_fn, entry.batch)
+        return explain(failure, self._inner, self.optimizer, step)
 
     def _insist(self, body: Callable[[], None], what: str) -> None:
         """Do what takes no memory, or hardly any, and may be done again."""
-        failure = self._insisted(body)
+        failure = insist(body)
         if failure is not None:
-            raise OutOfMemoryError(f"{what}: {explain(failure, self.model, self.optimizer)}")
-
-    def _insisted(self, body: Callable[[], None]) -> Failure | None:
-        for _ in range(TRIES - 1):
-            if attempt(body).failure is None:
-                return None
-        return attempt(body).failure
+            raise OutOfMemoryError(f"{what}: {self._explained(failure)}")
 
     # ── commit ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -377,7 +392,7 @@ class TrainStep:
                 ) from error
             except StageError as error:
                 raise OutOfMemoryError(
-                    f"{error.stage}: {explain(error.failure, self.model, self.optimizer)}\n"
+                    f"{error.stage}: {self._explained(error.failure)}\n"
                     "The gradients are complete; the next call goes on from there."
                 ) from None
         self._close_window(stepped=self._commit.stepped)
@@ -433,7 +448,7 @@ class TrainStep:
         self._total_weight, *counts = vote.sums
         lacking = [p for p, count in zip(params, counts, strict=True) if count and p.grad is None]
         if any(0 < count < self._peers.size for count in counts):
-            failure = self._insisted(functools.partial(_make_zero_gradients, lacking))
+            failure = insist(functools.partial(_make_zero_gradients, lacking))
             if self._peers.vote(failed=failure is not None, least=0, numbers=()).failed:
                 self._leave_together("" if failure is None else failure.text)
         self._peers.add_up([p.grad for p in params if p.grad is not None])

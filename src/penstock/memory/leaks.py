@@ -1,0 +1,191 @@
+"""Tensors that outlive their step, found and named by the line that made them.
+
+Every storage that an operation makes is remembered with the line of the user's program that ran the operation, and
+with the step. It lives until its finalizer says otherwise, whoever holds it: a list, or the graph of a loss that
+somebody added to a total. Of each line, what survives is watched. What grows step by step, and of which nothing that
+had grown old ever died, leaks. A queue of the last losses does not: its oldest die.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import linecache
+import sys
+import weakref
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from penstock.core.units import size_text
+
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
+_OLD = 3
+"""Steps after which a tensor has outlived its own."""
+_STEPS = 3
+"""From so many steps something must have survived."""
+
+Line = tuple[str, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leak:
+    """Tensors that survive step after step."""
+
+    line: str
+    """Where they were made: "train.py:31: loss = criterion(model(x), y)"."""
+
+    tensors: int
+    """How many have outlived their step."""
+
+    nbytes: int
+    """Bytes that they hold."""
+
+    steps: int
+    """From how many steps they are."""
+
+    keeps_graph: bool
+    """Whether some of them can be differentiated, and so hold what their backward would need."""
+
+    held_by: str
+    """What refers to them, as far as Python knows: "a list of 12"."""
+
+    def __str__(self) -> str:
+        count = f"{self.tensors} tensors ({size_text(self.nbytes)}) of {self.steps} steps are alive"
+        held = f", held by {self.held_by}" if self.held_by else ""
+        advice = "; they keep their graph: keep loss.item(), or loss.detach()" if self.keeps_graph else ""
+        return f"{self.line}: {count}{held}{advice}"
+
+
+@dataclass(slots=True, eq=False)
+class _Born:
+    line: Line
+    step: int
+    nbytes: int
+
+
+@dataclass(slots=True)
+class _History:
+    alive: dict[int, _Born] = field(default_factory=dict)
+    died_old: int = 0
+
+
+class watch_leaks(TorchDispatchMode):  # noqa: N801  used as a statement
+    """Watches a training loop for tensors that survive steps.
+
+    Costs some microseconds per operation, so watch some tens of steps, not a whole run.
+
+    Example:
+        >>> losses = []
+        >>> weight = torch.ones(3, requires_grad=True)
+        >>> with watch_leaks() as leaks:
+        ...     for _ in range(8):
+        ...         losses.append((weight * 2).sum())
+        ...         leaks.step()
+        >>> [(leak.steps > 3, leak.held_by, leak.keeps_graph) for leak in leaks.found()][-1]
+        (True, 'a list of 8', True)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._step = 0
+        self._known: set[int] = set()
+        self._lines: dict[Line, _History] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch would import its compiler for the first operation, which takes seconds
+
+    def step(self) -> None:
+        """Say that a step is over."""
+        self._step += 1
+
+    def found(self) -> list[Leak]:
+        """Return the leaks so far, the largest first."""
+        gc.collect()
+        leaks = []
+        for line, history in self._lines.items():
+            old = {key: born for key, born in history.alive.items() if born.step <= self._step - _OLD}
+            steps = {born.step for born in old.values()}
+            if len(steps) < _STEPS or history.died_old:
+                continue
+            holders = _tensors_on(set(old))
+            leaks.append(
+                Leak(
+                    line=_text(line),
+                    tensors=len(old),
+                    nbytes=sum(born.nbytes for born in old.values()),
+                    steps=len(steps),
+                    keeps_graph=any(tensor.grad_fn is not None for tensor in holders),
+                    held_by=_held_by(holders),
+                )
+            )
+        return sorted(leaks, key=lambda leak: (-leak.nbytes, leak.line))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        line: Line | None = None
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
+                storage = leaf.untyped_storage()
+                if storage._cdata not in self._known:
+                    line = line or _users_line()
+                    self._remember(storage, line)
+        return result
+
+    def _remember(self, storage: torch.UntypedStorage, line: Line) -> None:
+        key = storage._cdata
+        self._known.add(key)
+        born = _Born(line, self._step, storage.nbytes())
+        self._lines.setdefault(line, _History()).alive[key] = born
+        weakref.finalize(storage, self._forget, key, born).atexit = False
+
+    def _forget(self, key: int, born: _Born) -> None:
+        self._known.discard(key)
+        history = self._lines[born.line]
+        del history.alive[key]
+        history.died_old += self._step - born.step >= _OLD
+
+
+def _users_line() -> Line:
+    """Return the innermost line that is neither torch's nor ours."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def _text(line: Line) -> str:
+    file, number = line
+    source = linecache.getline(file, number).strip()
+    return f"{Path(file).name}:{number}{f': {source}' if source else ''}"
+
+
+def _tensors_on(storages: set[int]) -> list[Tensor]:
+    """Return the tensors that Python knows of on these storages."""
+    found = []
+    for one in gc.get_objects():
+        is_plain = type(one) in (Tensor, torch.nn.Parameter) and one.layout is torch.strided
+        if is_plain and one.untyped_storage()._cdata in storages:
+            found.append(one)
+    return found
+
+
+def _held_by(tensors: list[Tensor]) -> str:
+    """Return in words what refers to most of `tensors`."""
+    counts: Counter[str] = Counter()
+    for tensor in itertools.islice(tensors, 100):
+        for holder in gc.get_referrers(tensor):
+            if isinstance(holder, (list, tuple, dict, set)) and holder is not tensors:
+                counts[_holder_text(holder)] += 1
+    return counts.most_common(1)[0][0] if counts else ""
+
+
+def _holder_text(holder: Any) -> str:
+    return f"a {type(holder).__name__} of {len(holder)}"

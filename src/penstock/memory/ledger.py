@@ -1,0 +1,215 @@
+"""Who holds which bytes: by role and by module, on each device and on the host; the rest is named.
+
+On an accelerator the figures add up to the allocator's own. What it has handed out and no tensor here accounts for is
+what autograd saved and what other libraries hold; what it keeps and has not handed out is cached; what is taken on the
+device beyond that is the driver's context and other processes.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from penstock.core.units import size_text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModuleBytes:
+    """What one part of a model holds."""
+
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceBytes:
+    """What is held on one device."""
+
+    device: str
+
+    weights: int
+    """Parameters and buffers of the model."""
+
+    gradients: int
+    optimizer: int
+    """The optimizer's state."""
+
+    others: int
+    """Other tensors that Python knows of."""
+
+    loader: int = 0
+    """Batches of the loader's, copied ahead (device) or in its slots (host)."""
+
+    unseen: int = 0
+    """Handed out by the allocator beyond all that: what autograd saved, other libraries."""
+
+    cached: int = 0
+    """Kept by the allocator and not handed out; what of it lies in pieces is fragmentation."""
+
+    outside: int = 0
+    """Taken on the device outside of this allocator: by the driver's context, and by other processes."""
+
+    allocated: int = 0
+    """What the allocator says that it has handed out; on the host, the process's resident set."""
+
+    peak: int = 0
+    """The most that it ever had."""
+
+    total: int = 0
+    """What the device has."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ledger:
+    """Who holds which bytes, at one moment."""
+
+    devices: tuple[DeviceBytes, ...]
+    """The host last."""
+
+    modules: dict[str, ModuleBytes]
+    """By the model's immediate parts."""
+
+    def on(self, device: str) -> DeviceBytes:
+        """Return the account of one device, as in "cuda:0", or "cpu" for the host."""
+        return next(account for account in self.devices if account.device == device)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as data."""
+        return asdict(self)
+
+    def render(self) -> str:
+        """Return it as text."""
+        lines = []
+        for account in self.devices:
+            roles = {name: value for name, value in asdict(account).items() if isinstance(value, int) and value}
+            totals = {name: roles.pop(name) for name in ("allocated", "peak", "total") if name in roles}
+            lines.append(f"{account.device}: " + ", ".join(f"{name} {size_text(n)}" for name, n in totals.items()))
+            lines += [f"  {name.replace('_', ' '):16} {size_text(value):>10}" for name, value in roles.items()]
+        lines.append("by module")
+        for name, held in self.modules.items():
+            parts = ", ".join(f"{role} {size_text(value)}" for role, value in asdict(held).items() if value)
+            lines.append(f"  {name:24} {parts}")
+        return "\n".join(lines) + "\n"
+
+
+def ledger(model: nn.Module, optimizer: Optimizer | None = None, loader: Any = None) -> Ledger:
+    """Return who holds which bytes now.
+
+    Args:
+        model: whose parameters, gradients and buffers are counted, by its immediate parts too.
+        optimizer: whose state is counted.
+        loader: a `penstock.DataLoader`, whose slots and copies under way are counted.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(1024, 1024, bias=False))
+        >>> ledger(model).on("cpu").weights, ledger(model).modules["0"].weights
+        (4194304, 4194304)
+    """
+    weights = [*model.parameters(), *model.buffers()]
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    state = list(_state_of(optimizer, None))
+    known = {_key(tensor) for tensor in (*weights, *gradients, *state)}
+    statistics = loader.statistics() if loader is not None else None
+    found = [one for one in gc.get_objects() if _is_tensor(one) and _key(one) not in known]
+    devices = sorted({t.device for t in (*weights, *gradients, *state, *found) if t.device.type != "meta"}, key=str)
+    accounts = []
+    for device in [*(d for d in devices if d.type != "cpu"), torch.device("cpu")]:
+        held = DeviceBytes(
+            device=str(device),
+            weights=_nbytes(weights, device),
+            gradients=_nbytes(gradients, device),
+            optimizer=_nbytes(state, device),
+            others=_nbytes(found, device),
+            loader=0 if statistics is None else _of_loader(statistics, device),
+        )
+        accounts.append(_with_host(held) if device.type == "cpu" else _with_allocator(held, device))
+    return Ledger(devices=tuple(accounts), modules=dict(_by_module(model, optimizer)))
+
+
+def _by_module(model: nn.Module, optimizer: Optimizer | None) -> Iterator[tuple[str, ModuleBytes]]:
+    parts = dict(model.named_children())
+    own = list(model.parameters(recurse=False))
+    if own or not parts:
+        yield "(itself)", _module_bytes(own, model.buffers(recurse=False), optimizer)
+    for name, part in parts.items():
+        yield name, _module_bytes(list(part.parameters()), part.buffers(), optimizer)
+
+
+def _module_bytes(params: list[nn.Parameter], buffers: Iterable[Tensor], optimizer: Optimizer | None) -> ModuleBytes:
+    return ModuleBytes(
+        weights=_nbytes([*params, *buffers]),
+        gradients=_nbytes([p.grad for p in params if p.grad is not None]),
+        optimizer=_nbytes(_state_of(optimizer, params)),
+    )
+
+
+def _state_of(optimizer: Optimizer | None, params: list[nn.Parameter] | None) -> Iterator[Tensor]:
+    if optimizer is None:
+        return
+    wanted = None if params is None else set(map(id, params))
+    for param, state in optimizer.state.items():
+        if wanted is None or id(param) in wanted:
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def _of_loader(statistics: Any, device: torch.device) -> int:
+    found: int = statistics.ring.nbytes if device.type == "cpu" else statistics.uploading_nbytes
+    return found
+
+
+def _with_host(held: DeviceBytes) -> DeviceBytes:
+    try:
+        words = Path("/proc/self/statm").read_text().split()
+    except OSError:
+        return held
+    resident = int(words[1]) * os.sysconf("SC_PAGE_SIZE")
+    return DeviceBytes(**{**asdict(held), "allocated": resident, "total": _memory_of_host()})
+
+
+def _with_allocator(held: DeviceBytes, device: torch.device) -> DeviceBytes:
+    stats = torch.accelerator.memory_stats(device)
+    allocated, reserved = int(stats["allocated_bytes.all.current"]), int(stats["reserved_bytes.all.current"])
+    free, total = torch.accelerator.get_memory_info(device)
+    seen = held.weights + held.gradients + held.optimizer + held.others
+    return DeviceBytes(
+        **{
+            **asdict(held),
+            "unseen": allocated - seen,
+            "cached": reserved - allocated,
+            "outside": max(0, total - free - reserved),
+            "allocated": allocated,
+            "peak": int(stats["allocated_bytes.all.peak"]),
+            "total": total,
+        }
+    )
+
+
+def _memory_of_host() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _nbytes(tensors: Iterable[Tensor], device: torch.device | None = None) -> int:
+    storages = {
+        _key(tensor): tensor.untyped_storage().nbytes()
+        for tensor in tensors
+        if _is_tensor(tensor) and (device is None or tensor.device == device)
+    }
+    return sum(storages.values())
+
+
+def _is_tensor(one: Any) -> bool:
+    return type(one) in (Tensor, nn.Parameter) and one.layout is torch.strided
+
+
+def _key(tensor: Tensor) -> int:
+    key: int = tensor.untyped_storage()._cdata
+    return key
