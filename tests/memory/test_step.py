@@ -66,7 +66,14 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "AdamW fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
     "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True),
     "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01, weight_decay=0.01),
-    "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01),
+    "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01, weight_decay=0.01),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, weight_decay=0.01),
+    "SGD nesterov foreach": lambda p: torch.optim.SGD(
+        p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, foreach=True
+    ),
+    "SGD plain": lambda p: torch.optim.SGD(p, lr=0.1),
+    "RMSprop foreach": lambda p: torch.optim.RMSprop(p, lr=0.01, weight_decay=0.01, foreach=True),
+    "Adam amsgrad foreach": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, weight_decay=0.01, foreach=True),
 }
 EXTRAS: dict[str, Callable[[], dict[str, Any]]] = {
     "plain": dict,

@@ -40,8 +40,9 @@ from penstock.memory.explain import OutOfMemoryError, explain
 from penstock.memory.failure import Failure, FailureLog, attempt, insist
 from penstock.memory.microbatch import Sizes, Split, split_batch
 from penstock.memory.planner import plan
+from penstock.memory.resume import TornStepError
 from penstock.memory.snapshot import Buffers, RandomState
-from penstock.memory.transaction import StepTransaction, TornStepError
+from penstock.memory.transaction import StepTransaction
 
 LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Any]]
 """`(model, batch) -> (sum of losses, how many they are)`."""

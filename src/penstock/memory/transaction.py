@@ -1,15 +1,15 @@
 """The optimizer's step as a transaction: it happens wholly or, for every parameter, not at all.
 
 `optimizer.step()` is not atomic. After a failure in its middle some moments have been updated and some parameters have
-not, and stepping again gives other weights. There are two ways around that:
+not, and stepping again gives other weights. What to do depends on the optimizer:
 
-**Swift**, for torch's own optimizers: each operation that runs out of memory is done again by itself, after freeing
-what can be freed (`insist.Insisting`). Costs microseconds per operation, and no memory. Should that be of no help
-before anything has changed, as the version counters of the tensors tell, the step is begun anew, carefully.
-
-**Careful**, for other optimizers, and where memory stays short: parameters are stepped in chunks. What a chunk will
-change is copied to a scratch that all chunks share, and put back should the chunk fail. Chunks that are done stay done;
-`step` called again goes on with the others. Small chunks also keep the optimizer's temporaries small.
+- **Resume** (`resume.py`): the step is run as it is, and one that fails is gone on with. Costs nothing until it fails.
+  For those of torch's optimizers of which tests show that it can be done from every point.
+- **Insist** (`insist.py`): each operation that runs out of memory is done again by itself. Costs microseconds per
+  operation. For torch's other optimizers, and for the first step, which makes the state.
+- **Careful**, for optimizers that are not torch's, and where memory stays short: parameters are stepped in chunks. What
+  a chunk will change is copied to a scratch that all chunks share, and put back should the chunk fail. Chunks that are
+  done stay done; `step` called again goes on with the others. Small chunks also keep the optimizer's temporaries small.
 
 Optimizers of torch's treat each parameter by itself, so that a part of the parameters may be stepped at a time. Of
 others that is not known: they are stepped in one chunk.
@@ -18,6 +18,7 @@ others that is not known: they are stepped in one chunk.
 from __future__ import annotations
 
 import functools
+import operator
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,8 +30,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from penstock.device.oom import is_out_of_memory
-from penstock.memory.failure import FailureLog, attempt
-from penstock.memory.insist import Insisting
+from penstock.memory.failure import Failure, FailureLog, attempt, collect, let_go
+from penstock.memory.insist import Insisting, storage_key
+from penstock.memory.resume import Resuming, TornStepError
 
 _TENSORWISE = frozenset(
     getattr(torch.optim, name)
@@ -40,14 +42,15 @@ _TENSORWISE = frozenset(
     )
     if hasattr(torch.optim, name)
 )  # fmt: skip
+_RESUMABLE = frozenset(
+    {torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.NAdam, torch.optim.Adagrad}
+)
+"""Tests fail them at every operation, with weight decay and without, one tensor at a time, `foreach` and `fused`."""
+
 _CPU_CHUNK_NBYTES = 4 << 20
 _DEVICE_CHUNK_NBYTES = 256 << 20
 _ALIGNMENT = 64
 _PUT_BACK_TRIES = 3
-
-
-class TornStepError(Exception):
-    """The optimizer's step has failed in its middle, and nothing can say which weights are right."""
 
 
 @dataclass(slots=True)
@@ -83,6 +86,9 @@ class StepTransaction:
         self._log = log
         self.is_careful = type(optimizer) not in _TENSORWISE
         self._chunk_nbytes = chunk_nbytes
+        self._counted: list[Tensor] = []
+        self._whole_step: dict[int, int] = {}
+        """How often a step changes each storage of those."""
         self._scratch: dict[torch.device, Tensor] = {}
         self._queue: deque[_Chunk] | None = None
 
@@ -122,17 +128,61 @@ class StepTransaction:
             self.step()
             return
         tensors = [tensor for p in params for tensor in (p, *self._state_tensors(p))]
-        versions = [tensor._version for tensor in tensors]
         saved = self._save_states(params)
+        if not self._can_resume(tensors):
+            self._step_insisting(tensors, saved)
+            return
+        versions = [tensor._version for tensor in tensors]
         try:
-            with Insisting(self._log):
+            self.optimizer.step()
+            return
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            done = {
+                storage_key(tensor): tensor._version - version
+                for tensor, version in zip(tensors, versions, strict=True)
+            }
+            if not any(done.values()):
+                self._restore_states(saved)
+                raise
+            self._log.note(Failure.of(error))
+            caught = error
+        let_go(caught)
+        del caught
+        collect()
+        self._resume(done)
+
+    def _step_insisting(self, tensors: list[Tensor], saved: _Saved) -> None:
+        insisting = Insisting(set(map(storage_key, tensors)), self._log)
+        try:
+            with insisting:
                 self.optimizer.step()
         except Exception as error:
-            if [tensor._version for tensor in tensors] != versions:
+            if insisting.changes:
                 raise TornStepError(str(error)) from error
             self._restore_states(saved)
             self.is_careful = is_out_of_memory(error)
             raise
+        self._counted, self._whole_step = tensors, dict(insisting.changes)
+
+    def _resume(self, done: dict[int, int]) -> None:
+        resuming = Resuming(done, self._whole_step, self._log)
+        try:
+            with resuming:
+                self.optimizer.step()
+        except torch.OutOfMemoryError as error:
+            raise TornStepError(str(error)) from error
+        resuming.check(tensor for p in self._stepped() for tensor in self._state_tensors(p))
+
+    def _can_resume(self, tensors: list[Tensor]) -> bool:
+        """Return whether a failure could be gone on from: whether the changes of a whole step have been counted.
+
+        While a mode is on (a test's, say), version counters do not tell of operations on lists of tensors.
+        """
+        if type(self.optimizer) not in _RESUMABLE or self._has_hooks() or torch._C._len_torch_dispatch_stack():
+            return False
+        return len(tensors) == len(self._counted) and all(map(operator.is_, tensors, self._counted))
 
     # ── careful ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -163,14 +213,13 @@ class StepTransaction:
         return parts
 
     def _is_divisible(self) -> bool:
+        return type(self.optimizer) in _TENSORWISE and not self._has_hooks()
+
+    def _has_hooks(self) -> bool:
+        """Return whether there are hooks, which are to run once for a step."""
         optimizer = self.optimizer
-        hooks = (
-            optimizer._optimizer_step_pre_hooks,
-            optimizer._optimizer_step_post_hooks,
-            _global_optimizer_pre_hooks,
-            _global_optimizer_post_hooks,
-        )
-        return type(optimizer) in _TENSORWISE and not any(hooks)  # a hook is to run once for a step
+        own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+        return bool(own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)
 
     def _step_chunk(self, chunk: _Chunk) -> None:
         if chunk.tensors:
