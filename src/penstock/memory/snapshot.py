@@ -21,7 +21,7 @@ class RandomState:
     """
 
     generators: tuple[_GeneratorState, ...]
-    numpys: Any
+    numpys: _NumpyState | None
     pythons: Any
 
     @classmethod
@@ -31,7 +31,7 @@ class RandomState:
         generators = (torch.default_generator, *map(_generator_of, devices))
         return cls(
             generators=tuple(_GeneratorState(generator, generator.get_state()) for generator in generators),
-            numpys=_comparable(numpy_random.get_state()) if numpy_random is not None else None,
+            numpys=_NumpyState(numpy_random.get_state()) if numpy_random is not None else None,
             pythons=random.getstate(),
         )
 
@@ -40,9 +40,7 @@ class RandomState:
         for one in self.generators:
             one.generator.set_state(one.state)
         if self.numpys is not None:
-            name, keys, *rest = self.numpys
-            numpy = sys.modules["numpy"]
-            numpy.random.set_state((name, numpy.frombuffer(keys, numpy.uint32), *rest))
+            sys.modules["numpy.random"].set_state(self.numpys.state)
         random.setstate(self.pythons)
 
 
@@ -59,6 +57,21 @@ class _GeneratorState:
 
     def _bytes(self) -> bytes:
         return ctypes.string_at(self.state.data_ptr(), self.state.numel())
+
+
+class _NumpyState:
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _NumpyState) and self._parts() == other._parts()
+
+    def __hash__(self) -> int:
+        return hash(self._parts())
+
+    def _parts(self) -> tuple[Any, ...]:
+        name, keys, *rest = self.state
+        return (name, keys.tobytes(), *rest)
 
 
 class Buffers:
@@ -106,8 +119,3 @@ def _generator_of(device: torch.device) -> torch.Generator:
     index: int | None = device.index
     found: torch.Generator = module.default_generators[module.current_device() if index is None else index]
     return found
-
-
-def _comparable(state: Any) -> Any:
-    name, keys, *rest = state
-    return (name, keys.tobytes(), *rest)

@@ -128,9 +128,8 @@ class StepTransaction:
             self.step()
             return
         tensors = [tensor for p in params for tensor in (p, *self._state_tensors(p))]
-        saved = self._save_states(params)
         if not self._can_resume(tensors):
-            self._step_insisting(tensors, saved)
+            self._step_insisting(params, tensors)
             return
         versions = [tensor._version for tensor in tensors]
         try:
@@ -144,7 +143,6 @@ class StepTransaction:
                 for tensor, version in zip(tensors, versions, strict=True)
             }
             if not any(done.values()):
-                self._restore_states(saved)
                 raise
             self._log.note(Failure.of(error))
             caught = error
@@ -153,7 +151,8 @@ class StepTransaction:
         collect()
         self._resume(done)
 
-    def _step_insisting(self, tensors: list[Tensor], saved: _Saved) -> None:
+    def _step_insisting(self, params: list[Tensor], tensors: list[Tensor]) -> None:
+        saved = self._save_states(params)
         insisting = Insisting(set(map(storage_key, tensors)), self._log)
         try:
             with insisting:
