@@ -81,6 +81,12 @@ class Accelerator:
         return done
 
 
+def free_and_total_nbytes(device: torch.device) -> tuple[int, int]:
+    """Return the bytes of an accelerator's memory that nobody has taken, and all that it has."""
+    free, total = torch.get_device_module(device).mem_get_info(device)
+    return int(free), int(total)
+
+
 def _stream(device: torch.device) -> torch.Stream | None:
     try:
         return torch.Stream(device)

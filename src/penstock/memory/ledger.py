@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from penstock.core.units import size_text
+from penstock.device.accelerator import free_and_total_nbytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,7 +179,7 @@ def _with_host(held: DeviceBytes) -> DeviceBytes:
 def _with_allocator(held: DeviceBytes, device: torch.device) -> DeviceBytes:
     stats = torch.accelerator.memory_stats(device)
     allocated, reserved = int(stats["allocated_bytes.all.current"]), int(stats["reserved_bytes.all.current"])
-    free, total = torch.accelerator.get_memory_info(device)
+    free, total = free_and_total_nbytes(device)
     seen = held.weights + held.gradients + held.optimizer + held.others
     return DeviceBytes(
         **{

@@ -29,6 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from penstock.core.errors import OptionError
 from penstock.core.tree import map_leaves
 from penstock.core.units import parse_size, size_text
+from penstock.device.accelerator import free_and_total_nbytes
 from penstock.memory.blocks import blocks_of, checkpoint_blocks
 from penstock.memory.counting import Counting, Role
 from penstock.memory.microbatch import Split, split_batch
@@ -417,8 +418,9 @@ def _budget(wanted: str | int | None) -> int:
     if wanted is None:
         if not torch.accelerator.is_available():
             raise OptionError("there is no accelerator whose memory could be the budget; say one, as in budget='24GiB'")
-        free, _ = torch.accelerator.get_memory_info()
-        return int(free)
+        accelerator = torch.accelerator.current_accelerator()
+        assert accelerator is not None
+        return free_and_total_nbytes(torch.device(accelerator.type, torch.accelerator.current_device_index()))[0]
     try:
         return parse_size(wanted)
     except ValueError as error:

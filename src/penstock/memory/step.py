@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -42,6 +41,7 @@ from penstock.memory.microbatch import Sizes, Split, split_batch
 from penstock.memory.planner import plan
 from penstock.memory.resume import TornStepError
 from penstock.memory.snapshot import Buffers, RandomState
+from penstock.memory.together import Together
 from penstock.memory.transaction import StepTransaction
 
 LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Any]]
@@ -151,7 +151,7 @@ class TrainStep:
         _check(optimizer, micro_batch, accumulate)
         self.model = model
         self.optimizer = optimizer
-        self._inner, self._peers = peers_of(model)
+        self._inner, peers = peers_of(model)
         self._loss_fn = loss_fn
         self._accumulate = accumulate
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
@@ -175,8 +175,10 @@ class TrainStep:
         """How many batches of the window the gradients hold."""
         self._is_replay = False
         self._guess = 1.0
+        self._has_guessed = False
         self._total_weight = 0.0
         self._commit: Commit | None = None
+        self._together = None if peers is None else Together(peers, optimizer)
         self._steps = self._batches = self._skipped = 0
         self._micro_batch: int | None = None
 
@@ -194,16 +196,16 @@ class TrainStep:
             self._commit_window()  # a step that failed for good, and was caught; its gradients are complete
         if self._is_to_plan and batch is not None:
             self._plan_sizes(batch)
-        entry = self._entry(batch)
-        if self._peers is not None and not self._batches:
-            self._guess_together(entry)
-        self._window.append(entry)
         try:
-            loss = self._gather()
-        except BaseException as error:
-            self._abandon(entry)
-            if self._peers is not None and isinstance(error, Exception):
-                self._fail_together(error)
+            self._window.append(self._entry(batch))
+            self._guess_together()
+            try:
+                loss = self._gather()
+            except BaseException:
+                self._abandon(self._window[-1])
+                raise
+        except Exception as error:
+            self._fail_together(error)
             raise
         if len(self._window) == self._accumulate:
             self._phase = _Phase.COMMIT
@@ -211,7 +213,10 @@ class TrainStep:
         return loss
 
     def flush(self) -> bool:
-        """Step with the batches gathered so far, if there are any: the end of an epoch, say. Returns whether it did."""
+        """Step with the batches gathered so far, if there are any: the end of an epoch, say. Returns whether it did.
+
+        Of a parallel model, on all ranks.
+        """
         if self._phase is _Phase.GATHER and self._window:
             self._phase = _Phase.COMMIT
         if self._phase is _Phase.GATHER:
@@ -231,6 +236,20 @@ class TrainStep:
             micro_batch=self._micro_batch,
             last_failure=self._log.last,
         )
+
+    def _guess_together(self) -> None:
+        """Guess the weight of the first window of all ranks; later ones are guessed to have that of the one before."""
+        if self._together is not None and not self._has_guessed:
+            own = self._window[-1].size if self._window else 0
+            self._guess = max(1.0, self._together.total(own) * self._accumulate)
+            self._has_guessed = True
+
+    def _fail_together(self, error: Exception) -> None:
+        """Tell the other ranks that this one cannot go on; all drop the window."""
+        if self._together is not None and not isinstance(error, RankError):
+            self._guess_together()
+            self._together.fail(error)
+            self._window.clear()
 
     def _plan_sizes(self, batch: Any) -> None:
         """Begin with as many samples at once as fit the budget, by the plan's reckoning."""
@@ -300,7 +319,7 @@ class TrainStep:
     def _begin_window(self) -> None:
         self._drop_gradients()
         self._buffers.save()
-        if self._peers is None:
+        if self._together is None:
             self._guess = float(max(1, self._window[0].size) * self._accumulate)
 
     def _run(self, entry: _Entry) -> None:
@@ -378,8 +397,7 @@ class TrainStep:
         while True:
             try:
                 if self._commit is None:
-                    if self._peers is not None:
-                        self._agree()
+                    self._agree()
                     self._insist(self._prepare_commit, "adding up the weights of a batch")
                 assert self._commit is not None
                 self._commit.run()
@@ -400,7 +418,7 @@ class TrainStep:
 
     def _gather_anew(self) -> None:
         """Compute gradients again that a failure has left changed in part."""
-        if self._peers is not None:
+        if self._together is not None:
             raise OutOfMemoryError(
                 "memory ran out while the gradients of all ranks were being divided or clipped, and they cannot be "
                 "computed again on this rank alone; go back to a checkpoint"
@@ -411,7 +429,7 @@ class TrainStep:
 
     def _close_window(self, *, stepped: bool) -> None:
         self._commit, self._phase = None, _Phase.GATHER
-        if self._peers is not None and self._total_weight:
+        if self._together is not None and self._total_weight:
             self._guess = self._total_weight
         self._batches += len(self._window)
         self._window.clear()
@@ -419,62 +437,33 @@ class TrainStep:
         self._buffers.forget()
         self._steps += stepped
         self._skipped += not stepped
-        if self._peers is not None and self._peers.broadcast_buffers:
-            self._peers.take_over(self._inner.buffers())
+        if self._together is not None:
+            self._together.share_buffers(self._inner)
         if stepped:
             if self._scheduler is not None:
                 self._scheduler.step()
             for call in self._after_step:
                 call()
 
-    # ── with other ranks ────────────────────────────────────────────────────────────────────────────────────
-
-    def _guess_together(self, entry: _Entry) -> None:
-        """Guess the weight of the first window; that of later ones is guessed to be that of the one before."""
-        assert self._peers is not None
-        if self._guess == 1.0:
-            sizes = self._peers.vote(failed=False, least=0, numbers=[entry.size]).sums[0]
-            self._guess = float(max(2, sizes * self._accumulate))
-
     def _agree(self) -> None:
-        """Vote, then add up the gradients of all ranks. No rank gets here but with its own complete, or failed."""
-        assert self._peers is not None
-        params = [param for group in self.optimizer.param_groups for param in group["params"]]
+        """Settle the step with the other ranks, if there are any; no rank gets here but with its gradients."""
+        if self._together is None:
+            return
         weight = sum((float(entry.weight) for entry in self._window), 0.0)
-        least = min((self._sizes.learned(entry.bucket) for entry in self._window), default=math.inf)
-        vote = self._peers.vote(failed=False, least=least, numbers=[weight, *(p.grad is not None for p in params)])
-        if vote.failed:
-            self._leave_together("")
-        self._sizes.impose(vote.least)
-        self._total_weight, *counts = vote.sums
-        lacking = [p for p, count in zip(params, counts, strict=True) if count and p.grad is None]
-        if any(0 < count < self._peers.size for count in counts):
-            failure = insist(functools.partial(_make_zero_gradients, lacking))
-            if self._peers.vote(failed=failure is not None, least=0, numbers=()).failed:
-                self._leave_together("" if failure is None else failure.text)
-        self._peers.add_up([p.grad for p in params if p.grad is not None])
-
-    def _fail_together(self, error: Exception) -> None:
-        """Tell the other ranks, where they vote next, that this one cannot go on."""
-        assert self._peers is not None
-        numbers = 1 + sum(len(group["params"]) for group in self.optimizer.param_groups)
-        self._peers.vote(failed=True, least=math.inf, numbers=[0.0] * numbers)
-        self._peers.exchange(f"{type(error).__name__}: {error}")
-        self._window.clear()
-
-    def _leave_together(self, own: str) -> None:
-        """Drop the window, as all ranks do, and say why."""
-        assert self._peers is not None
-        texts = self._peers.exchange(own)
-        self._insist(self._undo, "restoring what a failed attempt had changed")
-        self._window.clear()
-        self._phase = _Phase.GATHER
-        said = [f"rank {rank}: {text}" for rank, text in enumerate(texts) if text]
-        raise RankError(f"this step was given up on all ranks, because it failed on {'; '.join(said)}")
+        learned = min(self._sizes.learned(entry.bucket) for entry in self._window)
+        try:
+            found = self._together.agree(weight, learned)
+        except RankError:
+            self._insist(self._undo, "restoring what a failed attempt had changed")
+            self._window.clear()
+            self._phase = _Phase.GATHER
+            raise
+        self._total_weight = found.weight
+        self._sizes.impose(found.micro_batch)
 
     def _prepare_commit(self) -> None:
         weight: Any = self._total_weight
-        if self._peers is None:
+        if self._together is None:
             weight = self._window[0].weight
             for entry in self._window[1:]:
                 weight = weight + entry.weight
@@ -485,12 +474,6 @@ class TrainStep:
             clip_grad_norm=self._clip,
             log=self._log,
         )
-
-
-def _make_zero_gradients(params: list[Tensor]) -> None:
-    for param in params:
-        if param.grad is None:
-            param.grad = torch.zeros_like(param)
 
 
 def _factor(guess: float, weight: Any) -> float | Tensor:
