@@ -7,6 +7,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -61,6 +62,12 @@ def _leave_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     left = [line for line in left if line.removeprefix("segments: ") not in foreign]
     if left:
         pytest.fail("this test leaked\n  " + "\n  ".join(left), pytrace=False)
+
+
+def pytest_configure() -> None:
+    """Let tests interrupt their children, also where this process was started with interrupts ignored (`nohup`, `&`)."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
