@@ -65,7 +65,7 @@ def _leave_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_configure() -> None:
-    """Let tests interrupt their children, also where this process was started with interrupts ignored (`nohup`, `&`)."""
+    """Let tests interrupt their children, also where this process was started with interrupts ignored (by `nohup`)."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,17 +16,6 @@ from penstock import OptionError, OutOfMemoryError, TrainStep
 from penstock.memory.microbatch import Sizes, bucket_of
 
 Make = Callable[[], tuple[TrainStep, Callable[[], dict[str, Any]]]]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _collect_quickly() -> Iterator[None]:
-    """Every failure collects garbage; let it look at what the tests make, and not at all of torch."""
-    with FailAt():
-        Trained().train(batches(1))  # imports what is left of torch
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 class Net(nn.Module):
