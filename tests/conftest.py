@@ -64,6 +64,19 @@ def _leave_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.fail("this test leaked\n  " + "\n  ".join(left), pytrace=False)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _collect_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every failure survived collects garbage, thousands of times in some tests: let it look at what they make only."""
+    if request.path.parent.name != "memory":
+        yield
+        return
+
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def pytest_configure() -> None:
     """Let tests interrupt their children, also where this process was started with interrupts ignored (by `nohup`)."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

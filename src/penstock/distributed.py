@@ -15,8 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
+from penstock.core.errors import OptionError
 from penstock.device.oom import is_out_of_memory
 
 _TRIES = 4
@@ -82,10 +84,24 @@ class Peers:
 
 
 def peers_of(model: nn.Module) -> tuple[nn.Module, Peers | None]:
-    """Return what a rank runs of `model`, and who else does; (model, None) where it is not parallel."""
+    """Return what a rank runs of `model`, and who else does; (model, None) where it is not parallel.
+
+    Raises:
+        OptionError: ranks meet inside of the model's forward or backward.
+    """
+    if any(isinstance(module, (FSDPModule, FullyShardedDataParallel)) for module in model.modules()):
+        raise OptionError(
+            "the collectives of a sharded (FSDP) model run inside its forward and backward, where one rank's "
+            "out-of-memory hangs the others; TrainStep cannot step it yet, step it by hand"
+        )
     if not isinstance(model, DistributedDataParallel):
         return model, None
     inner: nn.Module = model.module
+    if any(isinstance(module, nn.SyncBatchNorm) for module in inner.modules()):
+        raise OptionError(
+            "SyncBatchNorm asks the other ranks inside of forward, where one rank's out-of-memory hangs them; use "
+            "BatchNorm, or step the model by hand"
+        )
     return inner, Peers(model.process_group, broadcast_buffers=model.broadcast_buffers)
 
 

@@ -12,7 +12,7 @@ from scarcity import Capacity, FailAt
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from penstock import OptionError, OutOfMemoryError, TrainStep
+from penstock import OptionError, OutOfMemoryError, TrainStep, distributed
 from penstock.memory.microbatch import Sizes, bucket_of
 
 Make = Callable[[], tuple[TrainStep, Callable[[], dict[str, Any]]]]
@@ -492,3 +492,22 @@ def test_arguments_that_cannot_work_are_refused() -> None:
     ):
         with pytest.raises(OptionError, match=words):
             TrainStep(model, optimizer, sum_of_squares, **options)  # type: ignore[arg-type]
+
+
+def test_models_whose_ranks_meet_inside_of_forward_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sharded(nn.Linear):
+        pass
+
+    monkeypatch.setattr(distributed, "FSDPModule", Sharded)
+    model = nn.Sequential(Sharded(2, 2))
+    with pytest.raises(OptionError, match=r"collectives of a sharded \(FSDP\) model"):
+        TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.1), sum_of_squares)
+
+    class Parallel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.SyncBatchNorm(2)
+
+    monkeypatch.setattr(distributed, "DistributedDataParallel", Parallel)
+    with pytest.raises(OptionError, match="SyncBatchNorm asks the other ranks"):
+        TrainStep(Parallel(), torch.optim.SGD(model.parameters(), lr=0.1), sum_of_squares)
