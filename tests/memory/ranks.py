@@ -142,6 +142,20 @@ def main(case: str) -> None:  # noqa: C901  one branch for each case
             (sum(p[0] for p in pairs) / sum(int(p[1]) for p in pairs)).backward()
             reference.step()
         assert_everywhere_as(weights(other), model)
+    elif case == "ragged":  # in float64: weights of 1 to 8 per sample, batches of 3 to 8
+        exact, alone = DistributedDataParallel(Net().double()), Net().double()
+        step = TrainStep(exact, torch.optim.SGD(exact.parameters(), lr=0.0), lambda m, b: loss_fn(m, b, odd=True))
+        pairs = []
+        for one in range(world):
+            x, y, weight = batch_of(one, 0)
+            pairs.append(loss_fn(alone, (x.double(), y.double(), weight), odd=True))
+            if one == rank:
+                step((x.double(), y.double(), weight))
+        (sum(p[0] for p in pairs) / sum(int(p[1]) for p in pairs)).backward()
+        for mine, whole in zip(exact.parameters(), alone.parameters(), strict=True):
+            assert mine.grad is not None
+            assert whole.grad is not None
+            assert (mine.grad - whole.grad).abs().max() < 1e-12
     elif case == "smaller":
         step(batch_of(rank, 0))
         with FailAt([3, 6] if rank == 0 else ()):

@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
     ("case", "world"),
     [
         *((case, 2) for case in ("oom", "unused", "static", "forever", "error", "ended", "smaller")),
-        *((case, 4) for case in ("oom", "forever", "ended")),
+        *((case, 4) for case in ("oom", "forever", "ended", "ragged")),
     ],
 )
 def test_ranks_stay_together(case: str, world: int, tmp_path: Path) -> None:
