@@ -124,7 +124,7 @@ class Plan:
 
     def render(self) -> str:
         """Return the plan as text."""
-        head = f"{'micro-batch':32} {'peak':>10}  {'weights':>9} {'gradients':>9} {'optimizer':>9} {'activations':>11}"
+        head = f"{'micro-batch':36} {'peak':>10}  {'weights':>9} {'gradients':>9} {'optimizer':>9} {'activations':>11}"
         lines = [head + f" {'other':>9} {'slower':>7}"]
         for way in self.ways:
             roles = way.by_role
@@ -134,7 +134,7 @@ class Plan:
             fits = "" if self.fits(way) else "  does not fit"
             mark = ">" if way is self.choice else " "
             lines.append(
-                f"{mark} {way.settings():30} {size_text(way.peak_nbytes):>10}  {cells} {way.slow_down:>6.2f}x{fits}"
+                f"{mark} {way.settings():34} {size_text(way.peak_nbytes):>10}  {cells} {way.slow_down:>6.2f}x{fits}"
             )
         how = "measured on real tensors" if self.measured else "predicted"
         lines.append(
