@@ -18,21 +18,28 @@ from penstock import DataLoader, UnpicklableError, WorkerKilledError, WorkerStar
 
 
 def under_fire(loader: DataLoader, every_s: float = 0.15) -> list[int]:
-    """Return the labels of an epoch during which a worker is killed every so often."""
-    batches, over = iter(loader), threading.Event()
+    """Return the labels of an epoch during which a worker is killed every so often.
+
+    None is killed before a batch has come since the last one was: on a slow machine workers would die faster than they
+    start, which is an error, and rightly so.
+    """
+    batches, over, has_moved = iter(loader), threading.Event(), threading.Event()
 
     def shoot() -> None:
         number = 0
         while not over.wait(every_s):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(batches._workers[number % len(batches._workers)].pid, signal.SIGKILL)
-            number += 1
+            if has_moved.is_set():
+                has_moved.clear()
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(batches._workers[number % len(batches._workers)].pid, signal.SIGKILL)
+                number += 1
 
     shooter = threading.Thread(target=shoot)
     shooter.start()
     try:
         labels = []
         for images, numbers in batches:
+            has_moved.set()
             assert torch.equal(images.flatten(1)[:, 0], numbers.float())
             labels += numbers.tolist()
     finally:
