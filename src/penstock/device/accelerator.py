@@ -82,9 +82,17 @@ class Accelerator:
 
 
 def free_and_total_nbytes(device: torch.device) -> tuple[int, int]:
-    """Return the bytes of an accelerator's memory that nobody has taken, and all that it has."""
-    free, total = torch.get_device_module(device).mem_get_info(device)
-    return int(free), int(total)
+    """Return the bytes of an accelerator's memory that are free for this process, and all that it may take.
+
+    Both know the share that `set_per_process_memory_fraction` leaves it.
+    """
+    module = torch.get_device_module(device)
+    free, total = module.mem_get_info(device)
+    share = (
+        module.get_per_process_memory_fraction(device) if hasattr(module, "get_per_process_memory_fraction") else 1.0
+    )
+    limit = int(share * total)
+    return max(0, min(int(free), limit - int(torch.accelerator.memory_reserved(device)))), min(int(total), limit)
 
 
 def _stream(device: torch.device) -> torch.Stream | None:
