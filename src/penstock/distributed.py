@@ -10,8 +10,9 @@ import functools
 import gc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ from penstock.core.errors import OptionError
 from penstock.device.oom import is_out_of_memory
 
 _TRIES = 4
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,14 @@ class Vote:
 
     sums: list[float]
     """The sums of the lists that were cast, item by item."""
+
+
+class _Ballot:
+    """Numbers on the host, as the tensor that travels and as the array that is read without any operation."""
+
+    def __init__(self, length: int) -> None:
+        self.tensor = torch.zeros(length, dtype=torch.float64)
+        self.cast: np.ndarray = self.tensor.numpy()
 
 
 class Peers:
@@ -53,19 +64,23 @@ class Peers:
         self.rank = dist.get_rank(group)
         on_host = dist.get_backend(group) == "gloo"
         self._host = group if on_host else dist.new_group(_ranks(group), backend="gloo")
-        self._ballot = torch.zeros(0, dtype=torch.float64)
-        self._least = torch.zeros(1, dtype=torch.float64)
+        self._ballots: dict[int, _Ballot] = {}
 
     def vote(self, *, failed: bool, least: float, numbers: Sequence[float]) -> Vote:
         """Tell all ranks, and be told by all, whether somebody failed, the least of a number, and sums."""
-        if len(self._ballot) != 1 + len(numbers):
-            self._ballot = torch.zeros(1 + len(numbers), dtype=torch.float64)
-        self._ballot.numpy()[:] = [failed, *numbers]
-        self._least.numpy()[:] = least
+        sums, smallest = self._ballot(1 + len(numbers)), self._ballot(0)
+        sums.cast[:] = [failed, *numbers]
+        smallest.cast[:] = least
         least_of = functools.partial(dist.all_reduce, op=dist.ReduceOp.MIN)
-        _finish([_begin(dist.all_reduce, self._ballot, self._host), _begin(least_of, self._least, self._host)])
-        cast = self._ballot.numpy().tolist()
-        return Vote(failed=cast[0] > 0, least=float(self._least.numpy()[0]), sums=cast[1:])
+        _finish([_begin(dist.all_reduce, sums.tensor, self._host), _begin(least_of, smallest.tensor, self._host)])
+        cast = sums.cast.tolist()
+        return Vote(failed=cast[0] > 0, least=float(smallest.cast[0]), sums=cast[1:])
+
+    def _ballot(self, length: int) -> _Ballot:
+        """Return room for so many numbers (for the least of them: 0), the same each time."""
+        if length not in self._ballots:
+            self._ballots[length] = _insisted(functools.partial(_Ballot, max(1, length)))
+        return self._ballots[length]
 
     def exchange(self, text: str) -> list[str]:
         """Return the texts of all ranks, in their order."""
@@ -107,14 +122,19 @@ def peers_of(model: nn.Module) -> tuple[nn.Module, Peers | None]:
 
 def _begin(collective: Callable[..., Any], tensor: Tensor, group: dist.ProcessGroup | None) -> Any:
     """Submit a collective. What runs out of memory here has not been submitted, so that it is submitted again."""
+    return _insisted(functools.partial(collective, tensor, group=group, async_op=True))
+
+
+def _insisted(make: Callable[[], T]) -> T:
+    """Return what `make` makes, made again where memory runs out."""
     for _ in range(_TRIES - 1):
         try:
-            return collective(tensor, group=group, async_op=True)
+            return make()
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
         gc.collect()
-    return collective(tensor, group=group, async_op=True)
+    return make()
 
 
 def _finish(works: list[Any]) -> None:
