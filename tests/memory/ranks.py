@@ -130,6 +130,31 @@ def main(case: str) -> None:  # noqa: C901  one branch for each case
         except (ValueError, RankError) as error:
             said = f"{type(error).__name__} {error}"
         assert said == "ValueError a bad sample" if rank == 0 else "rank 0: ValueError: a bad sample" in said
+    elif case == "everywhere":  # one failure at every operation of a step on one rank, the collectives' own included
+        with FailAt() as counting:
+            step(batch_of(rank, 0))
+        counts = [torch.zeros((), dtype=torch.int64) for _ in range(world)]
+        dist.all_gather(counts, torch.tensor(counting.count))
+        steps = int(counts[0]) + 1
+        for number in range(1, steps):
+            batch = batch_of(rank, number)
+            with FailAt([number] if rank == 0 else ()):
+                step(batch)
+        assert_everywhere_as(single_process(steps, world), model)
+        assert step.statistics().steps == steps
+    elif case == "bad batch":
+        step = TrainStep(model, optimizer, lambda m, b: loss_fn(m, b, odd=True), accumulate=2)
+        step(batch_of(rank, 0))
+        try:
+            step("no tensors" if rank == 0 else batch_of(rank, 1))
+            step(batch_of(rank, 1))
+            raise AssertionError("it went through")
+        except (ValueError, RankError) as error:
+            said = f"{type(error).__name__} {error}"
+        assert "has no tensor" in said, said
+        for number in range(2):
+            step(batch_of(rank, number))
+        assert step.statistics().steps == 1
     elif case == "ended":  # the last rank has a batch fewer
         step(batch_of(rank, 0))
         step(None if rank == world - 1 else batch_of(rank, 1))

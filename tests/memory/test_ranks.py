@@ -15,7 +15,10 @@ HERE = Path(__file__).parent
 @pytest.mark.parametrize(
     ("case", "world"),
     [
-        *((case, 2) for case in ("oom", "unused", "static", "forever", "error", "ended", "smaller")),
+        *(
+            (case, 2)
+            for case in ("oom", "unused", "static", "forever", "error", "bad batch", "everywhere", "ended", "smaller")
+        ),
         *((case, 4) for case in ("oom", "forever", "ended", "ragged")),
     ],
 )

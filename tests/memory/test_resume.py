@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from penstock.memory import transaction as transaction_module
 from penstock.memory.failure import FailureLog
 from penstock.memory.resume import Resuming, TornStepError
 from penstock.memory.transaction import StepTransaction
@@ -164,3 +165,29 @@ def test_the_first_step_is_insisted_on_and_optimizers_of_the_users_are_copied_fi
     transaction = StepTransaction(torch.optim.SGD(params, lr=0.1, momentum=0.9), log=FailureLog())
     assert not transaction._can_resume([*params])
     assert StepTransaction(Own(copy.deepcopy(params), lr=0.1), log=FailureLog()).is_careful
+
+
+class Interrupting(torch.optim.SGD):
+    """Is one of torch's by a test's word, and is interrupted after its first parameter."""
+
+    is_to_interrupt = False
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        with torch.no_grad():
+            for p in self.param_groups[0]["params"]:
+                p.sub_(p.grad)
+                if self.is_to_interrupt:
+                    raise KeyboardInterrupt
+
+
+def test_a_step_that_was_interrupted_is_not_taken_for_one_that_can_be_taken_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transaction_module, "_TENSORWISE", frozenset({Interrupting}))
+    transaction = StepTransaction(optimizer := Interrupting(parameters(), lr=0.1), log=FailureLog())
+    transaction.step()
+    optimizer.is_to_interrupt = True
+    with pytest.raises(KeyboardInterrupt):
+        transaction.step()
+    with pytest.raises(TornStepError, match="broken off before"):
+        transaction.step()

@@ -217,12 +217,15 @@ class TrainStep:
 
         Of a parallel model, on all ranks.
         """
-        if self._phase is _Phase.GATHER and self._window:
-            self._phase = _Phase.COMMIT
-        if self._phase is _Phase.GATHER:
+        if not self._window:
             return False
-        if self._gathered < len(self._window):
-            self._gather()
+        if self._phase is _Phase.GATHER and self._gathered < len(self._window):
+            try:
+                self._gather()
+            except Exception as error:
+                self._fail_together(error)
+                raise
+        self._phase = _Phase.COMMIT
         self._commit_window()
         return True
 
@@ -249,7 +252,14 @@ class TrainStep:
         if self._together is not None and not isinstance(error, RankError):
             self._guess_together()
             self._together.fail(error)
-            self._window.clear()
+            self._give_up_window()
+
+    def _give_up_window(self) -> None:
+        """Drop the whole window, as all ranks do when one cannot go on."""
+        if self._window:
+            self._insist(self._undo, "restoring what a failed attempt had changed")
+        self._window.clear()
+        self._phase = _Phase.GATHER
 
     def _plan_sizes(self, batch: Any) -> None:
         """Begin with as many samples at once as fit the budget, by the plan's reckoning."""
@@ -308,11 +318,11 @@ class TrainStep:
                 if entry.parts > 1:
                     self._refuse_coupled(None)
                 self._run(entry)
+                self._micro_batch = -(-entry.size // entry.parts)
+                self._sizes.succeeded(entry.bucket, self._micro_batch)
             if self._accumulate > 1:
                 entry.after = RandomState.now(self._devices)
             self._gathered += 1
-            self._sizes.succeeded(entry.bucket, -(-entry.size // entry.parts))
-            self._micro_batch = -(-entry.size // entry.parts)
         self._is_replay = False
         return torch.zeros(()) if entry.loss is None else _ratio(entry.loss, entry.weight)
 
@@ -407,7 +417,7 @@ class TrainStep:
             except TornStepError as error:
                 raise OutOfMemoryError(
                     f"the optimizer's step failed in its middle ({error}), and its weights and moments are "
-                    "inconsistent now; go back to a checkpoint"
+                    "inconsistent now; go back to a checkpoint, with a new TrainStep"
                 ) from error
             except StageError as error:
                 raise OutOfMemoryError(
@@ -449,17 +459,21 @@ class TrainStep:
         """Settle the step with the other ranks, if there are any; no rank gets here but with its gradients."""
         if self._together is None:
             return
-        weight = sum((float(entry.weight) for entry in self._window), 0.0)
         learned = min(self._sizes.learned(entry.bucket) for entry in self._window)
         try:
-            found = self._together.agree(weight, learned)
+            self._insist(self._sum_weights, "adding up the weights of a batch")
+            found = self._together.agree(self._total_weight, learned)
         except RankError:
-            self._insist(self._undo, "restoring what a failed attempt had changed")
-            self._window.clear()
-            self._phase = _Phase.GATHER
+            self._give_up_window()
+            raise
+        except OutOfMemoryError as error:
+            self._fail_together(error)
             raise
         self._total_weight = found.weight
         self._sizes.impose(found.micro_batch)
+
+    def _sum_weights(self) -> None:
+        self._total_weight = sum((float(entry.weight) for entry in self._window), 0.0)
 
     def _prepare_commit(self) -> None:
         weight: Any = self._total_weight

@@ -86,6 +86,8 @@ class StepTransaction:
         self._log = log
         self.is_careful = type(optimizer) not in _TENSORWISE
         self._chunk_nbytes = chunk_nbytes
+        self._is_torn = False
+        """Whether a step was begun that has neither ended nor been undone."""
         self._counted: list[Tensor] = []
         self._whole_step: dict[int, int] = {}
         """How often a step changes each storage of those."""
@@ -109,6 +111,8 @@ class StepTransaction:
             torch.OutOfMemoryError: memory ran out; nothing is spoiled.
             TornStepError: the step failed in its middle, in a way that could not be undone.
         """
+        if self._is_torn:
+            raise TornStepError("it was broken off before")
         if not self.is_careful:
             self._step_swiftly()
             return
@@ -132,17 +136,20 @@ class StepTransaction:
             self._step_insisting(params, tensors)
             return
         versions = [tensor._version for tensor in tensors]
+        self._is_torn = True
         try:
             self.optimizer.step()
+            self._is_torn = False
             return
         except Exception as error:
-            if not is_out_of_memory(error):
-                raise
             done = {
                 storage_key(tensor): tensor._version - version
                 for tensor, version in zip(tensors, versions, strict=True)
             }
             if not any(done.values()):
+                self._is_torn = False
+                raise
+            if not is_out_of_memory(error):
                 raise
             self._log.note(Failure.of(error))
             caught = error
@@ -150,9 +157,11 @@ class StepTransaction:
         del caught
         collect()
         self._resume(done)
+        self._is_torn = False
 
     def _step_insisting(self, params: list[Tensor], tensors: list[Tensor]) -> None:
         saved = self._save_states(params)
+        self._is_torn = True
         insisting = Insisting(set(map(storage_key, tensors)), self._log)
         try:
             with insisting:
@@ -161,8 +170,10 @@ class StepTransaction:
             if insisting.changes:
                 raise TornStepError(str(error)) from error
             self._restore_states(saved)
+            self._is_torn = False
             self.is_careful = is_out_of_memory(error)
             raise
+        self._is_torn = False
         self._counted, self._whole_step = tensors, dict(insisting.changes)
 
     def _resume(self, done: dict[int, int]) -> None:
