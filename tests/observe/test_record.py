@@ -11,7 +11,9 @@ import pytest
 from penstock.core.errors import OptionError
 from penstock.core.stats import LoaderStatistics, RingCounts, StageTimes
 from penstock.observe import record, report
+from penstock.observe.finding import Finding
 from penstock.observe.host_memory import HostMemory
+from penstock.observe.timeline import Moment
 
 RUN = record.RunRecord(
     command=("train.py", "--lr", "1"),
@@ -39,6 +41,8 @@ RUN = record.RunRecord(
             ),
         ),
     ),
+    timeline=(Moment(at_s=0.5, batches=1, samples=4, stages=StageTimes(wait_s=0.5)),),
+    findings=(Finding(name="decode-bound", cause="c", evidence="e", remedy="r", gain=1.5, is_measured=True),),
 )
 
 

@@ -12,9 +12,12 @@ run.json is one JSON object. Times are seconds, sizes are bytes, shares lie betw
     totals      {"batches", "samples", "nbytes", "loop_s", "samples_per_s", "waited_share", "stages": {...}}
     loaders     one object for each DataLoader, in the order they were made:
                 {"name", "settings": {...}, "loop_s", "samples_per_s", "waited_share", "statistics": {...}}
+    timeline    one object for each moment that was looked at, in the order of time
+    findings    one object for each thing that was found, the one that costs most first
 
 `statistics` holds the fields of `penstock.LoaderStatistics`, `stages` those of `penstock.StageTimes`, `memory` those
-of `penstock.observe.host_memory.HostMemory`; each is documented there. `totals` and the rates of each loader follow
+of `penstock.observe.host_memory.HostMemory`, a moment those of `penstock.observe.timeline.Moment`, a finding those of
+`penstock.observe.finding.Finding`; each is documented there. `totals` and the rates of each loader follow
 from the rest (see rates.py) and are written for readers that are not penstock; reading the file ignores them.
 """
 
@@ -31,7 +34,9 @@ from typing import Any, TypeVar
 from penstock.core.errors import OptionError
 from penstock.core.stats import LoaderStatistics, RingCounts, StageTimes
 from penstock.observe import rates
+from penstock.observe.finding import Finding
 from penstock.observe.host_memory import HostMemory
+from penstock.observe.timeline import Moment
 
 SCHEMA = "penstock.run/1"
 
@@ -83,6 +88,12 @@ class RunRecord:
     loaders: tuple[LoaderRecord, ...] = ()
     """In the order they were made."""
 
+    timeline: tuple[Moment, ...] = ()
+    """The run over time."""
+
+    findings: tuple[Finding, ...] = ()
+    """What was found about it, what costs most first."""
+
 
 def as_json(record: RunRecord) -> dict[str, Any]:
     """Return the object that run.json holds."""
@@ -104,6 +115,8 @@ def as_json(record: RunRecord) -> dict[str, Any]:
             }
             for loader in record.loaders
         ],
+        "timeline": [asdict(moment) for moment in record.timeline],
+        "findings": [asdict(finding) for finding in record.findings],
     }
 
 
@@ -134,6 +147,8 @@ def from_json(data: Any) -> RunRecord:
                 )
                 for loader in data["loaders"]
             ),
+            timeline=tuple(map(_moment, data.get("timeline", ()))),
+            findings=tuple(_known(Finding, finding) for finding in data.get("findings", ())),
         )
     except (KeyError, TypeError) as exc:
         raise OptionError(f"a broken run: {exc!r} while reading it; make it again with `penstock run`") from exc
@@ -201,6 +216,10 @@ def _statistics(data: Mapping[str, Any]) -> LoaderStatistics:
     lists = {name: tuple(data[name]) for name in ("quarantined", "skipped_indices")}
     nested = {"stages": _known(StageTimes, data["stages"]), "ring": _known(RingCounts, data["ring"])}
     return _known(LoaderStatistics, {**data, **lists, **nested})
+
+
+def _moment(data: Mapping[str, Any]) -> Moment:
+    return _known(Moment, {**data, "stages": _known(StageTimes, data["stages"])})
 
 
 def _known(kind: type[_Data], data: Mapping[str, Any]) -> _Data:

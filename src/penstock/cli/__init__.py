@@ -1,0 +1,45 @@
+"""The `penstock` command. Each verb is a class in a file of its own: its docstring is its help."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Sequence
+
+from penstock import __version__
+from penstock.cli.doctor import Doctor
+from penstock.cli.plan import Plan
+from penstock.cli.report import Report
+from penstock.cli.run import Run
+from penstock.cli.verb import Verb
+from penstock.core.errors import PenstockError
+
+VERBS: tuple[Verb, ...] = (Run(), Doctor(), Plan(), Report())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (without the program's name) and return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="penstock", description="Feed a PyTorch program at the speed of its machine, and fit it into its memory."
+    )
+    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
+    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
+    for verb in VERBS:
+        text = inspect.getdoc(verb) or ""
+        sub = verbs.add_parser(
+            verb.name,
+            help=text.splitlines()[0],
+            description=text,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        verb.options(sub)
+        sub.set_defaults(verb=verb)
+    args = parser.parse_args(argv)
+    try:
+        code: int = args.verb.run(args)
+    except PenstockError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return 2
+    return code
