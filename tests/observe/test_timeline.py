@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from penstock.observe.timeline import Moment, Timeline
 
 
@@ -13,5 +15,5 @@ def test_a_full_timeline_keeps_every_second_moment_and_looks_half_as_often() -> 
     times = [moment.at_s for moment in timeline.moments()]
     assert times[0] == 0
     assert len(times) <= 4
-    assert {later - earlier for earlier, later in zip(times, times[1:], strict=False)} == {timeline.period_s}
+    assert {later - earlier for earlier, later in itertools.pairwise(times)} == {timeline.period_s}
     assert timeline.period_s == 32
