@@ -266,7 +266,7 @@ def test_sizes_are_remembered_and_grow_again_when_memory_is_back() -> None:
     batch = double_batch(32)
     model = deep()
     step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.001), sum_of_squares)
-    step._sizes = Sizes(patience=3)
+    step._gathering.sizes = Sizes(patience=3)
     room = (peak_with(8, batch) + peak_with(16, batch)) // 2
     with Capacity(room):
         for _ in range(3):

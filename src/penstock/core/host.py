@@ -23,6 +23,14 @@ def available_nbytes() -> int:
     return max(0, min(_free_nbytes(), _cgroup_free_nbytes()))
 
 
+def resident_nbytes() -> int:
+    """Return how much memory this process occupies now, its resident set; 0 where there is no /proc."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
 def pinnable_nbytes() -> int:
     """Return the bytes of host memory that may reasonably be page-locked: half of what is left to this process.
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.distributed.peers import local
 from penstock.memory.failure import TRIES, Failure, FailureLog, attempt
 from penstock.memory.transaction import StepTransaction
 
@@ -58,7 +59,7 @@ class Commit:
         self._scaler = scaler
         self._clip = clip_grad_norm
         self._log = log
-        self._grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        self._grads = [local(p.grad) for group in self.param_groups for p in group["params"] if p.grad is not None]
         self._stages: list[tuple[str, Callable[[], None]]] = []
         if isinstance(factor, Tensor) or factor != 1.0:
             self._stages.append(("dividing the gradients", self._divide))

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from penstock.core.units import round_up
+from penstock.memory.holdings import storage_key
 
 Role = Literal["weights", "gradients", "optimizer", "activations", "temporaries", "inputs"]
 ROLES: tuple[Role, ...] = ("weights", "gradients", "optimizer", "activations", "temporaries", "inputs")
@@ -131,7 +132,6 @@ def _takes_workspace(name: str, result: Any) -> bool:
 
 def _key(tensor: Tensor) -> int:
     try:
-        key: int = tensor.untyped_storage()._cdata
-        return key
+        return storage_key(tensor)
     except NotImplementedError:
         return 0

@@ -29,3 +29,14 @@ def coupled_layers(model: nn.Module, allowed: Allowed = ()) -> list[tuple[str, n
         and not isinstance(layer, classes)
         and not {name, type(layer).__name__} & names
     ]
+
+
+def coupled_words(coupled: list[tuple[str, nn.Module]]) -> str:
+    """Return why a batch with such layers is not cut, and how to allow it."""
+    name, layer = coupled[0]
+    kind = type(layer).__name__
+    more = f" and {len(coupled) - 1} more" if len(coupled) > 1 else ""
+    return (
+        f"{kind} ({name!r}{more}) computes over the samples of a micro-batch, so smaller ones give another result; "
+        f"allow it with batch_coupled=({kind!r},), or use a batch that fits"
+    )

@@ -8,7 +8,6 @@ of causes and contexts, what refers to itself is collected, and the cached block
 from __future__ import annotations
 
 import gc
-import linecache
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Generic, TypeVar
 import torch
 
 from penstock.device.oom import is_out_of_memory, requested_nbytes
+from penstock.memory.lines import line_text
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class Failure:
             text=str(error).partition("\n")[0],
             requested=requested_nbytes(error),
             operator=next((name for name in reversed(names) if not name.startswith("__torch")), ""),
-            line=_line(*users[-1]) if users else "",
+            line=line_text(users[-1][0].f_code.co_filename, users[-1][1]) if users else "",
             module=type(modules[-1]).__name__ if modules else "",
             in_backward=any(frame.f_code.co_name == "_engine_run_backward" for frame, _ in frames),
         )
@@ -151,9 +151,3 @@ def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
         if frame.f_code.co_name == "__torch_dispatch__":  # below are modes, not the program
             return
         yield frame, number
-
-
-def _line(frame: FrameType, number: int) -> str:
-    file = frame.f_code.co_filename
-    source = linecache.getline(file, number).strip()
-    return f"{Path(file).name}:{number}{f': {source}' if source else ''}"

@@ -12,9 +12,10 @@ from torch.optim import Optimizer
 from penstock.core.errors import OptionError
 from penstock.device.oom import is_out_of_memory
 from penstock.memory import microbatch
-from penstock.memory.coupled import Allowed, coupled_layers
+from penstock.memory.coupled import Allowed, coupled_layers, coupled_words
 from penstock.memory.explain import OutOfMemoryError, explain
 from penstock.memory.failure import Failure, collect, insist, let_go
+from penstock.memory.holdings import accelerators_of, drop_gradients
 from penstock.memory.microbatch import Sizes, Split, split_batch
 from penstock.memory.snapshot import Buffers, RandomState
 
@@ -96,7 +97,7 @@ class OOMGuard:
         self._may_couple = batch_coupled
         self._sizes = Sizes(micro_batch)
         self._buffers = Buffers(model)
-        self._devices = sorted({p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}, key=str)
+        self._devices = accelerators_of(model)
 
     def attempts(self, batch: Any) -> Iterator[Attempt]:
         """Yield tries, each to be entered with `with`, until one succeeds.
@@ -127,10 +128,8 @@ class OOMGuard:
     ) -> None:
         coupled = coupled_layers(self._model, self._may_couple)
         if coupled and micro_batch in retried and not is_cut:
-            kind = type(coupled[0][1]).__name__
             raise OutOfMemoryError(
-                f"{explain(failure, self._model, self._optimizer)}\nThe batch was not cut: {kind} ({coupled[0][0]!r}) "
-                f"computes over the samples of a micro-batch; allow it with batch_coupled=({kind!r},)"
+                f"{explain(failure, self._model, self._optimizer)}\nThe batch was not cut: {coupled_words(coupled)}."
             )
         if not self._sizes.shrink(bucket, micro_batch, retried):
             raise OutOfMemoryError(explain(failure, self._model, self._optimizer))
@@ -141,7 +140,7 @@ class OOMGuard:
             raise OutOfMemoryError(explain(failure, self._model, self._optimizer))
 
     def _drop_gradients(self) -> None:
-        groups = [] if self._optimizer is None else self._optimizer.param_groups
-        params = [p for group in groups for p in group["params"]] or list(self._model.parameters())
-        for param in params:
-            param.grad = None
+        if self._optimizer is not None:
+            drop_gradients(self._optimizer)
+        else:
+            self._model.zero_grad()

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.device.oom import is_out_of_memory
 from penstock.memory.failure import Failure, FailureLog, collect, let_go
+from penstock.memory.holdings import storage_key
 
 TRIES = 4
 
@@ -56,12 +57,6 @@ class Insisting(TorchDispatchMode):
             del failed
             collect()
         return func(*args, **kwargs)
-
-
-def storage_key(tensor: Tensor) -> int:
-    """Return what tells the storage of `tensor` from others."""
-    key: int = tensor.untyped_storage()._cdata
-    return key
 
 
 def written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:

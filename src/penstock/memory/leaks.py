@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import linecache
 import sys
 import weakref
 from collections import Counter
@@ -24,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from penstock.core.units import size_text
+from penstock.memory.lines import line_text
 
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 _OLD = 3
@@ -118,7 +118,7 @@ class watch_leaks(TorchDispatchMode):  # noqa: N801  used as a statement
             holders = _tensors_on(set(old))
             leaks.append(
                 Leak(
-                    line=_text(line),
+                    line=line_text(*line),
                     tensors=len(old),
                     nbytes=sum(born.nbytes for born in old.values()),
                     steps=len(steps),
@@ -159,12 +159,6 @@ def _users_line() -> Line:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
-
-
-def _text(line: Line) -> str:
-    file, number = line
-    source = linecache.getline(file, number).strip()
-    return f"{Path(file).name}:{number}{f': {source}' if source else ''}"
 
 
 def _tensors_on(storages: set[int]) -> list[Tensor]:

@@ -11,15 +11,17 @@ import gc
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from penstock.core.host import resident_nbytes
 from penstock.core.units import size_text
 from penstock.device.accelerator import free_and_total_nbytes
+from penstock.distributed.peers import local
+from penstock.memory.holdings import state_tensors, storage_key
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,12 +117,12 @@ def ledger(model: nn.Module, optimizer: Optimizer | None = None, loader: Any = N
         >>> ledger(model).on("cpu").weights, ledger(model).modules["0"].weights
         (4194304, 4194304)
     """
-    weights = [*model.parameters(), *model.buffers()]
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    state = list(_state_of(optimizer, None))
-    known = {_key(tensor) for tensor in (*weights, *gradients, *state)}
+    weights = list(map(local, (*model.parameters(), *model.buffers())))
+    gradients = [local(p.grad) for p in model.parameters() if p.grad is not None]
+    state = list(state_tensors(optimizer))
+    known = {storage_key(tensor) for tensor in (*weights, *gradients, *state)}
     statistics = loader.statistics() if loader is not None else None
-    found = [one for one in gc.get_objects() if _is_tensor(one) and _key(one) not in known]
+    found = [one for one in gc.get_objects() if _is_tensor(one) and storage_key(one) not in known]
     devices = sorted({t.device for t in (*weights, *gradients, *state, *found) if t.device.type != "meta"}, key=str)
     accounts = []
     for device in [*(d for d in devices if d.type != "cpu"), torch.device("cpu")]:
@@ -147,19 +149,10 @@ def _by_module(model: nn.Module, optimizer: Optimizer | None) -> Iterator[tuple[
 
 def _module_bytes(params: list[nn.Parameter], buffers: Iterable[Tensor], optimizer: Optimizer | None) -> ModuleBytes:
     return ModuleBytes(
-        weights=_nbytes([*params, *buffers]),
-        gradients=_nbytes([p.grad for p in params if p.grad is not None]),
-        optimizer=_nbytes(_state_of(optimizer, params)),
+        weights=_nbytes(map(local, (*params, *buffers))),
+        gradients=_nbytes(local(p.grad) for p in params if p.grad is not None),
+        optimizer=_nbytes(state_tensors(optimizer, params)),
     )
-
-
-def _state_of(optimizer: Optimizer | None, params: list[nn.Parameter] | None) -> Iterator[Tensor]:
-    if optimizer is None:
-        return
-    wanted = None if params is None else set(map(id, params))
-    for param, state in optimizer.state.items():
-        if wanted is None or id(param) in wanted:
-            yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
 def _of_loader(statistics: Any, device: torch.device) -> int:
@@ -168,12 +161,7 @@ def _of_loader(statistics: Any, device: torch.device) -> int:
 
 
 def _with_host(held: DeviceBytes) -> DeviceBytes:
-    try:
-        words = Path("/proc/self/statm").read_text().split()
-    except OSError:
-        return held
-    resident = int(words[1]) * os.sysconf("SC_PAGE_SIZE")
-    return DeviceBytes(**{**asdict(held), "allocated": resident, "total": _memory_of_host()})
+    return DeviceBytes(**{**asdict(held), "allocated": resident_nbytes(), "total": _memory_of_host()})
 
 
 def _with_allocator(held: DeviceBytes, device: torch.device) -> DeviceBytes:
@@ -200,7 +188,7 @@ def _memory_of_host() -> int:
 
 def _nbytes(tensors: Iterable[Tensor], device: torch.device | None = None) -> int:
     storages = {
-        _key(tensor): tensor.untyped_storage().nbytes()
+        storage_key(tensor): tensor.untyped_storage().nbytes()
         for tensor in tensors
         if _is_tensor(tensor) and (device is None or tensor.device == device)
     }
@@ -209,8 +197,3 @@ def _nbytes(tensors: Iterable[Tensor], device: torch.device | None = None) -> in
 
 def _is_tensor(one: Any) -> bool:
     return type(one) in (Tensor, nn.Parameter) and one.layout is torch.strided
-
-
-def _key(tensor: Tensor) -> int:
-    key: int = tensor.untyped_storage()._cdata
-    return key

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
+from penstock.core.host import resident_nbytes
 from penstock.core.units import size_text
 
 
@@ -59,17 +58,17 @@ def release() -> Released:
         >>> isinstance(release().heap, int)
         True
     """
-    device_before, host_before = _allocated(), _resident()
+    device_before, host_before = _allocated(), resident_nbytes()
     gc.collect()
-    device_after, host_after = _allocated(), _resident()
+    device_after, host_after = _allocated(), resident_nbytes()
     device_cache = _drop_of(_reserved, _empty_device_cache)
-    pinned_cache = _drop_of(_resident, _empty_pinned_cache)
+    pinned_cache = _drop_of(resident_nbytes, _empty_pinned_cache)
     return Released(
         device_garbage=max(0, device_before - device_after),
         host_garbage=max(0, host_before - host_after),
         device_cache=device_cache,
         pinned_cache=pinned_cache,
-        heap=_drop_of(_resident, _trim_heap),
+        heap=_drop_of(resident_nbytes, _trim_heap),
     )
 
 
@@ -103,10 +102,3 @@ def _trim_heap() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim is not None:
         trim(0)
-
-
-def _resident() -> int:
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0

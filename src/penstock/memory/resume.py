@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from penstock.memory.failure import FailureLog
-from penstock.memory.insist import Insisting, storage_key, written
+from penstock.memory.holdings import storage_key
+from penstock.memory.insist import Insisting, written
 
 
 class TornStepError(Exception):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from penstock.core.errors import RankError
-from penstock.distributed import Peers
+from penstock.distributed.peers import Peers
 from penstock.memory.failure import insist
 
 
@@ -28,6 +28,9 @@ class Agreement:
 
     micro_batch: float
     """The most samples that every rank has room for at once; infinite while no rank has met a limit."""
+
+    factor: float | None = None
+    """What to multiply gradients by, clipping included; None where that is each rank's own business."""
 
 
 class Together:

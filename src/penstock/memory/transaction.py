@@ -7,7 +7,8 @@ not, and stepping again gives other weights. What to do depends on the optimizer
   For those of torch's optimizers of which tests show that it can be done from every point.
 - **Insist** (`insist.py`): each operation that runs out of memory is done again by itself. Costs microseconds per
   operation. For torch's other optimizers, and for the first step, which makes the state.
-- **Careful**, for optimizers that are not torch's, and where memory stays short: parameters are stepped in chunks. What
+- **Careful**, for optimizers that are not torch's, for sharded parameters (whose operations are hidden inside of
+  others), and where memory stays short: parameters are stepped in chunks. What
   a chunk will change is copied to a scratch that all chunks share, and put back should the chunk fail. Chunks that are
   done stay done; `step` called again goes on with the others. Small chunks also keep the optimizer's temporaries small.
 
@@ -30,8 +31,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from penstock.device.oom import is_out_of_memory
+from penstock.distributed.peers import local
 from penstock.memory.failure import Failure, FailureLog, attempt, collect, let_go
-from penstock.memory.insist import Insisting, storage_key
+from penstock.memory.holdings import state_tensors, storage_key
+from penstock.memory.insist import Insisting
 from penstock.memory.resume import Resuming, TornStepError
 
 _TENSORWISE = frozenset(
@@ -51,6 +54,10 @@ _CPU_CHUNK_NBYTES = 4 << 20
 _DEVICE_CHUNK_NBYTES = 256 << 20
 _ALIGNMENT = 64
 _PUT_BACK_TRIES = 3
+
+
+_Changed = tuple[Tensor, list[Tensor]]
+"""A parameter, and all tensors that its step changes."""
 
 
 @dataclass(slots=True)
@@ -84,7 +91,8 @@ class StepTransaction:
     def __init__(self, optimizer: Optimizer, *, log: FailureLog, chunk_nbytes: int | None = None) -> None:
         self.optimizer = optimizer
         self._log = log
-        self.is_careful = type(optimizer) not in _TENSORWISE
+        is_sharded = any(local(p) is not p for group in optimizer.param_groups for p in group["params"])
+        self.is_careful = is_sharded or type(optimizer) not in _TENSORWISE
         self._chunk_nbytes = chunk_nbytes
         self._is_torn = False
         """Whether a step was begun that has neither ended nor been undone."""
@@ -131,7 +139,7 @@ class StepTransaction:
             self.is_careful = True
             self.step()
             return
-        tensors = [tensor for p in params for tensor in (p, *self._state_tensors(p))]
+        tensors = [tensor for p in params for tensor in self._changed(p)]
         if not self._can_resume(tensors):
             self._step_insisting(params, tensors)
             return
@@ -183,7 +191,7 @@ class StepTransaction:
                 self.optimizer.step()
         except torch.OutOfMemoryError as error:
             raise TornStepError(str(error)) from error
-        resuming.check(tensor for p in self._stepped() for tensor in self._state_tensors(p))
+        resuming.check(state_tensors(self.optimizer, self._stepped()))
 
     def _can_resume(self, tensors: list[Tensor]) -> bool:
         """Return whether a failure could be gone on from: whether the changes of a whole step have been counted.
@@ -197,28 +205,28 @@ class StepTransaction:
     # ── careful ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _chunks(self) -> list[_Chunk]:
-        parts = self._parts([[p, *self._state_tensors(p)] for p in self._stepped()])
-        self._make_scratch(parts)
-        flat = [[tensor for tensors in part for tensor in tensors] for part in parts]
+        parts = self._parts([(p, list(self._changed(p))) for p in self._stepped()])
+        changed = [[tensor for _, tensors in part for tensor in tensors] for part in parts]
+        self._make_scratch(changed)
         return [
-            _Chunk([tensors[0] for tensors in part], tensors, self._rooms(tensors))
-            for part, tensors in zip(parts, flat, strict=True)
+            _Chunk([param for param, _ in part], tensors, self._rooms(tensors))
+            for part, tensors in zip(parts, changed, strict=True)
         ]
 
-    def _parts(self, changed: list[list[Tensor]]) -> list[list[list[Tensor]]]:
-        """Cut the list of (parameter and its state) into chunks."""
+    def _parts(self, every: list[_Changed]) -> list[list[_Changed]]:
+        """Cut the list of parameters, each with what its step changes, into chunks."""
         if not self._is_divisible():
-            return [changed]
-        parts: list[list[list[Tensor]]] = []
+            return [every]
+        parts: list[list[_Changed]] = []
         nbytes = 0
-        for tensors in changed:
-            on_host = tensors[0].device.type == "cpu"
+        for param, tensors in every:
+            on_host = param.device.type == "cpu"
             limit = self._chunk_nbytes or (_CPU_CHUNK_NBYTES if on_host else _DEVICE_CHUNK_NBYTES)
             own = sum(tensor.nbytes for tensor in tensors)
             if not parts or nbytes + own > limit:
                 parts.append([])
                 nbytes = 0
-            parts[-1].append(tensors)
+            parts[-1].append((param, tensors))
             nbytes += own
         return parts
 
@@ -267,12 +275,12 @@ class StepTransaction:
             except torch.OutOfMemoryError:
                 continue  # it takes no memory: whatever said so, it can be done again
 
-    def _make_scratch(self, parts: list[list[list[Tensor]]]) -> None:
+    def _make_scratch(self, changed: list[list[Tensor]]) -> None:
         """See to one piece of memory per device in which the copies of any one chunk have room."""
         needed: dict[torch.device, int] = {}
-        for part in parts:
+        for tensors in changed:
             own: dict[torch.device, int] = {}
-            for tensor in (tensor for tensors in part for tensor in tensors):
+            for tensor in tensors:
                 own[tensor.device] = own.get(tensor.device, 0) + _room_nbytes(tensor)
             for device, nbytes in own.items():
                 needed[device] = max(needed.get(device, 0), nbytes)
@@ -296,10 +304,10 @@ class StepTransaction:
     def _stepped(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"] if p.grad is not None]
 
-    def _state_tensors(self, param: Tensor) -> Iterator[Tensor]:
-        state = self.optimizer.state
-        if param in state:
-            yield from (value for value in state[param].values() if isinstance(value, Tensor))
+    def _changed(self, param: Tensor) -> Iterator[Tensor]:
+        """Yield what a step of `param` changes: itself and its state; of sharded ones, this rank's part."""
+        yield local(param)
+        yield from state_tensors(self.optimizer, [param])
 
     def _save_states(self, params: list[Tensor]) -> _Saved:
         state = self.optimizer.state

@@ -1,7 +1,7 @@
 """Ranks that train one model together: what they agree on, and what they add up.
 
-The one file that imports torch.distributed. Agreement happens on the host, over gloo, so that it neither waits for the
-GPU nor needs memory there; gradients are added up over the model's own process group.
+Agreement happens on the host, over gloo, so that it neither waits for the GPU nor needs memory there; gradients are
+added up over the model's own process group.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from penstock.core.errors import OptionError
@@ -79,7 +80,7 @@ class Peers:
     def _ballot(self, length: int) -> _Ballot:
         """Return room for so many numbers (for the least of them: 0), the same each time."""
         if length not in self._ballots:
-            self._ballots[length] = _insisted(functools.partial(_Ballot, max(1, length)))
+            self._ballots[length] = insisted(functools.partial(_Ballot, max(1, length)))
         return self._ballots[length]
 
     def exchange(self, text: str) -> list[str]:
@@ -102,30 +103,65 @@ def peers_of(model: nn.Module) -> tuple[nn.Module, Peers | None]:
     """Return what a rank runs of `model`, and who else does; (model, None) where it is not parallel.
 
     Raises:
-        OptionError: ranks meet inside of the model's forward or backward.
+        OptionError: ranks meet inside of the model's forward or backward in a way that cannot be stepped.
     """
-    if any(isinstance(module, (FSDPModule, FullyShardedDataParallel)) for module in model.modules()):
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
         raise OptionError(
-            "the collectives of a sharded (FSDP) model run inside its forward and backward, where one rank's "
-            "out-of-memory hangs the others; TrainStep cannot step it yet, step it by hand"
+            "FullyShardedDataParallel (FSDP1) cannot be gone on with after an out-of-memory; shard the model with "
+            "torch.distributed.fsdp.fully_shard (FSDP2), or step it by hand"
         )
+    if any(isinstance(module, FSDPModule) for module in model.modules()):
+        return model, Peers(_shard_group(model), broadcast_buffers=False)
     if not isinstance(model, DistributedDataParallel):
         return model, None
     inner: nn.Module = model.module
-    if any(isinstance(module, nn.SyncBatchNorm) for module in inner.modules()):
+    _refuse_meeting_layers(inner)
+    return inner, Peers(model.process_group, broadcast_buffers=model.broadcast_buffers)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether each rank holds a shard of the model's parameters (FSDP2)."""
+    return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's own part of a distributed tensor, sharing its memory; any other tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _shard_group(model: nn.Module) -> dist.ProcessGroup:
+    _refuse_meeting_layers(model)
+    trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    whole = [name for name, param in trained.items() if not isinstance(param, DTensor)]
+    if whole:
+        raise OptionError(
+            f"{whole[0]} is not sharded, so that its gradient would be this rank's alone; call fully_shard on the "
+            "whole model too"
+        )
+    meshes = {param.device_mesh for param in trained.values() if isinstance(param, DTensor)}
+    if len(meshes) != 1 or next(iter(meshes)).ndim != 1:
+        raise OptionError(
+            f"the model lies on {len(meshes)} device meshes, of {max(mesh.ndim for mesh in meshes)} dimensions at "
+            "most; TrainStep steps models that are sharded over one, of one dimension (no replicas, no tensor "
+            "parallelism): step this one by hand"
+        )
+    return next(iter(meshes)).get_group()
+
+
+def _refuse_meeting_layers(model: nn.Module) -> None:
+    if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
         raise OptionError(
             "SyncBatchNorm asks the other ranks inside of forward, where one rank's out-of-memory hangs them; use "
             "BatchNorm, or step the model by hand"
         )
-    return inner, Peers(model.process_group, broadcast_buffers=model.broadcast_buffers)
 
 
 def _begin(collective: Callable[..., Any], tensor: Tensor, group: dist.ProcessGroup | None) -> Any:
     """Submit a collective. What runs out of memory here has not been submitted, so that it is submitted again."""
-    return _insisted(functools.partial(collective, tensor, group=group, async_op=True))
+    return insisted(functools.partial(collective, tensor, group=group, async_op=True))
 
 
-def _insisted(make: Callable[[], T]) -> T:
+def insisted(make: Callable[[], T]) -> T:
     """Return what `make` makes, made again where memory runs out."""
     for _ in range(_TRIES - 1):
         try:

@@ -1,0 +1,43 @@
+"""What a model and its optimizer hold: which tensors, where they lie, and what tells one's memory from another's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from penstock.distributed.peers import local
+
+LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Any]]
+"""`(model, batch) -> (sum of losses, how many they are)`."""
+
+
+def accelerators_of(model: nn.Module) -> list[torch.device]:
+    """Return the devices that parameters lie on, but the CPU."""
+    return sorted({p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}, key=str)
+
+
+def drop_gradients(optimizer: Optimizer) -> None:
+    """Do what `optimizer.zero_grad` does, without the operations that it takes to note that in a profile."""
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            param.grad = None
+
+
+def state_tensors(optimizer: Optimizer | None, params: Iterable[Tensor] | None = None) -> Iterator[Tensor]:
+    """Yield the tensors of an optimizer's state: of these parameters, or of all."""
+    if optimizer is None:
+        return
+    state = optimizer.state
+    for param in list(state) if params is None else params:
+        if param in state:
+            yield from (local(value) for value in state[param].values() if isinstance(value, Tensor))
+
+
+def storage_key(tensor: Tensor) -> int:
+    """Return what tells the storage of `tensor` from others, as long as it lives."""
+    key: int = local(tensor).untyped_storage()._cdata
+    return key
