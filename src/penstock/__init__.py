@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from penstock.memory.leaks import Leak, watch_leaks
     from penstock.memory.ledger import Ledger, ledger
     from penstock.memory.microbatch import split_batch
-    from penstock.memory.planner import Plan, plan
+    from penstock.memory.planner import plan
     from penstock.memory.release import Released, release
     from penstock.memory.step import StepStatistics, TrainStep
+    from penstock.memory.ways import Plan
 
 __version__ = "0.1.0"
 
@@ -92,9 +93,10 @@ _HOMES = {
     "penstock.memory.ledger": ("Ledger", "ledger"),
     "penstock.memory.leaks": ("Leak", "watch_leaks"),
     "penstock.memory.microbatch": ("split_batch",),
-    "penstock.memory.planner": ("Plan", "plan"),
+    "penstock.memory.planner": ("plan",),
     "penstock.memory.release": ("Released", "release"),
     "penstock.memory.step": ("StepStatistics", "TrainStep"),
+    "penstock.memory.ways": ("Plan",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -17,7 +17,7 @@ from zoo import GPT, ZOO, Case, classify, cnn, images, per_token, tokens, vector
 
 from penstock import OptionError, plan, split_batch
 from penstock.memory.blocks import checkpoint_blocks
-from penstock.memory.planner import Plan
+from penstock.memory.ways import Plan
 
 SEEN = [name for name in ZOO if name not in ("LSTM", "routed by value")]
 FLAGGED = {name for name in ZOO if "AMP" in name} | {"ResNet-like", "U-Net", "ViT"}

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -28,17 +28,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from penstock.core.errors import OptionError
 from penstock.core.tree import map_leaves
-from penstock.core.units import parse_size, size_text
+from penstock.core.units import parse_size
 from penstock.device.accelerator import free_and_total_nbytes
 from penstock.memory.blocks import blocks_of, checkpoint_blocks
 from penstock.memory.counting import Counting, Role
+from penstock.memory.holdings import LossFunction, state_tensors, storage_key
 from penstock.memory.microbatch import Split, split_batch
 from penstock.memory.microbatch import batch_size as size_of
+from penstock.memory.verify import verified
+from penstock.memory.ways import Plan, Way
 
-LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Any]]
-
-Mode = Literal["plain", "checkpointed", "offloaded"]
-MODES: tuple[Mode, ...] = ("plain", "checkpointed", "offloaded")
+Mode = Literal["plain", "checkpointed", "offloaded", "state offloaded"]
+MODES: tuple[Mode, ...] = ("plain", "checkpointed", "offloaded", "state offloaded")
 
 ERROR = 0.03
 """How far a prediction may be off."""
@@ -50,114 +51,6 @@ _PART_COST = 0.01
 """The share of a step that cutting the batch once more is taken to cost."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Way:
-    """One way to run a step, and what it takes."""
-
-    micro_batch: int
-    """Samples at once."""
-
-    parts: int
-    """Micro-batches per step."""
-
-    checkpoint: bool
-    """Whether the blocks are checkpointed."""
-
-    offload: bool
-    """Whether the inputs of the blocks wait in host memory."""
-
-    peak_nbytes: int
-    """The most device memory that the step holds."""
-
-    by_role: dict[Role, int]
-    """What it consists of at that moment."""
-
-    extra_flops: float
-    """Operations computed again, as a share of those of a plain step."""
-
-    moved_nbytes: int
-    """Bytes that go to the host and back."""
-
-    slow_down: float
-    """Estimated: time per step over that of a plain step. Not measured; see `plan`."""
-
-    def settings(self) -> str:
-        """Return the way in words."""
-        more = [word for word, is_on in (("checkpointed", self.checkpoint), ("offloaded", self.offload)) if is_on]
-        parts = f" x {self.parts}" if self.parts > 1 else ""
-        return ", ".join([f"{self.micro_batch}{parts}", *more])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """The ways to run a step under a budget, and the one to choose."""
-
-    budget_nbytes: int
-    """What there is."""
-
-    ways: tuple[Way, ...]
-    """All that were looked at, the fastest first."""
-
-    choice: Way | None
-    """The fastest that fits, its error bar included; None when none does."""
-
-    error: float
-    """How far the peaks may be off, as a share."""
-
-    measured: str = ""
-    """Why tensors were real and not fake, if they were."""
-
-    warnings: tuple[str, ...] = field(default=())
-    """What the figures do not see."""
-
-    def apply(self, model: nn.Module) -> int:
-        """Make `model` run as chosen, and return the micro-batch for `TrainStep(micro_batch=)`.
-
-        Raises:
-            OptionError: nothing fits.
-        """
-        if self.choice is None:
-            raise OptionError(f"no way to run this step fits {size_text(self.budget_nbytes)}; {self._least_words()}")
-        if self.choice.checkpoint:
-            checkpoint_blocks(model, offload=self.choice.offload)
-        return self.choice.micro_batch
-
-    def render(self) -> str:
-        """Return the plan as text."""
-        head = f"{'micro-batch':36} {'peak':>10}  {'weights':>9} {'gradients':>9} {'optimizer':>9} {'activations':>11}"
-        lines = [head + f" {'other':>9} {'slower':>7}"]
-        for way in self.ways:
-            roles = way.by_role
-            other = roles["temporaries"] + roles["inputs"]
-            cells = f"{size_text(roles['weights']):>9} {size_text(roles['gradients']):>9} "
-            cells += f"{size_text(roles['optimizer']):>9} {size_text(roles['activations']):>11} {size_text(other):>9}"
-            fits = "" if self.fits(way) else "  does not fit"
-            mark = ">" if way is self.choice else " "
-            lines.append(
-                f"{mark} {way.settings():34} {size_text(way.peak_nbytes):>10}  {cells} {way.slow_down:>6.2f}x{fits}"
-            )
-        how = "measured on real tensors" if self.measured else "predicted"
-        lines.append(
-            f"budget {size_text(self.budget_nbytes)}; peaks {how}, to {self.error:.0%}; slow-downs are estimates"
-        )
-        lines += [f"note: {words}" for words in (*((self.measured,) if self.measured else ()), *self.warnings)]
-        lines.append(self._least_words() if self.choice is None else f"choose {self.choice.settings()}")
-        return "\n".join(lines) + "\n"
-
-    def fits(self, way: Way) -> bool:
-        """Return whether `way` fits the budget, its error bar included."""
-        return way.peak_nbytes * (1 + self.error) <= self.budget_nbytes
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as data."""
-        return asdict(self)
-
-    def _least_words(self) -> str:
-        least = min(self.ways, key=lambda way: way.peak_nbytes)
-        needed = int(least.peak_nbytes * (1 + self.error))
-        return f"nothing fits: the least is {size_text(needed)}, with {least.settings()}"
-
-
 def plan(
     model: nn.Module,
     loss_fn: LossFunction,
@@ -167,12 +60,14 @@ def plan(
     budget: str | int | None = None,
     split: Split = split_batch,
     modes: Sequence[Mode] = MODES,
+    verify: bool = True,
 ) -> Plan:
     """Predict the peak memory of a training step for each way to run it, and choose one.
 
-    Nothing of `model` and `optimizer` is changed, and no memory of the device is used. The slow-down of a way is
-    estimated: operations computed again count as such, bytes moved to the host at 25 GB/s against 100 TFLOP/s of
-    computing, and each further micro-batch as 1 % of the step.
+    Nothing of `model` and `optimizer` is changed, and no memory of the device is used. Only where the model lies on an
+    accelerator, forward and backward of the choice are run there once, measured and undone, and the plan is corrected
+    by that. The slow-down of a way is estimated: operations computed again count as such, bytes moved to the host at
+    25 GB/s against 100 TFLOP/s of computing, and each further micro-batch as 1 % of the step.
 
     Args:
         model: on whatever device.
@@ -182,6 +77,7 @@ def plan(
         budget: as in "70GiB", or bytes; what the accelerator has free, by default.
         split: `(batch, parts) -> batches`, for batches that `split_batch` cannot cut.
         modes: which of "plain", "checkpointed" and "offloaded" to look at.
+        verify: whether to run the choice, where the model lies on an accelerator.
 
     Raises:
         OptionError: the budget names no size, or there is none and no accelerator.
@@ -203,17 +99,44 @@ def plan(
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         measured = f"{error.func} depends on the values of tensors, so the step was measured instead"
         ways = rehearsal.ways(fake=False)
-    ways.sort(key=lambda way: (way.slow_down, way.peak_nbytes))
     hidden = sorted(rehearsal.hidden)
-    found = Plan(
+    empty = Plan(
         budget_nbytes=limit,
-        ways=tuple(ways),
+        ways=(),
         choice=None,
         error=ERROR,
         measured=measured,
         warnings=(f"the workspace of {', '.join(hidden)} is not seen: the peak may be higher",) if hidden else (),
     )
-    return replace(found, choice=next((way for way in ways if found.fits(way)), None))
+    found = empty.chosen(tuple(ways))
+    return verified(found, model, loss_fn, batch, split) if on_device and verify else found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Taken:
+    """What a rehearsed step held, in bytes."""
+
+    held: int
+    """All the time."""
+
+    state: int
+    """Of that, the optimizer's state."""
+
+    gather: int
+    """At most, until the gradients were there."""
+
+    step: int
+    """At most, while the optimizer stepped."""
+
+    gather_roles: dict[Role, int]
+    step_roles: dict[Role, int]
+
+    def peak(self, *, offload_state: bool) -> tuple[int, dict[Role, int]]:
+        """Return the most that is held, and what it consists of."""
+        away = self.state if offload_state else 0
+        if self.step > self.gather - away:
+            return self.step, self.step_roles
+        return self.gather - away, {**self.gather_roles, "optimizer": self.gather_roles["optimizer"] - away}
 
 
 class _Rehearsal:
@@ -246,20 +169,27 @@ class _Rehearsal:
         while parts[-1] < size:
             parts.append(min(size, 2 * parts[-1]))
         with self._copied(fake=fake) as (model, optimizer, batch):
-            self._step(model, optimizer, batch, size, fake=fake)  # makes the optimizer's state
+            try:
+                self._step(model, optimizer, batch, parts[-1], fake=fake)  # makes the optimizer's state
+            except ValueError:  # what BatchNorm raises for a single sample
+                if len(parts) == 1:
+                    raise
+                parts.pop()
+                self._step(model, optimizer, batch, parts[-1], fake=fake)
             plain, inside = self._flops(model, batch)
             found: list[Way] = []
             if "plain" in self._modes:
-                found += [self._way(model, optimizer, batch, count, (plain, 0), None, fake=fake) for count in parts]
+                for count in parts:
+                    found += self._ways(model, optimizer, batch, count, (plain, 0), None, fake=fake)
             if blocks_of(model):
                 for host in [None] * ("checkpointed" in self._modes) + [_Host()] * ("offloaded" in self._modes):
                     checkpoint_blocks(model, offload=host is not None, saving=None if host is None else host.saving)
                     for count in parts:
-                        way = self._way(model, optimizer, batch, count, (plain, inside), host, fake=fake)
-                        found.append(replace(way, checkpoint=True, offload=host is not None))
+                        ways = self._ways(model, optimizer, batch, count, (plain, inside), host, fake=fake)
+                        found += [replace(way, checkpoint=True, offload=host is not None) for way in ways]
         return found
 
-    def _way(
+    def _ways(
         self,
         model: nn.Module,
         optimizer: Optimizer | None,
@@ -269,37 +199,45 @@ class _Rehearsal:
         host: _Host | None,
         *,
         fake: bool,
-    ) -> Way:
+    ) -> Iterator[Way]:
         """Run a step in so many parts; `flops` are those of a plain step, and those that are done twice."""
         if host is not None:
             host.nbytes = 0
-        counting = self._step(model, optimizer, batch, parts, fake=fake)
+        taken = self._step(model, optimizer, batch, parts, fake=fake)
         plain, twice = flops
         extra = twice / plain if plain else 0.0
-        moved = 0 if host is None else 2 * host.nbytes * parts // min(parts, 2)  # there and back
-        transfer = moved / _LINK_BYTES_PER_S / (plain / _FLOPS_PER_S) if plain else 0.0
-        return Way(
-            micro_batch=-(-size_of(batch) // parts),
-            parts=parts,
-            checkpoint=False,
-            offload=False,
-            peak_nbytes=counting.peak,
-            by_role=counting.by_role(),
-            extra_flops=extra,
-            moved_nbytes=moved,
-            slow_down=1 + extra + transfer + _PART_COST * (parts - 1),
-        )
+        inputs = 0 if host is None else 2 * host.nbytes * parts // min(parts, 2)  # there and back
+        for offload_state in [False] + [True] * ("state offloaded" in self._modes and taken.state > 0):
+            moved = inputs + 2 * taken.state * offload_state
+            transfer = moved / _LINK_BYTES_PER_S / (plain / _FLOPS_PER_S) if plain else 0.0
+            peak, roles = taken.peak(offload_state=offload_state)
+            away = taken.state if offload_state else 0
+            yield Way(
+                micro_batch=-(-size_of(batch) // parts),
+                parts=parts,
+                checkpoint=False,
+                offload=False,
+                offload_state=offload_state,
+                peak_nbytes=peak,
+                by_role=roles,
+                held_nbytes=taken.held - away,
+                gather_nbytes=taken.gather - away,
+                extra_flops=extra,
+                moved_nbytes=moved,
+                slow_down=1 + extra + transfer + _PART_COST * (parts - 1),
+            )
 
-    def _step(self, model: nn.Module, optimizer: Optimizer | None, batch: Any, parts: int, *, fake: bool) -> Counting:
+    def _step(self, model: nn.Module, optimizer: Optimizer | None, batch: Any, parts: int, *, fake: bool) -> _Taken:
         """Take a step, of two micro-batches at most: later ones are like the second."""
         counting = Counting(grain=self._grain)
         counting.watch([*model.parameters(), *model.buffers()], "weights")
         counting.watch((leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)), "inputs")
-        counting.watch(_state_tensors(optimizer), "optimizer")
+        counting.watch(state_tensors(optimizer), "optimizer")
         params = [param for param in model.parameters() if param.requires_grad]
         for param in model.parameters():
             param.grad = None
         counting.forget_peak()
+        held = counting.live
         hooks = [
             param.register_post_accumulate_grad_hook(lambda p: counting.watch([p.grad], "gradients"))
             for param in params
@@ -312,13 +250,22 @@ class _Rehearsal:
             del loss
         for hook in hooks:
             hook.remove()
+        gather, gather_roles = counting.peak, counting.by_role()
+        counting.forget_peak()
         if optimizer is not None:
             counting.scalar = 0.5 if fake else None  # optimizers read their step counters
             with counting:
                 optimizer.step()
-            counting.watch(_state_tensors(optimizer), "optimizer")
+            counting.watch(state_tensors(optimizer), "optimizer")
         self.hidden |= counting.hidden
-        return counting
+        return _Taken(
+            held=held,
+            state=sum({storage_key(one): one.nbytes for one in state_tensors(optimizer) if one.ndim}.values()),
+            gather=gather,
+            step=counting.peak,
+            gather_roles=gather_roles,
+            step_roles=counting.by_role(),
+        )
 
     def _flops(self, model: nn.Module, batch: Any) -> tuple[int, int]:
         """Return the operations of a plain step, and of those the ones in blocks' forward."""
@@ -371,11 +318,6 @@ class _Host:
             return torch.zeros(size, dtype=dtype, device=device)
 
         return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
-
-
-def _state_tensors(optimizer: Optimizer | None) -> Iterator[Tensor]:
-    for state in optimizer.state.values() if optimizer is not None else ():
-        yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
 def _as_on_its_device(optimizer: Optimizer | None) -> None:
