@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock import OutOfMemoryError, TrainStep, ledger, plan, release
+from penstock.memory.state_offload import offload_state
 
 pytestmark = pytest.mark.cuda
 
@@ -107,3 +108,38 @@ def test_release_gives_cached_blocks_back() -> None:
     block = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
     del block
     assert release().device_cache >= 64 << 20
+
+
+def test_the_ledgers_peak_is_the_allocators() -> None:
+    model = model_of()
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = TrainStep(model, optimizer, loss_fn)
+    batch = batch_of(64)
+    expected = peak_of(step, batch)
+    release()
+    found = ledger(model, optimizer, during=lambda: step(batch))
+    assert sum(found.at_peak.values()) + batch.nbytes == pytest.approx(expected, rel=0.05)
+
+
+def test_a_plan_is_verified_by_a_measured_step() -> None:
+    model = model_of()
+    optimizer = torch.optim.AdamW(model.parameters())
+    found = plan(model, loss_fn, batch_of(64), optimizer)
+    assert found.verified.startswith("verified by a measured step"), found.verified
+    assert found.choice is not None
+    step = TrainStep(model, optimizer, loss_fn, micro_batch=found.choice.micro_batch)
+    assert found.choice.peak_nbytes == pytest.approx(peak_of(step, batch_of(64)), rel=0.05)
+
+
+def test_an_offloaded_state_takes_no_device_memory_between_steps() -> None:
+    model = model_of(32)
+    optimizer = torch.optim.AdamW(model.parameters())
+    step, batch = TrainStep(model, optimizer, loss_fn), batch_of(4)
+    step(batch)
+    before = torch.cuda.memory_allocated()
+    offload_state(optimizer)
+    saved = before - torch.cuda.memory_allocated()
+    assert saved >= 2 * sum(p.nbytes for p in model.parameters())
+    assert all(state["exp_avg"].is_pinned() for state in optimizer.state.values())
+    step(batch)
+    assert torch.cuda.memory_allocated() <= before - saved + (1 << 20)

@@ -174,6 +174,33 @@ def test_tied_weights_are_counted_once() -> None:
     assert ledger(model).on("cpu").weights == 64 * 64 * 4
 
 
+def test_the_ledger_tells_who_held_what_at_the_peak_of_a_step() -> None:
+    model = nn.Sequential(nn.Linear(64, 256), nn.Sequential(nn.ReLU(), nn.Linear(256, 1)))
+    optimizer = torch.optim.Adam(model.parameters())
+    x = torch.zeros(32, 64)
+    step = TrainStep(model, optimizer, lambda module, batch: (module(batch).sum(), len(batch)))
+    step(x)
+    found = ledger(model, optimizer, during=lambda: step(x))
+    weights = sum(p.nbytes for p in model.parameters())
+    assert found.at_peak["weights"] == weights
+    assert 2 * weights <= found.at_peak["optimizer"] < 2 * weights + 100
+    assert found.at_peak["activations"] + found.at_peak["temporaries"] >= 32 * 256 * 4
+    assert "at the peak of the step" in found.render()
+    assert "activations" in found.to_json()["modules"]["1"]
+    assert step.statistics().steps == 2
+    model[0].register_forward_hook(lambda *_: None)
+    assert len(model[0]._forward_hooks) == 1, "its own hooks are gone"
+    assert ledger(model).at_peak == {}
+
+
+def test_activations_are_told_by_module_when_they_are_the_peak() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 512), nn.Tanh()), nn.Linear(512, 1))
+    x = torch.zeros(64, 8)
+    found = ledger(model, during=lambda: model(x).sum().backward())
+    assert found.modules["0"].activations == 64 * 512 * 4  # of Tanh, which the last layer saves too
+    assert found.at_peak["activations"] >= 64 * 512 * 4
+
+
 def test_the_loaders_slots_are_in_the_ledger() -> None:
     loader = DataLoader(torch.zeros(64, 1 << 14), batch_size=8, device=Sim())  # type: ignore[arg-type]
     for _ in loader:

@@ -17,11 +17,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from penstock.core.units import round_up
+from penstock.distributed.peers import local
 from penstock.memory.holdings import storage_key
 
 Role = Literal["weights", "gradients", "optimizer", "activations", "temporaries", "inputs"]
 ROLES: tuple[Role, ...] = ("weights", "gradients", "optimizer", "activations", "temporaries", "inputs")
 
+
+ALLOCATOR_GRAIN = 512
+"""The least that an allocation takes from CUDA's caching allocator, in bytes."""
 
 _WITH_WORKSPACE = ("convolution", "lstm", "gru", "rnn", "cudnn", "miopen")
 
@@ -30,6 +34,7 @@ _WITH_WORKSPACE = ("convolution", "lstm", "gru", "rnn", "cudnn", "miopen")
 class _Block:
     nbytes: int
     role: Role
+    part: str
 
 
 class Counting(TorchDispatchMode):
@@ -38,15 +43,19 @@ class Counting(TorchDispatchMode):
     Args:
         grain: the least that an allocation takes: 512 bytes from CUDA's caching allocator.
         scalar: what `.item()` gives, where tensors are fake and hold no number.
+        device: whose memory is counted; every device's by default.
     """
 
-    def __init__(self, *, grain: int = 1, scalar: float | None = None) -> None:
+    def __init__(self, *, grain: int = 1, scalar: float | None = None, device: torch.device | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = 0
         self.peak = 0
         self.hidden: set[str] = set()
         """Operations seen that take memory of their own, which is not seen."""
         self.scalar = scalar
+        self.part = ""
+        """The part of the model that is running, for what is made from now on."""
+        self._device = device
         self._grain = grain
         self._blocks: dict[int, _Block] = {}
         self._at_peak: list[_Block] = []
@@ -80,6 +89,14 @@ class Counting(TorchDispatchMode):
             found[block.role] += block.nbytes
         return found
 
+    def by_part(self, role: Role) -> dict[str, int]:
+        """Return the bytes of one role at the moment of the peak, by the part of the model that made them."""
+        found: dict[str, int] = {}
+        for block in self._at_peak:
+            if block.role == role:
+                found[block.part] = found.get(block.part, 0) + block.nbytes
+        return found
+
     def forget_peak(self) -> None:
         """Look for the peak from now on."""
         self.peak = self.live
@@ -101,14 +118,18 @@ class Counting(TorchDispatchMode):
         return result
 
     def _count(self, tensor: Tensor, role: Role | None) -> None:
+        if self._device is not None and tensor.device != self._device:
+            return
         try:
-            storage = tensor.untyped_storage()
+            storage = local(tensor).untyped_storage()
         except NotImplementedError:  # sparse and the like have none of their own
             return
         key = storage._cdata
         block = self._blocks.get(key)
         if block is None:
-            block = self._blocks[key] = _Block(round_up(storage.nbytes(), self._grain), role or "temporaries")
+            block = self._blocks[key] = _Block(
+                round_up(storage.nbytes(), self._grain), role or "temporaries", self.part
+            )
             self.live += block.nbytes
             weakref.finalize(storage, self._forget, key)
         elif role is not None:

@@ -7,10 +7,11 @@ device beyond that is the driver's context and other processes.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,7 +22,10 @@ from penstock.core.host import resident_nbytes
 from penstock.core.units import size_text
 from penstock.device.accelerator import free_and_total_nbytes
 from penstock.distributed.peers import local
+from penstock.memory.counting import ALLOCATOR_GRAIN, Counting, Role
 from penstock.memory.holdings import state_tensors, storage_key
+
+_ITSELF = "(itself)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +35,8 @@ class ModuleBytes:
     weights: int = 0
     gradients: int = 0
     optimizer: int = 0
+    activations: int = 0
+    """What it had saved for backward, at the peak of `during`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +87,9 @@ class Ledger:
     modules: dict[str, ModuleBytes]
     """By the model's immediate parts."""
 
+    at_peak: dict[Role, int] = field(default_factory=dict)
+    """What the model's device held at the peak of `during`, by role; empty without it."""
+
     def on(self, device: str) -> DeviceBytes:
         """Return the account of one device, as in "cuda:0", or "cpu" for the host."""
         return next(account for account in self.devices if account.device == device)
@@ -97,6 +106,9 @@ class Ledger:
             totals = {name: roles.pop(name) for name in ("allocated", "peak", "total") if name in roles}
             lines.append(f"{account.device}: " + ", ".join(f"{name} {size_text(n)}" for name, n in totals.items()))
             lines += [f"  {name.replace('_', ' '):16} {size_text(value):>10}" for name, value in roles.items()]
+        if self.at_peak:
+            lines.append(f"at the peak of the step, {size_text(sum(self.at_peak.values()))} in all")
+            lines += [f"  {role:16} {size_text(nbytes):>10}" for role, nbytes in self.at_peak.items() if nbytes]
         lines.append("by module")
         for name, held in self.modules.items():
             parts = ", ".join(f"{role} {size_text(value)}" for role, value in asdict(held).items() if value)
@@ -104,19 +116,28 @@ class Ledger:
         return "\n".join(lines) + "\n"
 
 
-def ledger(model: nn.Module, optimizer: Optimizer | None = None, loader: Any = None) -> Ledger:
-    """Return who holds which bytes now.
+def ledger(
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    loader: Any = None,
+    *,
+    during: Callable[[], object] | None = None,
+) -> Ledger:
+    """Return who holds which bytes now, and who did at the peak of a step.
 
     Args:
         model: whose parameters, gradients and buffers are counted, by its immediate parts too.
         optimizer: whose state is counted.
         loader: a `penstock.DataLoader`, whose slots and copies under way are counted.
+        during: a training step, as in `lambda: step(batch)`. It is taken, once, and each of its tensors is counted, by
+            the operation: what a fused kernel takes inside is not seen.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(1024, 1024, bias=False))
         >>> ledger(model).on("cpu").weights, ledger(model).modules["0"].weights
         (4194304, 4194304)
     """
+    peak = None if during is None else _counted(model, optimizer, during)
     weights = list(map(local, (*model.parameters(), *model.buffers())))
     gradients = [local(p.grad) for p in model.parameters() if p.grad is not None]
     state = list(state_tensors(optimizer))
@@ -135,14 +156,58 @@ def ledger(model: nn.Module, optimizer: Optimizer | None = None, loader: Any = N
             loader=0 if statistics is None else _of_loader(statistics, device),
         )
         accounts.append(_with_host(held) if device.type == "cpu" else _with_allocator(held, device))
-    return Ledger(devices=tuple(accounts), modules=dict(_by_module(model, optimizer)))
+    modules = dict(_by_module(model, optimizer))
+    if peak is None:
+        return Ledger(devices=tuple(accounts), modules=modules)
+    for part, nbytes in peak.by_part("activations").items():
+        name = part or _ITSELF
+        modules[name] = replace(modules.get(name, ModuleBytes()), activations=nbytes)
+    return Ledger(devices=tuple(accounts), modules=modules, at_peak=peak.by_role())
+
+
+def _counted(model: nn.Module, optimizer: Optimizer | None, during: Callable[[], object]) -> Counting:
+    """Take the step, and count what the model's device holds."""
+    params = list(model.parameters())
+    device = next((param.device for param in params), torch.device("cpu"))
+    counting = Counting(grain=1 if device.type == "cpu" else ALLOCATOR_GRAIN, device=device)
+    counting.watch(params, "weights")
+    counting.watch(model.buffers(), "weights")
+    counting.watch(state_tensors(optimizer), "optimizer")
+    counting.watch((param.grad for param in params), "gradients")
+    counting.forget_peak()
+    hooks = [
+        param.register_post_accumulate_grad_hook(lambda p: counting.watch([p.grad], "gradients"))
+        for param in params
+        if param.requires_grad
+    ]
+    for name, part in model.named_children():
+        hooks += [
+            part.register_forward_pre_hook(functools.partial(_enter, counting, name)),
+            part.register_forward_hook(functools.partial(_leave, counting)),
+        ]
+    try:
+        with counting, counting.watch_saved():
+            during()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    counting.watch(state_tensors(optimizer), "optimizer")
+    return counting
+
+
+def _enter(counting: Counting, name: str, *_: object) -> None:
+    counting.part = name
+
+
+def _leave(counting: Counting, *_: object) -> None:
+    counting.part = ""
 
 
 def _by_module(model: nn.Module, optimizer: Optimizer | None) -> Iterator[tuple[str, ModuleBytes]]:
     parts = dict(model.named_children())
     own = list(model.parameters(recurse=False))
     if own or not parts:
-        yield "(itself)", _module_bytes(own, model.buffers(recurse=False), optimizer)
+        yield _ITSELF, _module_bytes(own, model.buffers(recurse=False), optimizer)
     for name, part in parts.items():
         yield name, _module_bytes(list(part.parameters()), part.buffers(), optimizer)
 

@@ -31,7 +31,7 @@ from penstock.core.tree import map_leaves
 from penstock.core.units import parse_size
 from penstock.device.accelerator import free_and_total_nbytes
 from penstock.memory.blocks import blocks_of, checkpoint_blocks
-from penstock.memory.counting import Counting, Role
+from penstock.memory.counting import ALLOCATOR_GRAIN, Counting, Role
 from penstock.memory.holdings import LossFunction, state_tensors, storage_key
 from penstock.memory.microbatch import Split, split_batch
 from penstock.memory.microbatch import batch_size as size_of
@@ -44,7 +44,6 @@ MODES: tuple[Mode, ...] = ("plain", "checkpointed", "offloaded", "state offloade
 ERROR = 0.03
 """How far a prediction may be off."""
 
-_CUDA_GRAIN = 512
 _FLOPS_PER_S = 100e12
 _LINK_BYTES_PER_S = 25e9
 _PART_COST = 0.01
@@ -92,7 +91,7 @@ def plan(
     """
     limit = _budget(budget)
     on_device = any(p.device.type not in ("cpu", "meta") for p in model.parameters())
-    rehearsal = _Rehearsal(model, loss_fn, batch, optimizer, split, modes, grain=_CUDA_GRAIN if on_device else 1)
+    rehearsal = _Rehearsal(model, loss_fn, batch, optimizer, split, modes, grain=ALLOCATOR_GRAIN if on_device else 1)
     measured = ""
     try:
         ways = rehearsal.ways(fake=True)
