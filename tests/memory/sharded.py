@@ -188,6 +188,28 @@ def headroom(rank: int) -> None:
     assert_as(alone([[batch] * dist.get_world_size()] * 5), model)
 
 
+def cut(rank: int) -> None:
+    """Failures while a batch is cut, out of memory and others, are failures like any other."""
+    refuses = False
+
+    def split(batch: tuple[Tensor, Tensor], parts: int) -> list[tuple[Tensor, Tensor]]:
+        if refuses:
+            raise ValueError("cannot be cut")
+        return list(zip(*(tensor.tensor_split(parts) for tensor in batch), strict=True))
+
+    step = step_of(model := sharded(), micro_batch=2, split=split)
+    step(batch_of(rank, 0))
+    batch = batch_of(rank, 1)
+    with FailAt(range(3) if rank == 1 else ()):
+        step(batch)
+    refuses = rank == 0
+    said = raised_by(step, batch_of(rank, 2))
+    assert "ValueError: cannot be cut" in said, said
+    refuses = False
+    step(batch_of(rank, 2))
+    assert_as(alone(of_all_ranks(3)), model)
+
+
 def ended(rank: int) -> None:
     """The last rank has a batch fewer."""
     step = step_of(model := sharded())
@@ -280,6 +302,7 @@ CASES = {
     "oom": oom,
     "smaller": smaller,
     "headroom": headroom,
+    "cut": cut,
     "ended": ended,
     "error": error,
     "first error": lambda rank: error(rank, at=0),

@@ -20,7 +20,7 @@ RECOVERS = hasattr(FSDPModule, "reset_iter_state")
         *(
             pytest.param(case, world, marks=pytest.mark.skipif(not RECOVERS, reason=f"torch {torch.__version__}"))
             for case, world in (
-                ("everywhere", 2), ("first step", 2), ("smaller", 2), ("oom", 4), ("headroom", 2),
+                ("everywhere", 2), ("first step", 2), ("smaller", 2), ("cut", 2), ("oom", 4), ("headroom", 2),
             )
         ),
     ],

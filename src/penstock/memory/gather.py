@@ -292,16 +292,20 @@ class Gathering:
         entry.parts = shards.parts(self._parts(entry))
         if entry.parts > 1:
             self._refuse_coupled(None)
-        own = [] if entry.batch is None else self._cut(entry)
+        own: list[Any] = []
         for number in range(entry.parts):
-            if number < len(own):
-                run = functools.partial(self._run_part, entry, own[number], self.guess / shards.size)
-                with self.headroom.measuring(entry.bucket, -(-entry.size // entry.parts)):
-                    shards.micro_batch(run)
-            else:
-                shards.micro_batch(self._run_nothing)
-        if own:
-            self._spare = own[-1]
+            with self.headroom.measuring(entry.bucket, -(-entry.size // entry.parts)):
+                shards.micro_batch(functools.partial(self._run_shared, entry, own, number, self.guess / shards.size))
+        self._spare = own[-1] if own else self._spare
+
+    def _run_shared(self, entry: _Entry, own: list[Any], number: int, divisor: float) -> None:
+        """Run this rank's part of a micro-batch; all that may fail is done here, where the others are told of it."""
+        if entry.batch is not None and not own:
+            own.extend(self._cut(entry))
+        if number < len(own):
+            self._run_part(entry, own[number], divisor)
+        else:
+            self._run_nothing()
 
     def _cut(self, entry: _Entry) -> Sequence[Any]:
         return self._micro.split(entry.batch, entry.parts) if entry.parts > 1 else [entry.batch]
