@@ -21,3 +21,12 @@ def test_the_digits_are_learnt_to_over_95_percent_and_alike_without_penstock(tmp
     found = re.search(r"accuracy ([\d.]+)%", epochs[-1])
     assert found is not None
     assert float(found[1]) > 95
+
+
+def test_the_readmes_plan_is_what_the_command_prints() -> None:
+    command = [sys.executable, "-m", "penstock", "plan", "small_gpt:step", "--budget", "100MiB"]
+    printed = subprocess.run(command, cwd=EXAMPLES, check=True, capture_output=True, text=True).stdout.splitlines()
+    readme = (EXAMPLES.parent / "README.md").read_text()
+    shown = readme.partition("penstock plan small_gpt:step --budget 100MiB\n")[2].partition("```")[0].splitlines()
+    assert len(shown) > 5
+    assert [line for line in shown if line != "  ..." and line not in printed] == []

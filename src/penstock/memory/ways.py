@@ -106,7 +106,7 @@ class Plan:
 
     def render(self) -> str:
         """Return the plan as text."""
-        head = f"{'micro-batch':46} {'peak':>10}  {'weights':>9} {'gradients':>9} {'optimizer':>9} {'activations':>11}"
+        head = f"{'micro-batch':50} {'peak':>10}  {'weights':>9} {'gradients':>9} {'optimizer':>9} {'activations':>11}"
         lines = [head + f" {'other':>9} {'slower':>7}"]
         for way in self.ways:
             roles = way.by_role
@@ -116,7 +116,7 @@ class Plan:
             fits = "" if self.fits(way) else "  does not fit"
             mark = ">" if way is self.choice else " "
             lines.append(
-                f"{mark} {way.settings():44} {size_text(way.peak_nbytes):>10}  {cells} {way.slow_down:>6.2f}x{fits}"
+                f"{mark} {way.settings():48} {size_text(way.peak_nbytes):>10}  {cells} {way.slow_down:>6.2f}x{fits}"
             )
         how = "measured on real tensors" if self.measured else "predicted"
         lines.append(
