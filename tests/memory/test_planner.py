@@ -75,7 +75,8 @@ def planned(case: Case, budget: str = "1GiB") -> Plan:
 
 
 def peak(found: Plan, parts: int, *, checkpointed: bool = False) -> int:
-    ways = [w for w in found.ways if (w.parts, w.checkpoint, w.offload) == (parts, checkpointed, False)]
+    wanted = (parts, checkpointed, False, False)
+    ways = [w for w in found.ways if (w.parts, w.checkpoint, w.offload, w.offload_state) == wanted]
     assert len(ways) == 1
     assert sum(ways[0].by_role.values()) == ways[0].peak_nbytes
     return ways[0].peak_nbytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -9,10 +10,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from scarcity import FailAt
+from scarcity import Capacity, FailAt
 from torch import Tensor, nn
 
 from penstock import OptionError, TrainStep, plan
+from penstock.memory.holdings import state_tensors
 from penstock.memory.state_offload import StateOffload
 
 OPTIMIZERS = {
@@ -120,6 +122,16 @@ def test_a_plan_offloads_the_state_where_only_that_fits_and_apply_needs_the_opti
     assert with_state.peak_nbytes - without.peak_nbytes == state
     assert without.moved_nbytes == 2 * state
     assert without.by_role["optimizer"] == with_state.by_role["optimizer"] - state
+    OnCpu(optimizer)
+    for counted in (False, True):
+        optimizer.zero_grad()
+        with Capacity() if counted else contextlib.nullcontext() as memory:
+            if memory is not None:
+                memory.hold([*model.parameters(), x, *state_tensors(optimizer)])
+            loss_fn(model, x)[0].backward()
+            optimizer.step()
+    assert memory is not None
+    assert memory.peak - state == pytest.approx(without.peak_nbytes, rel=0.03), "but for what waits on the host"
     chosen = dataclasses.replace(found, choice=without)
     with pytest.raises(OptionError, match=r"call plan.apply\(model, optimizer\)"):
         chosen.apply(model)
