@@ -8,7 +8,8 @@ run.json is one JSON object. Times are seconds, sizes are bytes, shares lie betw
     started     when, in UTC, as ISO 8601
     wall_s      from then to the end of the program
     exit        {"code": int, "error": null or the exception in one line}
-    host        {"cpus": how many this process may use, "memory": {"peak_pss_nbytes", "peak_rss_nbytes", "processes"}}
+    host        {"cpus": how many this process may use, "machine": {"processor", "cores", "memory_nbytes", "system",
+                "accelerators"}, "memory": {"peak_pss_nbytes", "peak_rss_nbytes", "processes"}}
     totals      {"batches", "samples", "nbytes", "loop_s", "samples_per_s", "waited_share", "stages": {...}}
     loaders     one object for each DataLoader, in the order they were made:
                 {"name", "settings": {...}, "loop_s", "samples_per_s", "waited_share", "statistics": {...}}
@@ -25,7 +26,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -37,6 +37,7 @@ from penstock.observe import rates
 from penstock.observe.finding import Finding
 from penstock.observe.host_memory import HostMemory
 from penstock.observe.timeline import Moment
+from penstock.observe.whole_file import write_whole
 
 SCHEMA = "penstock.run/1"
 
@@ -82,6 +83,9 @@ class RunRecord:
     cpus: int = 1
     """How many this process might use."""
 
+    machine: Mapping[str, str | int] = field(default_factory=dict)
+    """What it ran on; see machine.py. Empty for runs of versions that did not keep it."""
+
     memory: HostMemory = field(default_factory=HostMemory)
     """The peak of this process and its descendants."""
 
@@ -104,7 +108,7 @@ def as_json(record: RunRecord) -> dict[str, Any]:
         "started": record.started,
         "wall_s": record.wall_s,
         "exit": {"code": record.exit_code, "error": record.error},
-        "host": {"cpus": record.cpus, "memory": asdict(record.memory)},
+        "host": {"cpus": record.cpus, "machine": dict(record.machine), "memory": asdict(record.memory)},
         "totals": _totals(record),
         "loaders": [
             {
@@ -140,6 +144,7 @@ def from_json(data: Any) -> RunRecord:
             error=data["exit"]["error"],
             versions=data["versions"],
             cpus=data["host"]["cpus"],
+            machine=data["host"].get("machine", {}),
             memory=_known(HostMemory, data["host"]["memory"]),
             loaders=tuple(
                 LoaderRecord(
@@ -160,19 +165,7 @@ def save(record: RunRecord, file: Path) -> None:
     Raises:
         OptionError: it cannot be written there.
     """
-    text = json.dumps(as_json(record), indent=2, default=repr) + "\n"
-    try:
-        descriptor, partial = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-        try:
-            with open(descriptor, "w", encoding="utf-8") as stream:
-                stream.write(text)
-            Path(partial).chmod(0o644)
-            Path(partial).replace(file)
-        except BaseException:
-            Path(partial).unlink(missing_ok=True)
-            raise
-    except OSError as exc:
-        raise OptionError(f"{file} cannot be written: {os.strerror(exc.errno or 0)}; give another --json FILE") from exc
+    write_whole(file, json.dumps(as_json(record), indent=2, default=repr) + "\n", "--json FILE")
 
 
 def load(file: Path) -> RunRecord:
