@@ -60,7 +60,9 @@ def ordinary(*, moments: int = 240, wall_s: float = 120.0, device: bool = True, 
         memory=HostMemory(peak_pss_nbytes=3 << 30, peak_rss_nbytes=2 << 30, processes=6),
         loaders=(
             loader("ImageFolder", last.batches, last.stages),
-            loader("ImageFolder #2", 40, StageTimes(fetch_s=2.0, collate_s=0.4, transport_s=0.1, wait_s=0.1, step_s=3.0)),
+            loader(
+                "ImageFolder #2", 40, StageTimes(fetch_s=2.0, collate_s=0.4, transport_s=0.1, wait_s=0.1, step_s=3.0)
+            ),
         ),
         timeline=tuple(timeline),
         findings=(

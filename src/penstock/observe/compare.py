@@ -6,7 +6,7 @@ may be filled by anybody who has measured something else, a baseline with anothe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
 from penstock.core.stats import StageTimes
@@ -138,7 +138,8 @@ def rows(here: Comparison, there: Comparison) -> list[Row]:
         _times("loop, per batch", here.batch_s, there.batch_s),
     ]
     for name, label in STAGES.items():
-        found.append(_times(f"{label}, per batch", *(one.stages and getattr(one.stages, name) for one in (here, there))))
+        ours, theirs = (getattr(one.stages, name) if one.stages is not None else None for one in (here, there))
+        found.append(_times(f"{label}, per batch", ours, theirs))
     peaks = here.peak_host_nbytes, there.peak_host_nbytes
     if any(peaks):
         found.append(
@@ -165,7 +166,10 @@ STAGES = {
 def render(record: RunRecord, there: Comparison, name: str) -> str:
     """Return the comparison of `record`, called `name`, as lines of plain text."""
     here = as_comparison(record, name)
-    lines = [("", name, there.name, "ratio"), *((row.what, row.here, row.there, row.ratio) for row in rows(here, there))]
+    lines = [
+        ("", name, there.name, "ratio"),
+        *((row.what, row.here, row.there, row.ratio) for row in rows(here, there)),
+    ]
     text = [f"penstock: {verdict(here, there)}", *_table(lines)]
     if there.settings:
         text += ["", "  what differs in the settings", *_table([(d.what, d.here, d.there) for d in there.settings])]
@@ -234,11 +238,12 @@ def _settings(here: RunRecord, there: RunRecord) -> tuple[Difference, ...]:
         if other is None:
             continue
         ours, others = _all_settings(loader), _all_settings(other)
-        for key in [*ours, *(key for key in others if key not in ours)]:
-            if ours.get(key) != others.get(key):
-                found.append(
-                    Difference(what=f"{key} of {name}", here=str(ours.get(key, "–")), there=str(others.get(key, "–")))
-                )
+        keys = [*ours, *(key for key in others if key not in ours)]
+        found += [
+            Difference(what=f"{key} of {name}", here=str(ours.get(key, "–")), there=str(others.get(key, "–")))
+            for key in keys
+            if ours.get(key) != others.get(key)
+        ]
     return tuple(found)
 
 
@@ -278,9 +283,12 @@ def _few(names: list[str]) -> str:
     return ", ".join(names[:4]) + (" …" if len(names) > 4 else "") or "none"
 
 
-def _table(lines: list[tuple[str, ...]]) -> list[str]:
+def _table(lines: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return [
-        "  " + "  ".join([line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))])
+        "  "
+        + "  ".join(
+            [line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))]
+        )
         for line in lines
     ]

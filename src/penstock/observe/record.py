@@ -6,6 +6,7 @@ run.json is one JSON object. Times are seconds, sizes are bytes, shares lie betw
     versions    {"penstock", "python", "torch"}: torch is null when the program never imported it
     command     what was run: the script (or "-m", module) and its arguments
     started     when, in UTC, as ISO 8601
+    began_unix_ns  the same to the nanosecond, since 1970
     wall_s      from then to the end of the program
     exit        {"code": int, "error": null or the exception in one line}
     host        {"cpus": how many this process may use, "machine": {"processor", "cores", "memory_nbytes", "system",
@@ -68,6 +69,9 @@ class RunRecord:
     started: str
     """When, in UTC, as ISO 8601."""
 
+    began_unix_ns: int = 0
+    """The same to the nanosecond, since 1970; 0 for runs of versions that did not keep it."""
+
     wall_s: float
     """From then to the program's end."""
 
@@ -106,6 +110,7 @@ def as_json(record: RunRecord) -> dict[str, Any]:
         "versions": dict(record.versions),
         "command": list(record.command),
         "started": record.started,
+        "began_unix_ns": record.began_unix_ns,
         "wall_s": record.wall_s,
         "exit": {"code": record.exit_code, "error": record.error},
         "host": {"cpus": record.cpus, "machine": dict(record.machine), "memory": asdict(record.memory)},
@@ -139,6 +144,7 @@ def from_json(data: Any) -> RunRecord:
         return RunRecord(
             command=tuple(data["command"]),
             started=data["started"],
+            began_unix_ns=data.get("began_unix_ns", 0),
             wall_s=data["wall_s"],
             exit_code=data["exit"]["code"],
             error=data["exit"]["error"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from penstock.core.stats import LoaderStatistics, StageTimes
 from penstock.core.units import size_text
 from penstock.observe import rates

@@ -45,7 +45,7 @@ def time_text(seconds: float) -> str:
     if seconds < 0.0005:
         return f"{seconds * 1e6:.0f} µs" if seconds else "0 s"
     if seconds < 0.9995:
-        return f"{seconds * 1000:.2g} ms" if seconds < 0.01 else f"{seconds * 1000:.0f} ms"
+        return f"{seconds * 1000:.1f} ms" if seconds < 0.00995 else f"{seconds * 1000:.0f} ms"
     if seconds < 60:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.units import size_text
-from penstock.observe.page.course import Course, Span
+from penstock.observe.course import Course, Span
 from penstock.observe.page.palette import LIGHT
 from penstock.observe.timeline import Moment
 from penstock.observe.wording import rate_text, share_text, time_text
 
 _GIB = 1 << 30
 _MIB = 1 << 20
+_PER_CENT = {"range": [0, 100], "tickvals": [0, 50, 100], "ticktext": ["0 %", "50 %", "100 %"]}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,15 +71,17 @@ def _time(course: Course) -> Figure:
         ("transport", "transport"),
         ("outside of loops", "outside"),
     )
-    plot = _plot(_unit(course), "share of the time", yaxis={"range": [0, 100], "ticksuffix": " %", "tickvals": [0, 50, 100]})
+    plot = _plot(_unit(course), "share of the time", yaxis=_PER_CENT)
     for label, role in legend:
-        _steps(plot, course, label, role, [100 * getattr(span, role) for span in spans], stack="time", hover="%{y:.0f} %")
+        _steps(
+            plot, course, label, role, [100 * getattr(span, role) for span in spans], stack="time", hover="%{y:.0f} %"
+        )
     worst = max(spans, key=lambda span: span.waiting)
     mean = {role: _mean(spans, role) for _, role in legend}
     words = (
         f"Of the run's time, {share_text(mean['step'])} went into the step, {share_text(mean['waiting'])} into waiting "
         f"for data, {share_text(mean['transport'])} into transport and {share_text(mean['outside'])} were outside of "
-        f"loops. The longest waiting, {share_text(worst.waiting)}, was around {time_text((worst.from_s + worst.to_s) / 2)}."
+        f"loops. The longest waiting, {share_text(worst.waiting)}, began after {time_text(worst.from_s)}."
     )
     title = "How the training process spent its time"
     return Figure(name="time", title=title, words=words, legend=legend, plot=plot, height=260)
@@ -95,7 +98,7 @@ def _rate(course: Course) -> Figure:
 
 def _workers(course: Course) -> Figure:
     spans = course.spans
-    legend = (("reading and decoding", "fetch"), ("collating", "collate"))
+    legend: tuple[tuple[str, str], ...] = (("reading and decoding", "fetch"), ("collating", "collate"))
     plot = _plot(_unit(course), "busy, on average", yaxis={"rangemode": "tozero"})
     for label, role, values in (
         (*legend[0], [span.reading for span in spans]),
@@ -107,7 +110,9 @@ def _workers(course: Course) -> Figure:
     words = f"At most {max(busy):.1f} were busy at a time"
     words += f", of {most} workers." if most else "; without workers, that is the loop itself."
     if most:
-        _steps(plot, course, "workers", "outside", [span.workers for span in spans], hover="%{y}", width=1.5, dash="dot")
+        _steps(
+            plot, course, "workers", "outside", [span.workers for span in spans], hover="%{y}", width=1.5, dash="dot"
+        )
         legend = (*legend, ("workers there are", "outside"))
     title = "Workers at work" if most else "Reading and collating"
     return Figure(name="workers", title=title, words=words, legend=legend, plot=plot, height=220)
@@ -117,7 +122,7 @@ def _queue(course: Course) -> Figure:
     legend = (("ready, waiting to be asked for", "ready"), ("held, still looked at", "held"))
     plot = _plot(_unit(course), "batches", yaxis={"rangemode": "tozero", "tickformat": "~d"})
     for label, role in legend:
-        _lines(plot, course, label.partition(",")[0], role, lambda moment, role=role: getattr(moment, role), "%{y}")
+        _lines(plot, course, label.partition(",")[0], role, _count(role), "%{y}")
     empty = sum(not moment.ready for moment in course.moments) / len(course.moments)
     words = (
         f"In {share_text(empty)} of the looks no batch was ready; at most {max(m.ready for m in course.moments)} were "
@@ -147,7 +152,7 @@ def _memory(course: Course) -> Figure:
 
 
 def _busy(course: Course) -> Figure:
-    plot = _plot(_unit(course), "share of the time", yaxis={"range": [0, 100], "ticksuffix": " %", "tickvals": [0, 50, 100]})
+    plot = _plot(_unit(course), "share of the time", yaxis=_PER_CENT)
     values = [None if span.device_busy is None else 100 * span.device_busy for span in course.spans]
     _steps(plot, course, "busy", "busy", values, hover="%{y:.0f} %", width=2)
     known = [value for value in values if value is not None]
@@ -177,7 +182,7 @@ def _plot(unit: tuple[str, float], ylabel: str, *, yaxis: dict[str, Any]) -> Any
             "font": {"family": "system-ui, sans-serif", "size": 12, "color": LIGHT["muted"]},
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
-            "margin": {"l": 48, "r": 10, "t": 8, "b": 38},
+            "margin": {"l": 48, "r": 10, "t": 8, "b": 30},
             "showlegend": False,
             "hovermode": "x unified",
             "hoverlabel": {"bgcolor": LIGHT["card"], "bordercolor": LIGHT["rule"], "font": {"color": LIGHT["ink"]}},
@@ -250,9 +255,13 @@ def _in_units(field: str, unit_nbytes: int) -> Callable[[Moment], float | None]:
     return value
 
 
+def _count(field: str) -> Callable[[Moment], float | None]:
+    return lambda moment: float(getattr(moment, field))
+
+
 def _mean(spans: Sequence[Span], role: str) -> float:
     whole_s = sum(span.to_s - span.from_s for span in spans)
-    return sum(getattr(span, role) * (span.to_s - span.from_s) for span in spans) / whole_s
+    return float(sum(getattr(span, role) * (span.to_s - span.from_s) for span in spans) / whole_s)
 
 
 def _short(values: Iterable[float | None]) -> list[float | None]:

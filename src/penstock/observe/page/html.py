@@ -136,7 +136,7 @@ def _figures(figures: list[Figure], *, has_batches: bool) -> str:
         return f'<section><h2>Over time</h2><p class="muted">{words}</p></section>' if has_batches else ""
     return (
         '<section><h2>Over time</h2><p class="muted small">Drag over a stretch to look closer, in all figures at once; '
-        f'double-click to come back.</p>{"".join(map(_figure, figures))}</section>'
+        f"double-click to come back.</p>{''.join(map(_figure, figures))}</section>"
     )
 
 
@@ -145,10 +145,11 @@ def _figure(figure: Figure) -> str:
         f'<li><span class="chip" style="background:var(--{role})" aria-hidden="true"></span>{_text(label)}</li>'
         for label, role in figure.legend
     )
+    words = f"{figure.title}. {figure.words}"
     return (
         f'<figure class="card" id="{figure.name}"><figcaption><h3>{_text(figure.title)}</h3>'
         f'<ul class="legend">{legend}</ul></figcaption>'
-        f'<div class="plot" id="plot-{figure.name}" role="img" aria-label="{_text(figure.title)}. {_text(figure.words)}" '
+        f'<div class="plot" id="plot-{figure.name}" role="img" aria-label="{_text(words)}" '
         f'style="height:{figure.height}px"></div><p class="muted small">{_text(figure.words)}</p></figure>'
     )
 
@@ -156,7 +157,9 @@ def _figure(figure: Figure) -> str:
 def _loaders(loaders: tuple[LoaderView, ...]) -> str:
     if not loaders:
         return ""
-    shown = "".join(f'<div class="card">{_loader(one, is_open=len(loaders) == 1)}</div>' for one in loaders[:_SHOWN_LOADERS])
+    shown = "".join(
+        f'<div class="card">{_loader(one, is_open=len(loaders) == 1)}</div>' for one in loaders[:_SHOWN_LOADERS]
+    )
     rest = ""
     if len(loaders) > _SHOWN_LOADERS:
         rows = [

@@ -66,7 +66,10 @@ def _process_bar(record: RunRecord, used: list[LoaderRecord]) -> Bar | None:
             meaning="the program's own work between two batches",
         ),
         Part(
-            label="waiting for data", role="waiting", seconds=waiting_s, meaning="the next batch was not ready: the stall"
+            label="waiting for data",
+            role="waiting",
+            seconds=waiting_s,
+            meaning="the next batch was not ready: the stall",
         ),
         Part(
             label="reading and decoding",

@@ -8,8 +8,8 @@ from penstock.core.units import size_text
 from penstock.observe import compare, rates
 from penstock.observe.alike import merged, settings_text
 from penstock.observe.compare import Comparison
+from penstock.observe.course import Course, course_of
 from penstock.observe.finding import Finding
-from penstock.observe.page.course import Course, course_of
 from penstock.observe.page.headline import Headline, headline
 from penstock.observe.page.seconds import Bar, bars
 from penstock.observe.record import LoaderRecord, RunRecord
@@ -165,8 +165,8 @@ def _tiles(record: RunRecord) -> tuple[Tile, ...]:
     if every:
         samples, batches = sum(one.samples for one in every), sum(one.batches for one in every)
         found += [
-            Tile(label="throughput", value=rate_text(total.samples_per_s), note="of the loops' time"),
-            Tile(label="waited for data", value=share_text(total.waited_share), note="of the loops' time"),
+            Tile(label="throughput", value=count_text(total.samples_per_s), note="samples per second of loop"),
+            Tile(label="waited for data", value=share_text(total.waited_share), note="of the time in loops"),
             Tile(label="samples", value=count_text(samples), note=f"in {count_text(batches)} batches"),
             Tile(label="loop, per batch", value=time_text(total.batch_s or 0.0), note="step and loading"),
         ]

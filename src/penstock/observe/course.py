@@ -73,9 +73,7 @@ def course_of(moments: Sequence[Moment]) -> Course:
     """Return the course that `moments` tell of; an empty one where they are too few to draw a line through."""
     if len(moments) < 2:
         return Course()
-    spans = tuple(
-        _span(stretch[0], stretch[-1], stretch[1:]) for stretch in _stretches([Moment(at_s=0.0), *moments])
-    )
+    spans = tuple(_span(stretch[0], stretch[-1], stretch[1:]) for stretch in _stretches([Moment(at_s=0.0), *moments]))
     return Course(spans=spans if len(spans) > 1 else (), moments=tuple(moments))
 
 
