@@ -1,8 +1,8 @@
 """A running program's numbers for Prometheus. The one file that imports prometheus_client
 (`pip install "penstock[prometheus]"`).
 
-The loaders are asked when somebody asks for the numbers, in a thread that serves one request after the other; nothing
-is ever pushed, and the program waits for none of it. The endpoint listens on this machine only.
+The loaders are asked when somebody asks for the numbers, in threads of the endpoint's own; nothing is ever pushed, and
+the program waits for none of it. The endpoint listens on this machine only.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from socketserver import ThreadingMixIn
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, make_server
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from penstock.core.errors import OptionError
 from penstock.observe import rates
@@ -50,7 +51,7 @@ class Endpoint:
         registry = client.CollectorRegistry(auto_describe=False)
         registry.register(_Collector(watch))
         try:
-            self._server = make_server(_HOST, port, client.make_wsgi_app(registry), handler_class=_Silent)
+            self._server = make_server(_HOST, port, client.make_wsgi_app(registry), _Server, _Silent)
         except (OSError, OverflowError) as exc:
             raise OptionError(f"port {port} of {_HOST} cannot be had ({exc}); give another --prometheus PORT") from exc
         self.port = int(self._server.server_port)
@@ -109,10 +110,17 @@ class _Collector:
         yield from (stages, loading, slots, memory)
 
 
+class _Server(ThreadingMixIn, WSGIServer):
+    """Answers each client in a thread of its own, so that a slow one holds up neither others nor the program's end."""
+
+    daemon_threads = True
+    block_on_close = False
+
+
 class _Silent(WSGIRequestHandler):
     """Answers without a line on stderr, which is the program's."""
 
-    timeout = 5.0  # seconds that a client may keep the others waiting for
+    timeout = 5.0  # seconds that a client may say nothing
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing."""

@@ -175,14 +175,14 @@ def _unit(course: Course) -> tuple[str, float]:
 def _plot(unit: tuple[str, float], ylabel: str, *, yaxis: dict[str, Any]) -> Any:
     import plotly.graph_objects as go
 
-    axis = {"gridcolor": LIGHT["rule"], "zeroline": False, "automargin": True, "fixedrange": True}
+    axis = {"gridcolor": LIGHT["rule"], "zeroline": False, "fixedrange": True}
     return go.Figure(
         layout={
             "template": None,
             "font": {"family": "system-ui, sans-serif", "size": 12, "color": LIGHT["muted"]},
             "paper_bgcolor": "rgba(0,0,0,0)",
             "plot_bgcolor": "rgba(0,0,0,0)",
-            "margin": {"l": 48, "r": 10, "t": 8, "b": 30},
+            "margin": {"l": 64, "r": 10, "t": 8, "b": 30},
             "showlegend": False,
             "hovermode": "x unified",
             "hoverlabel": {"bgcolor": LIGHT["card"], "bordercolor": LIGHT["rule"], "font": {"color": LIGHT["ink"]}},

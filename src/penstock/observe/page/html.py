@@ -135,8 +135,8 @@ def _figures(figures: list[Figure], *, has_batches: bool) -> str:
         words = "The run was too short, or was not looked at often enough, to draw its course."
         return f'<section><h2>Over time</h2><p class="muted">{words}</p></section>' if has_batches else ""
     return (
-        '<section><h2>Over time</h2><p class="muted small">Drag over a stretch to look closer, in all figures at once; '
-        f"double-click to come back.</p>{''.join(map(_figure, figures))}</section>"
+        '<section><h2>Over time</h2><p class="muted small desk">Drag over a stretch to look closer, in all figures at '
+        f"once; double-click to come back.</p>{''.join(map(_figure, figures))}</section>"
     )
 
 

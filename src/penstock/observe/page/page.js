@@ -25,7 +25,8 @@
       layout.height = figure.height;
       if (narrow.matches) {
         layout.xaxis.nticks = 5;
-        layout.margin.l = 40;
+        layout.margin.l = 46;
+        delete layout.yaxis.title;
       }
       Plotly.react(nodes[k], data, layout, { responsive: true, displayModeBar: false, doubleClick: "reset" });
     });
