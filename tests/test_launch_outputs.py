@@ -82,12 +82,9 @@ def test_a_run_whose_port_is_taken_does_not_begin(tmp_path: Path) -> None:
 
 
 def test_a_saved_run_is_written_for_every_reader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record.save(made_runs.ordinary(), tmp_path / "run.json")
-    out = {name: str(tmp_path / name) for name in ("r.html", "t.json", "logs")}
-    assert (
-        _report(tmp_path, "run.json", "--html", out["r.html"], "--trace", out["t.json"], "--tensorboard", out["logs"])
-        == 0
-    )
+    record.save(made_runs.ordinary(), tmp_path / "a.json")
+    html, trace, logs = (str(tmp_path / name) for name in ("r.html", "t.json", "logs"))
+    assert _report(tmp_path, "a.json", "--html", html, "--trace", trace, "--tensorboard", logs) == 0
     assert capsys.readouterr().out == ""
     assert "Your step waited for data" in (tmp_path / "r.html").read_text()
     assert read(tmp_path / "t.json").events
@@ -118,9 +115,7 @@ def test_a_trace_to_merge_needs_a_file_to_be_merged_into(tmp_path: Path, capsys:
 
 
 def _report(folder: Path, *arguments: str) -> int:
-    return cli.main(
-        ["report", *(str(folder / one) if one.endswith(".json") and "/" not in one else one for one in arguments)]
-    )
+    return cli.main(["report", *(str(folder / one) if one[1:] == ".json" else one for one in arguments)])
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ itself an exit handler, the first to be registered and so the last to be called.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import datetime
 import os
 import platform
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from penstock.observe.prometheus import Endpoint
 
 
+_INTERRUPTED = 128 + signal.SIGINT
+
+
 def run(command: Sequence[str], outputs: Outputs, *, quiet: bool = False) -> int:
     """Run a script (`[path, *args]`) or a module (`["-m", name, *args]`) and return its exit code.
 
@@ -60,7 +64,7 @@ def run(command: Sequence[str], outputs: Outputs, *, quiet: bool = False) -> int
         session.exit_code = exit_.code or 0 if no_failure else 1  # type: ignore[assignment]
         raise
     except KeyboardInterrupt as interrupt:
-        session.exit_code = 128 + signal.SIGINT
+        session.exit_code = _INTERRUPTED
         session.error = _print(interrupt)
         _be_interrupted()
     except BaseException as error:  # noqa: BLE001  whatever ends the program ends it here
@@ -129,6 +133,8 @@ class _Session:
             sys.stdout.flush()
             print(report.render(record), end="", file=sys.stderr, flush=True)
         self._outputs.write(record, self._watch, self._clock)
+        if self.exit_code == _INTERRUPTED:
+            _stay_interrupted()
 
 
 def _endpoint(watch: Watch, port: int | None, *, quiet: bool) -> Endpoint | None:
@@ -154,6 +160,16 @@ def _be_interrupted() -> NoReturn:
     """End by SIGINT after the exit handlers, as Python does after a KeyboardInterrupt that it has printed."""
     sys.excepthook = lambda *_: None
     raise KeyboardInterrupt
+
+
+def _stay_interrupted() -> None:
+    """Let Python still end by SIGINT after exit handlers that have imported something.
+
+    It remembers an unhandled KeyboardInterrupt in a flag that every `exec` of a string clears or sets, and making a
+    dataclass or a named tuple is one. Source: `run_eval_code_obj` in CPython's pythonrun.c.
+    """
+    with contextlib.suppress(KeyboardInterrupt):
+        exec("raise KeyboardInterrupt")
 
 
 def _torch_version() -> str | None:
