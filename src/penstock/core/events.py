@@ -14,7 +14,7 @@ EventKind = Literal["step", "next", "wait", "make"]
 
 
 class Event(NamedTuple):
-    """Something that took from `began_ns` to `ended_ns`. A tuple: a long run makes very many."""
+    """Something that took from `began_ns` to `ended_ns`."""
 
     kind: EventKind
     began_ns: int
@@ -36,27 +36,46 @@ class Event(NamedTuple):
     """How many were made."""
 
 
+_Row = tuple[EventKind, int, int, int, int, int, int, int, int, int, int]
+
+
 class Recorder:
     """Keeps events: the first half of `most` and the last half, so that memory is bounded however long the run.
+
+    They are kept as plain tuples of numbers, which the garbage collector soon leaves alone.
 
     Example:
         >>> recorder = Recorder(most=4)
         >>> for stamp in range(10):
-        ...     recorder.add(Event("step", stamp, stamp + 1))
+        ...     recorder.add("step", stamp, stamp + 1)
         >>> [event.began_ns for event in recorder.events()], recorder.dropped
         ([0, 1, 8, 9], 6)
     """
 
     def __init__(self, most: int = 100_000) -> None:
         self._room = most // 2
-        self._first: list[Event] = []
-        self._last: deque[Event] = deque(maxlen=most - most // 2)
+        self._first: list[_Row] = []
+        self._last: deque[_Row] = deque(maxlen=most - most // 2)
         self._seen = 0
 
-    def add(self, event: Event) -> None:
-        """Keep `event`. Called by the iterating thread only."""
+    def add(
+        self,
+        kind: EventKind,
+        began_ns: int,
+        ended_ns: int,
+        epoch: int = 0,
+        batch: int = 0,
+        pid: int = 0,
+        worker: int = -1,
+        fetch_ns: int = 0,
+        collate_ns: int = 0,
+        row: int = 0,
+        samples: int = 0,
+    ) -> None:
+        """Keep an `Event` of these fields. Called by the iterating thread only."""
         self._seen += 1
-        if len(self._first) < self._room:
+        event = (kind, began_ns, ended_ns, epoch, batch, pid, worker, fetch_ns, collate_ns, row, samples)
+        if self._seen <= self._room:
             self._first.append(event)
         else:
             self._last.append(event)
@@ -68,4 +87,4 @@ class Recorder:
 
     def events(self) -> tuple[Event, ...]:
         """Return what has been kept, as it came."""
-        return (*self._first, *self._last)
+        return tuple(Event(*row) for rows in (self._first, self._last) for row in rows)

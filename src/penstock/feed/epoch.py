@@ -17,7 +17,7 @@ import numpy as np
 from torch._utils import ExceptionWrapper
 
 from penstock.core.errors import TransportError, WorkerKilledError, WorkerStartError, WorkerTimeoutError
-from penstock.core.events import Event
+from penstock.core.events import Recorder
 from penstock.feed.collate import merge
 from penstock.feed.counters import Counters
 from penstock.feed.dispatch import Dispatch
@@ -289,7 +289,7 @@ class EpochRunner:
         waited_ns = time.perf_counter_ns() - began
         self._counters.wait_ns += waited_ns
         if self._counters.recorder is not None:
-            self._counters.recorder.add(Event("wait", began, began + waited_ns, self._counters.epochs, self._next_out))
+            self._counters.recorder.add("wait", began, began + waited_ns, self._counters.epochs, self._next_out)
         if idle:
             self._dispatch.starved(waited_ns * idle)
         if not events:
@@ -316,7 +316,7 @@ class EpochRunner:
         self._counters.fetch_ns += report.fetch_ns
         self._counters.collate_ns += report.collate_ns
         if self._counters.recorder is not None:
-            self._counters.recorder.add(_making(report, piece, self._counters.epochs))
+            _record(self._counters.recorder, report, piece, self._counters.epochs)
         self._counters.skip(report.skipped)
         batch.left -= 1
         batch.work_ns += report.fetch_ns + report.collate_ns
@@ -514,8 +514,8 @@ def _parts_disagree(batch: _Batch) -> bool:
     return any(spec != specs[0] for spec in specs)
 
 
-def _making(report: Report, piece: Piece, epoch: int) -> Event:
-    return Event(
+def _record(recorder: Recorder, report: Report, piece: Piece, epoch: int) -> None:
+    recorder.add(
         "make",
         report.began_ns,
         report.began_ns + report.fetch_ns + report.collate_ns,

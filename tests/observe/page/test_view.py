@@ -34,6 +34,7 @@ def test_loops_inside_of_loops_are_not_said_to_add_up_to_the_wall_clock() -> Non
     ("stages", "settings", "words"),
     [
         ({"step_s": 99.0, "wait_s": 1.0}, {}, "Loading is hidden: your step waited for data 1.0 % of the time."),
+        ({"step_s": 9.0, "wait_s": 1.0}, {}, "Loading is nearly hidden: your step waited for data 10 % of the time."),
         ({"step_s": 5.0, "wait_s": 5.0, "fetch_s": 9.0}, {}, "50 % of the time; reading and decoding in the workers"),
         ({"step_s": 5.0, "wait_s": 5.0, "collate_s": 9.0}, {}, "putting samples together (collate) is the bottleneck"),
         ({"step_s": 5.0, "transport_s": 5.0}, {}, "handing batches over is the bottleneck"),
@@ -55,6 +56,13 @@ def test_the_headline_names_how_much_was_waited_and_why(stages: dict, settings: 
 def test_the_gain_that_the_headline_promises_at_most_is_what_the_waiting_took() -> None:
     one = made_runs.loader("Images", 10, StageTimes(step_s=5.0, wait_s=5.0))
     assert "2.00×" in headline(dataclasses.replace(made_runs.empty(), loaders=(one,))).more
+
+
+def test_of_several_loaders_the_headline_names_the_one_that_was_waited_for() -> None:
+    quick, slow = (made_runs.loader(name, 9, StageTimes(step_s=5.0, wait_s=s)) for name, s in (("A", 1.0), ("B", 5.0)))
+    words = headline(dataclasses.replace(made_runs.empty(), loaders=(quick, slow))).more
+    assert "Most of the waiting was in the loop over B, 50 % of its time." in words
+    assert "Most of the waiting" not in headline(dataclasses.replace(made_runs.empty(), loaders=(slow, slow))).more
 
 
 def test_a_gain_that_was_not_measured_is_called_an_estimate() -> None:

@@ -120,14 +120,12 @@ def _workers(course: Course) -> Figure:
 
 def _queue(course: Course) -> Figure:
     legend = (("ready, waiting to be asked for", "ready"), ("held, still looked at", "held"))
-    plot = _plot(_unit(course), "batches", yaxis={"rangemode": "tozero", "tickformat": "~d"})
+    most = max(max(moment.ready, moment.held) for moment in course.moments)
+    plot = _plot(_unit(course), "batches", yaxis={"rangemode": "tozero", "tick0": 0, "dtick": max(1, -(-most // 4))})
     for label, role in legend:
         _lines(plot, course, label.partition(",")[0], role, _count(role), "%{y}")
-    empty = sum(not moment.ready for moment in course.moments) / len(course.moments)
-    words = (
-        f"In {share_text(empty)} of the looks no batch was ready; at most {max(m.ready for m in course.moments)} were "
-        f"ready and {max(m.held for m in course.moments)} held."
-    )
+    ready, held = (max(getattr(moment, role) for moment in course.moments) for _, role in legend)
+    words = f"At most {ready} were ready and {held} held at a time."
     return Figure(name="queue", title="Batches ready and held", words=words, legend=legend, plot=plot, height=200)
 
 

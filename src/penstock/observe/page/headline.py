@@ -7,13 +7,16 @@ from typing import Literal
 
 from penstock.core.stats import LoaderStatistics
 from penstock.observe import rates
-from penstock.observe.record import RunRecord
+from penstock.observe.record import LoaderRecord, RunRecord
 from penstock.observe.wording import ratio_text, share_text, time_text
 
 Tone = Literal["good", "bad", "plain"]
 
 _HIDDEN = 0.05
 """A step that waits less than this share of the time has nothing to gain worth the work."""
+
+_NEARLY_HIDDEN = 0.15
+"""Below this there is something to gain, and no reason to speak of a bottleneck."""
 
 _MOSTLY = 0.6
 
@@ -34,7 +37,8 @@ class Headline:
 
 def headline(record: RunRecord) -> Headline:
     """Return what `record` comes to."""
-    every = [loader.statistics for loader in record.loaders if loader.statistics.batches]
+    used = [loader for loader in record.loaders if loader.statistics.batches]
+    every = [loader.statistics for loader in used]
     loop_s = sum(map(rates.loop_s, every))
     if not every or not loop_s:
         return Headline(
@@ -50,9 +54,15 @@ def headline(record: RunRecord) -> Headline:
             more="The loop is as fast as its step. A faster loader would not change that.",
             tone="good",
         )
+    if waited < _NEARLY_HIDDEN:
+        return Headline(
+            text=f"Loading is nearly hidden: your step waited for data {share_text(waited)} of the time.",
+            more=_at_best(waited) + _where(used),
+            tone="plain",
+        )
     return Headline(
         text=f"Your step waited for data {share_text(waited)} of the time; {_cause(every)}.",
-        more=_at_best(waited),
+        more=_at_best(waited) + _where(used),
         tone="bad",
     )
 
@@ -64,6 +74,16 @@ def _at_best(waited: float) -> str:
         f"If loading cost nothing, the loop would run at {ratio_text(1 / (1 - waited))} its speed: that is the most "
         "that a change of the loader can bring."
     )
+
+
+def _where(used: list[LoaderRecord]) -> str:
+    """Return words for the loader with most of the waiting, where there are several."""
+    worst = max(used, key=lambda loader: rates.loading_s(loader.statistics))
+    waiting_s = sum(rates.loading_s(loader.statistics) for loader in used)
+    if len(used) == 1 or rates.loading_s(worst.statistics) < _MOSTLY * waiting_s:
+        return ""
+    share = share_text(rates.waited_share(worst.statistics))
+    return f" Most of the waiting was in the loop over {worst.name}, {share} of its time."
 
 
 def _cause(every: list[LoaderStatistics]) -> str:
