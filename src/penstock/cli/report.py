@@ -46,15 +46,16 @@ class Report:
         if args.merge and args.trace is None:
             raise OptionError("--merge puts a trace into the file that --trace names; give --trace FILE as well")
         saved = record.load(args.file)
-        against = None
+        against, names = None, [str(args.file), str(args.other)]
         if args.other is not None:
-            against = compare.with_run(saved, record.load(args.other), str(args.other))
+            names = names if args.file.name == args.other.name else [args.file.name, args.other.name]
+            against = compare.with_run(saved, record.load(args.other), names[1])
         written = _write(saved, against, args)
         if args.json:
-            data = record.as_json(saved) if against is None else compare.as_json(saved, against, str(args.file))
+            data = record.as_json(saved) if against is None else compare.as_json(saved, against, names[0])
             print(json.dumps(data, indent=2, default=repr))
         elif not written:
-            text = report.render(saved) if against is None else compare.render(saved, against, str(args.file))
+            text = report.render(saved) if against is None else compare.render(saved, against, names[0])
             print(text.rstrip())
         return 0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.core.errors import PenstockError
@@ -29,6 +29,21 @@ class Outputs:
 
     prometheus_port: int | None = None
     """Where live numbers are served, on this machine only; 0 for any free port."""
+
+    def of_rank(self, environment: Mapping[str, str]) -> Outputs:
+        """Return the outputs of one rank of several on this machine: a trace file and a port of its own.
+
+        >>> other = Outputs(trace_file=Path("t.json"), prometheus_port=9000).of_rank({"RANK": "3", "LOCAL_RANK": "1"})
+        >>> str(other.trace_file), other.prometheus_port
+        ('t-rank3.json', 9001)
+        """
+        rank, local_rank = (environment.get(name, "0") for name in ("RANK", "LOCAL_RANK"))
+        file, port = self.trace_file, self.prometheus_port
+        if file is not None and rank != "0":
+            file = file.with_name(f"{file.stem}-rank{rank}{file.suffix}")
+        if port and local_rank.isdigit():
+            port += int(local_rank)
+        return replace(self, trace_file=file, prometheus_port=port)
 
     def write(self, record: RunRecord, watch: Watch, clock: Clock) -> None:
         """Write what is to be written at the end; what cannot be written is told in a line, and the rest is written."""

@@ -51,7 +51,7 @@ def run(command: Sequence[str], outputs: Outputs, *, quiet: bool = False) -> int
         SystemExit, KeyboardInterrupt: the program's own.
     """
     program = program_of(command)
-    session = _Session(command, outputs, quiet=quiet)
+    session = _Session(command, outputs.of_rank(os.environ), quiet=quiet)
     replace_torch_loader(session.notice)
     session.begin()
     try:

@@ -12,6 +12,7 @@ import pytest
 
 from penstock.core.errors import OptionError
 from penstock.observe import compare
+from penstock.observe.page import html as html_module
 from penstock.observe.page import render_html, write_html
 
 RUNS = {
@@ -58,6 +59,12 @@ def test_hostile_names_are_shown_and_not_run() -> None:
     page = render_html(made_runs.hostile())
     assert "<script>window.pwned" not in page
     assert "&lt;script&gt;window.pwned=1&lt;/script&gt;" in page
+
+
+def test_data_in_a_script_cannot_end_it() -> None:
+    found = html_module._data("x", {"name": made_runs.HOSTILE})
+    assert found.count("</script>") == 1
+    assert json.loads(re.search(r">(.*)<", found)[1]) == {"name": made_runs.HOSTILE}
 
 
 def test_every_figure_has_words_for_who_does_not_see_it() -> None:

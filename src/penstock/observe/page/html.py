@@ -198,7 +198,8 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
         f'<tr><th scope="row">{_text(row[0])}</th>{"".join(f"<td>{_text(cell)}</td>" for cell in row[1:])}</tr>'
         for row in rows
     )
-    return f'<div class="wide" tabindex="0"><table><thead><tr>{first}</tr></thead><tbody>{body}</tbody></table></div>'
+    frame = '<div class="wide" tabindex="0" role="region" aria-label="table">'
+    return f"{frame}<table><thead><tr>{first}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 def _scripts(figures: list[Figure]) -> str:
