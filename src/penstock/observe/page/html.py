@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Iterable
 from importlib import resources
 
@@ -50,8 +51,8 @@ def _header(view: View) -> str:
     tiles = "".join(map(_tile, view.tiles))
     return (
         f'<header><div class="muted small"><code class="command">{_text(view.title)}</code>{_text(view.when)}</div>'
-        f'{failure}<h1><span class="mark {head.tone}" aria-hidden="true"></span>{_text(head.text)}</h1>'
-        f'<p class="lead">{_text(head.more)}</p>' + (f'<dl class="tiles">{tiles}</dl>' if tiles else "") + "</header>"
+        f'{failure}<h1><span class="mark {head.tone}" aria-hidden="true"></span>{_own(head.text)}</h1>'
+        f'<p class="lead">{_own(head.more)}</p>' + (f'<dl class="tiles">{tiles}</dl>' if tiles else "") + "</header>"
     )
 
 
@@ -150,7 +151,7 @@ def _figure(figure: Figure) -> str:
         f'<figure class="card" id="{figure.name}"><figcaption><h3>{_text(figure.title)}</h3>'
         f'<ul class="legend">{legend}</ul></figcaption>'
         f'<div class="plot" id="plot-{figure.name}" role="img" aria-label="{_text(words)}" '
-        f'style="height:{figure.height}px"></div><p class="muted small">{_text(figure.words)}</p></figure>'
+        f'style="height:{figure.height}px"></div><p class="muted small">{_own(figure.words)}</p></figure>'
     )
 
 
@@ -183,7 +184,7 @@ def _loader(loader: LoaderView, *, is_open: bool) -> str:
         f'<span class="more">settings</span><span class="bar thin" aria-hidden="true">'
         f'<span style="flex:{1 - float(waited):.4f} 1 0;background:var(--step)"></span>'
         f'<span style="flex:{waited} 1 0;min-width:0;background:var(--waiting)"></span></span>'
-        f'<span class="numbers">{_text(numbers)}</span></summary><dl class="facts">{facts}</dl></details>'
+        f'<span class="numbers">{_own(numbers)}</span></summary><dl class="facts">{facts}</dl></details>'
     )
 
 
@@ -225,7 +226,13 @@ def _data(name: str, value: object) -> str:
 
 def _text(text: str) -> str:
     """Escape what is not ours, for text and for attributes; control characters have no place in either."""
-    return html.escape("".join(sign if sign.isprintable() or sign in "\n\t" else "�" for sign in text))
+    return html.escape("".join(sign if sign.isprintable() or sign.isspace() else "�" for sign in text))
+
+
+def _own(text: str) -> str:
+    """Escape a sentence of ours, in which no line is to end inside of a figure or before its unit."""
+    whole = re.sub(r"(?<=\d) (?=\d|%|s\b|ms|min|h\b|samples/s|[KMG]iB)", "\N{NO-BREAK SPACE}", text)
+    return _text(whole)
 
 
 def _shortened(text: str, most: int) -> str:
