@@ -121,6 +121,12 @@ def test_the_file_has_the_fields_of_the_format(tmp_path: Path) -> None:
     assert {"penstock: loop over Numbered", "worker 0 of Numbered", "penstock worker 1 of Numbered"} <= names
 
 
+def test_a_trace_that_leaves_events_out_says_how_many() -> None:
+    loader = trace.LoaderEvents(name="x", events=(Event("step", 0, 5000),), dropped=7)
+    names = [event["args"]["name"] for event in trace.of_events([loader], read_clock(), 1).events if event["ph"] == "M"]
+    assert names[-1] == "penstock: loop over x (7 events of its middle are left out)"
+
+
 def test_traces_of_other_bases_are_merged_at_the_same_moments(tmp_path: Path) -> None:
     clock = Clock(monotonic_ns=0, unix_ns=1_800_000_000 * 10**9)
     ours = trace.of_events([trace.LoaderEvents(name="x", events=(Event("step", 0, 5000),))], clock, pid=1)

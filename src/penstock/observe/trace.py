@@ -67,9 +67,8 @@ def of_events(loaders: Sequence[LoaderEvents], clock: Clock, pid: int) -> Trace:
             found += _slices(event, place, lambda stamp: _micros(clock.unix_of(stamp), base_ns))
         found += _names(tracks, pid)
         if loader.dropped:
-            found.append(
-                _meta("thread_name", pid, _TRACKS + 1000 * number, f"{loader.name}: {loader.dropped} left out")
-            )
+            words = f"penstock: loop over {loader.name} ({loader.dropped} events of its middle are left out)"
+            found.append(_meta("thread_name", pid, _TRACKS + 1000 * number, words))
     return Trace(base_ns=base_ns, events=tuple(found))
 
 
