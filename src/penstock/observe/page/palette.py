@@ -2,7 +2,7 @@
 
 A figure is made in the light colours; the page replaces each of them by its dark sister where the reader wants it
 dark. So no two roles may share a light colour. Text colours have a contrast of at least 4.5 to their ground, shapes of
-at least 3 (WCAG 2.2, 1.4.3 and 1.4.11).
+at least 3 (WCAG 2.2, 1.4.3 and 1.4.11), but for `idle`, which stands for nothing done.
 """
 
 from __future__ import annotations
