@@ -1,10 +1,10 @@
-# One line per chore: `make setup | demo | test | check | bench`. Everything lands in .venv and data/.
+# One line per chore: `make setup | demo | test | check | bench | browser`. Everything lands in .venv and data/.
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test check bench browser clean
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -19,7 +19,7 @@ demo: $(READY)
 	$(BIN)/python examples/make_digits.py
 	$(BIN)/penstock run examples/train_digits.py
 
-test: $(READY)
+test: $(READY) browser
 	$(BIN)/python -m pytest $(TESTS)
 
 check: $(READY)
@@ -28,8 +28,16 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The report is tested in a real browser: installed where apt-get and its rights are there, else those tests are skipped.
+browser:
+	@if command -v chromedriver >/dev/null && { command -v chromium || command -v google-chrome; } >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; } >/dev/null || \
+		echo "chromium could not be installed: the tests of report.html in a browser will be skipped"; \
+	else echo "no chromium with chromedriver: the tests of report.html in a browser will be skipped"; fi
+
 bench: $(READY)
 	$(BIN)/python -m benchmarks.feed $(BENCH)
 
 clean:
-	rm -rf .venv data build dist run.json .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv data build dist run.json report.html .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

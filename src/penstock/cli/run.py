@@ -12,14 +12,14 @@ class Run:
     """Run a training script, unedited, with penstock's DataLoader in place of torch's.
 
     A live line shows progress, samples per second and the share of time the step waited for data. At the end there
-    is a short report, and run.json. The exit code and the traceback are the script's own.
+    is a short report, report.html and run.json. The exit code and the traceback are the script's own.
     """
 
     name = "run"
 
     def options(self, parser: argparse.ArgumentParser) -> None:
         """Declare the verb's arguments."""
-        parser.usage = "penstock run [-h] [--quiet] [--json FILE] (script.py | -m module) [args ...]"
+        parser.usage = "penstock run [-h] [options] (script.py | -m module) [args ...]"
         parser.add_argument("--quiet", action="store_true", help="show neither the live line nor the report")
         parser.add_argument(
             "--json",
@@ -29,15 +29,40 @@ class Run:
             help="where the run is kept (default: %(default)s)",
         )
         parser.add_argument(
+            "--html",
+            type=Path,
+            default=Path("report.html"),
+            metavar="FILE",
+            help="where its report is written, to be looked at in a browser (default: %(default)s)",
+        )
+        parser.add_argument(
+            "--trace",
+            type=Path,
+            metavar="FILE",
+            help="record what happens to each batch, for Perfetto; lines up with torch.profiler's trace",
+        )
+        parser.add_argument(
+            "--prometheus",
+            type=int,
+            metavar="PORT",
+            help="serve live numbers on this machine's http://127.0.0.1:PORT/metrics; 0 for any free port",
+        )
+        parser.add_argument(
             "-m", dest="module", nargs=argparse.REMAINDER, metavar="module", help="run a module, as python -m does"
         )
         parser.add_argument("command", nargs=argparse.REMAINDER, help="the script and its arguments")
 
     def run(self, args: argparse.Namespace) -> int:
         """Run the script."""
-        from penstock.launch import run
+        from penstock.launch import Outputs, run
 
         command = ["-m", *args.module] if args.module is not None else args.command
         if not command:
             raise PenstockError("nothing to run: give a script, as in `penstock run train.py`")
-        return run(command, json_file=args.json.absolute(), quiet=args.quiet)
+        outputs = Outputs(
+            json_file=args.json.absolute(),
+            html_file=args.html.absolute(),
+            trace_file=args.trace and args.trace.absolute(),
+            prometheus_port=args.prometheus,
+        )
+        return run(command, outputs, quiet=args.quiet)

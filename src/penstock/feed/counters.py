@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.core.events import Recorder
 from penstock.core.stats import LoaderStatistics, RingCounts, StageTimes
 
 _KEPT_INDICES = 1000
@@ -40,6 +41,8 @@ class Counters:
     uploading_nbytes: int = 0
     pinning: str = ""
     prefetch: str = ""
+    recorder: Recorder | None = None
+    """Where events go, if somebody asked for a trace."""
 
     def skip(self, skipped: list[tuple[Any, str]]) -> None:
         """Count samples that were left out or replaced."""

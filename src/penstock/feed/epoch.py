@@ -17,6 +17,7 @@ import numpy as np
 from torch._utils import ExceptionWrapper
 
 from penstock.core.errors import TransportError, WorkerKilledError, WorkerStartError, WorkerTimeoutError
+from penstock.core.events import Recorder
 from penstock.feed.collate import merge
 from penstock.feed.counters import Counters
 from penstock.feed.dispatch import Dispatch
@@ -287,6 +288,8 @@ class EpochRunner:
         events = self.pool.collect(self._timeout_s)
         waited_ns = time.perf_counter_ns() - began
         self._counters.wait_ns += waited_ns
+        if self._counters.recorder is not None:
+            self._counters.recorder.add("wait", began, began + waited_ns, self._counters.epochs, self._next_out)
         if idle:
             self._dispatch.starved(waited_ns * idle)
         if not events:
@@ -312,6 +315,8 @@ class EpochRunner:
             return
         self._counters.fetch_ns += report.fetch_ns
         self._counters.collate_ns += report.collate_ns
+        if self._counters.recorder is not None:
+            _record(self._counters.recorder, report, piece, self._counters.epochs)
         self._counters.skip(report.skipped)
         batch.left -= 1
         batch.work_ns += report.fetch_ns + report.collate_ns
@@ -507,6 +512,22 @@ class EpochRunner:
 def _parts_disagree(batch: _Batch) -> bool:
     specs = [report.part[0] for report in batch.parts.values() if report.part is not None]
     return any(spec != specs[0] for spec in specs)
+
+
+def _record(recorder: Recorder, report: Report, piece: Piece, epoch: int) -> None:
+    recorder.add(
+        "make",
+        report.began_ns,
+        report.began_ns + report.fetch_ns + report.collate_ns,
+        epoch=epoch,
+        batch=piece.batch,
+        pid=report.pid,
+        worker=report.worker,
+        fetch_ns=report.fetch_ns,
+        collate_ns=report.collate_ns,
+        row=piece.part.start if piece.part is not None else 0,
+        samples=report.samples,
+    )
 
 
 def _close(pool: Pool, ring: Ring) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.events import Recorder
 from penstock.feed.counters import Counters
 from penstock.feed.transport.ring import Ring, Slot
 from penstock.feed.transport.room import Room
-from penstock.feed.workers.maker import BatchMaker, Job, NothingLeftError
+from penstock.feed.workers.maker import BatchMaker, Job, Made, NothingLeftError
 
 _NOTHING = np.empty(0, np.uint8)
 
@@ -26,6 +27,7 @@ class InlineRunner:
         self._indices = indices
         self._maker = BatchMaker(job)
         self._slot: Slot | None = None
+        self._made = 0
 
     def next_batch(self) -> Any:
         """Return the next batch.
@@ -51,6 +53,9 @@ class InlineRunner:
             counters.skip(made.skipped)
             if made.ended:
                 raise StopIteration
+            if counters.recorder is not None:
+                _record(counters.recorder, made, counters.epochs, self._made)
+            self._made += 1
             counters.batches += 1
             counters.samples += made.samples
             if slot is not None and made.room is not None:
@@ -74,3 +79,16 @@ class InlineRunner:
         self._slot = slot
         self._ring.commit(slot, 0)
         return self._ring.lend(slot)
+
+
+def _record(recorder: Recorder, made: Made, epoch: int, number: int) -> None:
+    recorder.add(
+        "make",
+        made.began_ns,
+        made.began_ns + made.fetch_ns + made.collate_ns,
+        epoch=epoch,
+        batch=number,
+        fetch_ns=made.fetch_ns,
+        collate_ns=made.collate_ns,
+        samples=made.samples,
+    )

@@ -276,6 +276,8 @@ class LoaderIterator:
             raise StopIteration
         if self._returned_at:
             counters.step_ns += began - self._returned_at
+            if counters.recorder is not None:
+                counters.recorder.add("step", self._returned_at, began, counters.epochs, self._yielded - 1)
         waited, made = counters.wait_ns, counters.inline_ns
         try:
             with torch.autograd.profiler.record_function(self._profile_name):
@@ -289,6 +291,8 @@ class LoaderIterator:
             self._returned_at = time.perf_counter_ns()
             elsewhere = counters.wait_ns - waited + counters.inline_ns - made
             counters.transport_ns += self._returned_at - began - elsewhere
+        if counters.recorder is not None:
+            counters.recorder.add("next", began, self._returned_at, counters.epochs, self._yielded)
         self._yielded += 1
         if self._yielded == 1:
             counters.first_batch_ns = self._returned_at - self._began

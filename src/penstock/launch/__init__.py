@@ -1,5 +1,6 @@
 """`penstock run`: a training script, unedited, with penstock's DataLoader in place of torch's."""
 
+from penstock.launch.outputs import Outputs
 from penstock.launch.run import run
 
-__all__ = ["run"]
+__all__ = ["Outputs", "run"]

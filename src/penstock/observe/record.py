@@ -6,9 +6,11 @@ run.json is one JSON object. Times are seconds, sizes are bytes, shares lie betw
     versions    {"penstock", "python", "torch"}: torch is null when the program never imported it
     command     what was run: the script (or "-m", module) and its arguments
     started     when, in UTC, as ISO 8601
+    began_unix_ns  the same to the nanosecond, since 1970
     wall_s      from then to the end of the program
     exit        {"code": int, "error": null or the exception in one line}
-    host        {"cpus": how many this process may use, "memory": {"peak_pss_nbytes", "peak_rss_nbytes", "processes"}}
+    host        {"cpus": how many this process may use, "machine": {"processor", "cores", "memory_nbytes", "system",
+                "accelerators"}, "memory": {"peak_pss_nbytes", "peak_rss_nbytes", "processes"}}
     totals      {"batches", "samples", "nbytes", "loop_s", "samples_per_s", "waited_share", "stages": {...}}
     loaders     one object for each DataLoader, in the order they were made:
                 {"name", "settings": {...}, "loop_s", "samples_per_s", "waited_share", "statistics": {...}}
@@ -25,7 +27,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -37,6 +38,7 @@ from penstock.observe import rates
 from penstock.observe.finding import Finding
 from penstock.observe.host_memory import HostMemory
 from penstock.observe.timeline import Moment
+from penstock.observe.whole_file import write_whole
 
 SCHEMA = "penstock.run/1"
 
@@ -67,6 +69,9 @@ class RunRecord:
     started: str
     """When, in UTC, as ISO 8601."""
 
+    began_unix_ns: int = 0
+    """The same to the nanosecond, since 1970; 0 for runs of versions that did not keep it."""
+
     wall_s: float
     """From then to the program's end."""
 
@@ -81,6 +86,9 @@ class RunRecord:
 
     cpus: int = 1
     """How many this process might use."""
+
+    machine: Mapping[str, str | int] = field(default_factory=dict)
+    """What it ran on; see machine.py. Empty for runs of versions that did not keep it."""
 
     memory: HostMemory = field(default_factory=HostMemory)
     """The peak of this process and its descendants."""
@@ -102,9 +110,10 @@ def as_json(record: RunRecord) -> dict[str, Any]:
         "versions": dict(record.versions),
         "command": list(record.command),
         "started": record.started,
+        "began_unix_ns": record.began_unix_ns,
         "wall_s": record.wall_s,
         "exit": {"code": record.exit_code, "error": record.error},
-        "host": {"cpus": record.cpus, "memory": asdict(record.memory)},
+        "host": {"cpus": record.cpus, "machine": dict(record.machine), "memory": asdict(record.memory)},
         "totals": _totals(record),
         "loaders": [
             {
@@ -135,11 +144,13 @@ def from_json(data: Any) -> RunRecord:
         return RunRecord(
             command=tuple(data["command"]),
             started=data["started"],
+            began_unix_ns=data.get("began_unix_ns", 0),
             wall_s=data["wall_s"],
             exit_code=data["exit"]["code"],
             error=data["exit"]["error"],
             versions=data["versions"],
             cpus=data["host"]["cpus"],
+            machine=data["host"].get("machine", {}),
             memory=_known(HostMemory, data["host"]["memory"]),
             loaders=tuple(
                 LoaderRecord(
@@ -160,19 +171,7 @@ def save(record: RunRecord, file: Path) -> None:
     Raises:
         OptionError: it cannot be written there.
     """
-    text = json.dumps(as_json(record), indent=2, default=repr) + "\n"
-    try:
-        descriptor, partial = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-        try:
-            with open(descriptor, "w", encoding="utf-8") as stream:
-                stream.write(text)
-            Path(partial).chmod(0o644)
-            Path(partial).replace(file)
-        except BaseException:
-            Path(partial).unlink(missing_ok=True)
-            raise
-    except OSError as exc:
-        raise OptionError(f"{file} cannot be written: {os.strerror(exc.errno or 0)}; give another --json FILE") from exc
+    write_whole(file, json.dumps(as_json(record), indent=2, default=repr) + "\n", "--json FILE")
 
 
 def load(file: Path) -> RunRecord:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-
 from penstock.core.stats import LoaderStatistics, StageTimes
 from penstock.core.units import size_text
 from penstock.observe import rates
+from penstock.observe.alike import merged, settings_text
 from penstock.observe.record import LoaderRecord, RunRecord
 
 _STAGES = (
@@ -24,7 +22,7 @@ def render(record: RunRecord) -> str:
     lines = [f"penstock: {' '.join(record.command)} ran {record.wall_s:.1f} s, exit code {record.exit_code}"]
     if record.error:
         lines.append(f"  ended by {record.error}")
-    used = _merged(loader for loader in record.loaders if loader.statistics.batches)
+    used = merged(record.loaders)
     if not used:
         lines.append("  no batch was loaded through a DataLoader")
     for loader in used:
@@ -52,20 +50,6 @@ def progress(name: str, statistics: LoaderStatistics, recent: LoaderStatistics) 
     )
 
 
-def _merged(loaders: Iterable[LoaderRecord]) -> list[LoaderRecord]:
-    """Return the loaders, those that are alike and as long (made anew for every epoch, say) as one."""
-    alike: dict[str, list[LoaderRecord]] = {}
-    for loader in loaders:
-        dataset = loader.name.partition(" #")[0]
-        alike.setdefault(f"{dataset}: {loader.statistics.length}, {_settings(loader)}", []).append(loader)
-    return [_as_one(group) if len(group) > 1 else group[0] for group in alike.values()]
-
-
-def _as_one(loaders: list[LoaderRecord]) -> LoaderRecord:
-    name = f"{loaders[0].name} and {len(loaders) - 1} more like it"
-    return replace(loaders[0], name=name, statistics=rates.together([loader.statistics for loader in loaders]))
-
-
 def _loader_lines(loader: LoaderRecord) -> list[str]:
     statistics = loader.statistics
     lines = [
@@ -73,7 +57,7 @@ def _loader_lines(loader: LoaderRecord) -> list[str]:
         f"{_rate(rates.samples_per_s(statistics))}, stalled {rates.waited_share(statistics):.1%} of the loop, "
         f"first batch after {statistics.first_batch_s * 1000:.0f} ms",
         *_stage_lines(statistics.stages, rates.loop_s(statistics)),
-        f"    settings: {_settings(loader)}",
+        f"    settings: {settings_text(loader)}",
     ]
     if statistics.dispatch:
         lines.append(f"    dispatch: {statistics.dispatch} ({statistics.dispatch_reason})")
@@ -112,13 +96,6 @@ def _share(part: float, whole: float) -> str:
 
 def _rate(samples_per_s: float) -> str:
     return f"{samples_per_s:,.0f} samples/s".replace(",", " ")
-
-
-def _settings(loader: LoaderRecord) -> str:
-    statistics = loader.statistics
-    how = f", {statistics.start_method}" if statistics.start_method else ""
-    words = [f"{name}={value}" for name, value in loader.settings.items()]
-    return ", ".join([*words, f"body={statistics.body}{how}"])
 
 
 def _troubles(statistics: LoaderStatistics) -> list[str]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from penstock.core.events import Recorder
 from penstock.core.stats import LoaderStatistics
 from penstock.observe.record import LoaderRecord
+from penstock.observe.trace import LoaderEvents
 
 if TYPE_CHECKING:  # importing it would import torch, and that is for the program to do
     from penstock.feed.loader import DataLoader
@@ -43,19 +45,33 @@ class WatchedLoader:
             ring=last.ring, body=last.body, start_method=last.start_method, workers=last.workers
         )
 
+    def trace(self) -> LoaderEvents:
+        """Return what happened to its batches, as far as that was recorded."""
+        recorder = self._counters.recorder
+        if recorder is None:
+            return LoaderEvents(name=self.name, events=())
+        return LoaderEvents(name=self.name, events=recorder.events(), dropped=recorder.dropped)
+
     def record(self) -> LoaderRecord:
         """Return what is kept of it."""
         return LoaderRecord(name=self.name, settings=self.settings, statistics=self.statistics())
 
 
 class Watch:
-    """Collects the loaders that it is told of."""
+    """Collects the loaders that it is told of.
 
-    def __init__(self) -> None:
+    Args:
+        traced: whether they are to record what happens to each batch.
+    """
+
+    def __init__(self, *, traced: bool = False) -> None:
         self.loaders: list[WatchedLoader] = []
+        self._traced = traced
 
     def notice(self, loader: DataLoader[Any]) -> None:
         """Watch `loader` from now on."""
+        if self._traced:
+            loader._counters.recorder = Recorder()
         name = type(loader.dataset).__name__
         before = sum(watched.name.split(" ")[0] == name for watched in self.loaders)
         self.loaders.append(WatchedLoader(loader, f"{name} #{before + 1}" if before else name))

@@ -52,6 +52,10 @@ class Report:
     """The bytes of slot that would have done, when a part's was too small."""
     samples: int = 0
     nbytes: int = 0
+    pid: int = 0
+    """The process that made it; 0 for this one."""
+    began_ns: int = 0
+    """When it was begun, on the clock of `time.perf_counter_ns`, which all processes share."""
     fetch_ns: int = 0
     collate_ns: int = 0
     evidence: str = ""

@@ -43,8 +43,8 @@ _ORPHAN_GRACE_S = 5.0
 WORK = struct.Struct("<QQBqqqqqq")
 """Head of a piece of work: seq, epoch, has slot, slab, offset, nbytes, start, stop, total (-1: whole batch)."""
 
-RESULT = struct.Struct("<QIBQQQQ")
-"""Head of a result: seq, worker, outcome, samples, batch bytes, fetch ns, collate ns."""
+RESULT = struct.Struct("<QIBQQQQQI")
+"""Head of a result: seq, worker, outcome, samples, batch bytes, fetch ns, collate ns, began ns, pid."""
 
 BATCH, PART, ENDED, EMPTY, FAILED, CANCELLED = range(6)
 _LENGTH = struct.Struct("<I")
@@ -133,6 +133,7 @@ class _Worker:
     def __init__(self, options: ChildOptions, ends: ChildEnds) -> None:
         self._options = options
         self._ends = ends
+        self._pid = os.getpid()
         self._inbox = channel.Receiver(ends.inbox)
         self._shared = channel.Receiver(ends.shared)
         page = ends.control
@@ -324,7 +325,7 @@ class _Worker:
         if evidence or made.skipped or made.needed or handle is not None:
             extra = pickle.dumps((evidence, made.skipped, made.needed, handle and (handle.nbytes, handle.name)))
         used = made.room.used if made.room is not None else 0
-        times = (made.fetch_ns, made.collate_ns)
+        times = (made.fetch_ns, made.collate_ns, made.began_ns, self._pid)
         head = RESULT.pack(seq, self._options.worker, outcome, made.samples, used, *times)
         body = b"".join((head, _LENGTH.pack(len(extra)), extra, envelope))
         channel.send(self._ends.results, body, [handle.fd] if handle is not None and handle.fd is not None else [])

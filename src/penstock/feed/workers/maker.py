@@ -83,6 +83,7 @@ class Made:
     ended: bool = False
     """The iterable dataset is exhausted, and this piece got nothing."""
     skipped: list[tuple[Any, str]] = field(default_factory=list)
+    began_ns: int = 0
     fetch_ns: int = 0
     collate_ns: int = 0
 
@@ -131,8 +132,8 @@ class BatchMaker:
         Raises:
             NothingLeftError: every sample was skipped.
         """
-        made = Made(room=room)
         began = time.perf_counter_ns()
+        made = Made(room=room, began_ns=began)
         if not self._job.auto_collation:
             self._make_one(indices, made, tick)
         elif self._getitems is not None and not self._job.iterable:

@@ -310,8 +310,10 @@ def _seq(body: bytes) -> int:
 
 
 def _parse(body: bytes, fds: list[int]) -> Report:
-    (seq, worker, outcome, samples, nbytes, fetch_ns, collate_ns), extra, envelope = child.parse_result(body)
-    report = Report(seq, worker, samples=samples, nbytes=nbytes, fetch_ns=fetch_ns, collate_ns=collate_ns)
+    head, extra, envelope = child.parse_result(body)
+    seq, worker, outcome, samples, nbytes, fetch_ns, collate_ns, began_ns, pid = head
+    report = Report(seq, worker, samples=samples, nbytes=nbytes, pid=pid, began_ns=began_ns)
+    report.fetch_ns, report.collate_ns = fetch_ns, collate_ns
     if extra is not None:
         report.evidence, report.skipped, report.needed, segment = extra
         if segment is not None:

@@ -131,7 +131,7 @@ class ThreadPool:
         made = maker.make(piece.indices, Room(memory), tick=tick, part=piece.part, enlarge=enlarge)
         report.samples, report.skipped, report.ended = made.samples, made.skipped, made.ended
         report.needed = made.needed
-        report.fetch_ns, report.collate_ns = made.fetch_ns, made.collate_ns
+        report.fetch_ns, report.collate_ns, report.began_ns = made.fetch_ns, made.collate_ns, made.began_ns
         if piece.part is not None:
             report.part = made.part
         elif not made.ended:

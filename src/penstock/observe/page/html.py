@@ -1,0 +1,239 @@
+"""The page's text: `html_of` turns a `View` into HTML. Every word that is not ours is escaped, here and only here."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterable
+from importlib import resources
+
+from penstock import __version__
+from penstock.observe.page import palette
+from penstock.observe.page.figures import Figure
+from penstock.observe.page.seconds import Bar
+from penstock.observe.page.view import Against, LoaderView, Remark, Tile, View
+from penstock.observe.wording import rate_text, share_text, time_text
+
+_SHOWN_LOADERS = 12
+"""More are folded away."""
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
+"""The page asks nobody for anything, and the browser holds it to that."""
+
+
+def html_of(view: View, figures: list[Figure]) -> str:
+    """Return the whole page."""
+    folder = resources.files("penstock.observe.page")
+    css = palette.css() + folder.joinpath("page.css").read_text(encoding="utf-8")
+    sections = [
+        _bars(view.bars),
+        _remarks(view.remarks),
+        _against(view.against) if view.against is not None else "",
+        _figures(figures, has_batches=bool(view.loaders)),
+        _loaders(view.loaders),
+        _machine(view.machine),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
+        f"<title>{_text(_shortened(view.title, 80))} – penstock</title><style>{css}</style></head>\n"
+        f"<body>{_header(view)}\n<main>{''.join(sections)}</main>\n"
+        f"<footer>penstock {_text(__version__)}</footer>\n{_scripts(figures)}</body></html>\n"
+    )
+
+
+def _header(view: View) -> str:
+    head = view.headline
+    failure = f'<div class="failure" role="alert">{_text(view.failure)}</div>' if view.failure else ""
+    tiles = "".join(map(_tile, view.tiles))
+    return (
+        f'<header><div class="muted small"><code class="command">{_text(view.title)}</code>{_text(view.when)}</div>'
+        f'{failure}<h1><span class="mark {head.tone}" aria-hidden="true"></span>{_own(head.text)}</h1>'
+        f'<p class="lead">{_own(head.more)}</p>' + (f'<dl class="tiles">{tiles}</dl>' if tiles else "") + "</header>"
+    )
+
+
+def _tile(tile: Tile) -> str:
+    return (
+        f'<div class="tile"><dt>{_text(tile.label)}</dt><dd class="value">{_text(tile.value)}</dd>'
+        f'<dd class="muted small">{_text(tile.note)}</dd></div>'
+    )
+
+
+def _bars(bars: tuple[Bar, ...]) -> str:
+    if not bars:
+        return ""
+    return "<section><h2>Where each second went</h2>" + "".join(map(_bar, bars)) + "</section>"
+
+
+def _bar(bar: Bar) -> str:
+    whole = bar.seconds
+    said = ", ".join(f"{part.label} {share_text(part.seconds / whole)}" for part in bar.parts)
+    pieces = "".join(
+        f'<span style="flex:{part.seconds / whole:.5f} 1 0;background:var(--{part.role})" '
+        f'title="{_text(part.label)}: {_text(time_text(part.seconds))}"></span>'
+        for part in bar.parts
+    )
+    lines = "".join(
+        f'<li><span class="chip" style="background:var(--{part.role})" aria-hidden="true"></span>'
+        f'<span>{_text(part.label)}</span><span class="number">{_text(share_text(part.seconds / whole))}</span>'
+        f'<span class="number muted">{_text(time_text(part.seconds))}</span>'
+        f'<span class="meaning muted small">{_text(part.meaning)}</span></li>'
+        for part in bar.parts
+    )
+    return (
+        f'<div class="card"><h3>{_text(bar.label)}: {_text(time_text(whole))}</h3>'
+        f'<p class="muted small">{_text(bar.note)}</p>'
+        f'<div class="bar" role="img" aria-label="{_text(said)}">{pieces}</div><ul class="parts">{lines}</ul></div>'
+    )
+
+
+def _remarks(remarks: tuple[Remark, ...]) -> str:
+    if not remarks:
+        return ""
+    return "<section><h2>What was found, and what to change</h2>" + "".join(map(_remark, remarks)) + "</section>"
+
+
+def _remark(remark: Remark) -> str:
+    gain = f'<span class="gain">{_text(remark.gain)}</span>' if remark.gain else ""
+    remedy = f'<div class="remedy">{_text(remark.remedy)}</div>' if remark.remedy else ""
+    return (
+        f'<article class="card finding"><h3>{_text(remark.cause)}</h3>{gain}'
+        f'<p class="muted">{_text(remark.evidence)}</p>{remedy}</article>'
+    )
+
+
+def _against(against: Against) -> str:
+    most = max(against.rates) or 1.0
+    lengths = "".join(
+        f'<span class="name" title="{_text(name)}">{_text(name)}</span><span class="row">'
+        f'<span class="length {kind}" style="flex:0 1 {70 * rate / most:.1f}%"></span>'
+        f'<span class="value">{_text(rate_text(rate))}</span></span>'
+        for name, kind, rate in (("this run", "here", against.rates[0]), (against.name, "", against.rates[1]))
+    )
+    table = _table(
+        ("", "this run", against.name, "ratio"), [(row.what, row.here, row.there, row.ratio) for row in against.rows]
+    )
+    settings = ""
+    if against.settings:
+        rows = [(one.what, one.here, one.there) for one in against.settings]
+        settings = "<h3>Settings that differ</h3>" + _table(("", "this run", against.name), rows)
+    caveats = ""
+    if against.caveats:
+        items = "".join(f"<li>{_text(caveat)}</li>" for caveat in against.caveats)
+        caveats = f'<div class="caveats"><strong>Compare with care</strong><ul>{items}</ul></div>'
+    return (
+        f'<section><h2>Compared with {_text(against.name)}</h2><div class="card"><h3>{_text(against.verdict)}</h3>'
+        f'<div class="versus">{lengths}</div>{table}{settings}{caveats}</div></section>'
+    )
+
+
+def _figures(figures: list[Figure], *, has_batches: bool) -> str:
+    if not figures:
+        words = "The run was too short, or was not looked at often enough, to draw its course."
+        return f'<section><h2>Over time</h2><p class="muted">{words}</p></section>' if has_batches else ""
+    return (
+        '<section><h2>Over time</h2><p class="muted small desk">Drag over a stretch to look closer, in all figures at '
+        f"once; double-click to come back.</p>{''.join(map(_figure, figures))}</section>"
+    )
+
+
+def _figure(figure: Figure) -> str:
+    legend = "".join(
+        f'<li><span class="chip" style="background:var(--{role})" aria-hidden="true"></span>{_text(label)}</li>'
+        for label, role in figure.legend
+    )
+    words = f"{figure.title}. {figure.words}"
+    return (
+        f'<figure class="card" id="{figure.name}"><figcaption><h3>{_text(figure.title)}</h3>'
+        f'<ul class="legend">{legend}</ul></figcaption>'
+        f'<div class="plot" id="plot-{figure.name}" role="img" aria-label="{_text(words)}" '
+        f'style="height:{figure.height}px"></div><p class="muted small">{_own(figure.words)}</p></figure>'
+    )
+
+
+def _loaders(loaders: tuple[LoaderView, ...]) -> str:
+    if not loaders:
+        return ""
+    shown = "".join(
+        f'<div class="card">{_loader(one, is_open=len(loaders) == 1)}</div>' for one in loaders[:_SHOWN_LOADERS]
+    )
+    rest = ""
+    if len(loaders) > _SHOWN_LOADERS:
+        rows = [
+            (one.name, one.samples, one.rate, share_text(one.waited_share), one.first_batch)
+            for one in loaders[_SHOWN_LOADERS:]
+        ]
+        table = _table(("dataset", "samples", "rate", "waited", "first batch"), rows)
+        rest = f'<details class="card"><summary>{len(rows)} more loaders</summary>{table}</details>'
+    return f"<section><h2>Loaders</h2>{shown}{rest}</section>"
+
+
+def _loader(loader: LoaderView, *, is_open: bool) -> str:
+    facts = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in loader.facts)
+    numbers = (
+        f"{loader.samples} samples in {loader.batches} batches · {loader.rate} · "
+        f"waited {share_text(loader.waited_share)} · first batch after {loader.first_batch}"
+    )
+    waited = f"{min(1.0, max(0.0, loader.waited_share)):.4f}"
+    return (
+        f'<details class="loader"{" open" if is_open else ""}><summary><h3>{_text(loader.name)}</h3>'
+        f'<span class="more">settings</span><span class="bar thin" aria-hidden="true">'
+        f'<span style="flex:{1 - float(waited):.4f} 1 0;background:var(--step)"></span>'
+        f'<span style="flex:{waited} 1 0;min-width:0;background:var(--waiting)"></span></span>'
+        f'<span class="numbers">{_own(numbers)}</span></summary><dl class="facts">{facts}</dl></details>'
+    )
+
+
+def _machine(machine: tuple[tuple[str, str], ...]) -> str:
+    facts = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in machine)
+    return f'<section><h2>Machine and versions</h2><div class="card"><dl class="facts">{facts}</dl></div></section>'
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    first = "".join(f'<th scope="col">{_text(cell)}</th>' for cell in head)
+    body = "".join(
+        f'<tr><th scope="row">{_text(row[0])}</th>{"".join(f"<td>{_text(cell)}</td>" for cell in row[1:])}</tr>'
+        for row in rows
+    )
+    frame = '<div class="wide" tabindex="0" role="region" aria-label="table">'
+    return f"{frame}<table><thead><tr>{first}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _scripts(figures: list[Figure]) -> str:
+    """Return plotly, the figures and what draws them; nothing where there is nothing to draw."""
+    if not figures:
+        return ""
+    from plotly.offline import get_plotlyjs
+
+    data = [
+        {"name": figure.name, "height": figure.height, "plot": json.loads(figure.plot.to_json())} for figure in figures
+    ]
+    draw = resources.files("penstock.observe.page").joinpath("page.js").read_text(encoding="utf-8")
+    return (
+        f"{_data('figures', data)}{_data('colours', palette.dark_of_light())}"
+        f"<script>{get_plotlyjs()}</script>\n<script>{draw}</script>"
+    )
+
+
+def _data(name: str, value: object) -> str:
+    text = json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+    return f'<script type="application/json" id="{name}">{text}</script>'
+
+
+def _text(text: str) -> str:
+    """Escape what is not ours, for text and for attributes; control characters have no place in either."""
+    return html.escape("".join(sign if sign.isprintable() or sign.isspace() else "�" for sign in text))
+
+
+def _own(text: str) -> str:
+    """Escape a sentence of ours, in which no line is to end inside of a figure or before its unit."""
+    whole = re.sub(r"(?<=\d) (?=\d|%|s\b|ms|min|h\b|samples/s|[KMG]iB)", "\N{NO-BREAK SPACE}", text)
+    return _text(whole)
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"

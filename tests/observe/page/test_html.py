@@ -1,0 +1,104 @@
+"""The page is one file that asks nobody for anything, and shows every word as it was written."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+from pathlib import Path
+
+import made_runs
+import pytest
+
+from penstock.core.errors import OptionError
+from penstock.observe import compare
+from penstock.observe.page import html as html_module
+from penstock.observe.page import render_html, write_html
+
+RUNS = {
+    "ordinary": made_runs.ordinary,
+    "inline": made_runs.inline,
+    "no loader": made_runs.empty,
+    "failed": made_runs.failed,
+    "hostile": made_runs.hostile,
+}
+
+
+class _Parsed(html.parser.HTMLParser):
+    """What tags there are and what their attributes ask for; void elements are not waited for."""
+
+    VOID = frozenset({"meta", "link", "br", "img"})
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
+def test_every_element_is_closed_and_none_comes_from_elsewhere(run) -> None:
+    parsed = _Parsed(render_html(run(), compare.as_comparison(made_runs.inline(), made_runs.HOSTILE)))
+    assert not parsed.open
+    assert not {tag for tag, _ in parsed.tags} & {"img", "iframe", "object", "form", "a", "b"}
+    for _, attributes in parsed.tags:
+        assert not {name for name in attributes if name.startswith("on")}
+        assert all(not (attributes.get(name) or "").startswith("http") for name in ("src", "href"))
+
+
+def test_hostile_names_are_shown_and_not_run() -> None:
+    page = render_html(made_runs.hostile())
+    assert "<script>window.pwned" not in page
+    assert "&lt;script&gt;window.pwned=1&lt;/script&gt;" in page
+
+
+def test_data_in_a_script_cannot_end_it() -> None:
+    found = html_module._data("x", {"name": made_runs.HOSTILE})
+    assert found.count("</script>") == 1
+    assert json.loads(re.search(r">(.*)<", found)[1]) == {"name": made_runs.HOSTILE}
+
+
+def test_every_figure_has_words_for_who_does_not_see_it() -> None:
+    parsed = _Parsed(render_html(made_runs.ordinary()))
+    images = [attributes for _, attributes in parsed.tags if attributes.get("role") == "img"]
+    assert len(images) == 8
+    assert all(len(attributes["aria-label"] or "") > 40 for attributes in images)
+
+
+def test_figures_are_there_only_where_there_is_data_for_them() -> None:
+    def names(run) -> list[str]:
+        found = re.search(r'id="figures">(.*?)</script>', render_html(run))
+        return [figure["name"] for figure in json.loads(found[1])] if found else []
+
+    assert names(made_runs.ordinary()) == ["time", "rate", "workers", "queue", "memory", "device"]
+    assert names(made_runs.inline()) == ["time", "rate", "workers", "queue", "memory"]
+    assert names(made_runs.empty()) == names(made_runs.failed()) == []
+
+
+def test_a_page_without_figures_does_not_carry_plotly() -> None:
+    assert len(render_html(made_runs.failed())) < 50_000
+
+
+def test_hundreds_of_loaders_are_folded_away() -> None:
+    assert "288 more loaders" in render_html(made_runs.hostile())
+
+
+def test_the_page_says_what_a_baseline_brought() -> None:
+    baseline = compare.Comparison(name="torch's own DataLoader", samples_per_s=1e9, waited_share=0.0, verdict="no gain")
+    page = render_html(made_runs.ordinary(), baseline)
+    assert "Compared with torch&#x27;s own DataLoader" in page
+    assert "<h3>no gain</h3>" in page
+
+
+def test_a_page_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="cannot be written: No such file or directory; give another --html FILE"):
+        write_html(made_runs.empty(), tmp_path / "no" / "report.html")
