@@ -147,6 +147,7 @@ class _Worker:
         self._broken: ExceptionWrapper | None = None
         self._witness: Witness | None = None
         self._first_states: Any = None
+        self._is_retired = False
 
     # ── before the first piece ──────────────────────────────────────────────────────────────────────────────
 
@@ -182,12 +183,12 @@ class _Worker:
             self._witness.evidence()
 
     def run(self) -> None:
-        """Take pieces until the inbox closes."""
+        """Take pieces until the inbox closes, or this worker is told that it is one too many."""
         poller = select.poll()
         poller.register(self._ends.inbox, select.POLLIN)
         poller.register(self._ends.shared, select.POLLIN)
         inbox = self._ends.inbox.fileno()
-        while True:
+        while not self._is_retired:
             ready = [fd for fd, _ in poller.poll()]
             if inbox in ready:
                 self._obey()
@@ -216,6 +217,8 @@ class _Worker:
             slab.close()
         elif kind == b"E":
             self._begin_epoch()
+        elif kind == b"Q":
+            self._is_retired = True
         elif kind == b"R" and self._witness is not None:
             self._witness.rewind(self._first_states)
 
