@@ -13,14 +13,18 @@ class Run:
 
     A live line shows progress, samples per second and the share of time the step waited for data. At the end there
     is a short report, and run.json. The exit code and the traceback are the script's own.
+
+    --tune: loaders find their number of workers while the script runs. Where samples draw random numbers, a loader
+    keeps the script's number in its first epoch; with none asked for, the draws are then a worker's and not the script's.
     """
 
     name = "run"
 
     def options(self, parser: argparse.ArgumentParser) -> None:
         """Declare the verb's arguments."""
-        parser.usage = "penstock run [-h] [--quiet] [--json FILE] (script.py | -m module) [args ...]"
+        parser.usage = "penstock run [-h] [--quiet] [--tune] [--json FILE] (script.py | -m module) [args ...]"
         parser.add_argument("--quiet", action="store_true", help="show neither the live line nor the report")
+        parser.add_argument("--tune", action="store_true", help="let loaders find their number of workers")
         parser.add_argument(
             "--json",
             type=Path,
@@ -40,4 +44,4 @@ class Run:
         command = ["-m", *args.module] if args.module is not None else args.command
         if not command:
             raise PenstockError("nothing to run: give a script, as in `penstock run train.py`")
-        return run(command, json_file=args.json.absolute(), quiet=args.quiet)
+        return run(command, json_file=args.json.absolute(), quiet=args.quiet, tune=args.tune)

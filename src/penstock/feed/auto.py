@@ -14,13 +14,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 STALLED = 0.05
 """The share of the time that a step may wait before more workers are thought of."""
 
-_CALM = 0.02
 _SPARE = 1.25
 """Fewer workers must be enough for so many times the work, lest they soon be too few."""
 
@@ -152,14 +150,15 @@ class Regulator:
         if self._since_fewer < 4 * self._calm_wanted:
             self._calm_wanted = min(_MOST_PATIENCE, 2 * self._calm_wanted)
         if self.workers:
-            recent = _Seen([*self._laps][-_FEWEST:])
-            self._before = (self.workers, self.workers / max(1.0, recent.typical_ns))
+            # The dearest of them: when costs have just risen, the others tell of a time that is over.
+            dearest_ns = max(lap.work_ns for lap in [*self._laps][-_FEWEST:])
+            self._before = (self.workers, self.workers / max(1, dearest_ns))
         wanted = min(self._ceiling, max(self.workers + 1, math.ceil(seen.needed)))
         self._change(wanted, f"the step waited {seen.stalled:.0%} of the time for {self._crew()}")
 
     def _consider_fewer(self, seen: _Seen) -> None:
         enough = max(1, self.least, math.ceil(_SPARE * seen.needed))
-        if seen.stalled > _CALM or enough >= self.workers:
+        if enough >= self.workers:
             self._calm_for = 0
             return
         self._calm_for += 1
@@ -214,7 +213,7 @@ class Regulator:
         if stalled > STALLED and self.fixed < self.most:
             self.fixed = min(self.most, max(self.fixed + 1, math.ceil(needed)))
             self.fixed_reason = f"the step waited {stalled:.0%} of the last epoch"
-        elif stalled < _CALM and enough < self.fixed:
+        elif stalled <= STALLED and enough < self.fixed:
             self.fixed = enough
             self.fixed_reason = f"the work of a batch filled {needed:.1f} workers in the last epoch"
         return self.fixed
@@ -223,7 +222,7 @@ class Regulator:
 class _Seen:
     """Some laps, summed up."""
 
-    def __init__(self, laps: Sequence[Lap] | deque[Lap]) -> None:
+    def __init__(self, laps: deque[Lap]) -> None:
         loop_ns = sum(lap.step_ns + lap.handling_ns for lap in laps)
         wait_ns = sum(lap.wait_ns for lap in laps)
         self.stalled = wait_ns / max(1, loop_ns + wait_ns)

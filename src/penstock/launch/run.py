@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from penstock.feed.loader import DataLoader
 
 
-def run(command: Sequence[str], *, json_file: Path | None, quiet: bool = False) -> int:
+def run(command: Sequence[str], *, json_file: Path | None, quiet: bool = False, tune: bool = False) -> int:
     """Run a script (`[path, *args]`) or a module (`["-m", name, *args]`) and return its exit code.
+
+    With `tune`, its loaders find their number of workers by themselves (see `feed.loader.make_auto`).
 
     To be called once in a process, as the last thing it does: the report comes when the process ends.
 
@@ -44,7 +46,7 @@ def run(command: Sequence[str], *, json_file: Path | None, quiet: bool = False) 
         SystemExit, KeyboardInterrupt: the program's own.
     """
     program = program_of(command)
-    session = _Session(command, json_file, quiet=quiet)
+    session = _Session(command, json_file, quiet=quiet, tune=tune)
     replace_torch_loader(session.notice)
     session.begin()
     try:
@@ -69,10 +71,11 @@ def run(command: Sequence[str], *, json_file: Path | None, quiet: bool = False) 
 class _Session:
     """What a run keeps until its end."""
 
-    def __init__(self, command: Sequence[str], json_file: Path | None, *, quiet: bool) -> None:
+    def __init__(self, command: Sequence[str], json_file: Path | None, *, quiet: bool, tune: bool = False) -> None:
         self._command = tuple(command)
         self._json_file = json_file
         self._quiet = quiet
+        self._tune = tune
         self._watch = Watch()
         self._memory = MemoryMeter()
         self._view = LiveView(self._watch, self._memory, quiet=quiet)
@@ -89,6 +92,10 @@ class _Session:
     def notice(self, loader: DataLoader[Any]) -> None:
         """Watch a loader that the program has made."""
         if os.getpid() == self._pid:  # else this is a child that the program has forked
+            if self._tune:
+                from penstock.feed.loader import make_auto  # the program has imported torch by now
+
+                make_auto(loader)
             self._watch.notice(loader)
             self._view.start()
 

@@ -75,6 +75,8 @@ def _loader_lines(loader: LoaderRecord) -> list[str]:
         *_stage_lines(statistics.stages, rates.loop_s(statistics)),
         f"    settings: {_settings(loader)}",
     ]
+    if statistics.workers_reason:
+        lines.append(f"    workers: {statistics.workers} ({statistics.workers_reason})")
     if statistics.dispatch:
         lines.append(f"    dispatch: {statistics.dispatch} ({statistics.dispatch_reason})")
     if statistics.uploads:
