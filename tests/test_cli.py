@@ -20,6 +20,7 @@ def test_the_verbs_and_their_flags_are_these() -> None:
     assert flags == {
         "run": ["--help", "--json", "--quiet", "--tune", "-h", "-m"],
         "doctor": ["--device", "--dtype", "--help", "--json", "--shape", "--transfer", "-h"],
+        "tune": ["--cpus", "--help", "--json", "--no-cache", "--ram", "--step", "--step-ms", "-h"],
         "plan": ["--budget", "--help", "--json", "-h"],
         "report": ["--help", "--json", "-h"],
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -73,7 +74,7 @@ def test_never_more_than_the_most() -> None:
 def test_workers_that_make_no_more_together_go_and_are_tried_ever_more_rarely() -> None:
     history = Loop(auto(), 1, lambda workers: 30 * max(1, workers / 2)).run(2000)
     assert history[-1] == 2
-    tried = sum(1 for before, now in zip(history, history[1:], strict=False) if now > before)
+    tried = sum(1 for before, now in pairwise(history) if now > before)
     assert 2 <= tried <= 8
     assert history.count(2) > 1800
 

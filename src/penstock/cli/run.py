@@ -15,7 +15,7 @@ class Run:
     is a short report, and run.json. The exit code and the traceback are the script's own.
 
     --tune: loaders find their number of workers while the script runs. Where samples draw random numbers, a loader
-    keeps the script's number in its first epoch; with none asked for, the draws are then a worker's and not the script's.
+    keeps the script's number in its first epoch; where the script asks for none, the draws are then a worker's.
     """
 
     name = "run"

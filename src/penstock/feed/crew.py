@@ -105,7 +105,7 @@ class Crew:
             self._regulator.insist()
             if self.is_absent:
                 self._follow(0)
-                while self.pieces and not self.is_absent:
+                while self.pieces and self._pool.size:
                     self._pool.submit(self.pieces.popleft())
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -175,7 +175,7 @@ class Crew:
         report.nbytes = made.room.used if made.room is not None else 0
 
     def _memory_of(self, piece: Piece) -> np.ndarray:
-        """Return the memory of a piece's slot; a whole batch's is lent at once, and is free when its views have died."""
+        """Return the memory of a piece's slot; a whole batch's is lent at once, and free when its views have died."""
         slot = piece.slot
         if slot is None:
             return np.empty(0, np.uint8)

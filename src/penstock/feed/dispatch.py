@@ -46,7 +46,7 @@ class Dispatch:
         self._workers = max(1, workers)
 
     def resize(self, workers: int) -> None:
-        """Take note that there are `workers` workers now: while batches are given to any, or before the first round ends.
+        """Take note of how many workers there are now, while batches are given to any or the first ones are under way.
 
         Places of workers that have gone are kept: batches that they made may not have been handed out yet.
         """
@@ -86,7 +86,12 @@ class Dispatch:
         `starved`, up to torch's prefetch_factor times workers.
         """
         most = self.prefetch_factor * self._workers
-        if self.mode == "demand" and self._splittable and self._workers > 1 and self._batch_ns >= 2 * _WORTH_SPLITTING_NS:
+        if (
+            self.mode == "demand"
+            and self._splittable
+            and self._workers > 1
+            and self._batch_ns >= 2 * _WORTH_SPLITTING_NS
+        ):
             self._window = max(self._window, min(most, max(2, self.prefetch_factor)))
             return min(self._window, most)
         return most

@@ -17,8 +17,8 @@ import numpy as np
 from torch._utils import ExceptionWrapper
 
 from penstock.core.errors import TransportError, WorkerKilledError, WorkerStartError, WorkerTimeoutError
-from penstock.feed.collate import merge
 from penstock.feed.auto import Regulator
+from penstock.feed.collate import merge
 from penstock.feed.counters import Counters
 from penstock.feed.crew import Crew
 from penstock.feed.dispatch import Dispatch
