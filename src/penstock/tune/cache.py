@@ -24,7 +24,7 @@ import torch
 from penstock import __version__
 from penstock.core.host import usable_cores
 from penstock.tune.result import Tuned
-from penstock.tune.subject import Subject
+from penstock.tune.subject import Subject, apart
 
 SCHEMA = "penstock.tune/1"
 _LOOKED_AT = 3
@@ -146,7 +146,7 @@ def _sample_shapes(subject: Subject) -> list[Any]:
     """Return what the first samples look like; nothing for datasets that cannot be indexed by number."""
     if subject.is_iterable:
         return []
-    dataset = subject.loader.dataset
+    dataset = apart(subject.loader.dataset)
     try:
         return [_shapes(dataset[index]) for index in range(_LOOKED_AT)]
     except Exception:  # noqa: BLE001  the user's dataset: its keys may be no numbers, its samples may fail

@@ -38,9 +38,10 @@ _THREADS_PAY = 1.4
 """Two threads make so many times what one makes, where a dataset releases the GIL."""
 
 _PREFETCHES = (4, 8)
-_FINALISTS = 3
-_ROUNDS = 3
+_FINALISTS = 4
+_ROUNDS = 2
 _UNSURE = 0.05
+_DRIFT = 0.3
 
 
 def tune(
@@ -85,6 +86,7 @@ class _Search:
     why: str = ""
     device: str = "no accelerator is here, so pin_memory and device= were not tried"
     budget: Budget = field(init=False)
+    finalists: list[Trial] = field(default_factory=list)
 
     def run(self) -> Tuned:
         began = time.perf_counter()
@@ -192,7 +194,7 @@ class _Search:
             )
             if fewer is None or fewer.samples_per_s < (1 - _SAME) * best.samples_per_s:
                 break
-            best = max(best, fewer, key=lambda trial: trial.samples_per_s)
+            best = max(best, fewer, key=_speed)
         self.why = self.why or "one worker fewer makes the step wait"
 
     def _is_stalled_or_short(self) -> bool:
@@ -235,6 +237,7 @@ class _Search:
         if here is None:
             return
         best = self._choose().setting
+        self.stand.forget(best)
         self.device = f"pin_memory and device={here.type!r} were tried with the best"
         for _ in range(_ROUNDS):
             for setting in (best, replace(best, pin_memory=True), replace(best, device=here.type)):
@@ -242,44 +245,57 @@ class _Search:
                     self._try(setting, 2.0)
                 except (PenstockError, RuntimeError) as error:  # the step may expect its batches on the host
                     self.say(f"{setting.words()}: {error}")
+                    continue
+        settings = (best, replace(best, pin_memory=True), replace(best, device=here.type))
+        self.finalists = [self.trials[setting] for setting in settings if setting in self.trials]
 
     # ── choosing ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _best(self) -> Trial:
-        return max(self.trials.values(), key=lambda trial: trial.samples_per_s)
+        return max(self.trials.values(), key=_speed)
 
     def _finish(self) -> list[Trial]:
-        """Compare the fastest by turns, those that fall behind leaving; return who was left in the end."""
+        """Compare by turns those whose places are not clear; return whose still are not.
+
+        Only what is measured by turns is compared in the end: a machine that was busy for a while was busy for one
+        setting and not for another.
+        """
+        rivals = self._rivals([*self.trials.values()], _DRIFT)
+        if not rivals:
+            return []
+        for trial in rivals:
+            self.stand.forget(trial.setting)
+        finalists = [trial.setting for trial in rivals]
         for number in range(_ROUNDS):
-            rivals = self._rivals()
-            if not rivals:
-                break
             for trial in rivals:
                 self._try(trial.setting, 1.0 + number / 2)
-        return self._rivals()
+            self.finalists = [self.trials[setting] for setting in finalists if setting in self.trials]
+            rivals = self._rivals(self.finalists, 0.0)
+            if not rivals:
+                break
+        return rivals
 
-    def _rivals(self) -> list[Trial]:
-        """Return who must be measured again, because it might yet be chosen, or the choice be given up for it."""
-        choice, best = self._choose(), self._best()
+    def _rivals(self, trials: list[Trial], drift: float) -> list[Trial]:
+        """Return who must be measured again, because it might yet be chosen, or the choice be given up for it.
+
+        `drift`: by how much cheaper ones may have been measured at a bad time.
+        """
+        best, choice = max(trials, key=_speed), _choice(trials)
         doubtful = [
             trial
-            for trial in self.trials.values()
+            for trial in trials
             if trial.setting != choice.setting
             and (
-                (_cost(trial) < _cost(choice) and _behind(trial, best) - _unsure(trial, best) < _SAME)
+                (_cost(trial) < _cost(choice) and _behind(trial, best) - _unsure(trial, best) < max(_SAME, drift))
                 or (_behind(choice, trial) + _unsure(choice, trial) > _UNSURE and _behind(trial, best) < _UNSURE)
             )
         ]
         if not doubtful:
             return []
-        ranked = sorted(doubtful, key=lambda trial: -trial.samples_per_s)[: _FINALISTS - 1]
-        return [choice, *ranked]
+        return [choice, *sorted(doubtful, key=_speed, reverse=True)[: _FINALISTS - 1]]
 
     def _choose(self) -> Trial:
-        """Return the cheapest of those that are as fast as the fastest."""
-        fastest = self._best()
-        equals = [trial for trial in self.trials.values() if trial.samples_per_s >= (1 - _SAME) * fastest.samples_per_s]
-        return min(equals, key=_cost)
+        return _choice(self.finalists or [*self.trials.values()])
 
     def _doubt(self, choice: Trial, rivals: list[Trial]) -> str:
         if choice.error > _UNSURE:
@@ -291,6 +307,16 @@ class _Search:
         if others:
             return f"{others[0].setting.words()} may be as good: the difference is within the noise"
         return ""
+
+
+def _speed(trial: Trial) -> float:
+    return trial.samples_per_s
+
+
+def _choice(trials: list[Trial]) -> Trial:
+    """Return the cheapest of those that are as fast as the fastest."""
+    fastest = max(trials, key=_speed)
+    return min((trial for trial in trials if trial.samples_per_s >= (1 - _SAME) * fastest.samples_per_s), key=_cost)
 
 
 def _behind(one: Trial, other: Trial) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 from penstock.core.errors import OptionError
 from penstock.feed.auto import Lap, Regulator
 from penstock.feed.loader import DataLoader
+from penstock.feed.transport import codec
 from penstock.tune.setting import Setting
 
 Step = Callable[[Any], object]
@@ -69,7 +71,9 @@ class Subject:
             given |= {"batch_sampler": _Endless(loader.batch_sampler)}
         else:
             given |= {"batch_size": None, "sampler": _Endless(loader.sampler)}
-        made: DataLoader[Any] = DataLoader(loader.dataset, collate_fn=loader.collate_fn, **given)
+        # Workers are forked with what the training process has opened and cached: so it gets a dataset of its own.
+        dataset = loader.dataset if setting.body == "process" else apart(loader.dataset)
+        made: DataLoader[Any] = DataLoader(dataset, collate_fn=loader.collate_fn, **given)
         if setting.workers and not self.is_iterable:
             made._regulator = Held(workers=setting.workers, most=most)
         return made
@@ -86,6 +90,15 @@ class Subject:
                 "max_deaths": loader._max_deaths,
             }
         return given
+
+
+def apart(dataset: Any) -> Any:
+    """Return a copy of a dataset that shares its arrays and tensors; the dataset itself where it cannot be copied."""
+    try:
+        skeleton, arrays = codec.flatten(dataset)
+        return pickle.loads(skeleton, buffers=arrays)
+    except Exception:  # noqa: BLE001  the user's own __getstate__ or __setstate__ may run here
+        return dataset
 
 
 class Held(Regulator):

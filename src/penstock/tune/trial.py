@@ -136,6 +136,10 @@ class Stand:
         tally.blocks_s += [statistics.fmean(periods[at : at + size]) for at in range(0, len(periods), size)]
         return self.trial(setting)
 
+    def forget(self, setting: Setting) -> None:
+        """Begin anew with `setting`: what it showed was shown while the machine did other things."""
+        self._tallies.pop(setting, None)
+
     def trial(self, setting: Setting) -> Trial:
         """Return what `setting` has shown so far."""
         tally = self._tallies[setting]
@@ -219,9 +223,11 @@ class _Run:
 
     def settle(self, setting: Setting) -> None:
         """Run, untimed, until the workers asked for are at work and what was made before is used up."""
-        if setting.workers == 0:
+        began = time.perf_counter()
+        while setting.workers == 0:
             self._subject.run_step(self.next())
-            return
+            if time.perf_counter() - began > _WARM_S:
+                return
         for _ in range(_PATIENCE):
             self._subject.run_step(self.next())
             if self.loader.statistics().workers == setting.workers:
@@ -240,6 +246,7 @@ class _Run:
         gc.collect()
 
 
+_WARM_S = 0.05
 _PATIENCE = 50
 """Batches after which the number of workers has been reached, or will not be."""
 
