@@ -11,12 +11,12 @@ whole or not at all. One that cannot be read is not an error: the search is made
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import os
 import platform
 import tempfile
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
@@ -133,13 +133,21 @@ def _described(value: Any, depth: int = _DEPTH) -> Any:
 
 
 def _code(value: Any) -> str:
-    """Return a function's or class's name, and a hash of its source where there is one."""
+    """Return a function's or class's name, and a hash of what it does."""
     name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
-    try:
-        source = inspect.getsource(value)
-    except (OSError, TypeError):
-        return name
-    return f"{name} {hashlib.sha256(source.encode()).hexdigest()[:12]}"
+    if isinstance(value, type):
+        own = [cls for cls in value.__mro__ if cls.__module__.partition(".")[0] not in ("builtins", "torch", "typing")]
+        functions = [function for cls in own for _, function in sorted(vars(cls).items())]
+    else:
+        functions = [value]
+    codes = [_bytes_of(code) for function in functions if (code := getattr(function, "__code__", None)) is not None]
+    return f"{name} {hashlib.sha256(b' '.join(codes)).hexdigest()[:12]}" if codes else name
+
+
+def _bytes_of(code: CodeType) -> bytes:
+    """Return what a function does, wherever it is written: its instructions, names and constants."""
+    constants = [_bytes_of(one) if isinstance(one, CodeType) else repr(one).encode() for one in code.co_consts]
+    return b" ".join((code.co_code, repr(code.co_names).encode(), *constants))
 
 
 def _sample_shapes(subject: Subject) -> list[Any]:
