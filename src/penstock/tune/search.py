@@ -175,6 +175,7 @@ class _Search:
             if more is None:
                 self.why = f"the budget of {size_text(self.ram_nbytes)} holds {workers - 1} workers"
                 break
+            trial, more = self._again(trial, more)
             if more.samples_per_s < (1 + _SAME) * trial.samples_per_s:
                 self.why = f"{workers} workers gain less than the noise over {workers - 1}"
                 break
@@ -183,6 +184,16 @@ class _Search:
             self.why = f"{trial.setting.workers} workers hide all loading behind the step"
         if trial.stall_share > _HIDDEN and trial.setting.workers > 2:
             self._climb_down(trial.setting.workers, body)
+
+    def _again(self, trial: Trial, more: Trial) -> tuple[Trial, Trial]:
+        """Where more workers seem to gain nothing and nobody can be sure of it, measure both again, by turns."""
+        if more.samples_per_s >= (1 + _SAME) * trial.samples_per_s or _unsure(trial, more) < _UNSURE:
+            return trial, more
+        for setting in (trial.setting, more.setting):
+            self.stand.forget(setting)
+        for setting in (trial.setting, more.setting, more.setting, trial.setting):
+            self._try(setting)
+        return self.trials.get(trial.setting, trial), self.trials.get(more.setting, more)
 
     def _climb_down(self, workers: int, body: Body) -> None:
         """Find out whether fewer are as good: the cores that workers take may be the step's."""
@@ -268,7 +279,7 @@ class _Search:
         finalists = [trial.setting for trial in rivals]
         for number in range(_ROUNDS):
             for trial in rivals:
-                self._try(trial.setting, 1.0 + number / 2)
+                self._try(trial.setting, 1.5 + number / 2)
             self.finalists = [self.trials[setting] for setting in finalists if setting in self.trials]
             rivals = self._rivals(self.finalists, 0.0)
             if not rivals:

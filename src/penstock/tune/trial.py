@@ -105,7 +105,7 @@ class Stand:
         while self._open:
             self._open.popitem()[1].close()
 
-    def measure(self, setting: Setting, *, at_least_s: float, at_least: int = 8, at_most_s: float = 2.0) -> Trial:
+    def measure(self, setting: Setting, *, at_least_s: float, at_least: int = 10, at_most_s: float = 2.0) -> Trial:
         """Run a loop under `setting` for a while and return what all loops under it have shown so far.
 
         Raises:
