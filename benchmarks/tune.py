@@ -4,7 +4,8 @@ For each of six loops (`benchmarks.tunable`) the tuner looks for a setting; then
 two seconds, with workers of its own, as a person would: no workers, and 1 to cores + 1 processes and threads with
 prefetch_factor 1, 2, 4, 8. The grid's three fastest (of those within the memory, where there is a limit) and the
 tuner's choice are then measured again by turns, and the ratio is taken round by round; the best is who is fastest
-there. A thread looks every 50 ms at what all processes take while the tuner runs, where memory is limited.
+there. Where memory is limited, a thread looks every 50 ms at what all processes take while the tuner runs. Before all
+that, `benchmarks.online` looks how soon num_workers="auto" follows a change of costs.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import facts
+from benchmarks.online import follow
 from benchmarks.tunable import Loop, loops
 from penstock.core.units import size_text
 from penstock.tune.result import Tuned
@@ -52,6 +54,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", message="This DataLoader will create")  # the grid goes to one beyond the cores
     torch.set_num_threads(1)  # a step that takes all cores would be measured, and not the loaders
     began, rows = time.perf_counter(), []
+    online = [follow() for _ in range(1 if asked.quick else 5)]
     with ExitStack() as stack:
         for loop in loops(stack):
             if asked.loops and loop.name not in asked.loops:
@@ -65,12 +68,13 @@ def main() -> None:
                 "load": os.getloadavg()[0],
                 "targets": {"of_best": NEAR, "of_grid_time": FAST},
                 "rows": rows,
+                "online": online,
                 "seconds": round(time.perf_counter() - began, 1),
             }
             if asked.json:
                 asked.json.parent.mkdir(parents=True, exist_ok=True)
                 asked.json.write_text(json.dumps(found, indent=1) + "\n")
-    _print(rows, time.perf_counter() - began)
+    _print(rows, online, time.perf_counter() - began)
 
 
 def _row(loop: Loop, *, quick: bool) -> dict[str, Any]:
@@ -153,7 +157,7 @@ def _words(row: dict[str, Any]) -> str:
     return f"{row['name']}: {row['choice']}, {ratio:.3f} of {row['against']}, {times}"
 
 
-def _print(rows: list[dict[str, Any]], seconds: float) -> None:
+def _print(rows: list[dict[str, Any]], online: list[dict[str, Any]], seconds: float) -> None:
     table = Table(title="the tuner's choice, and the best of a full grid")
     heads = ("loop", "chosen", "best of the grid", "of its speed (least … most)", "tuner / grid, s", "memory / budget")
     for head in heads:
@@ -170,6 +174,11 @@ def _print(rows: list[dict[str, Any]], seconds: float) -> None:
             f"{size_text(row['tuner_peak_nbytes'])} / {budget}" if row["ram_nbytes"] else "–",
         )
     Console(width=150).print(table)
+    late = [run["followed_after_batches"] for run in online]
+    times = statistics.median(run["seconds"] / run["seconds_with_4"] for run in online)
+    print(
+        f"online: a change of cost was followed after {late} batches; {times:.3f} of the time with 4 workers throughout"
+    )
     near = sum(statistics.median(row["of_best"]) >= NEAR for row in rows)
     quick = sum(row["tuner_s"] <= FAST * row["grid_s"] for row in rows)
     capped = [row for row in rows if row["ram_nbytes"]]

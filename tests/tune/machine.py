@@ -48,7 +48,7 @@ class Machine:
         workers = setting.workers if setting.body == "process" else 0
         return workers * self.worker_nbytes + (2 + setting.workers * setting.prefetch_factor) * self.batch_nbytes
 
-    def measure(self, setting: Setting, *, at_least_s: float, at_least: int = 10, at_most_s: float = 2.0) -> Trial:
+    def measure(self, setting: Setting, *, at_least_s: float, at_least: int = 16, at_most_s: float = 2.0) -> Trial:
         self.tried.append(setting)
         period = self.period_ms(setting) * max(0.2, self.random.gauss(1, self.noise))
         together = 1 if self.gil else min(setting.workers, self.cores)

@@ -16,7 +16,7 @@ from penstock.core.host import available_nbytes
 from penstock.feed.auto import Lap, Regulator
 from penstock.feed.counters import Counters
 from penstock.feed.dispatch import Dispatch
-from penstock.feed.transport.ring import Ring
+from penstock.feed.transport.ring import Ring, Slot
 from penstock.feed.transport.room import Room
 from penstock.feed.workers.base import Piece, Pool, Report
 from penstock.feed.workers.maker import BatchMaker, Job, NothingLeftError
@@ -28,7 +28,7 @@ _LEFT_NBYTES = 256 << 20
 class Crew:
     """Keeps a pool at the number that `regulator` wants; without one, at the number it has.
 
-    All methods are called by the thread that iterates. `handed_out` for every batch, `heard_from` for every report.
+    All methods are called by the thread that iterates. `handed_out` for every batch.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Crew:
         self._regulator = regulator
         self._maker: BatchMaker | None = None
         self._new: set[int] = set()
-        """Workers that were started and have not been heard from."""
+        """Workers that were started and are not at work yet."""
         self._seen: tuple[int, int, int] | None = None
         self._is_behind = False
         self.is_absent = regulator is not None and pool.size == 0
@@ -55,15 +55,11 @@ class Crew:
         """The pipeline is empty: what its first batch shows says nothing."""
         self._seen = None
 
-    def heard_from(self, worker: int, next_number: int) -> None:
-        """Take note that `worker` has made something; batches from `next_number` on are not given out yet."""
-        if worker in self._new:
-            self._new.discard(worker)
-            if not self._new and self._regulator is not None:
-                self._regulator.begin(next_number)
-
     def handed_out(self, number: int, work_ns: int, next_number: int) -> None:
-        """Take note that a batch is handed out; change the number of workers if the rule says so."""
+        """Take note that a batch is handed out, and change the number of workers if the rule says so.
+
+        Batches from `next_number` on are not given out yet.
+        """
         regulator, counters = self._regulator, self._counters
         if regulator is None:
             return
@@ -83,7 +79,11 @@ class Crew:
             regulator.note(lap)
         elif self._is_behind:
             self._follow(next_number)
-        elif not self._new:
+        elif self._new:
+            self._new = {worker for worker in self._new if not self._pool.is_ready(worker)}
+            if not self._new:
+                regulator.begin(next_number)
+        else:
             present = regulator.workers
             if regulator.observe(lap) != present:
                 self._follow(next_number)
@@ -127,9 +127,7 @@ class Crew:
             self._regulator.limit(self._pool.size, "the system starts no more")
         self.is_absent = self._pool.size == 0
         self._dispatch.resize(max(1, self._pool.size))
-        if self._pool.processes:  # threads start at once, and have no numbers to keep
-            self._new |= set(range(present, self._pool.size))
-        self._new = {worker for worker in self._new if worker < self._pool.size}
+        self._new = set(range(present, self._pool.size))
         if not self._new:
             self._regulator.begin(next_number)
         self._tell()
@@ -148,7 +146,7 @@ class Crew:
 
     def make(self) -> Report:
         """Make the next piece here and now."""
-        piece = self.pieces.popleft()
+        piece = self.pieces[0]  # and it stays there when Ctrl-C comes
         report = Report(piece.seq, -1, piece)
         try:
             self._maker = self._maker or BatchMaker(self._job)
@@ -157,6 +155,7 @@ class Crew:
             report.empty, report.skipped = True, nothing.made.skipped
         except Exception:  # noqa: BLE001  the user's dataset runs here
             report.error = ExceptionWrapper(where="in the training process, which makes its batches itself")
+        self.pieces.popleft()
         return report
 
     def _make(self, maker: BatchMaker, piece: Piece, report: Report) -> None:
@@ -164,7 +163,8 @@ class Crew:
             self._ring.require(needed)
             return Room(np.empty(needed, np.uint8))
 
-        room = Room(self._memory_of(piece))
+        slot = piece.slot if piece.part is not None else piece.into.slot
+        room = Room(self._memory_of(piece, slot))
         made = maker.make(piece.indices, room, part=piece.part, enlarge=enlarge)
         report.samples, report.skipped, report.needed = made.samples, made.skipped, made.needed
         report.fetch_ns, report.collate_ns = made.fetch_ns, made.collate_ns
@@ -173,10 +173,11 @@ class Crew:
             return
         report.batch, report.is_batch = made.batch, True
         report.nbytes = made.room.used if made.room is not None else 0
+        if slot is not None and made.room is room:
+            self._ring.note(slot, room.used)
 
-    def _memory_of(self, piece: Piece) -> np.ndarray:
+    def _memory_of(self, piece: Piece, slot: Slot | None) -> np.ndarray:
         """Return the memory of a piece's slot; a whole batch's is lent at once, and free when its views have died."""
-        slot = piece.slot
         if slot is None:
             return np.empty(0, np.uint8)
         if piece.part is not None:

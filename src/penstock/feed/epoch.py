@@ -331,7 +331,6 @@ class EpochRunner:
         assert piece is not None
         batch: _Batch = piece.into
         self._idle_deaths = 0
-        self.crew.heard_from(report.worker, self._next_number)
         if piece.cancelled or batch.cancelled:
             if report.oversize is not None:
                 report.oversize.close()

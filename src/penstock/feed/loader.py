@@ -390,7 +390,9 @@ def make_auto(loader: DataLoader[Any]) -> None:
     if loader._dataset_kind == _DatasetKind.Iterable:
         counters.workers_reason = "fixed: an iterable dataset shares out its samples by the number of workers"
         return
-    if usable_cores() == 1 or (loader.num_workers == 0 and _start_method(loader) != "fork"):
+    if isinstance(loader.dataset, MapDataPipe) or usable_cores() == 1:
+        return
+    if loader.num_workers == 0 and _start_method(loader) != "fork":
         return
     if loader.num_workers == 0:
         loader.num_workers = _auto_workers()

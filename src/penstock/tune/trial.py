@@ -72,6 +72,8 @@ class _Tally:
     seen: list[LoaderStatistics]
     ram_nbytes: int
     mode: str
+    drained: int = 0
+    """Batches that were used and had been made before: the loop was faster for so long than its workers."""
 
 
 class Stand:
@@ -105,7 +107,7 @@ class Stand:
         while self._open:
             self._open.popitem()[1].close()
 
-    def measure(self, setting: Setting, *, at_least_s: float, at_least: int = 10, at_most_s: float = 2.0) -> Trial:
+    def measure(self, setting: Setting, *, at_least_s: float, at_least: int = 16, at_most_s: float = 2.0) -> Trial:
         """Run a loop under `setting` for a while and return what all loops under it have shown so far.
 
         Raises:
@@ -129,6 +131,7 @@ class Stand:
             periods[-1] += time.perf_counter() - now
         counted = run.loader.statistics()
         tally.seen.append(since(before, counted))
+        tally.drained += max(0, before.ring.ready - counted.ring.ready)
         tally.mode = counted.dispatch
         tally.ram_nbytes = max(tally.ram_nbytes, self._ram_nbytes())
         tally.periods_s += periods
@@ -145,18 +148,19 @@ class Stand:
         tally = self._tallies[setting]
         batches = sum(one.batches for one in tally.seen)
         per_batch = 1 / max(1, batches)
-        mean_s = statistics.fmean(tally.periods_s)
+        total_s = sum(tally.periods_s)
+        mean_s = total_s / max(1, len(tally.periods_s) - tally.drained)
+        late_s = len(tally.periods_s) * mean_s - total_s
         samples = sum(one.samples for one in tally.seen) * per_batch
         blocks = tally.blocks_s
         spread_s = statistics.stdev(blocks) / len(blocks) ** 0.5 if len(blocks) > 2 else mean_s / 4
-        low, middle, high = statistics.quantiles(tally.periods_s, n=4) if len(tally.periods_s) > 1 else (mean_s,) * 3
+        low, middle, high = statistics.quantiles(tally.periods_s, n=4) if len(tally.periods_s) > 1 else [mean_s] * 3
         stages = [one.stages for one in tally.seen]
-        total_s = sum(tally.periods_s)
         return Trial(
             setting=setting,
             samples_per_s=samples / mean_s,
             error=2 * spread_s / mean_s,
-            stall_share=min(1.0, sum(map(_waited_s, tally.seen)) / total_s),
+            stall_share=min(1.0, (sum(map(_waited_s, tally.seen)) + late_s) / (total_s + late_s)),
             batch_ms=(low * 1e3, middle * 1e3, high * 1e3),
             ram_nbytes=tally.ram_nbytes,
             batches=batches,

@@ -103,6 +103,10 @@ class Pool(Protocol):
         """
         ...
 
+    def is_ready(self, worker: int) -> bool:
+        """Return whether a worker that was started has opened its dataset, and takes pieces."""
+        ...
+
     def outstanding(self) -> int:
         """Return how many pieces are given out and have not come back."""
         ...

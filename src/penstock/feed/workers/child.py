@@ -188,6 +188,7 @@ class _Worker:
         poller.register(self._ends.inbox, select.POLLIN)
         poller.register(self._ends.shared, select.POLLIN)
         inbox = self._ends.inbox.fileno()
+        self._cells[self._claim_cell + 1] = 1  # before a worker's first claim: it is ready
         while not self._is_retired:
             ready = [fd for fd, _ in poller.poll()]
             if inbox in ready:

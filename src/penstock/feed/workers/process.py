@@ -125,6 +125,10 @@ class ProcessPool:
             self.size += 1
         return True
 
+    def is_ready(self, worker: int) -> bool:
+        """Return whether a worker has got as far as to take pieces."""
+        return self._control.claimed(worker) is not None or self._control.row(worker) > 0
+
     def outstanding(self) -> int:
         """Return how many pieces are given out and have not come back."""
         return len(self._outstanding)

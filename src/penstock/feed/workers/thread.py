@@ -59,6 +59,10 @@ class ThreadPool:
         self.size = workers
         return True
 
+    def is_ready(self, worker: int) -> bool:
+        """Return that it is: threads start at once."""
+        return True
+
     def outstanding(self) -> int:
         """Return how many pieces are given out and have not come back."""
         return len(self._outstanding)
