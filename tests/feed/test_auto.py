@@ -79,6 +79,13 @@ def test_workers_that_make_no_more_together_go_and_are_tried_ever_more_rarely() 
     assert history.count(2) > 1800
 
 
+def test_what_was_no_use_is_tried_at_once_when_costs_change() -> None:
+    loop = Loop(auto(), 1, lambda workers: 30 * max(1, workers / 2))
+    assert loop.run(400)[-1] == 2
+    loop.step_ms, loop.work_ms = 30, lambda workers: 110
+    assert loop.run(20)[-1] == 4
+
+
 def test_batches_that_cost_less_than_fetching_them_need_no_worker_and_expensive_ones_do_again() -> None:
     loop = Loop(auto(), 0.1, lambda workers: 0.05)
     assert loop.run(20)[-1] == 0

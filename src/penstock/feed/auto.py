@@ -31,6 +31,7 @@ _USEFUL = 1.05
 """More workers stay when together they make so many times what fewer did."""
 
 _JUDGED = 4
+_CHANGED = 1.5
 _PATIENCE = 64
 _MOST_PATIENCE = 4096
 _TINY = 0.8
@@ -87,6 +88,8 @@ class Regulator:
         """While more workers are on trial: how many there were, and how many batches they made in a nanosecond."""
         self._ceiling = most
         self._ceiling_for = 0
+        self._ceiling_work_ns = 0.0
+        """The work of a batch when the ceiling was found; with other work it is another question."""
         self._patience = _PATIENCE
         self._calm_for = 0
         self._calm_wanted = _WINDOW
@@ -130,9 +133,8 @@ class Regulator:
     def _weigh(self, seen: _Seen) -> None:
         self._lost_ns = self._lost_ns + self._laps[-1].wait_ns if seen.stalled > STALLED else 0
         if self._before is not None:
-            if len(self._laps) < _JUDGED:
+            if len(self._laps) < _JUDGED or not self._is_worth_it(seen, *self._before):
                 return
-            self._judge(seen, *self._before)
         if self._is_tiny(seen):
             self._change(0, f"making a batch takes {_ms(seen.typical_ns)}, fetching it {_ms(self._handling_ns or 0)}")
         elif seen.stalled > STALLED:
@@ -142,6 +144,8 @@ class Regulator:
             self._consider_fewer(seen)
 
     def _consider_more(self, seen: _Seen) -> None:
+        if not 1 / _CHANGED < seen.typical_ns / max(1.0, self._ceiling_work_ns) < _CHANGED:
+            self._ceiling = self.most
         if self._lost_ns < _START_NS or self.workers >= self._ceiling:
             return
         handling = self._handling_ns or 0.0
@@ -166,16 +170,18 @@ class Regulator:
             self._since_fewer = 0
             self._change(enough, f"the work of a batch fills {seen.needed:.1f} workers while the step runs")
 
-    def _judge(self, seen: _Seen, fewer: int, capacity: float) -> None:
+    def _is_worth_it(self, seen: _Seen, fewer: int, capacity: float) -> bool:
         """Keep more workers if they make more: a disk, a lock or the cores may be what there is too little of."""
         self._before = None
         if self.workers / max(1.0, seen.typical_ns) >= _USEFUL * capacity:
             self._patience = _PATIENCE
-            return
+            return True
         more = self.workers
         self._ceiling, self._ceiling_for = fewer, self._patience
+        self._ceiling_work_ns = fewer / capacity
         self._patience = min(_MOST_PATIENCE, 2 * self._patience)
         self._change(fewer, f"{more} made no more than {fewer}")
+        return False
 
     def _is_tiny(self, seen: _Seen) -> bool:
         if self.workers == 0 or self.least or len(self._laps) < _WINDOW or self._handling_ns is None:

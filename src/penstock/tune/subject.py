@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -92,6 +93,14 @@ class Subject:
         return given
 
 
+def _called(function: Callable[[], Any]) -> Any:
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise OptionError(f"the function that makes the loader must take nothing ({error})") from error
+    return function()
+
+
 def apart(dataset: Any) -> Any:
     """Return a copy of a dataset that shares its arrays and tensors; the dataset itself where it cannot be copied."""
     try:
@@ -140,7 +149,7 @@ def subject_of(found: Any, *, step: Step | None = None, step_s: float = 0.0) -> 
         OptionError: it is none of these, or it is a loader that cannot be tuned.
     """
     if not isinstance(found, (TorchDataLoader, tuple)) and callable(found):
-        found = found()
+        found = _called(found)
     if isinstance(found, tuple) and len(found) == 2 and callable(found[1]):
         found, own_step = found
         step = step or own_step
