@@ -132,9 +132,8 @@ class Regulator:
 
     def _weigh(self, seen: _Seen) -> None:
         self._lost_ns = self._lost_ns + self._laps[-1].wait_ns if seen.stalled > STALLED else 0
-        if self._before is not None:
-            if len(self._laps) < _JUDGED or not self._is_worth_it(seen, *self._before):
-                return
+        if self._before is not None and (len(self._laps) < _JUDGED or not self._is_worth_it(seen, *self._before)):
+            return
         if self._is_tiny(seen):
             self._change(0, f"making a batch takes {_ms(seen.typical_ns)}, fetching it {_ms(self._handling_ns or 0)}")
         elif seen.stalled > STALLED:
