@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from multiprocessing.process import BaseProcess
 
 import pytest
 import torch
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 from sample_sets import Augmented, Aware, Numbered, Stream
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from penstock import DataLoader
+from penstock import DataLoader, WorkerStartError
 from penstock.feed.auto import Lap, Regulator
 from penstock.feed.loader import make_auto
+from penstock.feed.workers.child import ChildOptions
+from penstock.feed.workers.process import ProcessPool
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -206,3 +209,52 @@ def test_a_single_core_gets_no_workers(monkeypatch) -> None:
     loader = DataLoader(Numbered(20), batch_size=4, num_workers="auto")
     assert loader.num_workers == 0
     assert labels_of(loader) == list(range(20))
+
+
+def test_two_loops_over_one_loader_do_not_disturb_each_other(monkeypatch) -> None:
+    monkeypatch.setattr("penstock.feed.loader.usable_cores", lambda: 4)
+    loader = scripted(Numbered(300), [2, 4, 1, 0], batch_size=10)
+    pairs = [(one.tolist(), other.tolist()) for (_, one), (_, other) in zip(loader, loader, strict=True)]
+    assert all(one == other for one, other in pairs)
+    assert [label for one, _ in pairs for label in one] == list(range(300))
+
+
+def test_workers_of_another_start_method_come_and_go_too() -> None:
+    loader = scripted(Numbered(400), [1, 1, 3, 3, 2], batch_size=8, multiprocessing_context="forkserver")
+    assert labels_of(loader) == list(range(400))
+
+
+class Wanting(Scripted):
+    """Wants ever more, unless it is told that there are no more to be had."""
+
+    def __init__(self) -> None:
+        super().__init__([2])
+
+    def observe(self, lap: Lap) -> int:
+        self.workers = min(self.most, self.workers + 1)
+        return self.workers
+
+
+def test_a_system_that_starts_no_more_workers_is_no_error(monkeypatch) -> None:
+    spawn = ProcessPool._spawn
+
+    def refuse(pool: ProcessPool, worker: int, options: ChildOptions) -> BaseProcess:
+        if worker >= 3:
+            raise WorkerStartError("no more processes")
+        return spawn(pool, worker, options)
+
+    monkeypatch.setattr(ProcessPool, "_spawn", refuse)
+    loader = scripted(Numbered(300, delay_s=0.003), [2], batch_size=4)
+    loader._regulator = Wanting()
+    assert labels_of(loader) == list(range(300))
+    statistics = loader.statistics()
+    assert (statistics.workers, statistics.workers_reason) == (3, "auto: the system starts no more")
+
+
+def test_no_worker_is_started_when_memory_runs_out(monkeypatch) -> None:
+    monkeypatch.setattr("penstock.feed.crew.available_nbytes", lambda: 100 << 20)
+    loader = scripted(Numbered(300), [2], batch_size=4)
+    loader._regulator = Wanting()
+    assert labels_of(loader) == list(range(300))
+    statistics = loader.statistics()
+    assert (statistics.workers, statistics.workers_reason) == (2, "auto: there is no memory left for more")
