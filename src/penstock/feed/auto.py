@@ -27,6 +27,9 @@ _FEWEST = 3
 _START_NS = 20_000_000
 """What it takes to start a worker (fork); the step must have waited as long since the last change."""
 
+_OFTEN_NS = 2_000_000
+"""Laps are weighed no more often: it takes about 10 µs, which would show in tiny batches."""
+
 _USEFUL = 1.05
 """More workers stay when together they make so many times what fewer did."""
 
@@ -83,6 +86,8 @@ class Regulator:
         self._laps: deque[Lap] = deque(maxlen=_WINDOW)
         self._counts_from = 0
         self._lost_ns = 0
+        self._unweighed_ns = (0, 0)
+        """What has passed, and what was waited, since the laps were weighed last."""
         self._handling_ns: float | None = None
         self._before: tuple[int, float] | None = None
         """While more workers are on trial: how many there were, and how many batches they made in a nanosecond."""
@@ -104,6 +109,7 @@ class Regulator:
         self._counts_from = number
         self._laps.clear()
         self._lost_ns = 0
+        self._unweighed_ns = (0, 0)
 
     def observe(self, lap: Lap) -> int:
         """Take note of a batch; return how many workers there should be now."""
@@ -112,9 +118,11 @@ class Regulator:
         self._laps.append(lap)
         self._since_fewer += 1
         self._tick_ceiling()
-        if self.workers and len(self._laps) == _WINDOW:
-            self._handling_ns = statistics.median(one.handling_ns for one in self._laps)
-        if len(self._laps) >= _FEWEST:
+        passed_ns, waited_ns = self._unweighed_ns
+        self._unweighed_ns = (passed_ns + lap.step_ns + lap.handling_ns + lap.wait_ns, waited_ns + lap.wait_ns)
+        if len(self._laps) >= _FEWEST and self._unweighed_ns[0] >= _OFTEN_NS:
+            if self.workers and len(self._laps) == _WINDOW:
+                self._handling_ns = statistics.median(one.handling_ns for one in self._laps)
             self._weigh(_Seen(self._laps))
         return self.workers
 
@@ -131,7 +139,8 @@ class Regulator:
         self._change(most, reason)
 
     def _weigh(self, seen: _Seen) -> None:
-        self._lost_ns = self._lost_ns + self._laps[-1].wait_ns if seen.stalled > STALLED else 0
+        self._lost_ns = self._lost_ns + self._unweighed_ns[1] if seen.stalled > STALLED else 0
+        self._unweighed_ns = (0, 0)
         if self._before is not None and (len(self._laps) < _JUDGED or not self._is_worth_it(seen, *self._before)):
             return
         if self._is_tiny(seen):

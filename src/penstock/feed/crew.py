@@ -76,6 +76,8 @@ class Crew:
             work_ns=work_ns,
         )
         if self._dispatch.mode != "demand":
+            if self._pool.size:  # the last worker was about to go when a sample showed that it can tell
+                self.is_absent = self._is_behind = False
             regulator.note(lap)
         elif self._is_behind:
             self._follow(next_number)
