@@ -239,6 +239,8 @@ class _Run:
         ring = self.loader.statistics().ring
         for _ in range(min(setting.workers * setting.prefetch_factor, ring.ready + ring.filling) + 1):
             self._subject.run_step(self.next())
+            if time.perf_counter() - began > _LONG_S:  # what is left of it, `drained` allows for
+                break
 
     def close(self) -> None:
         """Stop its workers and let go of its slots."""
@@ -251,6 +253,7 @@ class _Run:
 
 
 _WARM_S = 0.05
+_LONG_S = 0.5
 _PATIENCE = 50
 """Batches after which the number of workers has been reached, or will not be."""
 
