@@ -133,7 +133,7 @@ class _Search:
         if is_new and setting.workers and not self.budget.allows(setting):
             self.left_out[setting] = self.budget.needed_nbytes(setting)
             return None
-        trial = self.stand.measure(setting, at_least_s=self.trial_s * longer, at_most_s=6 * self.trial_s * longer)
+        trial = self.stand.measure(setting, at_least_s=self.trial_s * longer, at_most_s=4 * self.trial_s * longer)
         if is_new:
             self.budget.learn(trial)
         if trial.setting.workers and trial.ram_nbytes > self.ram_nbytes:
@@ -147,6 +147,9 @@ class _Search:
             f"the step waits {trial.stall_share:.0%} of the time"
         )
         return trial
+
+    def _is_long(self) -> bool:
+        return time.perf_counter() - self.began > _LONG_S
 
     def _climb(self, body: Body) -> None:
         """Go to as many workers as one shows to be needed, then up while it gains, or down while it costs nothing."""
@@ -190,7 +193,8 @@ class _Search:
 
     def _again(self, trial: Trial, more: Trial) -> tuple[Trial, Trial]:
         """Where more workers seem to gain nothing and nobody can be sure of it, measure both again, by turns."""
-        if more.samples_per_s >= (1 + _SAME) * trial.samples_per_s or _unsure(trial, more) < _UNSURE:
+        is_clear = more.samples_per_s >= (1 + _SAME) * trial.samples_per_s or _unsure(trial, more) < _UNSURE
+        if is_clear or self._is_long():
             return trial, more
         for setting in (trial.setting, more.setting):
             self.stand.forget(setting)
@@ -285,7 +289,7 @@ class _Search:
                 self._try(trial.setting, 1.5 + number / 2)
             self.finalists = [self.trials[setting] for setting in finalists if setting in self.trials]
             rivals = self._rivals(self.finalists, 0.0)
-            if not rivals or time.perf_counter() - self.began > _LONG_S:
+            if not rivals or self._is_long():
                 break
         return rivals
 
