@@ -1,4 +1,4 @@
-"""What the tuner is tried on: six loops, each with a bottleneck of its own, on this machine's cores."""
+"""What the tuner is tried on: seven loops, each with a bottleneck of its own, on this machine's cores."""
 
 from __future__ import annotations
 
@@ -54,6 +54,17 @@ class Hoarder(Dataset[Tensor]):
         return {"length": self.length, "table": None, "owner": 0}
 
 
+class Distant(Dataset[Tensor]):
+    """Samples that come from afar: 2 ms of sleep each. How busy the machine is hardly matters to them."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Tensor:
+        time.sleep(0.002)
+        return torch.full((3, 32, 32), float(index))
+
+
 class Light(Dataset[Tensor]):
     """Samples of 0.1 ms."""
 
@@ -76,6 +87,7 @@ def loops(stack: ExitStack) -> Iterator[Loop]:
     yield _loop("transport-bound", images, 64, step=touch)
     yield _loop("tiny", Integers(LENGTH), 128, step=lambda batch: None)
     yield _loop("slow samples", Slow(Copied(images), ordinary_s=0.0001, burn=False), 32, step_s=0.005)
+    yield _loop("storage-bound", Distant(), 16, step_s=0.014)
     yield _loop("compute-bound", Light(), 32, step=_Compute())
     yield _loop("memory-capped", Hoarder(LENGTH), 16, step_s=0.004, ram_nbytes=150 << 20)
 

@@ -1,7 +1,7 @@
 """The tuner against a full grid: `python -m benchmarks.tune [--quick] [--json FILE]`.
 
-For each of six loops (`benchmarks.tunable`) the tuner looks for a setting; then every setting of a grid is measured for
-two seconds, with workers of its own, as a person would: no workers, and 1 to cores + 1 processes and threads with
+For each of seven loops (`benchmarks.tunable`) the tuner looks for a setting; then every setting of a grid is measured
+for two seconds, with workers of its own, as a person would: no workers, and 1 to cores + 1 processes and threads with
 prefetch_factor 1, 2, 4, 8. The grid's three fastest (of those within the memory, where there is a limit) and the
 tuner's choice are then measured again by turns, and the ratio is taken round by round; the best is who is fastest
 there. Where memory is limited, a thread looks every 50 ms at what all processes take while the tuner runs. Before all

@@ -296,7 +296,8 @@ class _Search:
     def _rivals(self, trials: list[Trial], drift: float) -> list[Trial]:
         """Return who must be measured again, because it might yet be chosen, or the choice be given up for it.
 
-        `drift`: by how much cheaper ones may have been measured at a bad time.
+        `drift`: by how much others may have been measured at a bad time, if they are cheaper, or if the choice lets the
+        step wait and they have more workers.
         """
         best, choice = max(trials, key=_speed), _choice(trials)
         doubtful = [
@@ -305,7 +306,15 @@ class _Search:
             if trial.setting != choice.setting
             and (
                 (_cost(trial) < _cost(choice) and _behind(trial, best) - _unsure(trial, best) < max(_SAME, drift))
-                or (_behind(choice, trial) + _unsure(choice, trial) > _UNSURE and _behind(trial, best) < _UNSURE)
+                or (
+                    _behind(choice, trial) + _unsure(choice, trial) > _UNSURE
+                    and _behind(trial, best) < max(_UNSURE, _unsure(trial, best))
+                )
+                or (
+                    choice.stall_share > _HIDDEN
+                    and trial.setting.workers > choice.setting.workers
+                    and _behind(trial, best) < drift
+                )
             )
         ]
         if not doubtful:
