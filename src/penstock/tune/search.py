@@ -42,8 +42,8 @@ _FINALISTS = 4
 _ROUNDS = 2
 _UNSURE = 0.05
 _DRIFT = 0.3
-_LONG_S = 8.0
-"""A search that has taken so long compares its finalists once only, and says what it could not tell."""
+_LONG_S = 6.0
+"""A search that has taken so long leaves prefetch, compares its finalists once, and says what it could not tell."""
 
 
 def tune(
@@ -108,7 +108,7 @@ class _Search:
             self._climb("process")
             if self.subject.can_take_threads and self._is_stalled_or_short():
                 self._try_threads()
-            if self._best().stall_share > _HIDDEN:
+            if self._best().stall_share > _HIDDEN and not self._is_long():
                 self._try_prefetch()
         finalists = self._finish()
         self._try_device()
@@ -286,7 +286,7 @@ class _Search:
         finalists = [trial.setting for trial in rivals]
         for number in range(_ROUNDS):
             for trial in rivals:
-                self._try(trial.setting, 1.5 + number / 2)
+                self._try(trial.setting, 1.0 if self._is_long() else 1.5 + number / 2)
             self.finalists = [self.trials[setting] for setting in finalists if setting in self.trials]
             rivals = self._rivals(self.finalists, 0.0)
             if not rivals or self._is_long():
