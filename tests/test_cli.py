@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 
 import pytest
@@ -18,8 +19,9 @@ def test_the_verbs_and_their_flags_are_these() -> None:
         verb.options(parser)
         flags[verb.name] = sorted(option for action in parser._actions for option in action.option_strings)
     assert flags == {
-        "run": ["--help", "--html", "--json", "--prometheus", "--quiet", "--trace", "-h", "-m"],
+        "run": ["--help", "--html", "--json", "--prometheus", "--quiet", "--trace", "--tune", "-h", "-m"],
         "doctor": ["--device", "--dtype", "--help", "--json", "--shape", "--transfer", "-h"],
+        "tune": ["--cpus", "--help", "--json", "--no-cache", "--ram", "--step", "--step-ms", "-h"],
         "plan": ["--budget", "--help", "--json", "-h"],
         "report": ["--help", "--html", "--json", "--merge", "--tensorboard", "--trace", "-h"],
     }
@@ -61,3 +63,29 @@ def test_plan_prints_what_fits(tmp_path, capsys: pytest.CaptureFixture[str], mon
     assert cli.main(["plan", "planned:nothing", "--budget", "10KiB"]) == 2
     assert cli.main(["plan", "planned:step", "--budget", "ten"]) == 2
     assert "'ten' is no size" in capsys.readouterr().err
+
+
+def test_tune_prints_the_line_to_paste_and_keeps_it(
+    tmp_path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tunable.py").write_text(
+        "import torch\n"
+        "from torch.utils.data import DataLoader, TensorDataset\n"
+        "loader = DataLoader(TensorDataset(torch.zeros(400, 3)), batch_size=8)\n"
+        "def step(batch):\n"
+        "    torch.ones(3)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert cli.main(["tune", "tunable:loader", "--step-ms", "20"]) == 0
+    first = capsys.readouterr()
+    assert re.search(r"^penstock\.DataLoader\(\.\.\., num_workers=\d.*\)$", first.out, re.MULTILINE)
+    assert cli.main(["tune", "tunable:loader", "--step-ms", "20"]) == 0
+    second = capsys.readouterr()
+    assert second.out == first.out
+    assert "from an earlier search" in second.err
+    assert cli.main(["tune", "tunable:loader", "--step", "tunable:step", "--no-cache", "--json", "--cpus", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["line"].startswith("penstock.DataLoader(")
+    assert cli.main(["tune", "tunable:step"]) == 2
+    assert cli.main(["tune", "tunable:loader", "--ram", "much"]) == 2
+    assert "'much' is no size" in capsys.readouterr().err

@@ -311,3 +311,32 @@ def test_forked_workers_may_print_while_the_live_line_is_drawn(tmp_path: Path) -
     shown, code = on_a_terminal(tmp_path, sys.executable, "-m", "penstock", "run", path.name)
     assert code == 0
     assert b"40 of epoch 39\r\n" in shown
+
+
+def test_tuned_loaders_change_nothing_that_the_script_prints(tmp_path: Path) -> None:
+    text = """
+        import sys, time, torch
+        from torch.utils.data import DataLoader, Dataset
+
+        class Slow(Dataset):
+            def __len__(self):
+                return 400
+            def __getitem__(self, index):
+                time.sleep(0.002)
+                return torch.tensor(float(index)), index
+
+        torch.manual_seed(0)
+        for workers in (0, 2):
+            loader = DataLoader(Slow(), batch_size=10, shuffle=True, num_workers=workers)
+            for values, labels in loader:
+                time.sleep(0.005)
+                print(labels.tolist(), float(values.sum()))
+        sys.exit(3)
+    """
+    file = script(tmp_path, text)
+    plain = python(tmp_path, str(file))
+    tuned = penstock(tmp_path, "run", "--tune", "--quiet", str(file))
+    assert (tuned.stdout, tuned.returncode) == (plain.stdout, plain.returncode)
+    loaders = json.loads((tmp_path / "run.json").read_text())["loaders"]
+    assert [loader["statistics"]["workers_reason"].startswith("auto") for loader in loaders] == [True, True]
+    assert all(loader["statistics"]["workers"] >= 1 for loader in loaders)

@@ -12,10 +12,11 @@ from penstock.cli.doctor import Doctor
 from penstock.cli.plan import Plan
 from penstock.cli.report import Report
 from penstock.cli.run import Run
+from penstock.cli.tune import Tune
 from penstock.cli.verb import Verb
 from penstock.core.errors import PenstockError
 
-VERBS: tuple[Verb, ...] = (Run(), Doctor(), Plan(), Report())
+VERBS: tuple[Verb, ...] = (Run(), Doctor(), Tune(), Plan(), Report())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

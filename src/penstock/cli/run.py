@@ -13,6 +13,9 @@ class Run:
 
     A live line shows progress, samples per second and the share of time the step waited for data. At the end there
     is a short report, report.html and run.json. The exit code and the traceback are the script's own.
+
+    --tune: loaders find their number of workers while the script runs. Where samples draw random numbers, a loader
+    keeps the script's number in its first epoch; where the script asks for none, the draws are then a worker's.
     """
 
     name = "run"
@@ -21,6 +24,7 @@ class Run:
         """Declare the verb's arguments."""
         parser.usage = "penstock run [-h] [options] (script.py | -m module) [args ...]"
         parser.add_argument("--quiet", action="store_true", help="show neither the live line nor the report")
+        parser.add_argument("--tune", action="store_true", help="let loaders find their number of workers")
         parser.add_argument(
             "--json",
             type=Path,
@@ -65,4 +69,4 @@ class Run:
             trace_file=args.trace and args.trace.absolute(),
             prometheus_port=args.prometheus,
         )
-        return run(command, outputs, quiet=args.quiet)
+        return run(command, outputs, quiet=args.quiet, tune=args.tune)

@@ -105,7 +105,10 @@ class LoaderStatistics:
     """fork, forkserver or spawn for process workers, else empty."""
 
     workers: int = 0
-    """Workers asked for."""
+    """Workers asked for; with num_workers="auto" as many as there are now, or were at the epoch's end."""
+
+    workers_reason: str = ""
+    """With num_workers="auto", why so many."""
 
     dispatch: str = ""
     """How work is given out: 'demand' or 'round_robin', 'stream' (iterable datasets), 'probing' (not yet known)."""

@@ -43,6 +43,9 @@ class Counters:
     prefetch: str = ""
     recorder: Recorder | None = None
     """Where events go, if somebody asked for a trace."""
+    workers: int | None = None
+    """How many there are now, where the number changes."""
+    workers_reason: str = ""
 
     def skip(self, skipped: list[tuple[Any, str]]) -> None:
         """Count samples that were left out or replaced."""
@@ -69,7 +72,8 @@ class Counters:
             stall_share=(self.wait_ns + self.inline_ns) / busy if busy else 0.0,
             body=body,
             start_method=start_method,
-            workers=workers,
+            workers=workers if self.workers is None else self.workers,
+            workers_reason=self.workers_reason,
             dispatch=self.dispatch,
             dispatch_reason=self.dispatch_reason,
             split_batches=self.split_batches,

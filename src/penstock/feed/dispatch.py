@@ -28,8 +28,8 @@ class Dispatch:
         self.mode: Mode = mode
         self.reason = reason
         self._workers = workers
-        self._prefetch_factor = prefetch_factor
-        self._splittable = splittable and workers > 1
+        self.prefetch_factor = prefetch_factor
+        self._splittable = splittable
         self._batch_ns = 0.0
         self._lost_ns = 0.0
         self._window = 0
@@ -37,8 +37,24 @@ class Dispatch:
     def begin_epoch(self) -> None:
         """Reset what belongs to one epoch."""
         self._next_worker = 0
+        self._assigned = 0
         self.active = [True] * self._workers
         self.load = [0] * self._workers
+
+    def size_up(self, workers: int) -> None:
+        """Take note, before an epoch, of how many workers it begins with."""
+        self._workers = max(1, workers)
+
+    def resize(self, workers: int) -> None:
+        """Take note of how many workers there are now, while batches are given to any or the first ones are under way.
+
+        Places of workers that have gone are kept: batches that they made may not have been handed out yet.
+        """
+        self._workers = workers
+        more = workers - len(self.active)
+        self.active += [True] * more
+        self.load += [0] * more
+        self._next_worker = self._assigned % workers
 
     def decide(self, evidence: str) -> None:
         """End the probing, or leave `demand` when evidence turns up late."""
@@ -55,7 +71,7 @@ class Dispatch:
 
     def parts(self, rows: int) -> int:
         """Return how many workers should fill a batch of `rows` together."""
-        if not self._splittable or rows < 2:
+        if not self._splittable or self._workers < 2 or rows < 2:
             return 1
         if self.mode == "probing":
             return min(self._workers, rows)
@@ -69,10 +85,15 @@ class Dispatch:
         Workers that fill batches together need fewer of them; the window then starts small and is widened by
         `starved`, up to torch's prefetch_factor times workers.
         """
-        most = self._prefetch_factor * self._workers
-        if self.mode == "demand" and self._splittable and self._batch_ns >= 2 * _WORTH_SPLITTING_NS:
-            self._window = max(self._window, min(most, max(2, self._prefetch_factor)))
-            return self._window
+        most = self.prefetch_factor * self._workers
+        if (
+            self.mode == "demand"
+            and self._splittable
+            and self._workers > 1
+            and self._batch_ns >= 2 * _WORTH_SPLITTING_NS
+        ):
+            self._window = max(self._window, min(most, max(2, self.prefetch_factor)))
+            return min(self._window, most)
         return most
 
     def forbid_splitting(self) -> None:
@@ -86,7 +107,7 @@ class Dispatch:
         batch does. So the window is widened when the time lost of late is as much.
         """
         self._lost_ns += lost_ns
-        if self._lost_ns > self._batch_ns and 0 < self._window < self._prefetch_factor * self._workers:
+        if self._lost_ns > self._batch_ns and 0 < self._window < self.prefetch_factor * self._workers:
             self._window += 1
             self._lost_ns = 0
 
@@ -98,6 +119,8 @@ class Dispatch:
         for _ in range(self._workers):
             worker = self._next_worker
             self._next_worker = (worker + 1) % self._workers
-            if self.active[worker] and (in_order or self.load[worker] < most // max(1, sum(self.active))):
+            share = most // max(1, sum(self.active[: self._workers]))
+            if self.active[worker] and (in_order or self.load[worker] < share):
+                self._assigned += 1
                 return worker
         return None

@@ -18,8 +18,10 @@ from torch._utils import ExceptionWrapper
 
 from penstock.core.errors import TransportError, WorkerKilledError, WorkerStartError, WorkerTimeoutError
 from penstock.core.events import Recorder
+from penstock.feed.auto import Regulator
 from penstock.feed.collate import merge
 from penstock.feed.counters import Counters
+from penstock.feed.crew import Crew
 from penstock.feed.dispatch import Dispatch
 from penstock.feed.transport import codec
 from penstock.feed.transport.ring import Ring, Slot, SlotState
@@ -44,6 +46,9 @@ class _Batch:
     """Reports of parts, by first row."""
     stops: dict[int, int] = field(default_factory=dict)
     envelope: bytes | None = None
+    made: Any = None
+    """The batch itself, made in the training process."""
+    is_made: bool = False
     error: Any = None
     error_row: int = 0
     void: bool = False
@@ -70,6 +75,7 @@ class EpochRunner:
         timeout_s: float,
         max_deaths: int,
         spare_slots: int = 1,
+        regulator: Regulator | None = None,
     ) -> None:
         self._job = job
         self._ring = ring
@@ -84,6 +90,7 @@ class EpochRunner:
         self._idle_deaths = 0
         self._batches: dict[int, _Batch] = {}
         self.pool = pool
+        self.crew = Crew(job=job, pool=pool, ring=ring, dispatch=dispatch, counters=counters, regulator=regulator)
         # Also when the program ends with the iterator alive; and without a reference back to this object.
         self.close = weakref.finalize(self, _close, pool, ring)
         ring.announce = pool.announce
@@ -109,6 +116,7 @@ class EpochRunner:
         self._under_way = 0
         self._done_sizes: dict[int, list[int]] = {worker: [] for worker in range(self.pool.size)}
         self._dispatch.begin_epoch()
+        self.crew.begin_epoch()
         self._send_more()
 
     def _abandon(self) -> None:
@@ -120,8 +128,9 @@ class EpochRunner:
         self._batches.clear()
         for batch in self._ready:
             self._drop(batch)
-        for piece in untaken:
+        for piece in (*untaken, *self.crew.pieces):
             self._retire_cancelled(piece)
+        self.crew.pieces.clear()
 
     # ── handing out ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -135,6 +144,7 @@ class EpochRunner:
         while True:
             batch = self._pop_ready()
             if batch is not None:
+                self._note(batch)
                 self._send_more()
                 return self._hand_out(batch)
             self._send_more()
@@ -150,8 +160,12 @@ class EpochRunner:
             if not self._under_way and self._exhausted:
                 raise StopIteration
             return None
+        self._note(batch)
         self._send_more()
         return (self._hand_out(batch),)
+
+    def _note(self, batch: _Batch) -> None:
+        self.crew.handed_out(batch.number, batch.work_ns, self._next_number)
 
     def _pop_ready(self) -> _Batch | None:
         if not self._in_order:
@@ -177,6 +191,8 @@ class EpochRunner:
         counters.batches += 1
         counters.samples += batch.samples
         counters.nbytes += batch.nbytes
+        if batch.is_made:
+            return batch.made
         if batch.slot is None:
             assert batch.envelope is not None
             counters.inband_batches += 1
@@ -208,7 +224,7 @@ class EpochRunner:
     def _send_more(self) -> None:
         dispatch = self._dispatch
         while not self._exhausted:
-            window = dispatch.window()
+            window = 1 if self.crew.is_absent else dispatch.window()
             if self._under_way >= window or (dispatch.mode == "probing" and not self._may_probe()):
                 return
             # Beside the window, slots for what the user looks at; more only when the user keeps them all.
@@ -253,7 +269,8 @@ class EpochRunner:
 
     def _give_out(self, batch: _Batch) -> None:
         rows = len(batch.indices) if self._job.auto_collation else 1
-        parts = self._dispatch.parts(rows) if self._job.rows_can_be_split and batch.slot is not None else 1
+        can_be_split = self._job.rows_can_be_split and batch.slot is not None and not self.crew.is_absent
+        parts = self._dispatch.parts(rows) if can_be_split else 1
         if parts == 1:
             if self._dispatch.mode == "probing":
                 self._assign(batch)
@@ -276,7 +293,11 @@ class EpochRunner:
             batch.stops[part.start] = part.stop
         batch.left += 1
         self._seq += 1
-        self.pool.submit(Piece(self._seq, batch.number, indices, batch.slot, part, worker, into=batch))
+        piece = Piece(self._seq, batch.number, indices, batch.slot, part, worker, into=batch)
+        if self.crew.is_absent:
+            self.crew.pieces.append(piece)
+        else:
+            self.pool.submit(piece)
 
     # ── hearing back ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -285,7 +306,7 @@ class EpochRunner:
         if self._dispatch.mode == "demand" and not self._exhausted:
             idle = max(0, self.pool.size - sum(batch.left for batch in self._batches.values()))
         began = time.perf_counter_ns()
-        events = self.pool.collect(self._timeout_s)
+        events = self._make_or_collect()
         waited_ns = time.perf_counter_ns() - began
         self._counters.wait_ns += waited_ns
         if self._counters.recorder is not None:
@@ -295,6 +316,11 @@ class EpochRunner:
         if not events:
             raise WorkerTimeoutError(self._timeout_words())
         self._act_on(events)
+
+    def _make_or_collect(self) -> list[Report | Death]:
+        if self.crew.pieces:
+            return [self.crew.make(), *self.pool.collect(0.0)]
+        return self.pool.collect(self._timeout_s)
 
     def _act_on(self, events: list[Report | Death]) -> None:
         for event in events:
@@ -335,7 +361,10 @@ class EpochRunner:
             self._dispatch.decide(batch.evidence)
             self._go_on_alone(batch)
         elif self._dispatch.mode in ("probing", "demand"):
+            is_first = self._dispatch.mode == "probing"
             self._dispatch.decide(batch.evidence)
+            if is_first and batch.evidence:
+                self.crew.fix()
         if not batch.left and batch.error is None and _parts_disagree(batch):
             self._make_whole(batch)
         return batch.left > 0
@@ -361,6 +390,9 @@ class EpochRunner:
             batch.parts[start] = report
             batch.samples += report.samples
             batch.nbytes = max(batch.nbytes, report.nbytes)
+        elif report.is_batch:
+            batch.made, batch.is_made = report.batch, True
+            batch.samples, batch.nbytes = report.samples, report.nbytes
         else:
             batch.envelope = report.envelope
             batch.samples = report.samples
@@ -382,9 +414,10 @@ class EpochRunner:
         first = batch.parts.get(0)
         batch.stops = {0: own}
         batch.parts = {} if first is None else {0: first}
-        self._assign(batch)
         for worker in range(1, self.pool.size):
             self.pool.rewind(worker)
+        self.crew.fix()
+        self._assign(batch)
         if first is None:  # worker 0's own rows failed, as they would have failed in torch
             return
         batch.error = None
@@ -441,8 +474,10 @@ class EpochRunner:
                     "this before they made anything; look above for what they printed, and check that the machine "
                     "has memory for num_workers processes"
                 )
-        self._counters.restarts += 1
-        self.pool.replace(death.worker, tuple(self._done_sizes[death.worker]))
+        if not death.is_retired:
+            self._counters.restarts += 1
+            self.pool.replace(death.worker, tuple(self._done_sizes.get(death.worker, ())))
+        self.crew.mourn()
         if self._dispatch.mode == "stream" and blamed is not None:
             self._condemn_stream(blamed, death)
         for piece in sorted(death.lost, key=lambda piece: piece.seq):
@@ -453,7 +488,8 @@ class EpochRunner:
             else:
                 self._counters.reissued += 1
                 piece.into.left -= 1
-                self._submit(piece.into, piece.indices, piece.part, piece.worker)
+                gone = piece.worker is not None and piece.worker >= self.pool.size
+                self._submit(piece.into, piece.indices, piece.part, None if gone else piece.worker)
 
     def _culprit(self, piece: Piece, row: int) -> Any:
         """Return the index that was being made: one sample's, or all of a batch made in one call."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import multiprocessing
 import os
@@ -23,6 +24,7 @@ from penstock.core.host import available_nbytes, pinnable_nbytes, usable_cores
 from penstock.core.numa import cores_near, prefer_memory
 from penstock.core.stats import LoaderStatistics, RingCounts
 from penstock.device import Device, device_of
+from penstock.feed.auto import Regulator
 from penstock.feed.counters import Counters
 from penstock.feed.depth import DepthTrial
 from penstock.feed.dispatch import Dispatch, Mode
@@ -39,6 +41,8 @@ from penstock.feed.workers.thread import ThreadPool
 
 T_co = TypeVar("T_co", covariant=True)
 
+_MOST_WORKERS = 16
+
 observers: list[Callable[[DataLoader[Any]], None]] = []
 """Called with every DataLoader at the end of its construction."""
 
@@ -52,8 +56,11 @@ class DataLoader(TorchDataLoader[T_co]):
 
     Args:
         dataset: and all that follow up to `in_order`: as in torch's DataLoader.
-        num_workers: also "auto": one worker fewer than the cores this process may use, by affinity and cgroup
-            quota, and at most 8; none on a single core.
+        num_workers: also "auto": workers come and go while the loop runs, until the step does not wait, at most one
+            for each core that this process may use, by affinity and cgroup quota (and at most 16); none at all where
+            making a batch takes less than fetching it. Where samples can tell their worker (`dispatch`), the number
+            changes only between epochs; for an iterable dataset it is one fewer than the cores, at most 8. See
+            `statistics().workers_reason`. The batches depend on the number where samples can tell their worker.
         workers: "process", or "thread" for datasets that release the GIL.
         dispatch: "auto" (torch's assignment of batches to workers where samples can tell their worker, by drawing
             from its random state, reading `get_worker_info()` or having a `worker_init_fn`; else "demand"),
@@ -130,6 +137,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._shelf = _Shelf()
         weakref.finalize(self, self._shelf.close)
         self._learned: Dispatch | None = None
+        self._regulator: Regulator | None = None
         super().__init__(
             dataset,
             batch_size,
@@ -154,6 +162,8 @@ class DataLoader(TorchDataLoader[T_co]):
                 "threads share one dataset object, and an IterableDataset cannot tell them apart to share out its "
                 "samples; use workers='process', or num_workers=1"
             )
+        if num_workers == "auto":
+            make_auto(self)
         for observer in observers:
             observer(self)
 
@@ -213,7 +223,8 @@ class LoaderIterator:
             self._close: Callable[[], Any] = lambda: None
             host: InlineRunner | EpochRunner = InlineRunner(_job(loader), self._ring, self._counters, indices)
         else:
-            pool, dispatch = _pool(loader, base_seed, pinning.numa_node), _dispatch(loader)
+            dispatch = _dispatch(loader)
+            pool = _pool(loader, dispatch, base_seed, pinning.numa_node)
             self._workers = pool.processes
             runner = EpochRunner(
                 job=_job(loader),
@@ -225,6 +236,7 @@ class LoaderIterator:
                 timeout_s=loader.timeout,
                 max_deaths=loader._max_deaths,
                 spare_slots=1 + pinning.slots_in_copies,
+                regulator=loader._regulator,
             )
             runner.start()
             self._close = runner.close
@@ -372,19 +384,48 @@ def _start_method(loader: DataLoader[Any]) -> str:
     return _context(loader).get_start_method() or ""
 
 
-def _pool(loader: DataLoader[Any], base_seed: int, numa_node: int | None) -> Pool:
+def make_auto(loader: DataLoader[Any]) -> None:
+    """Have a loader find its number of workers by itself, as num_workers="auto" does; before its first epoch.
+
+    Batches stay the same for the loader's own number where samples can tell their worker. An iterable dataset keeps
+    its number: it shares out its samples by it. Without a second core nothing changes.
+    """
+    counters = loader._counters
+    if loader._dataset_kind == _DatasetKind.Iterable:
+        counters.workers_reason = "fixed: an iterable dataset shares out its samples by the number of workers"
+        return
+    if isinstance(loader.dataset, MapDataPipe) or usable_cores() == 1:
+        return
+    if loader.num_workers == 0 and _start_method(loader) != "fork":
+        return
+    if loader.num_workers == 0:
+        loader.num_workers = _auto_workers()
+        loader.prefetch_factor = 2
+    fixed = loader.num_workers
+    most = max(fixed, min(_MOST_WORKERS, usable_cores()))
+    loader._regulator = Regulator(workers=min(2, fixed), most=most, fixed=fixed)
+
+
+def _pool(loader: DataLoader[Any], dispatch: Dispatch, base_seed: int, numa_node: int | None) -> Pool:
     job = _job(loader)
+    workers, most = loader.num_workers, loader.num_workers
+    if loader._regulator is not None:
+        regulator = loader._regulator
+        workers, most = regulator.choose() if dispatch.mode == "round_robin" else regulator.workers, regulator.most
+        dispatch.size_up(workers)
     if loader._body == "thread":
-        return ThreadPool(job, loader.num_workers)
+        return ThreadPool(job, workers)
     return ProcessPool(
         job,
-        loader.num_workers,
+        workers,
+        most=most,
+        told=workers if dispatch.mode == "round_robin" else loader.num_workers,
         context=_context(loader),
         base_seed=base_seed,
         init_fn=loader.worker_init_fn,
         watch=_mode(loader)[0] == "probing",
         named=not memfd_works(),
-        cores=cores_near(numa_node, loader.num_workers),
+        cores=cores_near(numa_node, most),
     )
 
 
@@ -396,7 +437,7 @@ def _mode(loader: DataLoader[Any]) -> tuple[Mode, str]:
         return loader._dispatch_option, "asked for"
     if loader._body == "thread":
         return "demand", "threads share one dataset and one random state"
-    if loader.num_workers == 1:
+    if loader.num_workers == 1 and loader._regulator is None:
         return "round_robin", "there is one worker"
     if loader.worker_init_fn is not None:
         return "round_robin", "as torch assigns, because worker_init_fn may make workers differ"
@@ -416,6 +457,8 @@ def _dispatch(loader: DataLoader[Any]) -> Dispatch:
             prefetch_factor=loader.prefetch_factor,
             splittable=splittable,
         )
+    elif loader._regulator is not None:  # another iterator may still run, with another number of workers
+        loader._learned = copy.copy(loader._learned)
     return loader._learned
 
 

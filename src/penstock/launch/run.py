@@ -41,8 +41,10 @@ if TYPE_CHECKING:
 _INTERRUPTED = 128 + signal.SIGINT
 
 
-def run(command: Sequence[str], outputs: Outputs, *, quiet: bool = False) -> int:
+def run(command: Sequence[str], outputs: Outputs, *, quiet: bool = False, tune: bool = False) -> int:
     """Run a script (`[path, *args]`) or a module (`["-m", name, *args]`) and return its exit code.
+
+    With `tune`, its loaders find their number of workers by themselves (see `feed.loader.make_auto`).
 
     To be called once in a process, as the last thing it does: the report comes when the process ends.
 
@@ -51,7 +53,7 @@ def run(command: Sequence[str], outputs: Outputs, *, quiet: bool = False) -> int
         SystemExit, KeyboardInterrupt: the program's own.
     """
     program = program_of(command)
-    session = _Session(command, outputs.of_rank(os.environ), quiet=quiet)
+    session = _Session(command, outputs.of_rank(os.environ), quiet=quiet, tune=tune)
     replace_torch_loader(session.notice)
     session.begin()
     try:
@@ -76,10 +78,11 @@ def run(command: Sequence[str], outputs: Outputs, *, quiet: bool = False) -> int
 class _Session:
     """What a run keeps until its end."""
 
-    def __init__(self, command: Sequence[str], outputs: Outputs, *, quiet: bool) -> None:
+    def __init__(self, command: Sequence[str], outputs: Outputs, *, quiet: bool, tune: bool = False) -> None:
         self._command = tuple(command)
         self._outputs = outputs
         self._quiet = quiet
+        self._tune = tune
         self._watch = Watch(traced=outputs.trace_file is not None)
         self._endpoint = _endpoint(self._watch, outputs.prometheus_port, quiet=quiet)
         self._memory = MemoryMeter()
@@ -98,6 +101,10 @@ class _Session:
     def notice(self, loader: DataLoader[Any]) -> None:
         """Watch a loader that the program has made."""
         if os.getpid() == self._pid:  # else this is a child that the program has forked
+            if self._tune:
+                from penstock.feed.loader import make_auto  # the program has imported torch by now
+
+                make_auto(loader)
             self._watch.notice(loader)
             self._view.start()
             if self._endpoint is not None:

@@ -59,6 +59,8 @@ def _loader_lines(loader: LoaderRecord) -> list[str]:
         *_stage_lines(statistics.stages, rates.loop_s(statistics)),
         f"    settings: {settings_text(loader)}",
     ]
+    if statistics.workers_reason:
+        lines.append(f"    workers: {statistics.workers} ({statistics.workers_reason})")
     if statistics.dispatch:
         lines.append(f"    dispatch: {statistics.dispatch} ({statistics.dispatch_reason})")
     if statistics.uploads:

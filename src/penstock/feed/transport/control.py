@@ -4,7 +4,7 @@ One shared page of 64-bit cells, little enough to be read by eye in a debugger:
 
     cell 0                the epoch that is running; a worker that finds another one abandons its piece
     cell 1 + 2·w          worker w: sequence number + 1 of the piece it claimed, 0 before its first
-    cell 2 + 2·w          worker w: the row of that piece which it is making
+    cell 2 + 2·w          worker w: the row of that piece which it is making; before its first, 1 when it is ready
 
 and one lock file. A worker takes a message from the shared queue and writes its claim under a POSIX record lock,
 which the kernel drops when the worker dies; so under the same lock the training process knows exactly which pieces

@@ -38,6 +38,10 @@ class Report:
     """The piece it is about; the pool fills it in."""
     envelope: bytes | None = None
     """The batch, encoded."""
+    batch: Any = None
+    """The batch itself, from the training process."""
+    is_batch: bool = False
+    """Whether `batch` is one."""
     part: tuple[BatchSpec, list[list[Any]]] | None = None
     error: Any = None
     """A torch ExceptionWrapper."""
@@ -77,6 +81,8 @@ class Death:
     """The one it was making."""
     row: int
     """The row of that piece it was making."""
+    is_retired: bool = False
+    """It was going anyway, and needs no successor."""
 
 
 class Pool(Protocol):
@@ -92,6 +98,21 @@ class Pool(Protocol):
 
     def start(self) -> None:
         """Start the workers."""
+        ...
+
+    def resize(self, workers: int) -> bool:
+        """Start workers or let some go, until there are `workers`; return False when that must be tried again later.
+
+        Nothing is lost: who goes finishes its piece. Only while any worker may take any piece, or to have more.
+        """
+        ...
+
+    def is_ready(self, worker: int) -> bool:
+        """Return whether a worker that was started has opened its dataset, and takes pieces."""
+        ...
+
+    def outstanding(self) -> int:
+        """Return how many pieces are given out and have not come back."""
         ...
 
     def announce(self, number: int, slab: Slab | None) -> None:

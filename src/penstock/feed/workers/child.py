@@ -148,6 +148,7 @@ class _Worker:
         self._broken: ExceptionWrapper | None = None
         self._witness: Witness | None = None
         self._first_states: Any = None
+        self._is_retired = False
 
     # ── before the first piece ──────────────────────────────────────────────────────────────────────────────
 
@@ -183,12 +184,13 @@ class _Worker:
             self._witness.evidence()
 
     def run(self) -> None:
-        """Take pieces until the inbox closes."""
+        """Take pieces until the inbox closes, or this worker is told that it is one too many."""
         poller = select.poll()
         poller.register(self._ends.inbox, select.POLLIN)
         poller.register(self._ends.shared, select.POLLIN)
         inbox = self._ends.inbox.fileno()
-        while True:
+        self._cells[self._claim_cell + 1] = 1  # before a worker's first claim: it is ready
+        while not self._is_retired:
             ready = [fd for fd, _ in poller.poll()]
             if inbox in ready:
                 self._obey()
@@ -217,6 +219,8 @@ class _Worker:
             slab.close()
         elif kind == b"E":
             self._begin_epoch()
+        elif kind == b"Q":
+            self._is_retired = True
         elif kind == b"R" and self._witness is not None:
             self._witness.rewind(self._first_states)
 

@@ -45,6 +45,8 @@ class ProcessPool:
         job: Job,
         workers: int,
         *,
+        most: int,
+        told: int,
         context: BaseContext,
         base_seed: int,
         init_fn: Callable[[int], Any] | None,
@@ -57,20 +59,22 @@ class ProcessPool:
         self._context = context
         self._named = named
         self._options = ChildOptions(
-            worker=0, workers=workers, base_seed=base_seed, init_fn=init_fn, named=named, watch=watch, cores=cores
+            worker=0, workers=told, base_seed=base_seed, init_fn=init_fn, named=named, watch=watch, cores=cores
         )
         self._slabs: dict[int, Slab] = {}
         self._outstanding: dict[int, Piece] = {}
         self._waiting: deque[bytes] = deque()
-        self._outboxes: list[deque[_Message]] = [deque() for _ in range(workers)]
-        self._inboxes: list[Any] = [None] * workers
+        self._outboxes: list[deque[_Message]] = [deque() for _ in range(most)]
+        self._inboxes: list[Any] = [None] * most
         self._poller = select.poll()
         self._by_sentinel: dict[int, int] = {}
+        self._retiring: dict[int, BaseProcess] = {}
+        """Workers that were told to go and have not gone yet, by the number they had."""
         self._owner = os.getpid()
         self._closed = False
         self.processes: list[BaseProcess] = []
         self._payload = Payload.pack(job, self._method(), named=named)
-        self._control = Control.make(workers, named=named)
+        self._control = Control.make(most, named=named)
         self._to_workers, self._queue = channel.pair()
         self._results, self._from_workers = channel.pair()
         self._receiver = channel.Receiver(self._results)
@@ -99,6 +103,35 @@ class ProcessPool:
         """Start a successor for a dead worker."""
         self._control.forget(worker)
         self.processes[worker] = self._spawn(worker, replace(self._options, replay_sizes=replay_sizes))
+
+    def resize(self, workers: int) -> bool:
+        """Start workers or let the last ones go, until there are `workers`.
+
+        Who goes finishes its piece first, and nobody waits for that. While it is at it, its number is taken: then no
+        worker is started, and False is returned.
+
+        Raises:
+            WorkerStartError, TransportError: as `start`; those that could be started are there.
+        """
+        while self.size > workers:
+            self.size -= 1
+            self._retiring[self.size] = self.processes.pop()
+            self._post(self.size, b"Q", None)
+        while self.size < workers:
+            if self.size in self._retiring:
+                return False
+            self._control.forget(self.size)
+            self.processes.append(self._spawn(self.size, self._options))
+            self.size += 1
+        return True
+
+    def is_ready(self, worker: int) -> bool:
+        """Return whether a worker has got as far as to take pieces."""
+        return self._control.claimed(worker) is not None or self._control.row(worker) > 0
+
+    def outstanding(self) -> int:
+        """Return how many pieces are given out and have not come back."""
+        return len(self._outstanding)
 
     def _spawn(self, worker: int, options: ChildOptions) -> BaseProcess:
         ours, theirs = channel.pair()
@@ -141,7 +174,7 @@ class ProcessPool:
         else:
             del self._slabs[number]
             body = b"F" + pickle.dumps(number)
-        for worker in range(len(self.processes)):
+        for worker in (*range(len(self.processes)), *self._retiring):
             self._post(worker, body, slab)
 
     def submit(self, piece: Piece) -> None:
@@ -201,7 +234,9 @@ class ProcessPool:
             if dead:
                 for worker in dead:
                     events += self._bury(worker)
-                return events
+                if events:
+                    return events
+                continue
             if not ready and remaining is not None and remaining <= 0:
                 return []
 
@@ -232,13 +267,15 @@ class ProcessPool:
         a worker sends its result before it claims another piece, so what is neither queued nor claimed nor among the
         results has been lost with its worker.
         """
-        process = self.processes[worker]
+        is_retired = worker in self._retiring
+        process = self._retiring.pop(worker) if is_retired else self.processes[worker]
         self._poller.unregister(process.sentinel)
         del self._by_sentinel[process.sentinel]
         process.join()
         with self._control.lock():
             self._reclaim()
-            claims = {self._control.claimed(other) for other in range(self.size) if other != worker}
+            others = {*range(self.size), *self._retiring} - {worker}
+            claims = {self._control.claimed(other) for other in others}
         reports = self._reports()
         blamed, row = self.piece(worker)
         queued = {_seq(body) for body in self._waiting}
@@ -252,8 +289,10 @@ class ProcessPool:
         self._inboxes[worker].close()
         self._outboxes[worker].clear()
         self._flush_queue()
-        cause = _cause(process.exitcode)
-        return [*reports, Death(worker, process.pid or 0, cause, lost, blamed if blamed in lost else None, row)]
+        if is_retired and not lost:
+            return [*reports]
+        cause, pid = _cause(process.exitcode), process.pid or 0
+        return [*reports, Death(worker, pid, cause, lost, blamed if blamed in lost else None, row, is_retired)]
 
     def _reclaim(self) -> None:
         """Take back everything that waits in the shared queue, in order, in front of what did not fit in yet."""
@@ -287,9 +326,10 @@ class ProcessPool:
             if inbox is not None:
                 inbox.close()
         deadline = time.monotonic() + _JOIN_S
-        for process in self.processes:
+        everybody = [*self.processes, *self._retiring.values()]
+        for process in everybody:
             process.join(max(0.0, deadline - time.monotonic()))
-        for process in self.processes:
+        for process in everybody:
             if process.is_alive():
                 process.kill()
                 process.join()

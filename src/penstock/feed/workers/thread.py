@@ -35,16 +35,37 @@ class ThreadPool:
         self._work: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Report] = queue.SimpleQueue()
         self._outstanding: dict[int, Piece] = {}
-        self._threads = [
-            threading.Thread(target=self._run, args=(worker,), name=f"penstock-worker-{worker}", daemon=True)
-            for worker in range(workers)
-        ]
+        self._threads: list[threading.Thread] = []
         self._closed = False
 
     def start(self) -> None:
         """Start the threads."""
-        for thread in self._threads:
-            thread.start()
+        for _ in range(self.size):
+            self._start_one()
+
+    def _start_one(self) -> None:
+        number = len(self._threads)
+        thread = threading.Thread(target=self._run, args=(number,), name=f"penstock-worker-{number}", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def resize(self, workers: int) -> bool:
+        """Start threads or let some go, until there are `workers`; who goes finishes its piece first."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        for _ in range(self.size, workers):
+            self._start_one()
+        for _ in range(workers, self.size):
+            self._work.put(None)
+        self.size = workers
+        return True
+
+    def is_ready(self, worker: int) -> bool:
+        """Return that it is: threads start at once."""
+        return True
+
+    def outstanding(self) -> int:
+        """Return how many pieces are given out and have not come back."""
+        return len(self._outstanding)
 
     def announce(self, number: int, slab: Slab | None) -> None:
         """Do nothing: threads see all memory of their process."""
@@ -80,13 +101,20 @@ class ThreadPool:
     def cancel(self) -> list[Piece]:
         """Abandon all pieces; return those that no thread had taken."""
         untaken = []
+        going = 0
         for piece in self._outstanding.values():
             piece.cancelled = True
         try:
-            while (waiting := self._work.get_nowait()) is not None:
-                untaken.append(self._outstanding.pop(waiting.seq))
+            while True:
+                waiting = self._work.get_nowait()
+                if waiting is None:
+                    going += 1
+                else:
+                    untaken.append(self._outstanding.pop(waiting.seq))
         except queue.Empty:
             pass
+        for _ in range(going):
+            self._work.put(None)
         return untaken
 
     def close(self) -> None:
@@ -98,8 +126,7 @@ class ThreadPool:
         for _ in self._threads:
             self._work.put(None)
         for thread in self._threads:
-            if thread.ident is not None:
-                thread.join()
+            thread.join()
 
     def _run(self, worker: int) -> None:
         maker: BatchMaker | None = None

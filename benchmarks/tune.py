@@ -1,0 +1,193 @@
+"""The tuner against a full grid: `python -m benchmarks.tune [--quick] [--json FILE]`.
+
+For each of seven loops (`benchmarks.tunable`) the tuner looks for a setting; then every setting of a grid is measured
+for two seconds, with workers of its own, as a person would: no workers, and 1 to cores + 1 processes and threads with
+prefetch_factor 1, 2, 4, 8. The grid's three fastest (of those within the memory, where there is a limit) and the
+tuner's choice are then measured again by turns, and the ratio is taken round by round; the best is who is fastest
+there. Where memory is limited, a thread looks every 50 ms at what all processes take while the tuner runs. Before all
+that, `benchmarks.online` looks how soon num_workers="auto" follows a change of costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.machine import facts
+from benchmarks.online import follow
+from benchmarks.tunable import Loop, loops
+from penstock.core.units import size_text
+from penstock.tune.result import Tuned
+from penstock.tune.search import tune
+from penstock.tune.setting import Body, Setting
+from penstock.tune.subject import Subject
+from penstock.tune.trial import Stand, Trial, family_nbytes
+
+NEAR, FAST = 0.95, 0.1
+"""The targets: the chosen setting's speed by the best one's, the tuner's time by the grid's."""
+
+BODIES: tuple[Body, ...] = ("process", "thread")
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tune", description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a small grid: the times then say nothing")
+    parser.add_argument("--loops", nargs="*", help="only these")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    asked = parser.parse_args()
+    console = Console(stderr=True)
+    warnings.filterwarnings("ignore", message="This DataLoader will create")  # the grid goes to one beyond the cores
+    torch.set_num_threads(1)  # a step that takes all cores would be measured, and not the loaders
+    began, rows = time.perf_counter(), []
+    online = [follow() for _ in range(1 if asked.quick else 5)]
+    with ExitStack() as stack:
+        for loop in loops(stack):
+            if asked.loops and loop.name not in asked.loops:
+                continue
+            rows.append(_row(loop, quick=asked.quick))
+            console.print(_words(rows[-1]), style="dim")
+            found = {
+                "benchmark": "tune",
+                "quick": asked.quick,
+                "machine": facts(),
+                "load": os.getloadavg()[0],
+                "targets": {"of_best": NEAR, "of_grid_time": FAST},
+                "rows": rows,
+                "online": online,
+                "seconds": round(time.perf_counter() - began, 1),
+            }
+            if asked.json:
+                asked.json.parent.mkdir(parents=True, exist_ok=True)
+                asked.json.write_text(json.dumps(found, indent=1) + "\n")
+    _print(rows, online, time.perf_counter() - began)
+
+
+def _row(loop: Loop, *, quick: bool) -> dict[str, Any]:
+    with _watched() if loop.ram_nbytes else nullcontext([0]) as peak:
+        found = tune(loop.subject, ram_nbytes=loop.ram_nbytes)
+    began = time.perf_counter()
+    grid = [_alone(loop.subject, setting, 0.5 if quick else 2.0) for setting in _grid(quick=quick)]
+    grid_s = time.perf_counter() - began
+    allowed = [trial for trial in grid if loop.ram_nbytes is None or trial.ram_nbytes <= loop.ram_nbytes]
+    best = sorted(allowed, key=lambda trial: -trial.samples_per_s)[:3]
+    ratios, against = _side_by_side(loop, found, [trial.setting for trial in best], rounds=3 if quick else 7)
+    return {
+        "name": loop.name,
+        "choice": found.choice.line(),
+        "against": against.words(),
+        "of_best": ratios,
+        "tuner_s": found.seconds,
+        "grid_s": grid_s,
+        "grid_settings": len(grid),
+        "ram_nbytes": loop.ram_nbytes,
+        "tuner_peak_nbytes": peak[0],
+        "choice_nbytes": found.chosen.ram_nbytes,
+        "why": found.why,
+        "doubt": found.doubt,
+        "tuned": found.to_json(),
+        "grid": [asdict(trial) for trial in grid],
+    }
+
+
+def _grid(*, quick: bool) -> Iterator[Setting]:
+    cores = len(os.sched_getaffinity(0))
+    yield Setting()
+    for body in BODIES:
+        for workers in range(1, cores + 2, 2 if quick else 1):
+            for prefetch_factor in (2,) if quick else (1, 2, 4, 8):
+                yield Setting(workers=workers, body=body, prefetch_factor=prefetch_factor)
+
+
+def _alone(subject: Subject, setting: Setting, seconds: float) -> Trial:
+    with Stand(subject, most=max(1, setting.workers)) as stand:
+        return stand.measure(setting, at_least_s=seconds, at_most_s=2 * seconds)
+
+
+def _side_by_side(loop: Loop, found: Tuned, best: list[Setting], *, rounds: int) -> tuple[list[float], Setting]:
+    """Return the choice's speed by the best one's, round by round, and who is the best."""
+    if set(best) == {found.choice}:
+        return [1.0] * rounds, found.choice
+    contestants = list(dict.fromkeys([found.choice, *best]))
+    speeds: dict[Setting, list[float]] = {setting: [] for setting in contestants}
+    for number in range(rounds):
+        for setting in reversed(contestants) if number % 2 else contestants:
+            speeds[setting].append(_alone(loop.subject, setting, 1.0).samples_per_s)
+    fastest = max(contestants, key=lambda setting: statistics.median(speeds[setting]))
+    pairs = zip(speeds[found.choice], speeds[fastest], strict=True)
+    return [own / other for own, other in pairs], fastest
+
+
+@contextmanager
+def _watched() -> Iterator[list[int]]:
+    """Yield the most memory that was added meanwhile, in a list of one."""
+    base, over = family_nbytes(), threading.Event()
+    peak = [0]
+
+    def look() -> None:
+        while not over.wait(0.05):
+            peak[0] = max(peak[0], family_nbytes() - base)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        yield peak
+    finally:
+        over.set()
+        watcher.join()
+
+
+def _words(row: dict[str, Any]) -> str:
+    ratio = statistics.median(row["of_best"])
+    times = f"{row['tuner_s']:.1f} of {row['grid_s']:.0f} s"
+    return f"{row['name']}: {row['choice']}, {ratio:.3f} of {row['against']}, {times}"
+
+
+def _print(rows: list[dict[str, Any]], online: list[dict[str, Any]], seconds: float) -> None:
+    table = Table(title="the tuner's choice, and the best of a full grid")
+    heads = ("loop", "chosen", "best of the grid", "of its speed (least … most)", "tuner / grid, s", "memory / budget")
+    for head in heads:
+        table.add_column(head)
+    for row in rows:
+        ratios = row["of_best"]
+        budget = size_text(row["ram_nbytes"] or 0)
+        table.add_row(
+            row["name"],
+            row["choice"].partition("(..., ")[2].removesuffix(")"),
+            row["against"],
+            f"{statistics.median(ratios):.3f} ({min(ratios):.3f} … {max(ratios):.3f})",
+            f"{row['tuner_s']:.1f} / {row['grid_s']:.0f} = {row['tuner_s'] / row['grid_s']:.3f}",
+            f"{size_text(row['tuner_peak_nbytes'])} / {budget}" if row["ram_nbytes"] else "–",
+        )
+    Console(width=150).print(table)
+    late = [run["followed_after_batches"] for run in online]
+    times = statistics.median(run["seconds"] / run["seconds_with_4"] for run in online)
+    print(
+        f"online: a change of cost was followed after {late} batches; {times:.3f} of the time with 4 workers throughout"
+    )
+    near = sum(statistics.median(row["of_best"]) >= NEAR for row in rows)
+    quick = sum(row["tuner_s"] <= FAST * row["grid_s"] for row in rows)
+    capped = [row for row in rows if row["ram_nbytes"]]
+    within = sum(row["tuner_peak_nbytes"] <= row["ram_nbytes"] for row in capped)
+    print(
+        f"tune: within 5 % of the best in {near} of {len(rows)}, a tenth of the grid's time or less in {quick} of "
+        f"{len(rows)}, within the memory in {within} of {len(capped)}; {seconds:.0f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""The search finds what is fastest, of equals what takes least, keeps the budget, and says when it cannot tell."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from machine import MIB, Machine
+from sample_sets import Numbered
+from torch.utils.data import DataLoader, TensorDataset
+
+from penstock import OptionError
+from penstock.tune import search
+from penstock.tune.result import Tuned
+from penstock.tune.setting import Setting
+from penstock.tune.subject import Subject
+
+GRID = [
+    Setting(),
+    *(
+        Setting(workers=workers, body=body, prefetch_factor=prefetch)
+        for body in ("process", "thread")
+        for workers in range(1, 6)
+        for prefetch in (1, 2, 4, 8)
+    ),
+]
+
+
+def found_on(machine: Machine, monkeypatch: pytest.MonkeyPatch, **limits: int) -> Tuned:
+    monkeypatch.setattr(search, "Stand", lambda subject, most, tidy: machine)
+    loader = DataLoader(TensorDataset(torch.zeros(8)))
+    return search.tune(Subject(loader=loader), cpus=limits.pop("cpus", 4), **limits)
+
+
+MACHINES = {
+    "decode-bound": Machine(step_ms=10, work_ms=90),
+    "decode-bound, GIL released": Machine(step_ms=10, work_ms=90, gil=False),
+    "three are enough": Machine(step_ms=20, work_ms=55),
+    "transport-bound": Machine(step_ms=0.01, work_ms=1.5, handling_ms=0.5),
+    "tiny": Machine(step_ms=0.0, work_ms=0.05, handling_ms=0.2),
+    "slow samples": Machine(step_ms=10, work_ms=25, jitter=0.5),
+    "compute-bound": Machine(step_ms=200, work_ms=3),
+    "compute-bound, but worth one": Machine(step_ms=100, work_ms=30),
+}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+def test_it_is_within_5_percent_of_the_grids_best_with_few_trials(name, noise, monkeypatch) -> None:
+    given = MACHINES[name]
+    machine = Machine(**{**{k: getattr(given, k) for k in given.__dataclass_fields__}, "noise": noise, "tried": []})
+    found = found_on(machine, monkeypatch)
+    best = min(machine.period_ms(setting) for setting in GRID if setting.workers <= 4)
+    assert machine.period_ms(found.choice) <= best / 0.95
+    assert len(machine.tried) <= 26
+
+
+def test_of_what_hides_behind_the_step_the_fewest_workers_win(monkeypatch) -> None:
+    assert found_on(Machine(step_ms=20, work_ms=55), monkeypatch).choice == Setting(workers=3, body="process")
+    assert found_on(Machine(step_ms=100, work_ms=30), monkeypatch).choice == Setting(workers=1, body="process")
+
+
+def test_a_loop_that_hardly_loads_needs_no_worker_and_no_second_trial(monkeypatch) -> None:
+    machine = Machine(step_ms=200, work_ms=3)
+    found = found_on(machine, monkeypatch)
+    assert found.choice == Setting()
+    assert machine.tried == [Setting()]
+    assert "nothing to gain" in found.why
+
+
+def test_prefetch_is_raised_only_where_the_step_still_waits(monkeypatch) -> None:
+    assert found_on(Machine(step_ms=10, work_ms=25, jitter=0.5), monkeypatch).choice.prefetch_factor > 2
+    steady = Machine(step_ms=10, work_ms=25)
+    found_on(steady, monkeypatch)
+    assert {setting.prefetch_factor for setting in steady.tried} == {2}
+
+
+def test_threads_are_chosen_where_memory_is_short_and_the_gil_is_released(monkeypatch) -> None:
+    machine = Machine(step_ms=10, work_ms=35, gil=False, worker_nbytes=500 * MIB)
+    found = found_on(machine, monkeypatch, ram_nbytes=64 * MIB)
+    assert found.choice.body == "thread"
+    assert "two threads make 2.0 times" in found.gil
+
+
+@pytest.mark.parametrize("ram_mib", [30, 60, 90, 130])
+def test_no_trial_goes_over_the_budget(ram_mib, monkeypatch) -> None:
+    machine = Machine(step_ms=5, work_ms=200, worker_nbytes=24 * MIB, batch_nbytes=MIB)
+    found = found_on(machine, monkeypatch, ram_nbytes=ram_mib * MIB)
+    assert all(machine.ram_nbytes(setting) <= ram_mib * MIB for setting in machine.tried if setting.workers)
+    assert machine.ram_nbytes(found.choice) <= ram_mib * MIB
+
+
+def test_what_is_seen_to_go_over_the_budget_is_given_up_and_named(monkeypatch) -> None:
+    machine = Machine(step_ms=5, work_ms=200, worker_nbytes=100 * MIB)  # far more than a bare worker is thought to take
+    found = found_on(machine, monkeypatch, ram_nbytes=60 * MIB)
+    assert machine.tried.count(Setting(workers=1, body="process")) == 1
+    assert found.choice.body != "process"
+    assert found.left_out[0][1] > 60 * MIB
+    assert "takes 10" in found.render()
+
+
+def test_a_budget_that_holds_no_batches_is_an_error_that_says_what_to_change(monkeypatch) -> None:
+    with pytest.raises(OptionError, match="raise --ram or lower batch_size"):
+        found_on(Machine(step_ms=5, work_ms=200, batch_nbytes=50 * MIB), monkeypatch, ram_nbytes=20 * MIB)
+
+
+def test_there_are_never_more_workers_than_cpus(monkeypatch) -> None:
+    machine = Machine(step_ms=1, work_ms=300, gil=False, cores=64)
+    found_on(machine, monkeypatch, cpus=3)
+    assert max(setting.workers for setting in machine.tried) == 3
+    with pytest.raises(OptionError, match="at least one CPU"):
+        found_on(machine, monkeypatch, cpus=0)
+
+
+def test_it_says_when_it_cannot_tell(monkeypatch) -> None:
+    found = found_on(Machine(step_ms=10, work_ms=90, noise=0.2), monkeypatch)
+    assert "known to 40% only" in found.doubt
+    assert "Not sure" in found.render()
+    assert not found_on(Machine(step_ms=10, work_ms=90), monkeypatch).doubt
+
+
+def test_the_result_is_lines_with_the_choice_marked_and_a_line_to_paste(monkeypatch) -> None:
+    found = found_on(Machine(step_ms=20, work_ms=55), monkeypatch)
+    text = found.render()
+    assert "\n> 3 processes, prefetch 2" in text
+    assert text.endswith("\npenstock.DataLoader(..., num_workers=3)\n")
+    assert "Stopped after" in text
+    assert Tuned.from_json(found.to_json()) == found
+
+
+def test_a_real_loop_that_waits_gets_workers_and_one_that_does_not_gets_none() -> None:
+    slow = DataLoader(Numbered(4000, delay_s=0.004), batch_size=8)
+    found = search.tune(Subject(loader=slow, step_s=0.02), cpus=4, trial_s=0.1)
+    assert found.choice.workers >= 2
+    quick = DataLoader(TensorDataset(torch.zeros(4000, 4)), batch_size=8)
+    found = search.tune(Subject(loader=quick, step_s=0.02), cpus=4, trial_s=0.1)
+    assert found.choice == Setting()
