@@ -1,0 +1,235 @@
+"""Where a conducted loop's batches come from: its own loader, another in its place, or one batch again and again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _DatasetKind
+
+from penstock.feed.loader import DataLoader as PenstockLoader
+
+iterate: Callable[[DataLoader[Any]], Any] = DataLoader.__iter__
+"""What iterating over a loader does when nobody watches."""
+
+
+class Source:
+    """A loader, epoch after epoch, that can be stopped between two batches."""
+
+    def __init__(self, name: str, make: Callable[[], DataLoader[Any]], *, line: str = "") -> None:
+        self.name = name
+        self.line = line
+        self.failure = ""
+        self.is_live = True
+        self.startup_s: float | None = None
+        self.loader: DataLoader[Any] | None = None
+        self._make = make
+        self._iterator: Any = None
+        self._pids: list[int] = []
+        self._warm = False
+        self._drawn = 0
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether the dataset runs in this process."""
+        return False
+
+    def open(self) -> None:
+        """Make the loader and start its workers."""
+        if self._iterator is not None or self.failure:
+            return
+        began = time.perf_counter()
+        try:
+            self.loader = self.loader or self._make()
+            self._iterator = iterate(self.loader)
+        except Exception as error:
+            self.fail(error)
+            return
+        self._opened_s = time.perf_counter() - began
+        self._note_workers()
+
+    def warm(self) -> None:
+        """Draw what comes before workers are in step, once."""
+        if self._warm:
+            return
+        self._warm = True
+        self.open()
+        for _ in range(max(1, self.loader.num_workers) if self.loader is not None else 0):
+            self.next_batch()
+
+    def next_batch(self) -> Any:
+        """Return the next batch; after the last of an epoch, the first of another.
+
+        Raises:
+            RuntimeError: an epoch has no batch.
+            Exception: the loader's.
+        """
+        self.open()
+        began = time.perf_counter()
+        for _ in range(2):
+            try:
+                batch = next(self._iterator)
+                break
+            except StopIteration:
+                self._drawn = -1
+                self._iterator = iterate(self.loader)  # type: ignore[arg-type]
+                self._note_workers()
+        else:
+            raise RuntimeError("an epoch of this loader has no batch; nothing can be examined")
+        if self.startup_s is None:
+            self.startup_s = self._opened_s + time.perf_counter() - began
+        return batch
+
+    def workers(self) -> list[int]:
+        """Return the process ids of its workers."""
+        return self._pids
+
+    def pause(self) -> None:
+        """Stop its workers where they are."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let them go on."""
+        self._signal(signal.SIGCONT)
+
+    def fail(self, error: Exception) -> None:
+        """Close it for good, because of `error`."""
+        self.failure = f"{type(error).__name__}: {str(error).strip().splitlines()[-1] if str(error).strip() else ''}"
+        self.retire()
+
+    def retire(self) -> None:
+        """Try it no further."""
+        self.is_live = False
+        self.close()
+
+    def close(self) -> None:
+        """End its workers."""
+        self.resume()
+        iterator, self._iterator = self._iterator, None
+        if iterator is not None and self.loader is not None:
+            shut = getattr(iterator, "_shutdown_workers", None)
+            if shut is not None:
+                shut()
+            if getattr(self.loader, "_iterator", None) is iterator:
+                self.loader._iterator = None
+        self._pids = []
+
+    def _note_workers(self) -> None:
+        processes = getattr(self._iterator, "_workers", [])
+        self._pids = [process.pid for process in processes if getattr(process, "pid", None)]
+
+    def _signal(self, number: int) -> None:
+        for pid in self._pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+class Inline(Source):
+    """A loader without workers."""
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether the dataset runs in this process."""
+        return True
+
+
+class Repeated(Source):
+    """The same batch again and again: what a loop does when loading is free."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, _no_loader)
+        self.batch: Any = None
+
+    def open(self) -> None:
+        """Do nothing."""
+
+    def warm(self) -> None:
+        """Do nothing."""
+
+    def next_batch(self) -> Any:
+        """Return the batch in containers of its own, so that a step may take it apart."""
+        return torch.utils._pytree.tree_map(_same, self.batch)
+
+
+class Gated(Source):
+    """A loader whose workers are threads; they wait before their next sample while it is paused."""
+
+    def __init__(self, name: str, make: Callable[[Any], DataLoader[Any]], dataset: Any, *, line: str) -> None:
+        self._gate = Gate(dataset)
+        super().__init__(name, lambda: make(self._gate), line=line)
+
+    def pause(self) -> None:
+        """Close the gate."""
+        self._gate.opened.clear()
+
+    def resume(self) -> None:
+        """Open it."""
+        self._gate.opened.set()
+
+
+class Gate:
+    """A dataset behind a gate."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self.opened = threading.Event()
+        self.opened.set()
+        if hasattr(dataset, "__getitems__"):
+            self.__getitems__ = self._getitems
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        self.opened.wait()
+        return self._dataset[index]
+
+    def _getitems(self, indices: Any) -> Any:
+        self.opened.wait()
+        return self._dataset.__getitems__(indices)
+
+
+def variant(loader: DataLoader[Any], *, penstock: bool | None = None, **changes: Any) -> DataLoader[Any]:
+    """Return a loader like `loader` but for `changes`; of penstock's class or torch's, or as it is."""
+    is_penstock = isinstance(loader, PenstockLoader) if penstock is None else penstock
+    options: dict[str, Any] = {
+        "dataset": loader.dataset,
+        "num_workers": loader.num_workers,
+        "collate_fn": loader.collate_fn,
+        "pin_memory": loader.pin_memory,
+        "timeout": loader.timeout,
+        "worker_init_fn": loader.worker_init_fn,
+        "multiprocessing_context": loader.multiprocessing_context,
+        "prefetch_factor": loader.prefetch_factor,
+        "persistent_workers": loader.persistent_workers,
+        **_sampling(loader),
+        **changes,
+    }
+    if not options["num_workers"]:
+        options.update(multiprocessing_context=None, prefetch_factor=None, persistent_workers=False, timeout=0)
+    if options.get("workers") == "thread":
+        options.update(multiprocessing_context=None)
+    return PenstockLoader(**options) if is_penstock else DataLoader(**options)
+
+
+def _sampling(loader: DataLoader[Any]) -> dict[str, Any]:
+    if loader._dataset_kind == _DatasetKind.Iterable:
+        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    if loader.batch_sampler is not None:
+        return {"batch_sampler": loader.batch_sampler}
+    return {"batch_size": None, "sampler": loader.sampler}
+
+
+def _same(leaf: Any) -> Any:
+    return leaf
+
+
+def _no_loader() -> DataLoader[Any]:
+    raise AssertionError("this source needs no loader")
