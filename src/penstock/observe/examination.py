@@ -20,6 +20,9 @@ class Machine:
     quota_cores: float | None = None
     """The cgroup's CPU quota, in cores; None without one."""
 
+    intra_op_threads: int = 1
+    """With how many threads torch computes in the training process."""
+
     throttled_s: float = 0.0
     """How long the cgroup held its processes back during the examination."""
 
@@ -299,6 +302,9 @@ class WorkerLook:
     busy_threads: float
     """Threads of one worker that used a processor, the one that makes the samples included."""
 
+    cores: float = 1.0
+    """How many processors one worker used while the loop ran."""
+
     libraries: tuple[str, ...] = ()
     """What they may belong to: openmp, openblas, mkl, opencv."""
 
@@ -434,7 +440,6 @@ class Examination:
 
     notes: tuple[str, ...] = ()
     """What could not be measured, and why."""
-
 
     def trial(self, name: str) -> Trial | None:
         """Return the trial of that name, if it was made."""

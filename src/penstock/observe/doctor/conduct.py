@@ -26,6 +26,7 @@ _WARM = 3
 _PASSIVE_S = 3.0
 _LEAST_STRETCH_S = 0.12
 _HARDLY = 1.03
+_READY = 0.5
 
 
 class EnoughError(BaseException):
@@ -73,6 +74,7 @@ class Conductor:
         self._stretch_s = 0.0
         self._turn = 0
         self._warmed = 0
+        self._has_started = False
         self._returned_at: float | None = None
         if self._source.runs_here:
             # Forked workers must not inherit files that the dataset opens when it is first asked.
@@ -94,6 +96,9 @@ class Conductor:
             batch = self._next_batch()
         finally:
             self._returned_at = self._clock()
+            if self._source.startup_s is not None and not self._has_started:
+                self._has_started = True
+                self._began = self._returned_at  # however long its workers took to start
             self._wait_s += self._returned_at - began
         if self._turn == 0 and _WARM <= self._warmed < _WARM + _LOOKS:
             self.witness.enter()
@@ -182,9 +187,22 @@ class Conductor:
                 source.retire()
 
     def _open_others(self) -> None:
-        for source in self._alive[1:]:
+        """Start all other sources side by side, and let each come into step before it is stopped."""
+        others = self._alive[1:]
+        for source in others:
             source.open()
+        for source in others:
+            self._try_to_warm(source)
             source.pause()
+
+    def _try_to_warm(self, source: Source) -> None:
+        if self._clock() - self._began > self._seconds * _READY:
+            source.retire()
+            return
+        try:
+            source.warm()
+        except Exception as error:
+            source.fail(error)
 
     def _give_the_batch(self) -> None:
         for source in self._alive:
@@ -208,16 +226,8 @@ class Conductor:
     def _go_to(self, turn: int) -> None:
         self._source.pause()
         self._turn = turn
-        while True:
-            source = self._source
-            source.resume()
-            try:
-                source.warm()
-                break
-            except Exception as error:
-                if source.name == AS_IT_IS:
-                    raise
-                source.fail(error)
+        source = self._source
+        source.resume()
         self._returned_at = None
         if source.name == AS_IT_IS:
             self.crew.begin(source.workers())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Sequence
 
 from penstock.observe.doctor import proc
 from penstock.observe.examination import WorkerLook
 
-_BUSY = 0.1
+_BUSY = 0.3
 _LEAST_TICKS = 10
 
 
@@ -18,13 +20,16 @@ class Crew:
         self._ran: dict[int, dict[int, int]] = {}
         self._before: dict[int, dict[int, int]] = {}
         self._libraries: tuple[str, ...] = ()
+        self._looked_s = 0.0
 
     def begin(self, pids: Sequence[int]) -> None:
         """Look at them before a stretch."""
+        self._began = time.perf_counter()
         self._before = {pid: proc.thread_ticks(pid) for pid in pids}
 
     def end(self) -> None:
         """Look at them after it, and add up what each of their threads did."""
+        self._looked_s += time.perf_counter() - self._began if self._before else 0.0
         for pid, before in self._before.items():
             ran = self._ran.setdefault(pid, {})
             for thread, ticks in proc.thread_ticks(pid).items():
@@ -34,6 +39,7 @@ class Crew:
 
     def look(self) -> WorkerLook | None:
         """Return what was seen; None when workers hardly ran."""
+        used = [sum(ran.values()) / os.sysconf("SC_CLK_TCK") for ran in self._ran.values()]
         busy = [
             sum(ticks > _BUSY * max(ran.values()) for ticks in ran.values())
             for ran in self._ran.values()
@@ -41,4 +47,9 @@ class Crew:
         ]
         if not busy:
             return None
-        return WorkerLook(workers=len(busy), busy_threads=sum(busy) / len(busy), libraries=self._libraries)
+        return WorkerLook(
+            workers=len(busy),
+            busy_threads=sum(busy) / len(busy),
+            cores=max(used) / max(1e-9, self._looked_s),
+            libraries=self._libraries,
+        )

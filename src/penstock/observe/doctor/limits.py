@@ -34,6 +34,7 @@ class Limits:
         return Machine(
             cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
             quota_cores=self._quota(),
+            intra_op_threads=torch.get_num_threads(),
             throttled_s=max(0.0, self._throttled() - self._throttled_s),
             shm_nbytes=shm[0],
             shm_free_nbytes=shm[1],

@@ -42,9 +42,7 @@ def reading() -> Reading | None:
     try:
         io = dict(line.split(": ") for line in (_PROC / "self/io").read_text().splitlines())
         faults = (_PROC / "self/stat").read_text().rpartition(")")[2].split()[9]
-        return Reading(
-            asked_nbytes=int(io["rchar"]), missed_nbytes=int(io["read_bytes"]), major_faults=int(faults)
-        )
+        return Reading(asked_nbytes=int(io["rchar"]), missed_nbytes=int(io["read_bytes"]), major_faults=int(faults))
     except (OSError, ValueError, KeyError, IndexError):
         return None
 

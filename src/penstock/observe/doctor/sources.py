@@ -33,7 +33,6 @@ class Source:
         self._make = make
         self._iterator: Any = None
         self._pids: list[int] = []
-        self._warm = False
         self._drawn = 0
 
     @property
@@ -56,10 +55,7 @@ class Source:
         self._note_workers()
 
     def warm(self) -> None:
-        """Draw what comes before workers are in step, once."""
-        if self._warm:
-            return
-        self._warm = True
+        """Draw what comes before workers are in step."""
         self.open()
         for _ in range(max(1, self.loader.num_workers) if self.loader is not None else 0):
             self.next_batch()

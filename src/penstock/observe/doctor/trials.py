@@ -77,7 +77,7 @@ def trials_of(loader: DataLoader[Any], machine: Machine, *, has_step: bool) -> l
 def _fewer(loader: DataLoader[Any], machine: Machine, own: Settings) -> list[Source]:
     if not own.num_workers:
         return []
-    fits = max(1, round(machine.usable_cores) - 1)
+    fits = max(1, round(machine.usable_cores))
     if own.num_workers > machine.usable_cores and fits < own.num_workers:
         return [_changed(loader, FEWER_WORKERS, num_workers=fits)]
     if own.is_iterable:

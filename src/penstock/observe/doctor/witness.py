@@ -116,7 +116,9 @@ def _is_pageable_copy(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 def _caller() -> FrameType | None:
     """Return the frame that asked, when it is the user's own code."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((_OURS, os.path.dirname(torch.overrides.__file__) + "/overrides")):
+    while frame is not None and frame.f_code.co_filename.startswith(
+        (_OURS, os.path.dirname(torch.overrides.__file__) + "/overrides")
+    ):
         frame = frame.f_back
     if frame is None or frame.f_code.co_filename.startswith(_OTHERS):
         return None
