@@ -7,7 +7,7 @@ from work import Sized, compute, one_core
 
 class InMemory(Sized):
     def __init__(self) -> None:
-        super().__init__(2048)
+        super().__init__(1 << 20)
         self.images = torch.rand(16, 3, 224, 224)
 
     def __getitem__(self, index: int) -> torch.Tensor:

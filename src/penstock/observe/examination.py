@@ -75,6 +75,9 @@ class Settings:
     is_iterable: bool = False
     """Whether the dataset is a stream."""
 
+    collates_by_default: bool = True
+    """Whether batches are made by torch's default_collate."""
+
     shuffles: bool = False
     """Whether samples are asked for in a random order."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.observe.diagnose.reading import WAITS, loading_matters, parts_s, slowed, stall_share
+from collections.abc import Mapping
+
+from penstock.observe.diagnose.reading import WAITS, loading_matters, parts_s, slowed, stall_share, takes_cores
 from penstock.observe.examination import FREE, Examination
 from penstock.observe.finding import Finding
 
@@ -16,7 +18,7 @@ _MEANING = {
     "decode": "decoding samples",
     "transform": "transforming samples",
     "collate": "putting samples together to batches",
-    "transport": "handing batches from the workers to the loop",
+    "transport": "putting batches into shared memory and handing them to the loop",
     "start-up": "starting workers for every epoch",
 }
 _REMEDY = {
@@ -70,7 +72,7 @@ def _healthy(found: Examination) -> Finding:
 
 def _contention(found: Examination) -> Finding | None:
     times = slowed(found)
-    if times is None or times < _SLOWED:
+    if times is None or times < _SLOWED or not takes_cores(found):
         return None
     free = found.gain_of(FREE)
     return Finding(
@@ -94,7 +96,7 @@ def _quick(found: Examination) -> Finding:
 
 
 def _bound(found: Examination) -> Finding:
-    parts = parts_s(found)
+    parts = _told_apart(found)
     largest = max(parts, key=lambda part: parts[part])
     whole_s = sum(parts.values())
     free = found.gain_of(FREE)
@@ -114,6 +116,19 @@ def _bound(found: Examination) -> Finding:
         gain=free.median if found.has_step and free is not None else None,
         is_measured=found.has_step and free is not None,
     )
+
+
+def _told_apart(found: Examination) -> Mapping[str, float]:
+    """Return the parts, with the default collate's copy counted as transport where workers hand it over.
+
+    It writes tensors into the segment that the batch travels in, and most of both is the segment's fresh pages.
+    """
+    parts = dict(parts_s(found))
+    samples = found.samples
+    copies = found.settings.collates_by_default and samples is not None and samples.numbers_per_sample < 32
+    if copies and parts.get("transport"):
+        parts["transport"] += parts.pop("collate")
+    return parts
 
 
 def remedy_for(verdict: Finding, found: Examination) -> str:

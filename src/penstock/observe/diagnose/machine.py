@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from penstock.observe.diagnose.reading import slowed
+from penstock.observe.diagnose.reading import slowed, takes_cores
 from penstock.observe.examination import FEWER_WORKERS, Examination
 from penstock.observe.finding import Finding
 
 _SLOWED = 1.5
+_AS_WELL = 0.85
 
 
 def cpu_quota(found: Examination) -> Finding | None:
@@ -65,15 +66,15 @@ def too_many_workers(found: Examination) -> Finding | None:
     trial, gain = found.trial(FEWER_WORKERS), found.gain_of(FEWER_WORKERS)
     waits = found.samples is not None and found.samples.asleep_share > 0.3
     if gain is not None:
-        if gain.is_clear and gain.median < 0.9:
+        if gain.median < _AS_WELL:
             return None
     elif waits or own.num_workers < 2 * usable:
         return None
-    fits = trial.line if trial is not None else f"num_workers={max(1, round(usable))}"
+    fits = trial.line if trial is not None else f"num_workers={max(1, round(1.5 * usable))}"
     tried = f"; with {fits} it is {gain.median:.2f} times as fast" if gain is not None else ""
     return Finding(
         name="too-many-workers",
-        cause="There are more workers than cores: they take turns, and each holds memory.",
+        cause="There are more workers than cores, and fewer do as well: they take turns, and each holds memory.",
         evidence=f"{own.num_workers} workers on {usable:g} cores{tried}",
         remedy=fits,
         gain=gain.median if gain is not None and gain.is_clear else None,
@@ -84,7 +85,7 @@ def too_many_workers(found: Examination) -> Finding | None:
 def cpu_contention(found: Examination) -> Finding | None:
     """The step takes much longer beside its loader."""
     times, own = slowed(found), found.settings
-    if times is None or times < _SLOWED or not own.num_workers:
+    if times is None or times < _SLOWED or not takes_cores(found):
         return None
     left = max(1, round(found.machine.usable_cores) - own.num_workers)
     return Finding(

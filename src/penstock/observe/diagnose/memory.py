@@ -69,12 +69,14 @@ def pickled_for_each_worker(found: Examination) -> Finding | None:
         )
     if pickled.nbytes < _LARGE_PICKLE and pickled.seconds * own.num_workers < _LONG_PICKLE_S:
         return None
+    first = next((trial.startup_s for trial in found.trials if trial.startup_s is not None), None)
+    came = f"; the first batch came after {first:.1f} s" if first is not None else ""
     return Finding(
         name="pickled-for-each-worker",
         cause="The dataset is large, and is pickled, sent and unpickled for every worker.",
         evidence=(
             f"{size_text(pickled.nbytes)} and {pickled.seconds:.2f} s to pickle, {own.num_workers} times at every start "
-            f"({own.start_method}); most of it is {pickled.largest or 'the dataset itself'}"
+            f"({own.start_method}); most of it is {pickled.largest or 'the dataset itself'}{came}"
         ),
         remedy=(
             f"keep {pickled.largest or 'the data'} in a file and open it in the worker (numpy.load(..., mmap_mode='r')), or "

@@ -90,6 +90,20 @@ def slowed(found: Examination) -> float | None:
     return factors[len(factors) // 4] if len(factors) > 2 else None  # all but the luckiest rounds agree on so much
 
 
+def takes_cores(found: Examination) -> bool:
+    """Return whether step and workers together want more cores than there are, and the loop loses a good part by it.
+
+    A step beside its loader also frees the last batch's memory, which with free loading it never does; that is not meant.
+    """
+    now, free, own = found.as_it_is, found.trial(FREE), found.settings
+    if now is None or free is None or not own.num_workers:
+        return False
+    if own.num_workers + found.machine.intra_op_threads <= found.machine.usable_cores:
+        return False
+    lost_s = sum(one.step_s for one in now.stretches) / sum(one.batches for one in now.stretches) - (free.batch_s or 0.0)
+    return lost_s > 0.2 * (now.batch_s or 0.0)
+
+
 def factor(gain: Gain | None) -> float | None:
     """Return the gain as a finding states it: none where rounds disagree."""
     return gain.median if gain is not None and gain.is_clear else None

@@ -27,6 +27,8 @@ _PASSIVE_S = 3.0
 _LEAST_STRETCH_S = 0.12
 _HARDLY = 1.03
 _READY = 0.5
+_SLOW_START = 0.1
+_AT_ONCE_S = 0.003
 
 
 class EnoughError(BaseException):
@@ -188,12 +190,25 @@ class Conductor:
 
     def _open_others(self) -> None:
         """Start all other sources side by side, and let each come into step before it is stopped."""
-        others = self._alive[1:]
+        self._alive[0].pause()  # or it would run ahead meanwhile
+        others = self._affordable()
         for source in others:
             source.open()
         for source in others:
             self._try_to_warm(source)
             source.pause()
+
+    def _affordable(self) -> list[Source]:
+        """Return the other sources, only the first of them where starting workers takes long (a spawned one: seconds)."""
+        others = self._alive[1:]
+        startup_s = self._alive[0].startup_s or 0.0
+        if self._alive[0].runs_here or startup_s < self._seconds * _SLOW_START:
+            return others
+        count = int(self._seconds * _READY / startup_s)
+        starting = [source for source in others if source.starts_processes]
+        for source in starting[count:]:
+            source.retire()
+        return [source for source in others if source.is_live]
 
     def _try_to_warm(self, source: Source) -> None:
         if self._clock() - self._began > self._seconds * _READY:
@@ -228,10 +243,27 @@ class Conductor:
         self._turn = turn
         source = self._source
         source.resume()
+        if turn > 0:
+            self._settle(source)
         self._returned_at = None
         if source.name == AS_IT_IS:
             self.crew.begin(source.workers())
         self._clear()
+
+    def _settle(self, source: Source) -> None:
+        """Take away what a source had made ahead before its first turn."""
+        if source.is_settled:
+            return
+        source.is_settled = True
+        try:
+            for _ in range(source.ahead):
+                began = self._clock()
+                source.next_batch()
+                if self._clock() - began > _AT_ONCE_S:
+                    break
+        except Exception as error:
+            source.fail(error)
+            self._go_to(self._turn)
 
     def _next_batch(self) -> Any:
         while True:

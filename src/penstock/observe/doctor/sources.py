@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.feed.loader import DataLoader as PenstockLoader
+from penstock.observe.examination import AS_IT_IS
 
 iterate: Callable[[DataLoader[Any]], Any] = DataLoader.__iter__
 """What iterating over a loader does when nobody watches."""
@@ -23,11 +24,14 @@ iterate: Callable[[DataLoader[Any]], Any] = DataLoader.__iter__
 class Source:
     """A loader, epoch after epoch, that can be stopped between two batches."""
 
+    starts_processes = True
+
     def __init__(self, name: str, make: Callable[[], DataLoader[Any]], *, line: str = "") -> None:
         self.name = name
         self.line = line
         self.failure = ""
         self.is_live = True
+        self.is_settled = name == AS_IT_IS
         self.startup_s: float | None = None
         self.loader: DataLoader[Any] | None = None
         self._make = make
@@ -39,6 +43,11 @@ class Source:
     def runs_here(self) -> bool:
         """Whether the dataset runs in this process."""
         return False
+
+    @property
+    def ahead(self) -> int:
+        """How many batches it may have made ahead."""
+        return self.loader.num_workers * (self.loader.prefetch_factor or 0) if self.loader is not None else 0
 
     def open(self) -> None:
         """Make the loader and start its workers."""
@@ -130,6 +139,8 @@ class Source:
 class Inline(Source):
     """A loader without workers."""
 
+    starts_processes = False
+
     @property
     def runs_here(self) -> bool:
         """Whether the dataset runs in this process."""
@@ -138,6 +149,8 @@ class Inline(Source):
 
 class Repeated(Source):
     """The same batch again and again: what a loop does when loading is free."""
+
+    starts_processes = False
 
     def __init__(self, name: str) -> None:
         super().__init__(name, _no_loader)
@@ -156,6 +169,8 @@ class Repeated(Source):
 
 class Gated(Source):
     """A loader whose workers are threads; they wait before their next sample while it is paused."""
+
+    starts_processes = False
 
     def __init__(self, name: str, make: Callable[[Any], DataLoader[Any]], dataset: Any, *, line: str) -> None:
         self._gate = Gate(dataset)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
+from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe, default_collate
 from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.feed.loader import DataLoader as PenstockLoader
@@ -44,6 +44,7 @@ def settings_of(loader: DataLoader[Any]) -> Settings:
         start_method=(context.get_start_method() or "") if is_process else "",
         length=_length(loader),
         is_iterable=loader._dataset_kind == _DatasetKind.Iterable,
+        collates_by_default=loader.collate_fn is default_collate,
         shuffles="Random" in type(loader.sampler).__name__,
     )
 
@@ -77,7 +78,7 @@ def trials_of(loader: DataLoader[Any], machine: Machine, *, has_step: bool) -> l
 def _fewer(loader: DataLoader[Any], machine: Machine, own: Settings) -> list[Source]:
     if not own.num_workers:
         return []
-    fits = max(1, round(machine.usable_cores))
+    fits = max(1, round(1.5 * machine.usable_cores))  # some wait while others compute
     if own.num_workers > machine.usable_cores and fits < own.num_workers:
         return [_changed(loader, FEWER_WORKERS, num_workers=fits)]
     if own.is_iterable:
