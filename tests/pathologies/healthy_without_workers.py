@@ -8,7 +8,9 @@ from work import one_core
 def train() -> None:
     one_core()
     data = TensorDataset(torch.randn(4096, 64), torch.randint(0, 10, (4096,)))
-    model = torch.nn.Sequential(torch.nn.Linear(64, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 2048), torch.nn.Linear(2048, 10))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 2048), torch.nn.Linear(2048, 10)
+    )
     optimizer = torch.optim.AdamW(model.parameters())
     for epoch in range(1000):
         total = torch.zeros(())

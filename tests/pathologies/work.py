@@ -1,4 +1,4 @@
-"""Work of a fixed amount, for steps and samples: a millisecond or so for each unit, whatever the machine does meanwhile."""
+"""Work of a fixed amount, for steps and samples: half a millisecond or so for each unit."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ class Doctor:
     seen. Functions take no arguments. Nothing needs to be edited.
 
     Storage, decoding, transforms, collate, transport, transfer and step are measured apart. Each "what if" is tried in
-    the loop itself, by turns with the loop as it is; where the spread covers the difference, "cannot tell" is the answer.
+    the loop itself, by turns with the loop as it is; where the spread covers the difference, the answer is that it
+    cannot be told.
     Samples are really made, and steps are really taken.
 
     --transfer: what it takes to move a batch to the device: pageable, pinned and slot memory, blocking or not, ahead

@@ -1,7 +1,7 @@
 """What the doctor measured of one loop: frozen snapshots, from which findings follow by reading alone.
 
-Seconds are wall clock unless a name says otherwise, sizes are bytes, shares lie between 0 and 1. A measurement that could
-not be made is None, and `Examination.notes` says why.
+Seconds are wall clock unless a name says otherwise, sizes are bytes, shares lie between 0 and 1. A measurement that
+could not be made is None, and `Examination.notes` says why.
 """
 
 from __future__ import annotations
@@ -272,10 +272,10 @@ class Shrinking:
     """Of the files, as Pillow says it."""
 
     whole_s: float | None = None
-    """Seconds to decode one whole, tried on one of the files."""
+    """Seconds to decode one whole and shrink it, tried on one of the files."""
 
     reduced_s: float | None = None
-    """Seconds to let the decoder reduce it."""
+    """Seconds when the decoder reduces it first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.observe.diagnose.reading import WAITS, loading_matters, parts_s, slowed, stall_share, takes_cores
+from penstock.observe.diagnose.reading import loading_matters, parts_s, slowed, stall_share, takes_cores
 from penstock.observe.examination import FREE, Examination
 from penstock.observe.finding import Finding
 
@@ -59,11 +59,13 @@ def _unknown(found: Examination) -> Finding:
 def _healthy(found: Examination) -> Finding:
     now, free = found.as_it_is, found.gain_of(FREE)
     assert now is not None
-    said = f"; with loading free it is {free.median:.2f} times as fast" if free is not None else ""
+    said = ""
+    if free is not None:
+        said = f"; with loading free it is {free.median:.2f} times as fast ({free.low:.2f} … {free.high:.2f})"
     return Finding(
         name=HEALTHY,
         cause="The loop is bound by its own step: loading is hidden behind it.",
-        evidence=f"it waits for data {stall_share(found):.1%} of its time (less than {WAITS:.0%} is hidden){said}",
+        evidence=f"it waits for data {stall_share(found):.1%} of its time{said}",
         remedy="",
         gain=free.median if free is not None else None,
         is_measured=free is not None,
@@ -86,11 +88,12 @@ def _contention(found: Examination) -> Finding | None:
 
 
 def _quick(found: Examination) -> Finding:
-    assert found.as_it_is is not None and found.as_it_is.batch_s is not None
+    now = found.as_it_is
+    assert now is not None
     return Finding(
         name=HEALTHY,
         cause="The loader is quick; whether any step waits for it depends on the step, which was not given.",
-        evidence=f"a batch every {found.as_it_is.batch_s * 1e3:.2f} ms",
+        evidence=f"a batch every {(now.batch_s or 0.0) * 1e3:.2f} ms",
         remedy="",
     )
 
@@ -101,7 +104,7 @@ def _bound(found: Examination) -> Finding:
     whole_s = sum(parts.values())
     free = found.gain_of(FREE)
     now = found.as_it_is
-    assert now is not None and now.batch_s is not None
+    assert now is not None
     waits = f"the loop waits for data {now.waited_share:.0%} of its time" if found.has_step else "the loader alone"
     if found.has_step and free is not None:
         waits += f", and is {free.median:.1f} times as fast with loading free"

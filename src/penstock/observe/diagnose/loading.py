@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 
 from penstock.core.units import size_text
-from penstock.observe.diagnose.reading import WORTH, factor, loading_matters, parts_s, startup_of, trial_text
+from penstock.observe.diagnose.reading import (
+    WORTH,
+    factor,
+    handing_of,
+    loading_matters,
+    parts_s,
+    startup_of,
+    trial_text,
+)
 from penstock.observe.examination import (
     FEWER_WORKERS,
     FREE,
@@ -18,6 +26,7 @@ from penstock.observe.examination import (
 )
 from penstock.observe.finding import Finding
 
+_SMALL_NBYTES = 4 << 20
 
 
 def fails(found: Examination) -> Finding | None:
@@ -42,7 +51,9 @@ def iterator_made_anew(found: Examination) -> Finding | None:
         name="iterator-made-anew",
         cause="The loop makes a new iterator for almost every batch, and that starts and ends all workers.",
         evidence=f"{found.beginnings} iterators for {found.asked} batches{cost}",
-        remedy="make it once: `batches = iter(loader)` before the loop, `next(batches)` in it (or `for batch in loader:`)",
+        remedy=(
+            "make it once: `batches = iter(loader)` before the loop, `next(batches)` in it (or `for batch in loader:`)"
+        ),
     )
 
 
@@ -80,17 +91,18 @@ def full_size_decode(found: Examination) -> Finding | None:
     if (samples.decode_share or 0.0) < 0.2:
         return None
     width, height = shrinking.kept
+    is_jpeg = shrinking.format in ("JPEG", "MPO")
     gain, tried = None, ""
-    if shrinking.whole_s and shrinking.reduced_s:
-        if shrinking.reduced_s > 0.8 * shrinking.whole_s and shrinking.format in ("JPEG", "MPO"):
+    if is_jpeg and shrinking.whole_s and shrinking.reduced_s:
+        saved_s = shrinking.whole_s - shrinking.reduced_s
+        if saved_s < 0.1 * shrinking.whole_s:
             return None
-        left = 1 - (samples.decode_share or 0.0) * (1 - shrinking.reduced_s / shrinking.whole_s)
-        gain = 1 / left
+        gain = samples.median_s / max(samples.median_s / 10, samples.median_s - saved_s)
         tried = (
-            f"; one file took {shrinking.whole_s * 1e3:.1f} ms to decode whole, {shrinking.reduced_s * 1e3:.1f} ms "
+            f"; one file took {shrinking.whole_s * 1e3:.1f} ms to decode and shrink, "
+            f"{shrinking.reduced_s * 1e3:.1f} ms "
             "with a reduced decode"
         )
-    is_jpeg = shrinking.format in ("JPEG", "MPO")
     remedy = f'image.draft("RGB", ({width}, {height})) right after Image.open, or store the images smaller once'
     return Finding(
         name="full-size-decode",
@@ -101,7 +113,7 @@ def full_size_decode(found: Examination) -> Finding | None:
             f"{samples.decode_share or 0.0:.0%} of a sample's time{tried}"
         ),
         remedy=remedy if is_jpeg else f"store the images at {width}x{height} once (a reduced decode needs JPEG files)",
-        gain=gain if is_jpeg else None,
+        gain=gain,
     )
 
 
@@ -147,7 +159,8 @@ def cold_reads(found: Examination) -> Finding | None:
             f"page faults waited for it; reading is {samples.storage_share or 0.0:.0%} of a sample's time"
         ),
         remedy=(
-            "if it is the first epoch only: nothing. Else keep the data set below the free memory (smaller files), read "
+            "if it is the first epoch only: nothing. Else keep the data set below the free memory (smaller "
+            "files), read "
             "large pieces in order rather than small ones at random, and raise num_workers so that reads overlap"
         ),
     )
@@ -165,7 +178,8 @@ def python_numbers(found: Examination) -> Finding | None:
         name="python-numbers",
         cause="Samples are Python lists of numbers, and collating makes a tensor for each position.",
         evidence=(
-            f"{samples.numbers_per_sample} Python numbers in a sample; collating takes {samples.collate_s * 1e3:.1f} ms "
+            f"{samples.numbers_per_sample} Python numbers in a sample; collating takes "
+            f"{samples.collate_s * 1e3:.1f} ms "
             f"per batch, {share:.0%} of what making the batch takes"
         ),
         remedy="return torch.tensor(numbers) (or a NumPy array) from __getitem__ in place of the list",
@@ -198,11 +212,16 @@ def no_workers(found: Examination) -> Finding | None:
 def workers_cost_more(found: Examination) -> Finding | None:
     """Batches are so cheap that handing them over costs more than making them."""
     samples, own = found.samples, found.settings
-    if not own.num_workers or samples is None or found.transport_s is None or not loading_matters(found):
+    handing_s = handing_of(found)
+    if not own.num_workers or samples is None or handing_s is None or not loading_matters(found):
         return None
     made_s = samples.fetch_s + samples.collate_s
     gain = found.gain_of(NO_WORKERS)
-    if made_s > found.transport_s or (gain is not None and gain.is_clear and gain.median < WORTH):
+    if (
+        samples.batch_nbytes > _SMALL_NBYTES
+        or made_s > handing_s
+        or (gain is not None and gain.is_clear and gain.median < WORTH)
+    ):
         return None
     tried = f"; without workers {gain.median:.1f} times as fast" if gain is not None else ""
     return Finding(
@@ -210,7 +229,7 @@ def workers_cost_more(found: Examination) -> Finding | None:
         cause="A batch is so cheap that handing it over costs more than making it.",
         evidence=(
             f"making a batch of {samples.batch_samples} takes {made_s * 1e3:.2f} ms in one process, handing it over by "
-            f"{own.num_workers} workers takes {found.transport_s * 1e3:.2f} ms{tried}"
+            f"{own.num_workers} workers takes {handing_s * 1e3:.2f} ms{tried}"
         ),
         remedy="num_workers=0; or a larger batch_size, so that the cost is shared by more samples",
         gain=factor(gain),

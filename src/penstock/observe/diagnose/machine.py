@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.observe.diagnose.reading import slowed, takes_cores
-from penstock.observe.examination import FEWER_WORKERS, Examination
+from penstock.observe.diagnose.reading import loading_matters, slowed, takes_cores
+from penstock.observe.examination import FEWER_WORKERS, FREE, Examination
 from penstock.observe.finding import Finding
 
 _SLOWED = 1.5
@@ -25,11 +25,13 @@ def cpu_quota(found: Examination) -> Finding | None:
         name="cpu-quota",
         cause="The container may use fewer processors than it sees, and the loop asks for more.",
         evidence=(
-            f"cpu.max allows {quota:.1f} of the {machine.cores} cores that os.cpu_count() shows; {own.num_workers} workers "
+            f"cpu.max allows {quota:.1f} of the {machine.cores} cores that os.cpu_count() shows; "
+            f"{own.num_workers} workers "
             f"beside the training process, torch.get_num_threads() is {machine.intra_op_threads}{held}"
         ),
         remedy=(
-            f"num_workers={fits if own.num_workers else 0} and torch.set_num_threads({max(1, int(quota))}); or raise the "
+            f"num_workers={fits if own.num_workers else 0} and torch.set_num_threads({max(1, int(quota))}); or "
+            f"raise the "
             f"limit (docker run --cpus={wanted}, resources.limits.cpu in Kubernetes)"
         ),
     )
@@ -48,7 +50,8 @@ def threads_in_workers(found: Examination) -> Finding | None:
         name="threads-in-workers",
         cause="Each worker computes with several threads, more together than there are cores.",
         evidence=(
-            f"{look.busy_threads:.1f} busy threads ({look.cores:.1f} cores) in each of {found.settings.num_workers} workers, on "
+            f"{look.busy_threads:.1f} busy threads ({look.cores:.1f} cores) in each of "
+            f"{found.settings.num_workers} workers, on "
             f"{found.machine.usable_cores:g} cores (loaded there: {', '.join(look.libraries) or 'nothing known'})"
         ),
         remedy=(
@@ -64,13 +67,10 @@ def too_many_workers(found: Examination) -> Finding | None:
     if not own.start_method or own.num_workers <= usable:
         return None
     trial, gain = found.trial(FEWER_WORKERS), found.gain_of(FEWER_WORKERS)
-    waits = found.samples is not None and found.samples.asleep_share > 0.3
-    if gain is not None:
-        if gain.median < _AS_WELL:
-            return None
-    elif waits or own.num_workers < 2 * usable:
+    fewer = max(1, round(1.5 * usable))
+    if not _hides(found, fewer) and (gain is None or gain.median < _AS_WELL):
         return None
-    fits = trial.line if trial is not None else f"num_workers={max(1, round(1.5 * usable))}"
+    fits = trial.line if trial is not None else f"num_workers={fewer}"
     tried = f"; with {fits} it is {gain.median:.2f} times as fast" if gain is not None else ""
     return Finding(
         name="too-many-workers",
@@ -80,6 +80,15 @@ def too_many_workers(found: Examination) -> Finding | None:
         gain=gain.median if gain is not None and gain.is_clear else None,
         is_measured=gain is not None and gain.is_clear,
     )
+
+
+def _hides(found: Examination, workers: int) -> bool:
+    """Say whether so many workers, by what their work was measured to take, still hide it behind the step."""
+    samples, free = found.samples, found.trial(FREE)
+    if loading_matters(found) or samples is None or free is None or free.batch_s is None:
+        return False
+    at_once = min(float(workers), found.machine.usable_cores)
+    return (samples.fetch_s + samples.collate_s) / at_once < 0.8 * free.batch_s
 
 
 def cpu_contention(found: Examination) -> Finding | None:

@@ -75,11 +75,13 @@ def pickled_for_each_worker(found: Examination) -> Finding | None:
         name="pickled-for-each-worker",
         cause="The dataset is large, and is pickled, sent and unpickled for every worker.",
         evidence=(
-            f"{size_text(pickled.nbytes)} and {pickled.seconds:.2f} s to pickle, {own.num_workers} times at every start "
+            f"{size_text(pickled.nbytes)} and {pickled.seconds:.2f} s to pickle, {own.num_workers} times at "
+            f"every start "
             f"({own.start_method}); most of it is {pickled.largest or 'the dataset itself'}{came}"
         ),
         remedy=(
-            f"keep {pickled.largest or 'the data'} in a file and open it in the worker (numpy.load(..., mmap_mode='r')), or "
+            f"keep {pickled.largest or 'the data'} in a file and open it in the worker (numpy.load(..., "
+            f"mmap_mode='r')), or "
             "as a tensor, which is shared; penstock.DataLoader pickles once; persistent_workers=True starts once"
         ),
     )

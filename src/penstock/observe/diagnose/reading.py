@@ -59,16 +59,25 @@ def parts_s(found: Examination) -> Mapping[str, float]:
             "transform": (samples.transform_share or 0.0) * fetch_s / at_once,
         }
     parts["collate"] = collate_s
-    if found.transport_s is not None:
-        parts["transport"] = max(0.0, found.transport_s - collate_s)
+    handing_s = handing_of(found)
+    if handing_s is not None:
+        parts["transport"] = max(0.0, handing_s - collate_s)
     startup_s = startup_of(found)
     if startup_s is not None and found.settings.length:
         parts["start-up"] = startup_s / found.settings.length
     return parts
 
 
+def handing_of(found: Examination) -> float | None:
+    """Return what handing a batch over takes, collate included; never more than the whole loop took for one."""
+    now = found.as_it_is
+    if found.transport_s is None or now is None or now.batch_s is None:
+        return found.transport_s
+    return min(found.transport_s, now.batch_s)
+
+
 def startup_of(found: Examination) -> float | None:
-    """Return the seconds that an epoch's start costs beyond the making of its first batch; None where it costs nothing."""
+    """Return the seconds that an epoch's start costs beyond making its first batch; None where nothing."""
     own, samples = found.settings, found.samples
     now = next((trial for trial in found.trials if trial.name == AS_IT_IS), None)
     if not own.num_workers or own.persistent_workers or now is None or now.startup_s is None:
@@ -78,7 +87,7 @@ def startup_of(found: Examination) -> float | None:
 
 
 def slowed(found: Examination) -> float | None:
-    """Return how many times as long the step takes beside its loader as with free loading; None where it cannot be told."""
+    """Return how many times as long the step takes beside its loader as with free loading; None where unknown."""
     now, free = found.as_it_is, found.trial(FREE)
     if now is None or free is None or found.machine.accelerator:
         return None
@@ -93,14 +102,16 @@ def slowed(found: Examination) -> float | None:
 def takes_cores(found: Examination) -> bool:
     """Return whether step and workers together want more cores than there are, and the loop loses a good part by it.
 
-    A step beside its loader also frees the last batch's memory, which with free loading it never does; that is not meant.
+    A step beside its loader also frees the last batch's memory, which with free loading it never does: not meant here.
     """
     now, free, own = found.as_it_is, found.trial(FREE), found.settings
     if now is None or free is None or not own.num_workers:
         return False
     if own.num_workers + found.machine.intra_op_threads <= found.machine.usable_cores:
         return False
-    lost_s = sum(one.step_s for one in now.stretches) / sum(one.batches for one in now.stretches) - (free.batch_s or 0.0)
+    lost_s = sum(one.step_s for one in now.stretches) / sum(one.batches for one in now.stretches) - (
+        free.batch_s or 0.0
+    )
     return lost_s > 0.2 * (now.batch_s or 0.0)
 
 

@@ -146,7 +146,9 @@ def _deaths(loader: LoaderRecord) -> Finding | None:
         name="workers-died",
         cause="Worker processes died and were replaced.",
         evidence=f"{loader.name}: {counted.restarts} deaths" + (f"; by samples {killers}" if killers else ""),
-        remedy="look at those samples, or at the memory that workers may take (a kernel that is out of memory kills them)",
+        remedy=(
+            "look at those samples, or at the memory that workers may take (a kernel that is out of memory kills them)"
+        ),
     )
 
 

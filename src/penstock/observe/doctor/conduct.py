@@ -1,8 +1,8 @@
 """The conductor: a loop runs as it was written, and gets its batches from one source after another.
 
-A loop over a loader asks for a batch, works on it, and asks for the next. The conductor answers. It first feeds the loop
-as its own loader would (and looks inside of some steps), then in short stretches by turns: as it is, the same batch
-again and again, another loader in its place. So what is measured is the user's own loop, whatever it is, and every
+A loop over a loader asks for a batch, works on it, and asks for the next. The conductor answers. It first feeds the
+loop as its own loader would (and looks inside of some steps), then in short stretches by turns: as it is, the same
+batch again and again, another loader in its place. So what is measured is the user's own loop, whatever it is, and every
 "what if" is a trial of it. Sources that wait for their turn are stopped, so that they neither compute nor run ahead.
 """
 
@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from penstock.observe.doctor.crew import Crew
-from penstock.observe.doctor.sources import Repeated, Source, iterate
+from penstock.observe.doctor.sources import Repeated, Source
 from penstock.observe.doctor.witness import StepWitness
 from penstock.observe.examination import AS_IT_IS, FREE, Stretch, Trial, gain
 
 _LOOKS = 3
 _WARM = 3
-_PASSIVE_S = 3.0
 _LEAST_STRETCH_S = 0.12
 _HARDLY = 1.03
 _READY = 0.5
@@ -73,8 +71,10 @@ class Conductor:
         self.loader = loader
         self._began = self._clock()
         self._sources = list(self._plan(loader, self.has_step))
+        self._source = self._sources[0]
+        self._round: list[Source] = []
         self._stretch_s = 0.0
-        self._turn = 0
+        self._is_warming = True
         self._warmed = 0
         self._has_started = False
         self._returned_at: float | None = None
@@ -102,7 +102,7 @@ class Conductor:
                 self._has_started = True
                 self._began = self._returned_at  # however long its workers took to start
             self._wait_s += self._returned_at - began
-        if self._turn == 0 and _WARM <= self._warmed < _WARM + _LOOKS:
+        if self._is_warming and _WARM <= self._warmed < _WARM + _LOOKS:
             self.witness.enter()
         return batch
 
@@ -128,10 +128,6 @@ class Conductor:
     # ── turns ───────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def _source(self) -> Source:
-        return self._alive[self._turn % len(self._alive)]
-
-    @property
     def _alive(self) -> list[Source]:
         return [source for source in self._sources if source.is_live]
 
@@ -141,24 +137,17 @@ class Conductor:
 
     def _advance(self, now: float) -> None:
         """Go on to the next stretch where this one is over, and end the loop after the last."""
-        if self._turn == 0:
+        if self._is_warming:
             self._warm_up(now)
-            return
-        if now - self._stretch_began < self._stretch_s or not self._batches:
-            return
-        self._keep(now)
-        if now - self._began > self._seconds:
-            raise EnoughError
-        turn = self._turn + 1
-        if turn % len(self._alive) == 0:
-            self._drop_the_hopeless()
-            turn = len(self._alive)
-        self._go_to(turn)
+        elif self._batches and now - self._stretch_began >= self._stretch_s:
+            self._keep(now)
+            if now - self._began > self._seconds:
+                raise EnoughError
+            self._take_turns()
 
     def _warm_up(self, now: float) -> None:
         """See to it that the loop as it is has run for a little while, before anything counts."""
         if self._returned_at is None:
-            self._go_to(0)
             return
         self._warmed += 1
         spent = now - self._began
@@ -170,7 +159,25 @@ class Conductor:
         self._give_the_batch()
         left = self._seconds - (self._clock() - self._began)
         self._stretch_s = max(_LEAST_STRETCH_S, left / (len(self._alive) * 5))
-        self._go_to(len(self._alive))  # the first of all again
+        self._is_warming = False
+        self._take_turns()
+
+    def _take_turns(self) -> None:
+        """Let the next source of the round go on; the first of all again where the round is over."""
+        self._source.pause()
+        self._round = [source for source in self._round if source.is_live]
+        if not self._round:
+            self._drop_the_hopeless()
+            self._round = self._alive
+        self._source = self._round.pop(0)
+        self._source.resume()
+        if not self._settle(self._source):
+            self._take_turns()
+            return
+        self._returned_at = None
+        if self._source.name == AS_IT_IS:
+            self.crew.begin(self._source.workers())
+        self._clear()
 
     def _drop_the_hopeless(self) -> None:
         """Give the time that is left to what can still matter: a change that loses twice is not tried a third time.
@@ -199,7 +206,7 @@ class Conductor:
             source.pause()
 
     def _affordable(self) -> list[Source]:
-        """Return the other sources, only the first of them where starting workers takes long (a spawned one: seconds)."""
+        """Return the other sources; only the first of them where starting workers takes long (spawned: seconds)."""
         others = self._alive[1:]
         startup_s = self._alive[0].startup_s or 0.0
         if self._alive[0].runs_here or startup_s < self._seconds * _SLOW_START:
@@ -238,22 +245,10 @@ class Conductor:
         )
         self._stretches.setdefault(self._source.name, []).append(stretch)
 
-    def _go_to(self, turn: int) -> None:
-        self._source.pause()
-        self._turn = turn
-        source = self._source
-        source.resume()
-        if turn > 0:
-            self._settle(source)
-        self._returned_at = None
-        if source.name == AS_IT_IS:
-            self.crew.begin(source.workers())
-        self._clear()
-
-    def _settle(self, source: Source) -> None:
-        """Take away what a source had made ahead before its first turn."""
+    def _settle(self, source: Source) -> bool:
+        """Take away what a source had made ahead before its first turn; return whether it still works."""
         if source.is_settled:
-            return
+            return True
         source.is_settled = True
         try:
             for _ in range(source.ahead):
@@ -263,70 +258,18 @@ class Conductor:
                     break
         except Exception as error:
             source.fail(error)
-            self._go_to(self._turn)
+        return source.is_live
 
     def _next_batch(self) -> Any:
         while True:
-            source = self._source
             try:
-                batch = source.next_batch()
+                batch = self._source.next_batch()
             except Exception as error:
-                if source.name == AS_IT_IS:
+                if self._source.name == AS_IT_IS:
                     raise
-                source.fail(error)
-                self._go_to(self._turn)
+                self._source.fail(error)
+                self._take_turns()
                 continue
             if self.batch is None:
                 self.batch = batch
             return batch
-
-
-class _Watched:
-    """What a program gets for `iter(loader)`: the loader's own iterator, or the conductor once it is this loop's turn."""
-
-    def __init__(self, conductor: Conductor, loader: DataLoader[Any]) -> None:
-        self._conductor = conductor
-        self._loader = loader
-        self._own: Any = None
-        self._began: float | None = None
-
-    def __iter__(self) -> _Watched:
-        return self
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __next__(self) -> Any:
-        conductor = self._conductor
-        if conductor.loader is None and self._is_it():
-            self._own = None
-            conductor.begin(self._loader)
-        if conductor.loader is self._loader:
-            if self._own is None:
-                self._own = conductor
-                conductor.beginnings += 1
-            conductor.asked += 1
-            return next(conductor)
-        if self._own is None:
-            self._own = iterate(self._loader)
-        return next(self._own)
-
-    def _is_it(self) -> bool:
-        """Say whether this is the training loop: gradients are on; or it is a long one without them."""
-        now = time.perf_counter()
-        self._began = now if self._began is None else self._began
-        return torch.is_grad_enabled() or now - self._began > _PASSIVE_S
-
-
-@contextmanager
-def conducted(conductor: Conductor) -> Iterator[None]:
-    """Let `conductor` feed the first training loop over any DataLoader, torch's or one derived from it."""
-
-    def watch(loader: DataLoader[Any]) -> Any:
-        return _Watched(conductor, loader)
-
-    DataLoader.__iter__ = watch  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        DataLoader.__iter__ = iterate  # type: ignore[method-assign]

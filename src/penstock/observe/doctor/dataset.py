@@ -151,15 +151,17 @@ class Inspection:
             return costs
         tried = len(self._again)
         slow = [(index, seconds) for index, seconds in self._times if seconds > _SLOW * costs.median_s]
-        shown = tuple(_plain(index) for index, _ in slow if _plain(index) in confirmed)
+        refuted = set(self._again) - confirmed
+        shown = tuple(_plain(index) for index, _ in slow if _plain(index) not in refuted)
         share = sum(seconds for _, seconds in slow) / sum(times) * len(confirmed) / tried
         return replace(costs, slow_indices=shown, slow_share=share)
 
     def _with_collate(self, costs: SampleCosts) -> SampleCosts:
         collate = self._loader.collate_fn
-        if collate is None or self._loader._auto_collation is False:
+        if not self._loader._auto_collation:
             return replace(costs, batch_nbytes=nbytes(self.samples[0]))
-        taken, batch = [], None
+        taken: list[float] = []
+        batch = None
         until = time.perf_counter() + 0.5
         try:
             while len(taken) < 2 or (len(taken) < 7 and time.perf_counter() < until):

@@ -1,8 +1,8 @@
 """One examination, from beginning to end, in about the time that it was given.
 
-First the loop, with all trials by turns; then, in this process, its parts: a forked worker's memory, the dataset's pickle,
-samples one by one, collating, handing over, threads. The order is for the dataset's sake: workers are started before
-anything has been read in this process, so that they inherit no open file.
+First the loop, with all trials by turns; then, in this process, its parts: a forked worker's memory, the dataset's
+pickle, samples one by one, collating, handing over, threads. The order is for the dataset's sake: workers are
+started before anything has been read in this process, so that they inherit no open file.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Notes:
                 return measure()
         except OverError:
             self.lines.append(f"{what}: not within {seconds:.1f} s; give more --seconds")
-        except Exception as error:  # noqa: BLE001  the user's dataset, which may raise anything
+        except Exception as error:
             self.lines.append(f"{what}: {_one_line(error)}")
         return None
 
@@ -121,7 +121,7 @@ def _conduct(subject: Any, conductor: Conductor, seconds: float, notes: _Notes) 
             notes.lines.append(f"the loop: it did not get through its first batches in {seconds:.0f} s")
     except PenstockError:
         raise
-    except Exception as raised:  # noqa: BLE001  the user's program, which may raise anything
+    except Exception as raised:
         error = _one_line(raised)
     finally:
         conductor.close()

@@ -1,8 +1,8 @@
 """Copy-on-write: does a forked worker copy the dataset, object by object, only by looking at it?
 
 Python counts references inside of objects, so that reading one writes to its page, and a page that parent and child
-shared becomes two. A forked child makes samples that it has not made before and then the same ones again: what grows the
-first time and not the second is such copies, or a cache.
+shared becomes two. A forked child makes samples that it has not made before and then the same ones again: what grows
+the first time and not the second is such copies, or a cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GRACE_S = 1.0
 
 
 def growth(loader: DataLoader[Any], seconds: float) -> Growth | None:
-    """Return how a forked worker's memory grows; None where nothing in the dataset could make it grow, or it cannot be told."""
+    """Return how a forked worker's memory grows; None where nothing in the dataset could make it grow."""
     if loader._dataset_kind == _DatasetKind.Iterable or "fork" not in multiprocessing.get_all_start_methods():
         return None
     crowd = crowded(loader.dataset)

@@ -1,8 +1,8 @@
 """Images that Pillow decodes whole and that are made smaller afterwards.
 
-A JPEG decoder can leave out detail while it decodes (`Image.draft`), at a fraction of the time; whether that would have done
-shows only in what is done next. So for some samples `Image.resize` and `Image.reduce` tell what they were given.
-Source: Pillow's documentation of `Image.draft`; libjpeg's scaled decoding.
+A JPEG decoder can leave out detail while it decodes (`Image.draft`), at a fraction of the time; whether that would
+have done shows only in what is done next. So for some samples `Image.resize` and `Image.reduce` tell what they were
+given. Source: Pillow's documentation of `Image.draft`; libjpeg's scaled decoding.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class ShrinkWitness:
     def __init__(self) -> None:
         self._decoded: dict[tuple[int, int], str] = {}
         self._files: dict[tuple[int, int], str] = {}
+        self._resample: Any = None
         self._shrunk: list[tuple[tuple[int, int], tuple[int, int]]] = []
 
     @contextmanager
@@ -62,7 +63,7 @@ class ShrinkWitness:
         if not whole:
             return None
         size, kept = sorted(whole, key=lambda pair: _area(pair[0]) / _area(pair[1]))[len(whole) // 2]
-        tried = _try(self._files.get(size), kept)
+        tried = _try(self._files.get(size), kept, self._resample)
         return Shrinking(
             images=len(whole),
             ratio=statistics.median(_area(big) / _area(small) for big, small in whole),
@@ -82,12 +83,13 @@ class ShrinkWitness:
     def _note_size(self, image: Any, size: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         box = kwargs.get("box") or (args[1] if len(args) > 1 else None)
         if box is None:
+            self._resample = kwargs.get("resample") or (args[0] if args else None)
             self._note_load(image)
             self._shrunk.append((image.size, (int(size[0]), int(size[1]))))
 
 
-def _try(file: str | None, kept: tuple[int, int]) -> tuple[float, float] | None:
-    """Decode `file` whole, and reduced to no less than `kept`; return the seconds of each."""
+def _try(file: str | None, kept: tuple[int, int], resample: Any) -> tuple[float, float] | None:
+    """Shrink `file` to `kept`, decoded whole and decoded to no less than that; return the seconds of each."""
     if not file:
         return None
     image = sys.modules["PIL.Image"]
@@ -98,7 +100,7 @@ def _try(file: str | None, kept: tuple[int, int]) -> tuple[float, float] | None:
             began = time.perf_counter()
             with image.open(file) as opened:
                 prepare(opened)
-                opened.load()
+                opened.resize(kept, resample)
             taken.append(time.perf_counter() - began)
         return min(taken)
 

@@ -1,4 +1,4 @@
-"""Does the dataset let go of Python's global lock? Then threads can make samples side by side, and need no processes."""
+"""Does the dataset let go of Python's global lock? Then threads can make samples side by side."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _rate(
             while time.perf_counter() < until:
                 makers[next(turns) % len(makers)]()
                 made[number] += 1
-        except Exception as error:  # noqa: BLE001  the user's dataset, in a thread of ours
+        except Exception as error:
             failures.append(f"{type(error).__name__}: {error}")
 
     def count() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import time
 from collections.abc import Mapping
@@ -53,7 +54,7 @@ def pickled(dataset: Any, seconds: float) -> Pickled:
         _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(dataset)
     except _OverError:
         pass
-    except Exception as error:  # noqa: BLE001  whatever the user's __getstate__ raises
+    except Exception as error:
         failure = f"{type(error).__name__}: {error}"
     return Pickled(
         nbytes=file.nbytes, seconds=time.perf_counter() - began, largest=_largest(dataset, seconds), failure=failure
@@ -66,9 +67,7 @@ def _largest(dataset: Any, seconds: float) -> str:
     until = time.perf_counter() + seconds
     for name, value in own.items():
         file = _Counted(until)
-        try:
+        with contextlib.suppress(Exception):  # the user's own __getstate__ may raise anything
             _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
-        except Exception:  # noqa: BLE001, S110  whatever the user's __getstate__ raises
-            pass
         sizes[f"self.{name}"] = file.nbytes
     return max(sizes, key=lambda name: sizes[name], default="")

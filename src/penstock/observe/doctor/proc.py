@@ -1,6 +1,7 @@
 """What the kernel counted of a process or a thread, read from /proc. None, or nothing, where it does not tell.
 
-Sources: the kernel's Documentation/filesystems/proc.rst (io, smaps_rollup, stat) and scheduler/sched-stats.rst (schedstat).
+Sources: the kernel's Documentation/filesystems/proc.rst (io, smaps_rollup, stat), scheduler/sched-stats.rst
+(schedstat).
 """
 
 from __future__ import annotations

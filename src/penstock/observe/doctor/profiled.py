@@ -1,7 +1,7 @@
 """Which part of a dataset's work is reading, which is decoding, and which is all the rest.
 
-The profiler of the standard library tells how long each function ran by itself, those written in C as well, by name: that
-a `read` of an open file is reading and a `decode` of Pillow's is decoding follows from the names. What no name
+The profiler of the standard library tells how long each function ran by itself, those written in C as well, by name:
+that a `read` of an open file is reading and a `decode` of Pillow's is decoding follows from the names. What no name
 claims (operators, indexing, the user's Python) is the rest.
 """
 
@@ -18,9 +18,11 @@ from penstock.observe.examination import Hotspot
 _STORAGE = re.compile(
     r"built-in method (_?io\.open|posix\.(open|read|pread|readv|preadv|stat|lstat|listdir|scandir|lseek)|time\.sleep"
     r"|select\.\w+|_socket\.\w+|nt\.\w+)"
-    r"|method '(read|readinto|readinto1|readline|readlines|read1|recv|recv_into|seek|__enter__|close)' of '(_io|_ssl|_socket|mmap)"
+    r"|method '(read|readinto|readinto1|readline|readlines|read1|recv|recv_into|seek|__enter__|close)'"
+    r" of '(_io|_ssl|_socket|mmap)"
     r"|method 'acquire' of '_thread"
-    r"|built-in method numpy\.fromfile|method '(get|execute|fetchone|fetchall)' of '(sqlite3|lmdb|Cursor|Environment|Transaction)"
+    r"|built-in method numpy\.fromfile"
+    r"|method '(get|execute|fetchone|fetchall)' of '(sqlite3|lmdb|Cursor|Environment|Transaction)"
 )
 _DECODE = re.compile(
     r"method 'decode' of 'ImagingDecoder'|built-in method (zlib|_?bz2|_?lzma|_?zstd|lz4\S*|snappy\S*)\.?\S*decompress"

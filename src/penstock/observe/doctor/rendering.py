@@ -76,8 +76,8 @@ def _table(found: Examination) -> list[str]:
     own, now, free = found.settings, found.as_it_is, found.trial(FREE)
     parts = parts_s(found)
     samples = found.samples
-    head = f"A batch costs{'' if samples is None else f' ({samples.batch_samples} samples, {size_text(samples.batch_nbytes)})'}"
-    lines = [head]
+    size = f" ({samples.batch_samples} samples, {size_text(samples.batch_nbytes)})" if samples is not None else ""
+    lines = [f"A batch costs{size}"]
     shared = f", shared by {own.num_workers} workers" if own.num_workers else ", in the training process"
     for part, seconds in parts.items():
         how = shared if part not in ("transport", "start-up") else ""

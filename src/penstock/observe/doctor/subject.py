@@ -18,10 +18,8 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from penstock.core.errors import OptionError
-from penstock.observe.doctor.conduct import Conductor, conducted
-
-Loop = Callable[[Conductor], None]
-"""Runs a loop that asks the conductor for its batches, until the conductor ends it."""
+from penstock.observe.doctor.conduct import Conductor
+from penstock.observe.doctor.watched import conducted
 
 
 def run(subject: Any, conductor: Conductor) -> None:

@@ -32,7 +32,7 @@ def settings_of(loader: DataLoader[Any]) -> Settings:
     is_process = loader.num_workers > 0 and getattr(loader, "_body", "process") == "process"
     context = loader.multiprocessing_context
     if is_process and context is None:
-        import multiprocessing as context  # type: ignore[no-redef]
+        import multiprocessing as context
     return Settings(
         dataset=type(loader.dataset).__name__,
         kind="penstock" if isinstance(loader, PenstockLoader) else "torch",

@@ -1,6 +1,6 @@
 """A look inside of a step: calls that wait for the device, and copies that cannot overlap.
 
-Some steps run under a `TorchFunctionMode`, which sees what Python asks of tensors. What torch itself asks for inside (its
+Some steps run under a `TorchFunctionMode`, which sees what Python asks of tensors. What torch itself asks for (its
 optimizers read step counters with `.item()`) is not the user's to change, and is not counted.
 """
 
@@ -51,13 +51,13 @@ class StepWitness:
         """Begin to look at a step."""
         self._steps += 1
         self._mode = _Mode(self)
-        self._mode.__enter__()
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def leave(self) -> None:
         """Look no more; may be called at any time."""
         mode, self._mode = self._mode, None
         if mode is not None:
-            mode.__exit__(None, None, None)
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def look(self) -> StepLook:
         """Return what was seen: calls that were made in every step that was looked at."""
@@ -109,16 +109,14 @@ def _is_read(func: Any, tensor: torch.Tensor) -> bool:
 
 def _is_pageable_copy(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     source = args[0]
-    asked = kwargs.get("non_blocking", False) or any(isinstance(one, bool) for one in args[2:3]) and bool(args[2])
+    asked = kwargs.get("non_blocking", False) or (any(isinstance(one, bool) for one in args[2:3]) and bool(args[2]))
     return bool(asked) and source.device.type == "cpu" and not source.is_pinned()
 
 
 def _caller() -> FrameType | None:
     """Return the frame that asked, when it is the user's own code."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(
-        (_OURS, os.path.dirname(torch.overrides.__file__) + "/overrides")
-    ):
+    while frame is not None and frame.f_code.co_filename.startswith((_OURS, torch.overrides.__file__)):
         frame = frame.f_back
     if frame is None or frame.f_code.co_filename.startswith(_OTHERS):
         return None

@@ -1,0 +1,70 @@
+"""The loops of a program that nobody edited: whoever iterates over a DataLoader gets an iterator of ours.
+
+It gives what the loader itself would give, until it is asked from a training loop; from then on that loop is conducted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from penstock.observe.doctor.conduct import Conductor
+from penstock.observe.doctor.sources import iterate
+
+_PASSIVE_S = 3.0
+
+
+class _Watched:
+    """What a program gets for `iter(loader)`: the loader's own batches, or the conductor's."""
+
+    def __init__(self, conductor: Conductor, loader: DataLoader[Any]) -> None:
+        self._conductor = conductor
+        self._loader = loader
+        self._own: Any = None
+        self._began: float | None = None
+
+    def __iter__(self) -> _Watched:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __next__(self) -> Any:
+        conductor = self._conductor
+        if conductor.loader is None and self._is_it():
+            self._own = None
+            conductor.begin(self._loader)
+        if conductor.loader is self._loader:
+            if self._own is None:
+                self._own = conductor
+                conductor.beginnings += 1
+            conductor.asked += 1
+            return next(conductor)
+        if self._own is None:
+            self._own = iterate(self._loader)
+        return next(self._own)
+
+    def _is_it(self) -> bool:
+        """Say whether this is the training loop: gradients are on; or it is a long one without them."""
+        now = time.perf_counter()
+        self._began = now if self._began is None else self._began
+        return torch.is_grad_enabled() or now - self._began > _PASSIVE_S
+
+
+@contextmanager
+def conducted(conductor: Conductor) -> Iterator[None]:
+    """Let `conductor` feed the first training loop over any DataLoader, torch's or one derived from it."""
+
+    def watch(loader: DataLoader[Any]) -> Any:
+        return _Watched(conductor, loader)
+
+    DataLoader.__iter__ = watch  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        DataLoader.__iter__ = iterate  # type: ignore[method-assign]
