@@ -66,4 +66,10 @@ def folder() -> Path:
     return Path(made.name)
 
 
+def clean_up() -> None:
+    """Remove all of them."""
+    while _folders:
+        _folders.pop().cleanup()
+
+
 _folders: list[tempfile.TemporaryDirectory[str]] = []

@@ -59,7 +59,7 @@ def diagnose(found: Examination) -> Diagnosis:
         if finding is not None:
             by_name.setdefault(finding.name, finding)
     findings = tuple(by_name.values())
-    verdict = bottleneck(found)
+    verdict = bottleneck(found, is_quiet=not findings)
     if verdict.name == HEALTHY and findings:
         verdict = replace(verdict, name="compute-bound")
     if not verdict.remedy:

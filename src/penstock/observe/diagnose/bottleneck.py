@@ -32,16 +32,16 @@ _REMEDY = {
 }
 
 
-def bottleneck(found: Examination) -> Finding:
-    """Return the verdict on a loop."""
-    if found.as_it_is is None:
+def bottleneck(found: Examination, *, is_quiet: bool = True) -> Finding:
+    """Return the verdict on a loop; `is_quiet` where nothing was found that should be changed."""
+    if found.error or found.as_it_is is None:
         return _unknown(found)
     if found.has_step and not loading_matters(found):
         return _contention(found) or _healthy(found)
     parts = parts_s(found)
     if not parts:
         return _unknown(found)
-    if not found.has_step and sum(parts.values()) < _QUICK_S:
+    if not found.has_step and is_quiet and sum(parts.values()) < _QUICK_S:
         return _quick(found)
     return _bound(found)
 
@@ -49,8 +49,8 @@ def bottleneck(found: Examination) -> Finding:
 def _unknown(found: Examination) -> Finding:
     what = found.error or "; ".join(found.notes) or "no batch was timed"
     return Finding(
-        name="unknown",
-        cause="It could not be told where the time goes.",
+        name="fails" if found.error else "unknown",
+        cause="The loop failed." if found.error else "It could not be told where the time goes.",
         evidence=what,
         remedy="" if found.error else "give it more time: --seconds 60",
     )

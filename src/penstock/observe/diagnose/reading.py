@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from penstock.observe.examination import AS_IT_IS, FREE, Examination, Gain, Trial
 
-WAITS = 0.1
+WAITS = 0.15
 """A loop that waits for a lesser share of its time has its loading hidden."""
 
 
@@ -80,7 +80,7 @@ def startup_of(found: Examination) -> float | None:
     """Return the seconds that an epoch's start costs beyond making its first batch; None where nothing."""
     own, samples = found.settings, found.samples
     now = next((trial for trial in found.trials if trial.name == AS_IT_IS), None)
-    if not own.num_workers or own.persistent_workers or now is None or now.startup_s is None:
+    if not own.start_method or own.persistent_workers or now is None or now.startup_s is None:
         return None
     made_s = samples.fetch_s + samples.collate_s if samples else 0.0
     return max(0.0, now.startup_s - made_s)

@@ -2,8 +2,8 @@
 
 A loop over a loader asks for a batch, works on it, and asks for the next. The conductor answers. It first feeds the
 loop as its own loader would (and looks inside of some steps), then in short stretches by turns: as it is, the same
-batch again and again, another loader in its place. So what is measured is the user's own loop, whatever it is, and every
-"what if" is a trial of it. Sources that wait for their turn are stopped, so that they neither compute nor run ahead.
+batch again and again, another loader in its place. So what is measured is the user's own loop, whatever it is, and
+every "what if" is a trial of it. Sources that wait for their turn are stopped: they neither compute nor run ahead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from penstock.observe.doctor.crew import Crew
-from penstock.observe.doctor.sources import Repeated, Source
+from penstock.observe.doctor.sources import Repeated, Source, in_new_containers
 from penstock.observe.doctor.witness import StepWitness
 from penstock.observe.examination import AS_IT_IS, FREE, Stretch, Trial, gain
 
@@ -24,6 +24,7 @@ _LOOKS = 3
 _WARM = 3
 _LEAST_STRETCH_S = 0.12
 _HARDLY = 1.03
+_PASSIVE_S = 3.0
 _READY = 0.5
 _SLOW_START = 0.1
 _AT_ONCE_S = 0.003
@@ -62,9 +63,16 @@ class Conductor:
         self.close()
         self.loader: DataLoader[Any] | None = None
         self.batch: Any = None
+        self.takes_any = False
+        self.passive_s = 0.0
         self.asked = 0
         self.beginnings = 0
+        self._batches = 0
         self._stretches: dict[str, list[Stretch]] = {}
+
+    def is_for(self, *, training: bool) -> bool:
+        """Say whether a loop that asks now is the one to examine: a training loop, or where there is none, any."""
+        return training or self.takes_any or self.passive_s > max(_PASSIVE_S, 0.3 * self._seconds)
 
     def begin(self, loader: DataLoader[Any]) -> None:
         """Examine the loop over `loader`; the caller asks for the first batch next."""
@@ -80,7 +88,7 @@ class Conductor:
         self._returned_at: float | None = None
         if self._source.runs_here:
             # Forked workers must not inherit files that the dataset opens when it is first asked.
-            self._open_others()
+            self._open([source for source in self._alive[1:] if source.starts_processes])
         self._clear()
 
     def __iter__(self) -> Iterator[Any]:
@@ -100,7 +108,8 @@ class Conductor:
             self._returned_at = self._clock()
             if self._source.startup_s is not None and not self._has_started:
                 self._has_started = True
-                self._began = self._returned_at  # however long its workers took to start
+                self._began = began = self._returned_at  # however long its workers took to start
+                self._clear()
             self._wait_s += self._returned_at - began
         if self._is_warming and _WARM <= self._warmed < _WARM + _LOOKS:
             self.witness.enter()
@@ -108,6 +117,8 @@ class Conductor:
 
     def trials(self) -> tuple[Trial, ...]:
         """Return what has been seen of every source."""
+        if self._batches and not self._stretches:  # the program ended before its loop was warm
+            self._keep(self._clock())
         return tuple(
             Trial(
                 name=source.name,
@@ -154,8 +165,9 @@ class Conductor:
         enough = self._warmed >= _WARM + _LOOKS and spent > self._seconds / 10
         if not enough and spent < self._seconds / 4:
             return
-        if not self._source.runs_here:
-            self._open_others()
+        self._source.pause()  # or it would run ahead meanwhile
+        self._open([source for source in self._affordable() if source.starts_processes])
+        self._open([source for source in self._alive[1:] if not source.starts_processes])
         self._give_the_batch()
         left = self._seconds - (self._clock() - self._began)
         self._stretch_s = max(_LEAST_STRETCH_S, left / (len(self._alive) * 5))
@@ -195,14 +207,15 @@ class Conductor:
             elif found.high < 1.0 or nothing_to_gain:
                 source.retire()
 
-    def _open_others(self) -> None:
-        """Start all other sources side by side, and let each come into step before it is stopped."""
-        self._alive[0].pause()  # or it would run ahead meanwhile
-        others = self._affordable()
-        for source in others:
-            source.open()
-        for source in others:
-            self._try_to_warm(source)
+    def _open(self, sources: Sequence[Source]) -> None:
+        """Start sources side by side, and let each come into step before it is stopped."""
+        new = [source for source in sources if not source.is_open]
+        for source in new:
+            self._try(source, source.open)
+        for source in new:
+            if self._clock() - self._began > self._seconds * _READY:
+                source.retire()
+            self._try(source, source.warm)
             source.pause()
 
     def _affordable(self) -> list[Source]:
@@ -217,14 +230,12 @@ class Conductor:
             source.retire()
         return [source for source in others if source.is_live]
 
-    def _try_to_warm(self, source: Source) -> None:
-        if self._clock() - self._began > self._seconds * _READY:
-            source.retire()
-            return
-        try:
-            source.warm()
-        except Exception as error:
-            source.fail(error)
+    def _try(self, source: Source, act: Callable[[], None]) -> None:
+        if source.is_live:
+            try:
+                act()
+            except Exception as error:
+                source.fail(error)
 
     def _give_the_batch(self) -> None:
         for source in self._alive:
@@ -271,5 +282,5 @@ class Conductor:
                 self._take_turns()
                 continue
             if self.batch is None:
-                self.batch = batch
+                self.batch = in_new_containers(batch)  # the step may take apart what it gets
             return batch

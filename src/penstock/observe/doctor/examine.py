@@ -7,6 +7,8 @@ started before anything has been read in this process, so that they inherit no o
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 import traceback
 from collections.abc import Callable
@@ -32,6 +34,9 @@ from penstock.observe.examination import Examination, Pickled, Threads
 
 _LOOP, _SAMPLES, _HANDING, _LOCK, _GROWTH, _PICKLE = 0.55, 0.2, 0.06, 0.06, 0.09, 0.04
 _LATE = 1.5
+_CLOSING_S = 12.0
+_LEAST_S = 0.3
+_NOT_THE_USERS = (os.path.dirname(torch.__file__), str(Path(__file__).parents[2]))
 _Found = TypeVar("_Found")
 
 
@@ -43,12 +48,16 @@ class OverError(BaseException):
 class _Notes:
     """What could not be measured, and why."""
 
+    until: float
+    """When all should be over."""
+
     lines: list[str] = field(default_factory=list)
 
     def attempt(self, what: str, measure: Callable[[], _Found], seconds: float) -> _Found | None:
         """Return what `measure` returns, or None, with a note, when it fails or takes much longer than `seconds`."""
         try:
-            with at_most(seconds * _LATE + 1.0, OverError):
+            left_s = max(_LEAST_S, self.until - time.perf_counter())
+            with at_most(min(left_s, seconds * _LATE + 1.0), OverError):
                 return measure()
         except OverError:
             self.lines.append(f"{what}: not within {seconds:.1f} s; give more --seconds")
@@ -79,7 +88,7 @@ def examine(
         (True, 0)
     """
     began = time.perf_counter()
-    limits, notes = Limits(cgroup, shm), _Notes()
+    limits, notes = Limits(cgroup, shm), _Notes(began + seconds * _LATE + 2.0)
     machine = limits.machine()
 
     def plan(loader: DataLoader[Any], has_step: bool) -> Any:
@@ -89,7 +98,9 @@ def examine(
     error = _conduct(subject, conductor, seconds * _LOOP, notes)
     loader = conductor.loader
     if loader is None:
-        raise PenstockError(f"the function ended before its loop began: {error}; mend it, then examine it again")
+        raise PenstockError(
+            f"the function ended before its loop began ({error or 'it took too long'}); mend it, or give more --seconds"
+        )
     trials, step = conductor.trials(), conductor.witness.look() if conductor.has_step else None
     parts = _Parts(loader, seconds, notes)
     parts.measure(conductor.batch)
@@ -124,7 +135,8 @@ def _conduct(subject: Any, conductor: Conductor, seconds: float, notes: _Notes) 
     except Exception as raised:
         error = _one_line(raised)
     finally:
-        conductor.close()
+        with contextlib.suppress(EnoughError), at_most(_CLOSING_S, EnoughError):
+            conductor.close()
     return error
 
 
@@ -151,6 +163,8 @@ class _Parts:
         attempt("samples in this process", inspection.run, seconds * _SAMPLES)
         self.found["samples"] = attempt("what samples cost", inspection.costs, 2.0)
         self.found["shrinking"] = inspection.shrinking()
+        if not inspection.samples and not inspection.error:
+            self._notes.lines.append("samples in this process: not one came in time; a sample takes very long")
         if inspection.error:
             self._notes.lines.append(f"samples in this process: {inspection.error}")
         if inspection.samples and own.num_workers:
@@ -188,7 +202,9 @@ def _transfer_s(batch: Any) -> float | None:
 
 
 def _one_line(error: BaseException) -> str:
-    last = traceback.extract_tb(error.__traceback__)[-1:] if error.__traceback__ is not None else []
-    where = f" ({Path(last[0].filename).name}:{last[0].lineno})" if last else ""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[-1] if text else ''}{where}"
+    frames = traceback.extract_tb(error.__traceback__) if error.__traceback__ is not None else []
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THE_USERS)]
+    where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    text = str(error).strip().splitlines()[-1:] or [""]
+    kind = type(error).__name__
+    return f"{text[0] if text[0].startswith(kind) else f'{kind}: {text[0]}'}{where}"

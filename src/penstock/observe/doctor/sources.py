@@ -45,21 +45,26 @@ class Source:
         return False
 
     @property
+    def is_open(self) -> bool:
+        """Whether it has been opened."""
+        return self._iterator is not None
+
+    @property
     def ahead(self) -> int:
         """How many batches it may have made ahead."""
         return self.loader.num_workers * (self.loader.prefetch_factor or 0) if self.loader is not None else 0
 
     def open(self) -> None:
-        """Make the loader and start its workers."""
-        if self._iterator is not None or self.failure:
+        """Make the loader and start its workers.
+
+        Raises:
+            Exception: the loader's, as where its dataset cannot be pickled.
+        """
+        if self._iterator is not None:
             return
         began = time.perf_counter()
-        try:
-            self.loader = self.loader or self._make()
-            self._iterator = iterate(self.loader)
-        except Exception as error:
-            self.fail(error)
-            return
+        self.loader = self.loader or self._make()
+        self._iterator = iterate(self.loader)
         self._opened_s = time.perf_counter() - began
         self._note_workers()
 
@@ -164,7 +169,7 @@ class Repeated(Source):
 
     def next_batch(self) -> Any:
         """Return the batch in containers of its own, so that a step may take it apart."""
-        return torch.utils._pytree.tree_map(_same, self.batch)
+        return in_new_containers(self.batch)
 
 
 class Gated(Source):
@@ -236,6 +241,11 @@ def _sampling(loader: DataLoader[Any]) -> dict[str, Any]:
     if loader.batch_sampler is not None:
         return {"batch_sampler": loader.batch_sampler}
     return {"batch_size": None, "sampler": loader.sampler}
+
+
+def in_new_containers(batch: Any) -> Any:
+    """Return `batch` with the same tensors in lists and dictionaries of its own."""
+    return torch.utils._pytree.tree_map(_same, batch)
 
 
 def _same(leaf: Any) -> Any:

@@ -7,7 +7,9 @@ A name may stand for
     a pair (loader, step)              step(batch) is the training step; also a function that returns such a pair
     any other function                 it is called, and the first loop of its own over a DataLoader is examined
 
-The function takes no arguments. It is called once, and ended from inside of its loop when enough has been seen.
+The function takes no arguments. It is ended from inside of its loop when enough has been seen. The first training
+loop is the first one with gradients; a function that only ever loops without them, and not for long, is called a
+second time.
 """
 
 from __future__ import annotations
@@ -38,6 +40,9 @@ def run(subject: Any, conductor: Conductor) -> None:
     if callable(given) and not _is_loader(given):
         with conducted(conductor):
             given = subject()
+            if conductor.loader is None and conductor.passive_s:
+                conductor.takes_any = True
+                given = subject()
         if not _is_given(given):
             _check_ran(conductor, given)
             return

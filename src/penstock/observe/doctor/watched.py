@@ -16,8 +16,6 @@ from torch.utils.data import DataLoader
 from penstock.observe.doctor.conduct import Conductor
 from penstock.observe.doctor.sources import iterate
 
-_PASSIVE_S = 3.0
-
 
 class _Watched:
     """What a program gets for `iter(loader)`: the loader's own batches, or the conductor's."""
@@ -26,7 +24,7 @@ class _Watched:
         self._conductor = conductor
         self._loader = loader
         self._own: Any = None
-        self._began: float | None = None
+        self._asked_at: float | None = None
 
     def __iter__(self) -> _Watched:
         return self
@@ -50,10 +48,10 @@ class _Watched:
         return next(self._own)
 
     def _is_it(self) -> bool:
-        """Say whether this is the training loop: gradients are on; or it is a long one without them."""
         now = time.perf_counter()
-        self._began = now if self._began is None else self._began
-        return torch.is_grad_enabled() or now - self._began > _PASSIVE_S
+        self._conductor.passive_s += 0.0 if self._asked_at is None else now - self._asked_at
+        self._asked_at = now
+        return self._conductor.is_for(training=torch.is_grad_enabled())
 
 
 @contextmanager
