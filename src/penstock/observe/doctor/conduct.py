@@ -28,6 +28,7 @@ _PASSIVE_S = 3.0
 _READY = 0.5
 _SLOW_START = 0.1
 _AT_ONCE_S = 0.003
+_ENOUGH_BATCHES = 8
 
 
 class EnoughError(BaseException):
@@ -85,6 +86,8 @@ class Conductor:
         self._is_warming = True
         self._warmed = 0
         self._has_started = False
+        self._is_interrupted = False
+        self._is_cut = False
         self._returned_at: float | None = None
         if self._source.runs_here:
             # Forked workers must not inherit files that the dataset opens when it is first asked.
@@ -97,6 +100,8 @@ class Conductor:
     def __next__(self) -> Any:
         now = self._clock()
         self.witness.leave()
+        if self._is_interrupted:
+            self._go_on_after_interruption()
         if self._returned_at is not None:
             self._step_s += now - self._returned_at
             self._batches += 1
@@ -114,6 +119,14 @@ class Conductor:
         if self._is_warming and _WARM <= self._warmed < _WARM + _LOOKS:
             self.witness.enter()
         return batch
+
+    def interrupt(self) -> None:
+        """End the stretch here: the program has turned to something else, a validation say."""
+        if not self._is_interrupted and not self._is_warming and self._returned_at is not None:
+            self._is_cut = self._batches >= _ENOUGH_BATCHES
+            if self._is_cut:
+                self._keep(self._returned_at)  # without the last batch, whose step may have been over long since
+        self._is_interrupted = True
 
     def trials(self) -> tuple[Trial, ...]:
         """Return what has been seen of every source."""
@@ -155,6 +168,15 @@ class Conductor:
             if now - self._began > self._seconds:
                 raise EnoughError
             self._take_turns()
+
+    def _go_on_after_interruption(self) -> None:
+        self._is_interrupted = False
+        self._returned_at = None
+        if self._is_cut:
+            self._is_cut = False
+            self._take_turns()
+        else:
+            self._clear()
 
     def _warm_up(self, now: float) -> None:
         """See to it that the loop as it is has run for a little while, before anything counts."""

@@ -1,6 +1,8 @@
 """The loops of a program that nobody edited: whoever iterates over a DataLoader gets an iterator of ours.
 
 It gives what the loader itself would give, until it is asked from a training loop; from then on that loop is conducted.
+Loops over other loaders (a validation, whenever the program has counted an epoch's batches) are then cut short, or they
+would take the time that the trials need: where loading is free, an epoch is soon over.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from torch.utils.data import DataLoader
 from penstock.observe.doctor.conduct import Conductor
 from penstock.observe.doctor.sources import iterate
 
+_ENOUGH_OF_OTHERS = 2
+
 
 class _Watched:
     """What a program gets for `iter(loader)`: the loader's own batches, or the conductor's."""
@@ -24,6 +28,7 @@ class _Watched:
         self._conductor = conductor
         self._loader = loader
         self._own: Any = None
+        self._given = 0
         self._asked_at: float | None = None
 
     def __iter__(self) -> _Watched:
@@ -43,6 +48,11 @@ class _Watched:
                 conductor.beginnings += 1
             conductor.asked += 1
             return next(conductor)
+        if conductor.loader is not None:
+            conductor.interrupt()
+            self._given += 1
+            if self._given > _ENOUGH_OF_OTHERS:
+                raise StopIteration
         if self._own is None:
             self._own = iterate(self._loader)
         return next(self._own)
