@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,6 +26,7 @@ from penstock.core.host import usable_cores
 from penstock.launch.program import own_traceback, program_of
 from penstock.launch.substitute import replace_torch_loader
 from penstock.observe import report
+from penstock.observe.diagnose import findings_of_run
 from penstock.observe.host_memory import MemoryMeter
 from penstock.observe.live import LiveView
 from penstock.observe.record import RunRecord, save
@@ -112,6 +114,7 @@ class _Session:
             memory=self._memory.peak(),
             loaders=tuple(loader.record() for loader in self._watch.loaders),
         )
+        record = replace(record, findings=findings_of_run(record))
         if not self._quiet:
             sys.stdout.flush()
             print(report.render(record), end="", file=sys.stderr, flush=True)

@@ -225,6 +225,9 @@ class SampleCosts:
     batch_nbytes: int = 0
     """Tensors and arrays of a batch."""
 
+    double_share: float = 0.0
+    """Of the bytes of a batch, those of float64."""
+
     numbers_per_sample: int = 0
     """Plain Python numbers in one sample."""
 
@@ -429,6 +432,9 @@ class Examination:
     step: StepLook | None = None
     """Inside of the step."""
 
+    repeats_itself: bool = False
+    """Whether the workers of a stream all gave the same first batch."""
+
     beginnings: int = 0
     """How often a training function made a new iterator of its loader, while ..."""
 
@@ -465,6 +471,7 @@ MORE_WORKERS = "2 more workers"
 FEWER_WORKERS = "fewer workers"
 NO_WORKERS = "no workers"
 THREADS = "threads"
+PROCESSES = "processes"
 PENSTOCK = "penstock's loader"
 PERSISTENT = "persistent workers"
 PINNED = "pinned"

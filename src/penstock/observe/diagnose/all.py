@@ -12,6 +12,7 @@ from penstock.observe.finding import Finding
 
 _CAUSES: tuple[Callable[[Examination], Finding | None], ...] = (
     loading.fails,
+    loading.stream_repeats_itself,
     loading.iterator_made_anew,
     machine.cpu_quota,
     machine.threads_in_workers,
@@ -21,6 +22,8 @@ _CAUSES: tuple[Callable[[Examination], Finding | None], ...] = (
     loading.slow_samples,
     loading.cold_reads,
     loading.python_numbers,
+    loading.double_precision,
+    loading.workers_do_not_scale,
     loading.no_workers,
     loading.workers_cost_more,
     loading.best_change,

@@ -21,6 +21,7 @@ from penstock.observe.examination import (
     NO_WORKERS,
     PENSTOCK,
     PERSISTENT,
+    PROCESSES,
     THREADS,
     Examination,
 )
@@ -237,10 +238,75 @@ def workers_cost_more(found: Examination) -> Finding | None:
     )
 
 
+def workers_do_not_scale(found: Examination) -> Finding | None:
+    """Several workers are no faster than one process."""
+    samples, own, now = found.samples, found.settings, found.as_it_is
+    gain = found.gain_of(MORE_WORKERS)
+    if own.num_workers < 2 or samples is None or now is None or now.batch_s is None or gain is None:
+        return None
+    made_s = samples.fetch_s + samples.collate_s
+    handing_s = handing_of(found) or 0.0
+    if not loading_matters(found) or own.num_workers > found.machine.usable_cores or handing_s > made_s / 2:
+        return None
+    if now.batch_s < 0.85 * made_s or gain.median > 1.1:
+        return None
+    return Finding(
+        name="workers-do-not-scale",
+        cause="Several workers are no faster than one: they wait for each other, or for one thing that they share.",
+        evidence=(
+            f"one process makes a batch in {made_s * 1e3:.1f} ms, {own.num_workers} workers together need "
+            f"{now.batch_s * 1e3:.1f} ms; {trial_text(found, found.trial(MORE_WORKERS) or now)}"
+        ),
+        remedy=(
+            "look for what workers share: a lock, a server or disk that answers one at a time, one file handle opened "
+            "before the workers were forked (open it in the worker, when it is first used)"
+        ),
+    )
+
+
+def stream_repeats_itself(found: Examination) -> Finding | None:
+    """Every worker of a stream gives the same samples."""
+    if not found.repeats_itself:
+        return None
+    return Finding(
+        name="stream-repeats-itself",
+        cause="Every worker gives the same samples: the stream is not shared out, and an epoch has each sample often.",
+        evidence=f"the first batches of the first two of {found.settings.num_workers} workers were equal",
+        remedy=(
+            "share it out in __iter__: info = torch.utils.data.get_worker_info(), then "
+            "itertools.islice(samples, info.id, None, info.num_workers)"
+        ),
+    )
+
+
+def double_precision(found: Examination) -> Finding | None:
+    """Batches are float64, and moving them is most of the work."""
+    samples = found.samples
+    if samples is None or samples.double_share < 0.5 or not loading_matters(found):
+        return None
+    parts = parts_s(found)
+    moved_s = parts.get("collate", 0.0) + parts.get("transport", 0.0)
+    if samples.batch_nbytes < (1 << 20) or moved_s < 0.3 * sum(parts.values()):
+        return None
+    return Finding(
+        name="double-precision",
+        cause="Batches are float64, twice the bytes of float32, and moving them is a good part of loading.",
+        evidence=(
+            f"{samples.double_share:.0%} of {size_text(samples.batch_nbytes)} are float64; collating and handing over "
+            f"take {moved_s * 1e3:.1f} ms per batch"
+        ),
+        remedy="return float32 from __getitem__ (array.astype(numpy.float32), tensor.float())",
+    )
+
+
 _CHANGES = {
     MORE_WORKERS: ("too-few-workers", "More workers would load faster."),
     PENSTOCK: ("penstock-pays", "penstock's DataLoader loads the same batches faster."),
     THREADS: ("threads-pay", "Threads in place of processes would load faster."),
+    PROCESSES: (
+        "threads-hold-the-lock",
+        "Samples hold Python's lock; processes make them faster than threads.",
+    ),
     NO_WORKERS: ("workers-cost-more", "It is faster without workers."),
     FEWER_WORKERS: ("too-many-workers", "It is faster with fewer workers."),
 }

@@ -15,7 +15,7 @@ _LONG_PICKLE_S = 0.5
 def copy_on_write(found: Examination) -> Finding | None:
     """Workers copy the dataset's Python objects by reading them."""
     growth = found.growth
-    if growth is None or growth.grew or not _grows(growth):
+    if growth is None or growth.grew or not growth.attribute or not _grows(growth):
         return None
     each = growth.nbytes // growth.samples
     return Finding(

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.observe.doctor.crew import Crew
-from penstock.observe.doctor.sources import Repeated, Source, in_new_containers
+from penstock.observe.doctor.sources import Repeated, Source, are_equal, in_new_containers
 from penstock.observe.doctor.witness import StepWitness
 from penstock.observe.examination import AS_IT_IS, FREE, Stretch, Trial, gain
 
@@ -68,6 +69,8 @@ class Conductor:
         self.passive_s = 0.0
         self.asked = 0
         self.beginnings = 0
+        self.repeats_itself = False
+        self._first: list[Any] = []
         self._batches = 0
         self._stretches: dict[str, list[Stretch]] = {}
 
@@ -278,6 +281,21 @@ class Conductor:
         )
         self._stretches.setdefault(self._source.name, []).append(stretch)
 
+    def _compare(self, batch: Any) -> None:
+        """Find out from the first batches whether the workers of a stream all give the same samples.
+
+        The first n batches come from n workers, one each; batch n is the second of the first worker, and must differ.
+        """
+        loader = self.loader
+        if loader is None or loader._dataset_kind != _DatasetKind.Iterable or loader.num_workers < 2:
+            return
+        if len(self._first) > loader.num_workers or not self._is_warming:
+            return
+        self._first.append(in_new_containers(batch, copied=True))
+        if len(self._first) > loader.num_workers:
+            one, other, later = self._first[0], self._first[1], self._first[-1]
+            self.repeats_itself = are_equal(one, other) and not are_equal(one, later)
+
     def _settle(self, source: Source) -> bool:
         """Take away what a source had made ahead before its first turn; return whether it still works."""
         if source.is_settled:
@@ -303,6 +321,7 @@ class Conductor:
                 self._source.fail(error)
                 self._take_turns()
                 continue
+            self._compare(batch)
             if self.batch is None:
                 self.batch = in_new_containers(batch)  # the step may take apart what it gets
             return batch

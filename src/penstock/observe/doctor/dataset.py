@@ -173,7 +173,13 @@ class Inspection:
             self.error = self.error or f"{type(error).__name__}: {error}"
             return costs
         scale = costs.batch_samples / len(self.samples)
-        return replace(costs, collate_s=statistics.median(taken) * scale, batch_nbytes=int(nbytes(batch) * scale))
+        size = nbytes(batch)
+        return replace(
+            costs,
+            collate_s=statistics.median(taken) * scale,
+            batch_nbytes=int(size * scale),
+            double_share=nbytes(batch, "float64") / size if size else 0.0,
+        )
 
 
 def batch_samples(loader: DataLoader[Any]) -> int:
@@ -211,14 +217,15 @@ def _next(stream: Iterator[Any]) -> Any:
     raise _EndedError
 
 
-def nbytes(tree: Any) -> int:
-    """Return the bytes of all tensors and arrays in `tree`.
+def nbytes(tree: Any, dtype: str = "") -> int:
+    """Return the bytes of all tensors and arrays in `tree`; of one type only, where it is named.
 
     >>> nbytes({"x": torch.zeros(4), "y": [torch.zeros(2, dtype=torch.int64), "label"]})
     32
     """
     leaves = torch.utils._pytree.tree_leaves(tree)
-    return sum(int(leaf.nbytes) for leaf in leaves if hasattr(leaf, "nbytes") and hasattr(leaf, "dtype"))
+    sized = [leaf for leaf in leaves if hasattr(leaf, "nbytes") and hasattr(leaf, "dtype")]
+    return sum(int(leaf.nbytes) for leaf in sized if str(leaf.dtype).endswith(dtype))
 
 
 def _numbers(sample: Any) -> int:

@@ -110,6 +110,7 @@ def examine(
         settings=settings_of(loader),
         has_step=conductor.has_step,
         trials=trials,
+        repeats_itself=conductor.repeats_itself,
         beginnings=conductor.beginnings,
         asked=conductor.asked,
         workers=conductor.crew.look(),

@@ -33,10 +33,9 @@ def growth(loader: DataLoader[Any], seconds: float) -> Growth | None:
     """Return how a forked worker's memory grows; None where nothing in the dataset could make it grow."""
     if loader._dataset_kind == _DatasetKind.Iterable or "fork" not in multiprocessing.get_all_start_methods():
         return None
-    crowd = crowded(loader.dataset)
-    if crowd is None:
+    if not _lengths(loader.dataset):
         return None
-    attribute, objects, size = crowd
+    attribute, objects, size = crowded(loader.dataset) or ("", 0, 0)
     here, there = multiprocessing.Pipe(duplex=False)
     child = multiprocessing.get_context("fork").Process(target=_child, args=(loader, seconds, there), daemon=True)
     child.start()

@@ -9,7 +9,17 @@ from typing import Any
 from penstock.core.units import size_text
 from penstock.observe.diagnose import Diagnosis
 from penstock.observe.diagnose.reading import parts_s, stall_share
-from penstock.observe.examination import AS_IT_IS, FREE, MORE_WORKERS, PENSTOCK, PINNED, THREADS, Examination, Trial
+from penstock.observe.examination import (
+    AS_IT_IS,
+    FREE,
+    MORE_WORKERS,
+    PENSTOCK,
+    PINNED,
+    PROCESSES,
+    THREADS,
+    Examination,
+    Trial,
+)
 from penstock.observe.finding import Finding
 
 _WIDTH = 110
@@ -17,6 +27,7 @@ _QUESTIONS = {
     FREE: "What if loading were free?",
     MORE_WORKERS: "What if there were 2 more workers?",
     THREADS: "What if workers were threads?",
+    PROCESSES: "What if workers were processes?",
     PENSTOCK: "What if it were penstock's loader?",
     PINNED: "What if batches were pinned?",
 }

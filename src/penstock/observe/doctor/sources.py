@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind
@@ -215,6 +216,7 @@ class Gate:
 def variant(loader: DataLoader[Any], *, penstock: bool | None = None, **changes: Any) -> DataLoader[Any]:
     """Return a loader like `loader` but for `changes`; of penstock's class or torch's, or as it is."""
     is_penstock = isinstance(loader, PenstockLoader) if penstock is None else penstock
+    own = _penstocks_own(loader) if isinstance(loader, PenstockLoader) else {}
     options: dict[str, Any] = {
         "dataset": loader.dataset,
         "num_workers": loader.num_workers,
@@ -226,6 +228,7 @@ def variant(loader: DataLoader[Any], *, penstock: bool | None = None, **changes:
         "prefetch_factor": loader.prefetch_factor,
         "persistent_workers": loader.persistent_workers,
         **_sampling(loader),
+        **own,
         **changes,
     }
     if not options["num_workers"]:
@@ -233,6 +236,20 @@ def variant(loader: DataLoader[Any], *, penstock: bool | None = None, **changes:
     if options.get("workers") == "thread":
         options.update(multiprocessing_context=None)
     return PenstockLoader(**options) if is_penstock else DataLoader(**options)
+
+
+def _penstocks_own(loader: PenstockLoader[Any]) -> dict[str, Any]:
+    return {
+        "pin_memory": loader._pins,
+        "workers": loader._body,
+        "dispatch": loader._dispatch_option,
+        "errors": loader._errors,
+        "keep_batch_size": loader._keep_batch_size,
+        "max_deaths": loader._max_deaths,
+        "ring_bytes": loader._ring_bytes,
+        "device": loader._device,
+        "device_bytes": loader._device_bytes,
+    }
 
 
 def _sampling(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -243,9 +260,29 @@ def _sampling(loader: DataLoader[Any]) -> dict[str, Any]:
     return {"batch_size": None, "sampler": loader.sampler}
 
 
-def in_new_containers(batch: Any) -> Any:
-    """Return `batch` with the same tensors in lists and dictionaries of its own."""
-    return torch.utils._pytree.tree_map(_same, batch)
+def in_new_containers(batch: Any, *, copied: bool = False) -> Any:
+    """Return `batch` with the same tensors, or copies of them, in lists and dictionaries of its own."""
+    return torch.utils._pytree.tree_map(_copy if copied else _same, batch)
+
+
+def are_equal(one: Any, other: Any) -> bool:
+    """Return whether two batches hold the same values.
+
+    >>> are_equal({"x": torch.ones(2), "y": [1]}, {"x": torch.ones(2), "y": [1]})
+    True
+    """
+    leaves, others = torch.utils._pytree.tree_leaves(one), torch.utils._pytree.tree_leaves(other)
+    return len(leaves) == len(others) and all(map(_is_equal, leaves, others))
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
+    return type(one) is type(other) and bool(np.all(one == other))
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _same(leaf: Any) -> Any:

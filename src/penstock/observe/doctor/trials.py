@@ -18,6 +18,7 @@ from penstock.observe.examination import (
     PENSTOCK,
     PERSISTENT,
     PINNED,
+    PROCESSES,
     THREADS,
     Machine,
     Settings,
@@ -54,19 +55,24 @@ def trials_of(loader: DataLoader[Any], machine: Machine, *, has_step: bool) -> l
     own = settings_of(loader)
     workers = own.num_workers
     kind = Source if workers else Inline
+    is_threaded = workers > 0 and getattr(loader, "_body", "") == "thread"
     sources: list[Source] = [kind(AS_IT_IS, lambda: loader)]
+    if is_threaded:  # a loader like it, since threads can be stopped in their dataset only
+        sources = [Gated(AS_IT_IS, lambda gate: variant(loader, dataset=gate), loader.dataset, line="")]
     if has_step:
         sources.append(Repeated(FREE))
     if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
         return sources
-    if workers + 2 <= max(2, _MOST_WORKERS_EACH_CORE * machine.usable_cores):
+    if is_threaded:
+        sources.append(_changed(loader, PROCESSES, workers="process"))
+    elif workers + 2 <= max(2, _MOST_WORKERS_EACH_CORE * machine.usable_cores):
         sources.append(_changed(loader, MORE_WORKERS, num_workers=workers + 2))
     sources += _fewer(loader, machine, own)
     if own.kind == "torch":
         line = f"penstock.DataLoader(..., num_workers={workers})"
         source = Source if workers else Inline
         sources.append(source(PENSTOCK, lambda: variant(loader, penstock=True), line=line))
-    if not own.is_iterable and getattr(loader, "_body", "") != "thread":
+    if not own.is_iterable and not is_threaded:
         sources.append(_threads(loader, max(2, min(workers or 2, int(machine.usable_cores)))))
     if workers and not own.persistent_workers and own.length is not None and own.length <= _SHORT_EPOCH:
         sources.append(_changed(loader, PERSISTENT, persistent_workers=True))
@@ -87,7 +93,7 @@ def _fewer(loader: DataLoader[Any], machine: Machine, own: Settings) -> list[Sou
 
 
 def _changed(loader: DataLoader[Any], name: str, **changes: Any) -> Source:
-    line = ", ".join(f"{option}={value}" for option, value in changes.items())
+    line = ", ".join(f"{option}={value!r}" for option, value in changes.items())
     return Source(name, lambda: variant(loader, **changes), line=line)
 
 
