@@ -19,7 +19,7 @@ def test_the_verbs_and_their_flags_are_these() -> None:
         flags[verb.name] = sorted(option for action in parser._actions for option in action.option_strings)
     assert flags == {
         "run": ["--help", "--json", "--quiet", "-h", "-m"],
-        "doctor": ["--device", "--dtype", "--help", "--json", "--shape", "--transfer", "-h"],
+        "doctor": ["--check", "--device", "--dtype", "--help", "--json", "--seconds", "--shape", "--transfer", "-h"],
         "plan": ["--budget", "--help", "--json", "-h"],
         "report": ["--help", "--json", "-h"],
     }

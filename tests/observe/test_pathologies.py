@@ -39,6 +39,11 @@ _SEEDED = {
     "batches_beyond_shm": (None, "shm-too-small", "--shm-size=", 4),
     "item_in_the_loop": ({"compute-bound"}, "reads-back-every-step", "loss.detach()", 3),
     "non_blocking_from_pageable": ({"compute-bound"}, "non-blocking-from-pageable", "pin_memory=True", 3),
+    "cached_in_each_worker": ({"compute-bound"}, "cache-in-each-worker", "self.cache", 4),
+    "the_same_stream_in_each_worker": (None, "stream-repeats-itself", "get_worker_info()", 3),
+    "double_precision": ({"transport-bound"}, "double-precision", "float32", 4),
+    "archive_opened_for_each_sample": ({"decode-bound"}, None, "Archived.__getitem__|num_workers", 4),
+    "a_lock_between_workers": ({"transform-bound"}, None, "compute (work.py|what workers share|num_workers", 4),
     "pinned_for_nothing": ({"compute-bound"}, "pinned-for-nothing", "pin_memory=torch.accelerator", 3),
 }
 _HEALTHY = sorted(file.stem for file in _FOLDER.glob("healthy_*.py"))

@@ -190,6 +190,9 @@ class Hotspot:
     share: float
     """Of the dataset's time, by itself."""
 
+    caller: str = ""
+    """The user's own function that leads to it, where it is not one itself."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleCosts:

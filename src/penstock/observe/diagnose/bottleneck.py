@@ -24,7 +24,8 @@ _MEANING = {
 _REMEDY = {
     "dataset": "make samples cheaper, or num_workers higher",
     "storage": "read ahead with more workers (num_workers=), read larger pieces, or keep the data nearer",
-    "decode": "decode less (smaller files, or a reduced decode), use a faster decoder, or raise num_workers",
+    "decode": "open files once and decode less (smaller files, a reduced decode), use a faster decoder, or "
+    "raise num_workers",
     "transform": "do it once for whole batches (NumPy, torch), do it before training, or raise num_workers",
     "collate": "return arrays or tensors of one shape from __getitem__, so that the default collate_fn can stack them",
     "transport": "from penstock import DataLoader",
@@ -138,8 +139,9 @@ def remedy_for(verdict: Finding, found: Examination) -> str:
     """Return what can be done about a bottleneck in general, where no cause is known that says it better."""
     part = verdict.name.removesuffix("-bound")
     samples = found.samples
-    if part == "transform" and samples is not None and samples.hotspots:
-        return f"{samples.hotspots[0].where}: {_REMEDY[part]}"
+    if part in ("storage", "decode", "transform") and samples is not None and samples.hotspots:
+        hottest = samples.hotspots[0]
+        return f"{hottest.caller or hottest.where}: {_REMEDY[part]}"
     return _REMEDY.get(part, "")
 
 
@@ -148,4 +150,5 @@ def _hottest(found: Examination, part: str) -> str:
     if part in ("collate", "transport", "start-up") or samples is None or not samples.hotspots:
         return ""
     hottest = samples.hotspots[0]
-    return f"; {hottest.where} alone is {hottest.share:.0%} of the dataset's time"
+    under = f", under {hottest.caller}," if hottest.caller else " alone"
+    return f"; {hottest.where}{under} is {hottest.share:.0%} of the dataset's time"

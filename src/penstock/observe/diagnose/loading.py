@@ -248,7 +248,7 @@ def workers_do_not_scale(found: Examination) -> Finding | None:
     handing_s = handing_of(found) or 0.0
     if not loading_matters(found) or own.num_workers > found.machine.usable_cores or handing_s > made_s / 2:
         return None
-    if now.batch_s < 0.85 * made_s or gain.median > 1.1:
+    if now.batch_s < 0.85 * made_s or not gain.is_clear or gain.median > 1.1:
         return None
     return Finding(
         name="workers-do-not-scale",

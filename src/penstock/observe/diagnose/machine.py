@@ -17,7 +17,7 @@ def cpu_quota(found: Examination) -> Finding | None:
     if quota is None or quota >= machine.cores:
         return None
     wanted = max(own.num_workers + 1, 1 if machine.accelerator else machine.intra_op_threads)
-    if wanted <= quota and machine.throttled_s < 0.05 * found.wall_s:
+    if wanted <= quota and machine.throttled_s <= 0.05 * found.wall_s:
         return None
     fits = max(1, int(quota) - 1)
     held = f"; it was held back {machine.throttled_s:.1f} s of {found.wall_s:.0f} s" if machine.throttled_s else ""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_AGAIN_S = 1.0
+_TICK_S = 0.25
 
 
 @contextmanager
-def at_most(seconds: float, error: type[BaseException]) -> Iterator[None]:
+def at_most(seconds: float, error: type[BaseException], tick: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Raise `error` inside of the block when it runs longer than `seconds`, and again if that was swallowed.
+
+    Before, `tick` is called four times a second, wherever the block is.
 
     Signals reach the main thread only: elsewhere there is no limit. A call into C that never looks for signals is
     not interrupted before it returns.
@@ -28,11 +31,15 @@ def at_most(seconds: float, error: type[BaseException]) -> Iterator[None]:
     over = False
 
     def ring(_: int, __: FrameType | None) -> None:
-        if not over:
+        if over:
+            return
+        if time.perf_counter() > until:
             raise error
+        tick()
 
+    until = time.perf_counter() + seconds
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(0.001, seconds), _AGAIN_S)
+    signal.setitimer(signal.ITIMER_REAL, _TICK_S, _TICK_S)
     try:
         yield
     finally:

@@ -8,6 +8,7 @@ every "what if" is a trial of it. Sources that wait for their turn are stopped: 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -30,6 +31,7 @@ _READY = 0.5
 _SLOW_START = 0.1
 _AT_ONCE_S = 0.003
 _ENOUGH_BATCHES = 8
+_STUCK_S = 0.5
 
 
 class EnoughError(BaseException):
@@ -89,6 +91,10 @@ class Conductor:
         self._is_warming = True
         self._warmed = 0
         self._has_started = False
+        self._waits_since = math.inf
+        self._longest_wait_s = 0.0
+        self.is_gentle = False
+        self._has_paused = False
         self._is_interrupted = False
         self._is_cut = False
         self._returned_at: float | None = None
@@ -109,19 +115,33 @@ class Conductor:
             self._step_s += now - self._returned_at
             self._batches += 1
         self._advance(now)
-        began = self._clock()
+        began = self._waits_since = self._clock()
         try:
             batch = self._next_batch()
         finally:
+            self._waits_since = math.inf
             self._returned_at = self._clock()
             if self._source.startup_s is not None and not self._has_started:
                 self._has_started = True
                 self._began = began = self._returned_at  # however long its workers took to start
                 self._clear()
             self._wait_s += self._returned_at - began
+            self._longest_wait_s = max(self._longest_wait_s, self._returned_at - began)
         if self._is_warming and _WARM <= self._warmed < _WARM + _LOOKS:
             self.witness.enter()
         return batch
+
+    def tick(self) -> None:
+        """See to it that no source waits for one that was stopped; called now and then, between any two instructions.
+
+        A dataset may have a lock that all its workers share, and a worker may have been stopped while it held it.
+        """
+        waits_s = self._clock() - self._waits_since
+        if waits_s > max(_STUCK_S, 3 * self._longest_wait_s) and not self.is_gentle and self._has_paused:
+            self.is_gentle = True
+            for source in self._sources:
+                source.resume()
+            self._is_interrupted = True  # what is timed now is worth nothing
 
     def interrupt(self) -> None:
         """End the stretch here: the program has turned to something else, a validation say."""
@@ -168,7 +188,7 @@ class Conductor:
             self._warm_up(now)
         elif self._batches and now - self._stretch_began >= self._stretch_s:
             self._keep(now)
-            if now - self._began > self._seconds:
+            if now - self._began > self._seconds and not self._must_go_on():
                 raise EnoughError
             self._take_turns()
 
@@ -191,6 +211,7 @@ class Conductor:
         if not enough and spent < self._seconds / 4:
             return
         self._source.pause()  # or it would run ahead meanwhile
+        self._has_paused = True
         self._open([source for source in self._affordable() if source.starts_processes])
         self._open([source for source in self._alive[1:] if not source.starts_processes])
         self._give_the_batch()
@@ -199,9 +220,14 @@ class Conductor:
         self._is_warming = False
         self._take_turns()
 
+    def _must_go_on(self) -> bool:
+        """Say whether the most important trial has not had its turn yet."""
+        return any(source.name == FREE and not self._stretches.get(FREE) for source in self._alive)
+
     def _take_turns(self) -> None:
         """Let the next source of the round go on; the first of all again where the round is over."""
-        self._source.pause()
+        if not self.is_gentle:
+            self._source.pause()
         self._round = [source for source in self._round if source.is_live]
         if not self._round:
             self._drop_the_hopeless()
@@ -238,10 +264,14 @@ class Conductor:
         for source in new:
             self._try(source, source.open)
         for source in new:
-            if self._clock() - self._began > self._seconds * _READY:
+            if source.starts_processes and self._clock() - self._began > self._seconds * _READY:
                 source.retire()
+            self._waits_since = self._clock()
             self._try(source, source.warm)
-            source.pause()
+            self._waits_since = math.inf
+            if not self.is_gentle:
+                source.pause()
+                self._has_paused = True
 
     def _affordable(self) -> list[Source]:
         """Return the other sources; only the first of them where starting workers takes long (spawned: seconds)."""

@@ -126,7 +126,7 @@ def _conduct(subject: Any, conductor: Conductor, seconds: float, notes: _Notes) 
     """Run the loop to the end of all trials; return the exception that ended it sooner, in one line."""
     error = ""
     try:
-        with at_most(seconds * _LATE + 2.0, EnoughError):
+        with at_most(seconds * _LATE + 2.0, EnoughError, conductor.tick):
             run(subject, conductor)
     except EnoughError:
         if not any(trial.stretches for trial in conductor.trials()):

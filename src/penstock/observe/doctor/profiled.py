@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from penstock.observe.doctor.witness import NOT_THE_USERS
 from penstock.observe.examination import Hotspot
 
 _STORAGE = re.compile(
@@ -72,10 +73,24 @@ class Parts:
         whole = sum(entry.inlinetime for entry in entries)
         dearest = sorted(entries, key=lambda entry: -entry.inlinetime)[:_SHOWN]
         return tuple(
-            Hotspot(where=_where(entry.code), share=entry.inlinetime / whole)
+            Hotspot(where=_where(entry.code), share=entry.inlinetime / whole, caller=self._caller(entry.code))
             for entry in dearest
             if whole and entry.inlinetime / whole >= 0.1
         )
+
+    def _caller(self, code: Any) -> str:
+        """Return the nearest function above `code` that is the user's own."""
+        callers: dict[Any, Any] = {}
+        for entry in self._entries():
+            for callee in entry.calls or ():
+                callers.setdefault(callee.code, entry.code)
+        seen = set()
+        while code in callers and code not in seen:
+            if _is_users(code):
+                break
+            seen.add(code)
+            code = callers[code]
+        return _where(code) if seen and _is_users(code) else ""
 
     def _entries(self) -> list[Any]:
         ours = os.path.dirname(__file__)
@@ -85,6 +100,10 @@ class Parts:
             if isinstance(entry.code, str) or not entry.code.co_filename.startswith(ours)
             if "_lsprof.Profiler" not in str(entry.code)
         ]
+
+
+def _is_users(code: Any) -> bool:
+    return not isinstance(code, str) and not code.co_filename.startswith(NOT_THE_USERS)
 
 
 def _part(code: Any) -> str:
@@ -99,4 +118,4 @@ def _where(code: Any) -> str:
     if isinstance(code, str):
         found = re.fullmatch(r"<(?:built-in method|method) (.+?)>?", code)
         return found[1].replace("'", "") if found else code
-    return f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+    return f"{code.co_qualname} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"

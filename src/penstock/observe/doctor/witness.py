@@ -32,7 +32,9 @@ _READS_BACK = {
     torch.Tensor.__bool__: "a tensor as a condition",
     torch.Tensor.nonzero: ".nonzero()",
 }
-_OTHERS = tuple({os.path.dirname(torch.__file__), sysconfig.get_paths()["stdlib"], *site.getsitepackages()})
+NOT_THE_USERS = tuple({os.path.dirname(torch.__file__), sysconfig.get_paths()["stdlib"], *site.getsitepackages()})
+"""Where code lies that nobody wrote for this program."""
+
 _OURS = str(Path(__file__).parents[2])
 
 _Place = tuple[str, str, int]
@@ -118,7 +120,7 @@ def _caller() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith((_OURS, torch.overrides.__file__)):
         frame = frame.f_back
-    if frame is None or frame.f_code.co_filename.startswith(_OTHERS):
+    if frame is None or frame.f_code.co_filename.startswith(NOT_THE_USERS):
         return None
     return frame
 
