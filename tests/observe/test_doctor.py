@@ -126,7 +126,7 @@ def test_batches_of_a_batch_sampler_and_of_the_dataset_itself_are_examined() -> 
 
 
 def test_a_training_function_is_ended_when_enough_was_seen_and_its_validation_is_not_taken_for_it() -> None:
-    losses = []
+    steps = []
 
     def train() -> None:
         for _ in range(10_000):
@@ -134,13 +134,13 @@ def test_a_training_function_is_ended_when_enough_was_seen_and_its_validation_is
                 for _ in DataLoader(Numbered(64), batch_size=1):
                     pass
             for batch in DataLoader(Named(64), batch_size=2):
-                losses.append(batch["x"].sum())
+                steps[:] = [batch["x"].sum()]
         raise AssertionError("the loop was not ended")
 
     found = examine(train, seconds=1.0)
     assert (found.settings.dataset, found.error) == ("Named", "")
     assert found.as_it_is is not None
-    assert losses
+    assert steps
 
 
 def test_a_loop_without_gradients_is_examined_when_there_is_no_other() -> None:
@@ -179,7 +179,7 @@ def test_json_and_text_hold_the_same_verdict() -> None:
     data = json.loads(json.dumps(as_json(found, diagnosis), default=repr))
     assert data["schema"] == "penstock.doctor/1"
     assert data["verdict"]["name"] in render(found, diagnosis).lower()
-    assert [trial["name"] for trial in data["what_if"]][0] == FREE
+    assert next(trial["name"] for trial in data["what_if"]) == FREE
 
 
 def test_a_loader_like_another_keeps_what_is_penstocks_own() -> None:
@@ -231,11 +231,11 @@ def test_the_witness_names_the_users_line_and_not_what_torch_itself_reads_back()
         loss = model(torch.ones(2, 4)).sum()
         loss.backward()
         optimizer.step()  # reads its own step counters
-        float(loss)
+        float(loss.detach())
         torch.ones(2).to("cpu", non_blocking=True)
         witness.leave()
     look = witness.look()
-    assert [(call.what, "float(loss)" in call.line) for call in look.reads_back] == [("float()", True)]
+    assert [(call.what, "float(loss.detach())" in call.line) for call in look.reads_back] == [("float()", True)]
     assert [call.what for call in look.pageable] == [".to(..., non_blocking=True)"]
 
 
@@ -322,7 +322,7 @@ def test_an_array_in_the_dataset_is_no_crowd() -> None:
         rows = np.zeros((100_000, 4))
 
     assert crowded(Table(8)) is None
-    assert growth(DataLoader(Table(64), batch_size=8, num_workers=1), 1.0) is None or True
+    assert growth(DataLoader(Table(64), batch_size=8, num_workers=1), 1.0) is None
 
 
 def test_tensors_are_not_counted_as_pickled_and_arrays_are() -> None:
@@ -353,14 +353,13 @@ def test_time_that_the_control_group_held_us_back_is_counted_from_the_beginning(
 
 def test_an_alarm_rings_again_when_it_was_swallowed() -> None:
     rung = 0
-    with pytest.raises(TimeoutError), at_most(0.05, TimeoutError):
-        while True:
+    with at_most(0.05, TimeoutError):
+        while rung < 2:
             try:
-                time.sleep(5)
+                time.sleep(60)
             except TimeoutError:
                 rung += 1
-                if rung == 2:
-                    raise
+    assert rung == 2
 
 
 def test_a_thread_that_sleeps_is_told_from_one_that_computes() -> None:
