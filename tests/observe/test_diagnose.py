@@ -8,23 +8,10 @@ import pytest
 
 from penstock.core.stats import LoaderStatistics, StageTimes
 from penstock.observe.diagnose import diagnose, findings_of_run
-from penstock.observe.examination import (
-    AS_IT_IS,
-    FREE,
-    MORE_WORKERS,
-    NO_WORKERS,
-    PENSTOCK,
-    Examination,
-    Gain,
-    Machine,
-    SampleCosts,
-    Settings,
-    Stretch,
-    Trial,
-    gain,
-)
+from penstock.observe.examination import Examination, Machine, SampleCosts, Settings
 from penstock.observe.record import LoaderRecord, RunRecord
 from penstock.observe.timeline import Moment
+from penstock.observe.trial import AS_IT_IS, FREE, MORE_WORKERS, NO_WORKERS, PENSTOCK, Gain, Stretch, Trial, gain
 
 
 def _trial(name: str, batch_s: float, wait_s: float = 0.0, rounds: int = 4, line: str = "") -> Trial:

@@ -30,7 +30,7 @@ from penstock.observe.doctor.profiled import Parts
 from penstock.observe.doctor.rendering import as_json, render
 from penstock.observe.doctor.sources import Gated, are_equal, variant
 from penstock.observe.doctor.witness import StepWitness
-from penstock.observe.examination import AS_IT_IS, FREE
+from penstock.observe.trial import AS_IT_IS, FREE
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 

@@ -26,7 +26,7 @@ _SEEDED = {
     "transform_in_python": ({"transform-bound"}, None, "num_workers|augment", 4),
     "collate_by_hand": ({"collate-bound"}, None, "num_workers|__getitem__", 4),
     "lists_of_numbers": ({"collate-bound"}, "python-numbers", "torch.tensor", 3),
-    "large_batches_handed_over": ({"transport-bound"}, None, "penstock.DataLoader|penstock import", 5),
+    "large_batches_handed_over": ({"transport-bound"}, None, "penstock.DataLoader|penstock import|num_workers=0", 5),
     "tiny_batches": ({"transport-bound"}, "workers-cost-more", "num_workers=0", 3),
     "a_slow_class": ({"transform-bound"}, "slow-samples", "dataset[", 4),
     "short_epochs": ({"start-up-bound"}, "short-epochs", "persistent_workers=True", 3),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.observe.diagnose.reading import loading_matters, parts_s, slowed, stall_share, takes_cores
-from penstock.observe.examination import FREE, Examination
+from penstock.observe.examination import Examination
 from penstock.observe.finding import Finding
+from penstock.observe.trial import FREE
 
 HEALTHY = "healthy"
 _SLOWED = 1.3

@@ -14,7 +14,9 @@ from penstock.observe.diagnose.reading import (
     startup_of,
     trial_text,
 )
-from penstock.observe.examination import (
+from penstock.observe.examination import Examination
+from penstock.observe.finding import Finding
+from penstock.observe.trial import (
     FEWER_WORKERS,
     FREE,
     MORE_WORKERS,
@@ -23,9 +25,7 @@ from penstock.observe.examination import (
     PERSISTENT,
     PROCESSES,
     THREADS,
-    Examination,
 )
-from penstock.observe.finding import Finding
 
 _SMALL_NBYTES = 4 << 20
 

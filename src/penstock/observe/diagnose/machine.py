@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from penstock.observe.diagnose.reading import loading_matters, slowed, takes_cores
-from penstock.observe.examination import FEWER_WORKERS, FREE, Examination
+from penstock.observe.examination import Examination
 from penstock.observe.finding import Finding
+from penstock.observe.trial import FEWER_WORKERS, FREE
 
 _SLOWED = 1.5
 _AS_WELL = 0.85

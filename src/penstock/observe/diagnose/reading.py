@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.observe.examination import AS_IT_IS, FREE, Examination, Gain, Trial
+from penstock.observe.examination import Examination
+from penstock.observe.trial import AS_IT_IS, FREE, Gain, Trial
 
 WAITS = 0.15
 """A loop that waits for a lesser share of its time has its loading hidden."""

@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from penstock.observe.doctor.crew import Crew
 from penstock.observe.doctor.sources import Repeated, Source, are_equal, in_new_containers
 from penstock.observe.doctor.witness import StepWitness
-from penstock.observe.examination import AS_IT_IS, FREE, Stretch, Trial, gain
+from penstock.observe.trial import AS_IT_IS, FREE, Stretch, Trial, gain
 
 _LOOKS = 3
 _WARM = 3
@@ -71,6 +71,10 @@ class Conductor:
         self.passive_s = 0.0
         self.asked = 0
         self.beginnings = 0
+        self._waits_since = math.inf
+        self._longest_wait_s = 0.0
+        self._has_paused = False
+        self.is_gentle = False
         self.repeats_itself = False
         self._first: list[Any] = []
         self._batches = 0
@@ -91,10 +95,6 @@ class Conductor:
         self._is_warming = True
         self._warmed = 0
         self._has_started = False
-        self._waits_since = math.inf
-        self._longest_wait_s = 0.0
-        self.is_gentle = False
-        self._has_paused = False
         self._is_interrupted = False
         self._is_cut = False
         self._returned_at: float | None = None
@@ -160,7 +160,7 @@ class Conductor:
                 name=source.name,
                 line=source.line,
                 stretches=tuple(self._stretches.get(source.name, ())),
-                startup_s=source.startup_s,
+                startup_s=source.restart_s or source.startup_s,
                 failure=source.failure,
             )
             for source in self._sources

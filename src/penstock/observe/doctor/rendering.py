@@ -9,18 +9,9 @@ from typing import Any
 from penstock.core.units import size_text
 from penstock.observe.diagnose import Diagnosis
 from penstock.observe.diagnose.reading import parts_s, stall_share
-from penstock.observe.examination import (
-    AS_IT_IS,
-    FREE,
-    MORE_WORKERS,
-    PENSTOCK,
-    PINNED,
-    PROCESSES,
-    THREADS,
-    Examination,
-    Trial,
-)
+from penstock.observe.examination import Examination
 from penstock.observe.finding import Finding
+from penstock.observe.trial import AS_IT_IS, FREE, MORE_WORKERS, PENSTOCK, PINNED, PROCESSES, THREADS, Trial
 
 _WIDTH = 110
 _QUESTIONS = {

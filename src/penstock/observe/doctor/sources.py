@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.feed.loader import DataLoader as PenstockLoader
-from penstock.observe.examination import AS_IT_IS
+from penstock.observe.trial import AS_IT_IS
 
 iterate: Callable[[DataLoader[Any]], Any] = DataLoader.__iter__
 """What iterating over a loader does when nobody watches."""
@@ -34,16 +35,21 @@ class Source:
         self.is_live = True
         self.is_settled = name == AS_IT_IS
         self.startup_s: float | None = None
+        self._restarts_s: list[float] = []
         self.loader: DataLoader[Any] | None = None
         self._make = make
         self._iterator: Any = None
         self._pids: list[int] = []
-        self._drawn = 0
 
     @property
     def runs_here(self) -> bool:
         """Whether the dataset runs in this process."""
         return False
+
+    @property
+    def restart_s(self) -> float | None:
+        """Median seconds from asking for more than an epoch's last batch to the first of another; None before that."""
+        return statistics.median(self._restarts_s) if self._restarts_s else None
 
     @property
     def is_open(self) -> bool:
@@ -84,16 +90,19 @@ class Source:
         """
         self.open()
         began = time.perf_counter()
+        is_again = False
         for _ in range(2):
             try:
                 batch = next(self._iterator)
                 break
             except StopIteration:
-                self._drawn = -1
+                is_again = True
                 self._iterator = iterate(self.loader)  # type: ignore[arg-type]
                 self._note_workers()
         else:
             raise RuntimeError("an epoch of this loader has no batch; nothing can be examined")
+        if is_again:
+            self._restarts_s.append(time.perf_counter() - began)
         if self.startup_s is None:
             self.startup_s = self._opened_s + time.perf_counter() - began
         return batch

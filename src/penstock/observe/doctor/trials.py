@@ -9,7 +9,8 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.feed.loader import DataLoader as PenstockLoader
 from penstock.observe.doctor.sources import Gated, Inline, Repeated, Source, variant
-from penstock.observe.examination import (
+from penstock.observe.examination import Machine, Settings
+from penstock.observe.trial import (
     AS_IT_IS,
     FEWER_WORKERS,
     FREE,
@@ -20,8 +21,6 @@ from penstock.observe.examination import (
     PINNED,
     PROCESSES,
     THREADS,
-    Machine,
-    Settings,
 )
 
 _MOST_WORKERS_EACH_CORE = 2
@@ -63,15 +62,15 @@ def trials_of(loader: DataLoader[Any], machine: Machine, *, has_step: bool) -> l
         sources.append(Repeated(FREE))
     if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
         return sources
+    if own.kind == "torch":
+        line = f"penstock.DataLoader(..., num_workers={workers})"
+        source = Source if workers else Inline
+        sources.append(source(PENSTOCK, lambda: variant(loader, penstock=True), line=line))
     if is_threaded:
         sources.append(_changed(loader, PROCESSES, workers="process"))
     elif workers + 2 <= max(2, _MOST_WORKERS_EACH_CORE * machine.usable_cores):
         sources.append(_changed(loader, MORE_WORKERS, num_workers=workers + 2))
     sources += _fewer(loader, machine, own)
-    if own.kind == "torch":
-        line = f"penstock.DataLoader(..., num_workers={workers})"
-        source = Source if workers else Inline
-        sources.append(source(PENSTOCK, lambda: variant(loader, penstock=True), line=line))
     if not own.is_iterable and not is_threaded:
         sources.append(_threads(loader, max(2, min(workers or 2, int(machine.usable_cores)))))
     if workers and not own.persistent_workers and own.length is not None and own.length <= _SHORT_EPOCH:
