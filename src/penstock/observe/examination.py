@@ -24,6 +24,9 @@ class Machine:
     intra_op_threads: int = 1
     """With how many threads torch computes in the training process."""
 
+    load: float = 0.0
+    """Programs that wanted a processor when it began, over the minute before; this one's workers not yet among them."""
+
     throttled_s: float = 0.0
     """How long the cgroup held its processes back during the examination."""
 
@@ -35,6 +38,11 @@ class Machine:
 
     accelerator: str = ""
     """Its type, as in "cuda"; empty without one."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether other programs want all processors, so that more workers gain less than they would by themselves."""
+        return self.load >= self.cores
 
     @property
     def usable_cores(self) -> float:

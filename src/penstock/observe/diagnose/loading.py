@@ -194,7 +194,8 @@ def no_workers(found: Examination) -> Finding | None:
         return None
     gain = found.gain_of(MORE_WORKERS)
     made_s = samples.fetch_s + samples.collate_s
-    if made_s < 0.003 or (gain is not None and gain.is_clear and gain.median < WORTH):
+    refuted = gain is not None and gain.is_clear and gain.median < WORTH
+    if made_s < 0.003 or (refuted and not found.machine.is_busy):
         return None
     free = found.trial(FREE)
     step_s = free.batch_s if free is not None and free.batch_s else made_s / 4

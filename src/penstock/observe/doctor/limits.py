@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import torch
@@ -26,7 +25,7 @@ class Limits:
         self._cgroup = cgroup
         self._shm = shm
         self._throttled_s = self._throttled()
-        self._began = time.perf_counter()
+        self._load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
     def machine(self) -> Machine:
         """Return what there is, and what the control group did since this was made."""
@@ -34,6 +33,7 @@ class Limits:
         return Machine(
             cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
             quota_cores=self._quota(),
+            load=self._load,
             intra_op_threads=torch.get_num_threads(),
             throttled_s=max(0.0, self._throttled() - self._throttled_s),
             shm_nbytes=shm[0],

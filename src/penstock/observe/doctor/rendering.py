@@ -158,6 +158,11 @@ def _facts(found: Examination) -> list[str]:
         f"  {machine.cores} cores{quota}, torch computes with {machine.intra_op_threads} threads, accelerator: "
         f"{machine.accelerator or 'none'}; examined for {found.wall_s:.0f} s",
     ]
+    if machine.is_busy:
+        lines.append(
+            f"  other programs keep this machine busy (a load of {machine.load:.1f} on {machine.cores} cores when it "
+            "began): workers and threads would gain more without them"
+        )
     if found.threads is not None:
         lines.append(f"  threads: {_threads(found)}")
     if samples is not None and samples.hotspots:
