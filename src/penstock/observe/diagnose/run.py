@@ -5,6 +5,9 @@ A run tells less than an examination: nothing was tried, so every gain is an est
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from penstock.core.units import size_text
 from penstock.observe import rates
 from penstock.observe.finding import Finding
@@ -24,7 +27,7 @@ def findings_of_run(record: RunRecord) -> tuple[Finding, ...]:
     used = [loader for loader in record.loaders if loader.statistics.batches]
     if not used:
         return ()
-    longest = max(used, key=lambda loader: rates.loop_s(loader.statistics))
+    longest = max(_alike(used), key=lambda loader: rates.loop_s(loader.statistics))
     found = [
         _start_up(longest) or _bottleneck(longest, record),
         _too_many_workers(longest, record),
@@ -36,6 +39,17 @@ def findings_of_run(record: RunRecord) -> tuple[Finding, ...]:
     return tuple(finding for finding in found if finding is not None)
 
 
+def _alike(loaders: Sequence[LoaderRecord]) -> list[LoaderRecord]:
+    """Return the loaders, those that a program made anew again and again (for every epoch, say) as one."""
+    groups: dict[str, list[LoaderRecord]] = {}
+    for loader in loaders:
+        key = f"{loader.name.partition(' #')[0]}: {loader.statistics.length}, {dict(loader.settings)}"
+        groups.setdefault(key, []).append(loader)
+    return [
+        replace(group[0], statistics=rates.together([one.statistics for one in group])) for group in groups.values()
+    ]
+
+
 def _waits(loader: LoaderRecord) -> bool:
     counted = loader.statistics
     return rates.waited_share(counted) >= _WAITS and rates.loading_s(counted) >= min(
@@ -43,9 +57,9 @@ def _waits(loader: LoaderRecord) -> bool:
     )
 
 
-def _gain(loader: LoaderRecord) -> float:
-    """Return how much faster the loop were if it never waited."""
-    return 1 / max(0.01, 1 - rates.waited_share(loader.statistics))
+def _gain(loader: LoaderRecord, most: float = 100.0) -> float:
+    """Return how much faster the loop were if it never waited, and no more than `most`."""
+    return min(most, 1 / max(0.01, 1 - rates.waited_share(loader.statistics)))
 
 
 def _start_up(loader: LoaderRecord) -> Finding | None:
@@ -94,9 +108,21 @@ def _bottleneck(loader: LoaderRecord, record: RunRecord) -> Finding | None:
     name, cause = causes[largest]
     if counted.body == "inline" and largest == "dataset" and record.cpus > 1:
         name, cause = "no-workers", "Samples are made in the training process itself, and the step waits meanwhile."
+    more = _more_workers(loader, record) / max(1, counted.workers)
     return Finding(
-        name=name, cause=cause, evidence=evidence, remedy=_remedy(largest, loader, record), gain=_gain(loader)
+        name=name,
+        cause=cause,
+        evidence=evidence,
+        remedy=_remedy(largest, loader, record),
+        gain=_gain(loader, more) if largest == "dataset" and more > 1 else None,
     )
+
+
+def _more_workers(loader: LoaderRecord, record: RunRecord) -> int:
+    """Return how many workers a loop that waits for its samples should try: two more, within the cores."""
+    if loader.statistics.body == "inline":
+        return max(1, min(4, record.cpus - 1))
+    return max(loader.statistics.workers, min(record.cpus, loader.statistics.workers + 2))
 
 
 def _remedy(part: str, loader: LoaderRecord, record: RunRecord) -> str:
@@ -107,9 +133,9 @@ def _remedy(part: str, loader: LoaderRecord, record: RunRecord) -> str:
     if part == "transport":
         return "num_workers=0, or a larger batch_size" if counted.body == "process" else look
     if counted.body == "inline":
-        return f"num_workers={max(1, min(4, record.cpus - 1))}" if record.cpus > 1 else f"make samples cheaper; {look}"
+        return f"num_workers={_more_workers(loader, record)}" if record.cpus > 1 else f"make samples cheaper; {look}"
     if counted.workers < record.cpus:
-        return f"num_workers={min(record.cpus, counted.workers + 2)}, or make samples cheaper; {look}"
+        return f"num_workers={_more_workers(loader, record)}, or make samples cheaper; {look}"
     return f"make samples cheaper (all {record.cpus} cores have a worker); {look}"
 
 
