@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.observe.diagnose.reading import loading_matters, slowed, takes_cores
+from penstock.observe.diagnose.reading import slowed, takes_cores
 from penstock.observe.examination import Examination
 from penstock.observe.finding import Finding
 from penstock.observe.trial import FEWER_WORKERS, FREE
@@ -86,10 +86,10 @@ def too_many_workers(found: Examination) -> Finding | None:
 def _hides(found: Examination, workers: int) -> bool:
     """Say whether so many workers, by what their work was measured to take, still hide it behind the step."""
     samples, free = found.samples, found.trial(FREE)
-    if loading_matters(found) or samples is None or free is None or free.batch_s is None:
+    if samples is None or free is None or free.batch_s is None:
         return False
     at_once = min(float(workers), found.machine.usable_cores)
-    return (samples.fetch_s + samples.collate_s) / at_once < 0.8 * free.batch_s
+    return (samples.fetch_s + samples.collate_s) / at_once < 0.7 * free.batch_s
 
 
 def cpu_contention(found: Examination) -> Finding | None:

@@ -62,6 +62,7 @@ def trials_of(loader: DataLoader[Any], machine: Machine, *, has_step: bool) -> l
         sources.append(Repeated(FREE))
     if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
         return sources
+    sources += _fewer(loader, machine, own)
     if own.kind == "torch":
         line = f"penstock.DataLoader(..., num_workers={workers})"
         source = Source if workers else Inline
@@ -70,7 +71,6 @@ def trials_of(loader: DataLoader[Any], machine: Machine, *, has_step: bool) -> l
         sources.append(_changed(loader, PROCESSES, workers="process"))
     elif workers + 2 <= max(2, _MOST_WORKERS_EACH_CORE * machine.usable_cores):
         sources.append(_changed(loader, MORE_WORKERS, num_workers=workers + 2))
-    sources += _fewer(loader, machine, own)
     if not own.is_iterable and not is_threaded:
         sources.append(_threads(loader, max(2, min(workers or 2, int(machine.usable_cores)))))
     if workers and not own.persistent_workers and own.length is not None and own.length <= _SHORT_EPOCH:
