@@ -20,7 +20,7 @@ def test_the_verbs_and_their_flags_are_these() -> None:
         flags[verb.name] = sorted(option for action in parser._actions for option in action.option_strings)
     assert flags == {
         "run": ["--help", "--html", "--json", "--prometheus", "--quiet", "--trace", "--tune", "-h", "-m"],
-        "doctor": ["--device", "--dtype", "--help", "--json", "--shape", "--transfer", "-h"],
+        "doctor": ["--check", "--device", "--dtype", "--help", "--json", "--seconds", "--shape", "--transfer", "-h"],
         "tune": ["--cpus", "--help", "--json", "--no-cache", "--ram", "--step", "--step-ms", "-h"],
         "plan": ["--budget", "--help", "--json", "-h"],
         "report": ["--help", "--html", "--json", "--merge", "--tensorboard", "--trace", "-h"],

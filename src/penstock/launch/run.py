@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock import __version__
@@ -27,6 +28,7 @@ from penstock.launch.program import own_traceback, program_of
 from penstock.launch.substitute import replace_torch_loader
 from penstock.observe import report
 from penstock.observe.clock import read_clock
+from penstock.observe.diagnose import findings_of_run
 from penstock.observe.host_memory import MemoryMeter
 from penstock.observe.live import LiveView
 from penstock.observe.machine import machine
@@ -136,6 +138,7 @@ class _Session:
             memory=self._memory.peak(),
             loaders=tuple(loader.record() for loader in self._watch.loaders),
         )
+        record = replace(record, findings=findings_of_run(record))
         if not self._quiet:
             sys.stdout.flush()
             print(report.render(record), end="", file=sys.stderr, flush=True)

@@ -1,0 +1,429 @@
+"""The doctor on loops that do not make it easy."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sample_sets import Numbered, Raising, Stream, Unpicklable
+from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
+
+import penstock
+from penstock import cli
+from penstock.core.errors import OptionError, PenstockError
+from penstock.observe.diagnose import diagnose
+from penstock.observe.doctor import proc
+from penstock.observe.doctor.alarm import at_most
+from penstock.observe.doctor.examine import examine
+from penstock.observe.doctor.growth import crowded, growth
+from penstock.observe.doctor.imaging import ShrinkWitness
+from penstock.observe.doctor.limits import Limits
+from penstock.observe.doctor.pickled import pickled
+from penstock.observe.doctor.profiled import Parts
+from penstock.observe.doctor.rendering import as_json, render
+from penstock.observe.doctor.sources import Gated, are_equal, variant
+from penstock.observe.doctor.witness import StepWitness
+from penstock.observe.trial import AS_IT_IS, FREE
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+
+
+class Named(Numbered):
+    """Dictionaries that steps take apart."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": torch.full((8,), float(index)), "labels": index, "name": f"sample {index}"}
+
+
+class Sleepy(Numbered):
+    """Takes far longer than anybody has."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(3600)
+
+
+class TakesTurns(Numbered):
+    """Makes samples under a lock that all workers share."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.lock = multiprocessing.get_context("fork").Lock()
+
+    def __getitem__(self, index: int) -> Any:
+        with self.lock:
+            return sum(range(20_000))
+
+
+def test_a_step_may_take_its_batch_apart() -> None:
+    def step(batch: dict[str, Any]) -> None:
+        batch.pop("labels")
+        batch["x"].mean()
+
+    found = examine((DataLoader(Named(512), batch_size=8), step), seconds=1.0)
+    assert found.error == ""
+    assert found.gain_of(FREE) is not None
+
+
+def test_a_sample_that_raises_is_reported_and_what_came_before_it_is_kept() -> None:
+    found = examine(DataLoader(Raising(64), batch_size=2), seconds=1.0)
+    assert "sample 3 is corrupt" in found.error
+    assert diagnose(found).verdict.name == "fails"
+    assert found.samples is not None
+    assert found.samples.samples == 3
+
+
+def test_a_step_that_raises_is_reported() -> None:
+    def step(batch: Any) -> None:
+        raise ValueError("no such layer")
+
+    found = examine((DataLoader(Numbered(64), batch_size=2), step), seconds=1.0)
+    assert found.error.startswith("ValueError: no such layer")
+
+
+def test_samples_that_never_come_do_not_hold_up_the_doctor_for_ever() -> None:
+    began = time.monotonic()
+    found = examine(DataLoader(Sleepy(64), batch_size=2), seconds=0.5)
+    assert diagnose(found).verdict.name == "unknown"
+    assert time.monotonic() - began < 60
+    assert any("did not get through its first batches" in note for note in found.notes)
+
+
+def test_workers_that_share_a_lock_are_not_stopped_for_good_while_one_holds_it() -> None:
+    found = examine((DataLoader(TakesTurns(4096), batch_size=8, num_workers=2), lambda batch: None), seconds=3.0)
+    assert found.gain_of(FREE) is not None
+    assert not any("did not get through" in note for note in found.notes)
+
+
+def test_a_dataset_that_cannot_be_pickled_is_named() -> None:
+    loader = DataLoader(Unpicklable(64), batch_size=2, num_workers=1, multiprocessing_context="spawn")
+    names = [finding.name for finding in diagnose(examine(loader, seconds=1.0)).findings]
+    assert "not-picklable" in names
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_three_samples_are_enough(workers: int) -> None:
+    found = examine(DataLoader(Numbered(3), batch_size=2, num_workers=workers), seconds=1.0)
+    assert found.as_it_is is not None
+    assert found.samples is not None
+
+
+def test_a_dataset_without_a_batch_is_said_to_have_none() -> None:
+    found = examine(DataLoader(Stream(0), batch_size=4), seconds=0.5)
+    assert "no batch" in found.error
+
+
+def test_batches_of_a_batch_sampler_and_of_the_dataset_itself_are_examined() -> None:
+    sampler = BatchSampler(SequentialSampler(range(64)), 4, drop_last=False)
+    assert examine(DataLoader(Numbered(64), batch_sampler=sampler), seconds=0.6).samples.batch_samples == 4  # type: ignore[union-attr]
+    assert examine(DataLoader(Numbered(64), batch_size=None), seconds=0.6).samples.batch_samples == 1  # type: ignore[union-attr]
+
+
+def test_a_training_function_is_ended_when_enough_was_seen_and_its_validation_is_not_taken_for_it() -> None:
+    steps = []
+
+    def train() -> None:
+        for _ in range(10_000):
+            with torch.no_grad():
+                for _ in DataLoader(Numbered(64), batch_size=1):
+                    pass
+            for batch in DataLoader(Named(64), batch_size=2):
+                steps[:] = [batch["x"].sum()]
+        raise AssertionError("the loop was not ended")
+
+    found = examine(train, seconds=1.0)
+    assert (found.settings.dataset, found.error) == ("Named", "")
+    assert found.as_it_is is not None
+    assert steps
+
+
+def test_a_loop_without_gradients_is_examined_when_there_is_no_other() -> None:
+    @torch.no_grad()
+    def predict() -> None:
+        for _ in DataLoader(Named(64), batch_size=2):
+            pass
+
+    assert examine(predict, seconds=0.6).settings.dataset == "Named"
+
+
+def test_loaders_iterate_as_before_when_the_doctor_has_gone() -> None:
+    before = DataLoader.__iter__
+    examine((DataLoader(Numbered(16), batch_size=4), lambda batch: None), seconds=0.5)
+    assert DataLoader.__iter__ is before
+    assert [batch[1].tolist() for batch in DataLoader(Numbered(4), batch_size=2)] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("subject", [3, Numbered, lambda: 3, lambda: (1, 2), lambda: None])
+def test_what_is_no_loop_is_refused_with_what_to_name_instead(subject: Any) -> None:
+    with pytest.raises(OptionError, match="DataLoader"):
+        examine(subject, seconds=0.5)
+
+
+def test_a_function_that_fails_before_its_loop_is_refused_with_its_reason() -> None:
+    def train() -> None:
+        raise FileNotFoundError("no data here")
+
+    with pytest.raises(PenstockError, match="no data here"):
+        examine(train, seconds=0.5)
+
+
+def test_json_and_text_hold_the_same_verdict() -> None:
+    found = examine((DataLoader(Numbered(64), batch_size=4), lambda batch: None), seconds=0.6)
+    diagnosis = diagnose(found)
+    data = json.loads(json.dumps(as_json(found, diagnosis), default=repr))
+    assert data["schema"] == "penstock.doctor/1"
+    assert data["verdict"]["name"] in render(found, diagnosis).lower()
+    assert next(trial["name"] for trial in data["what_if"]) == FREE
+
+
+def test_a_loader_like_another_keeps_what_is_penstocks_own() -> None:
+    own = penstock.DataLoader(
+        Numbered(8), batch_size=2, num_workers=2, workers="thread", errors="skip", ring_bytes=1 << 20
+    )
+    made = variant(own, num_workers=3)
+    assert isinstance(made, penstock.DataLoader)
+    assert (made._body, made._errors, made._ring_bytes, made.num_workers) == ("thread", "skip", 1 << 20, 3)
+
+
+def test_threads_behind_a_gate_make_nothing_while_it_is_closed() -> None:
+    made: list[int] = []
+
+    class Noting(Numbered):
+        def __getitem__(self, index: int) -> Any:
+            made.append(index)
+            return super().__getitem__(index)
+
+    source = Gated(
+        AS_IT_IS,
+        lambda gate: penstock.DataLoader(gate, batch_size=1, num_workers=1, workers="thread"),
+        Noting(1000),
+        line="",
+    )
+    source.open()
+    source.next_batch()
+    source.pause()
+    drawn = [source.next_batch() for _ in range(max(0, len(made) - 2))]  # takes what lies ready; no more can come
+    count = len(made)
+    source.resume()
+    source.next_batch()
+    for _ in range(4):
+        source.next_batch()
+    source.close()
+    assert count - len(drawn) <= 4
+    assert len(made) > count
+
+
+# ── parts ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_witness_names_the_users_line_and_not_what_torch_itself_reads_back() -> None:
+    witness = StepWitness()
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(3):
+        witness.enter()
+        loss = model(torch.ones(2, 4)).sum()
+        loss.backward()
+        optimizer.step()  # reads its own step counters
+        float(loss.detach())
+        torch.ones(2).to("cpu", non_blocking=True)
+        witness.leave()
+    look = witness.look()
+    assert [(call.what, "float(loss.detach())" in call.line) for call in look.reads_back] == [("float()", True)]
+    assert [call.what for call in look.pageable] == [".to(..., non_blocking=True)"]
+
+
+def test_the_witness_names_only_what_every_step_does() -> None:
+    witness = StepWitness()
+    for number in range(3):
+        witness.enter()
+        if number == 1:
+            torch.ones(1).item()
+        witness.leave()
+    assert witness.look().reads_back == ()
+
+
+def test_reading_decoding_and_the_rest_are_told_apart(tmp_path: Path) -> None:
+    import zlib
+
+    packed = zlib.compress(np.random.default_rng(0).bytes(1 << 20))
+
+    def work() -> None:
+        for _ in range(5):
+            zlib.decompress(packed)
+
+    parts = Parts()
+    parts.call(lambda: time.sleep(0.05))
+    parts.call(work)
+    storage, decode, rest = parts.shares() or (0.0, 0.0, 0.0)
+    assert storage > rest
+    assert decode > rest
+    assert storage + decode + rest == pytest.approx(1.0)
+
+
+def test_an_image_that_is_shrunk_right_after_its_decode_is_seen(tmp_path: Path) -> None:
+    from PIL import Image
+
+    file = tmp_path / "large.jpg"
+    Image.effect_noise((800, 600), 60).convert("RGB").save(file)
+    witness = ShrinkWitness()
+    with witness.watching(), Image.open(file) as image:
+        image.resize((80, 60))
+    found = witness.found()
+    assert found is not None
+    assert (found.size, found.kept, found.format, round(found.ratio)) == ((800, 600), (80, 60), "JPEG", 100)
+    assert found.whole_s is not None
+    assert found.reduced_s is not None
+
+
+def test_an_image_whose_decoder_reduced_it_is_not_complained_about(tmp_path: Path) -> None:
+    from PIL import Image
+
+    file = tmp_path / "large.jpg"
+    Image.effect_noise((800, 600), 60).convert("RGB").save(file)
+    witness = ShrinkWitness()
+    with witness.watching(), Image.open(file) as image:
+        image.draft("RGB", (100, 75))
+        image.resize((80, 60))
+    found = witness.found()
+    assert found is not None
+    assert found.ratio < 4
+
+
+class Crowd(Dataset):
+    """Has many Python objects, and reads some for each sample."""
+
+    def __init__(self) -> None:
+        self.names = [(str(number), float(number)) for number in range(200_000)]
+
+    def __len__(self) -> int:
+        return 100_000
+
+    def __getitem__(self, index: int) -> float:
+        return sum(self.names[(index * 7919 + step * 104_729) % 200_000][1] for step in range(8))
+
+
+def test_memory_that_reading_copies_into_a_worker_is_measured() -> None:
+    found = growth(DataLoader(Crowd(), batch_size=8, num_workers=1, shuffle=True), 2.0)
+    assert found is not None
+    assert (found.attribute, found.objects) == ("self.names", 200_000)
+    assert found.nbytes > 1000 * found.samples
+    assert found.again_nbytes < found.nbytes / 4
+
+
+def test_an_array_in_the_dataset_is_no_crowd() -> None:
+    class Table(Numbered):
+        rows = np.zeros((100_000, 4))
+
+    assert crowded(Table(8)) is None
+    assert growth(DataLoader(Table(64), batch_size=8, num_workers=1), 1.0) is None
+
+
+def test_tensors_are_not_counted_as_pickled_and_arrays_are() -> None:
+    assert pickled({"x": torch.zeros(1 << 20)}, 1.0).nbytes < 1 << 16
+    assert pickled({"x": np.zeros(1 << 20)}, 1.0).nbytes >= 8 << 20
+    assert "lambda" in pickled({"x": lambda: None}, 1.0).failure
+
+
+def test_the_quota_of_either_version_of_control_groups_is_read(tmp_path: Path) -> None:
+    assert Limits(tmp_path, tmp_path).machine().quota_cores is None
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert Limits(tmp_path, tmp_path).machine().quota_cores == 1.5
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert Limits(tmp_path, tmp_path).machine().quota_cores is None
+    (tmp_path / "cpu.max").unlink()
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu/cpu.cfs_quota_us").write_text("200000\n")
+    (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000\n")
+    assert Limits(tmp_path, tmp_path).machine().quota_cores == 2.0
+
+
+def test_time_that_the_control_group_held_us_back_is_counted_from_the_beginning(tmp_path: Path) -> None:
+    (tmp_path / "cpu.stat").write_text("usage_usec 5\nthrottled_usec 1000000\n")
+    limits = Limits(tmp_path, tmp_path)
+    (tmp_path / "cpu.stat").write_text("usage_usec 9\nthrottled_usec 3500000\n")
+    assert limits.machine().throttled_s == 2.5
+
+
+def test_an_alarm_rings_again_when_it_was_swallowed() -> None:
+    rung = 0
+    with at_most(0.05, TimeoutError):
+        while rung < 2:
+            try:
+                time.sleep(60)
+            except TimeoutError:
+                rung += 1
+    assert rung == 2
+
+
+def test_a_thread_that_sleeps_is_told_from_one_that_computes() -> None:
+    before = proc.moment()
+    time.sleep(0.05)
+    after = proc.moment()
+    assert after.wall_s - before.wall_s > 5 * (after.ran_s - before.ran_s)
+
+
+def test_batches_are_equal_when_all_their_values_are() -> None:
+    one = {"x": torch.ones(2), "names": ["a", "b"]}
+    assert are_equal(one, {"x": torch.ones(2), "names": ["a", "b"]})
+    assert not are_equal(one, {"x": torch.ones(2), "names": ["a", "c"]})
+    assert not are_equal(one, {"x": torch.zeros(2), "names": ["a", "b"]})
+
+
+# ── the command ─────────────────────────────────────────────────────────────────────────────────────────────
+
+_LOOP = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+print("made")
+def main():
+    loader = DataLoader(TensorDataset(torch.arange(4096.0)), batch_size=8, pin_memory=False)
+    return loader, lambda batch: sum(range(400_000))
+def faulty():
+    loader, step = main()
+    return loader, lambda batch: (step(batch), batch[0].sum().item())
+loader = main()[0]
+"""
+
+
+@pytest.fixture
+def _loop_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (tmp_path / "doctored.py").write_text(_LOOP)
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.modules.pop("doctored", None)
+
+
+@pytest.mark.usefixtures("_loop_here")
+def test_the_command_prints_the_verdict_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "doctored:main", "--seconds", "1.5", "--check"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("doctored:main: HEALTHY")
+    assert "What if loading were free?" in out
+
+
+@pytest.mark.usefixtures("_loop_here")
+def test_check_fails_where_something_is_to_be_changed_and_json_is_all_that_is_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["doctor", "doctored:faulty", "--seconds", "1.5", "--check", "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert [finding["name"] for finding in data["findings"]] == ["reads-back-every-step"]
+
+
+@pytest.mark.usefixtures("_loop_here")
+def test_a_loader_may_be_named_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "doctored:loader", "--seconds", "0.6"]) == 0
+    assert "TensorDataset" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("args", [[], ["nowhere:loader"], ["nowhere"], ["os:sep"], ["x:y", "--seconds", "0"]])
+def test_nothing_to_examine_is_one_line_and_exit_code_2(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", *args]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

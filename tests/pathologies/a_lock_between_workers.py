@@ -1,0 +1,23 @@
+"""Workers that take turns, because every sample is made under one lock."""
+
+import multiprocessing
+
+import torch
+from torch.utils.data import DataLoader
+from work import Sized, compute, one_core
+
+
+class Locked(Sized):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = multiprocessing.Lock()
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with self.lock:
+            compute(2)
+        return torch.full((256,), float(index))
+
+
+def main():
+    one_core()
+    return DataLoader(Locked(), batch_size=8, num_workers=2), lambda batch: compute(1)
