@@ -13,9 +13,10 @@ from penstock.cli.plan import Plan
 from penstock.cli.report import Report
 from penstock.cli.run import Run
 from penstock.cli.verb import Verb
+from penstock.cli.watch import Watch
 from penstock.core.errors import PenstockError
 
-VERBS: tuple[Verb, ...] = (Run(), Doctor(), Plan(), Report())
+VERBS: tuple[Verb, ...] = (Run(), Doctor(), Plan(), Report(), Watch())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

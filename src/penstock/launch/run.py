@@ -1,4 +1,4 @@
-"""One run: the program, the live line while it runs, the report and run.json when its process ends.
+"""One run: the program in this process, and everything that is kept of it.
 
 The program runs in this process, and the process ends as it would have under Python: `SystemExit`,
 `KeyboardInterrupt`, threads that outlive the main one and exit handlers all take their ordinary way. The report is
@@ -7,31 +7,20 @@ itself an exit handler, the first to be registered and so the last to be called.
 
 from __future__ import annotations
 
-import atexit
-import datetime
 import os
-import platform
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import NoReturn
 
-from penstock import __version__
-from penstock.core.errors import PenstockError, ScriptError
-from penstock.core.host import usable_cores
+from penstock.core.errors import ScriptError
+from penstock.core.ranks import Ranks
+from penstock.launch.ending import Wanted
 from penstock.launch.program import own_traceback, program_of
+from penstock.launch.session import Session
 from penstock.launch.substitute import replace_torch_loader
-from penstock.observe import report
-from penstock.observe.host_memory import MemoryMeter
-from penstock.observe.live import LiveView
-from penstock.observe.record import RunRecord, save
-from penstock.observe.watch import Watch
-
-if TYPE_CHECKING:
-    from penstock.feed.loader import DataLoader
 
 
 def run(command: Sequence[str], *, json_file: Path | None, quiet: bool = False) -> int:
@@ -44,7 +33,8 @@ def run(command: Sequence[str], *, json_file: Path | None, quiet: bool = False) 
         SystemExit, KeyboardInterrupt: the program's own.
     """
     program = program_of(command)
-    session = _Session(command, json_file, quiet=quiet)
+    ranks = Ranks.of(os.environ, os.getppid())
+    session = Session(command, Wanted(json_file=_on_node(json_file, ranks.node), quiet=quiet), ranks)
     replace_torch_loader(session.notice)
     session.begin()
     try:
@@ -66,62 +56,6 @@ def run(command: Sequence[str], *, json_file: Path | None, quiet: bool = False) 
     return session.exit_code
 
 
-class _Session:
-    """What a run keeps until its end."""
-
-    def __init__(self, command: Sequence[str], json_file: Path | None, *, quiet: bool) -> None:
-        self._command = tuple(command)
-        self._json_file = json_file
-        self._quiet = quiet
-        self._watch = Watch()
-        self._memory = MemoryMeter()
-        self._view = LiveView(self._watch, self._memory, quiet=quiet)
-        self.exit_code = 0
-        self.error: str | None = None
-
-    def begin(self) -> None:
-        """Start the clock."""
-        self._pid = os.getpid()
-        self._started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        self._began = time.perf_counter()
-        atexit.register(self._end)
-
-    def notice(self, loader: DataLoader[Any]) -> None:
-        """Watch a loader that the program has made."""
-        if os.getpid() == self._pid:  # else this is a child that the program has forked
-            self._watch.notice(loader)
-            self._view.start()
-
-    def forget(self) -> None:
-        """Report nothing: there was no program."""
-        atexit.unregister(self._end)
-
-    def _end(self) -> None:
-        if os.getpid() != self._pid:
-            return
-        self._view.stop()
-        self._memory.look()
-        record = RunRecord(
-            command=self._command,
-            started=self._started,
-            wall_s=time.perf_counter() - self._began,
-            exit_code=self.exit_code,
-            error=self.error,
-            versions={"penstock": __version__, "python": platform.python_version(), "torch": _torch_version()},
-            cpus=usable_cores(),
-            memory=self._memory.peak(),
-            loaders=tuple(loader.record() for loader in self._watch.loaders),
-        )
-        if not self._quiet:
-            sys.stdout.flush()
-            print(report.render(record), end="", file=sys.stderr, flush=True)
-        if self._json_file is not None:
-            try:
-                save(record, self._json_file)
-            except PenstockError as error:
-                print(f"penstock: {error}", file=sys.stderr)
-
-
 def _print(error: BaseException) -> str:
     """Print what Python prints when `error` ends a program, and return it in one line."""
     error.__traceback__ = own_traceback(error.__traceback__)
@@ -135,6 +69,6 @@ def _be_interrupted() -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _torch_version() -> str | None:
-    torch = sys.modules.get("torch")
-    return str(torch.__version__) if torch is not None else None
+def _on_node(file: Path | None, node: int) -> Path | None:
+    """Return the file for this machine: all but the first have their own, as the folder may be shared."""
+    return file if file is None or node == 0 else file.with_name(f"{file.stem}.node{node}{file.suffix}")

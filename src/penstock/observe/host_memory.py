@@ -36,13 +36,16 @@ class MemoryMeter:
     def __init__(self) -> None:
         self._peak_pss_nbytes: int | None = None
         self._processes = 1
+        self.latest_nbytes: int | None = None
+        """What the last look saw, all processes together; None where there is no /proc."""
 
     def look(self) -> None:
         """Look once at every process of this run. Costs some milliseconds for each that is large."""
         family = [os.getpid(), *descendants(os.getpid())]
         sizes = [nbytes for nbytes in map(pss_nbytes, family) if nbytes is not None]
         if sizes:
-            self._peak_pss_nbytes = max(self._peak_pss_nbytes or 0, sum(sizes))
+            self.latest_nbytes = sum(sizes)
+            self._peak_pss_nbytes = max(self._peak_pss_nbytes or 0, self.latest_nbytes)
             self._processes = max(self._processes, len(sizes))
 
     def peak(self) -> HostMemory:

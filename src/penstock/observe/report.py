@@ -8,6 +8,7 @@ from dataclasses import replace
 from penstock.core.stats import LoaderStatistics, StageTimes
 from penstock.core.units import size_text
 from penstock.observe import rates
+from penstock.observe.lines import rate as _rate
 from penstock.observe.record import LoaderRecord, RunRecord
 
 _STAGES = (
@@ -36,20 +37,6 @@ def render(record: RunRecord) -> str:
     what = "all processes" if memory.peak_pss_nbytes else "this process"
     lines.append(f"  peak host memory: {size_text(peak)} ({what}, {memory.processes} at most)")
     return "\n".join(lines) + "\n"
-
-
-def progress(name: str, statistics: LoaderStatistics, recent: LoaderStatistics) -> str:
-    """Return one line for a loop under way; rates are those of `recent`, what was counted lately."""
-    done = statistics.batches
-    if statistics.length:
-        done -= statistics.epochs * statistics.length
-        where = f"epoch {statistics.epochs + 1}, batch {min(done, statistics.length)}/{statistics.length}"
-    else:
-        where = f"batch {done}"
-    return (
-        f"{name}: {where} · {_rate(rates.samples_per_s(recent))} · "
-        f"waited for data {rates.waited_share(recent):.1%} of the time"
-    )
 
 
 def _merged(loaders: Iterable[LoaderRecord]) -> list[LoaderRecord]:
@@ -108,10 +95,6 @@ def _stage_lines(stages: StageTimes, loop_s: float) -> list[str]:
 
 def _share(part: float, whole: float) -> str:
     return f"{part / whole:.0%}" if whole else "–"
-
-
-def _rate(samples_per_s: float) -> str:
-    return f"{samples_per_s:,.0f} samples/s".replace(",", " ")
 
 
 def _settings(loader: LoaderRecord) -> str:

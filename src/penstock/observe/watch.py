@@ -10,6 +10,7 @@ from penstock.observe.record import LoaderRecord
 
 if TYPE_CHECKING:  # importing it would import torch, and that is for the program to do
     from penstock.feed.loader import DataLoader
+    from penstock.feed.sight import LoopSight
 
 _SETTINGS = (
     "batch_size",
@@ -26,11 +27,20 @@ class WatchedLoader:
     """One loader and what it counted. Holds no reference that would keep its dataset alive."""
 
     def __init__(self, loader: DataLoader[Any], name: str) -> None:
+        from penstock.feed.sight import look
+
         self.name = name
         self.settings = {key: getattr(loader, key) for key in _SETTINGS if getattr(loader, key, None) is not None}
+        self._look = look
         self._loader = weakref.ref(loader)
         self._counters = loader._counters
         self._last = loader.statistics()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will be counted any more: the loader is gone, and its last loop too."""
+        loop = self._counters.loop
+        return self._loader() is None and (loop is None or loop() is None)
 
     def statistics(self) -> LoaderStatistics:
         """Return what the loader has counted so far, or had when it died."""
@@ -43,6 +53,10 @@ class WatchedLoader:
             ring=last.ring, body=last.body, start_method=last.start_method, workers=last.workers
         )
 
+    def sight(self) -> LoopSight | None:
+        """Return how its loop looks just now; None when that could not be told this time."""
+        return self._look(self._counters)
+
     def record(self) -> LoaderRecord:
         """Return what is kept of it."""
         return LoaderRecord(name=self.name, settings=self.settings, statistics=self.statistics())
@@ -53,9 +67,11 @@ class Watch:
 
     def __init__(self) -> None:
         self.loaders: list[WatchedLoader] = []
+        self._named: dict[str, int] = {}
 
     def notice(self, loader: DataLoader[Any]) -> None:
         """Watch `loader` from now on."""
         name = type(loader.dataset).__name__
-        before = sum(watched.name.split(" ")[0] == name for watched in self.loaders)
+        before = self._named.get(name, 0)
+        self._named[name] = before + 1
         self.loaders.append(WatchedLoader(loader, f"{name} #{before + 1}" if before else name))
