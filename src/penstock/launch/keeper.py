@@ -6,9 +6,10 @@ does not die with the run, the terminal is given back, and what was counted is r
 SIGKILL or a crash, without any signal handler in the program's process: the program sees the signals as it would have
 without penstock, and ends by them.
 
-    run: start ─▶ (the program) ─▶ dismiss: "end" ─▶ waits for the hang-up ─▶ prints its report
-    keeper:  draws ───────────────────────▶ gives the rows back ─▶ hangs up, is gone
-    run killed: its pidfd becomes readable ─▶ the keeper gives the rows back, writes what is written at the end
+    run:     start ─▶ (the program) ─▶ clear: "clear" ─▶ waits for the answer ─▶ prints its report ─▶ dismiss: "over"
+    keeper:  draws ────────────────────▶ gives the rows back, answers ────────────────────────────────▶ is gone
+    run killed before "over": its pidfd becomes readable ─▶ the keeper gives the rows back, writes what is written at
+                              the end
     run stopped (Ctrl-Z): the keeper gives the rows back until the run goes on
 """
 
@@ -21,9 +22,14 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.observe.display import Display
 
 _LOOK_S = 0.25
-_DISMISS_S = 5.0
+_CLEAR, _OVER = b"c", b"o"
+_ANSWER_S = 5.0
 """A keeper that somebody has stopped must not hold up the program's end."""
 
 
@@ -72,13 +78,18 @@ class Keeper:
         theirs.close()
         return cls(ours)
 
-    def dismiss(self) -> None:
-        """Send the keeper away and wait until it has given the terminal back."""
+    def clear(self) -> None:
+        """Have the terminal given back, and wait until it is."""
         with contextlib.suppress(OSError):
-            self._line.sendall(b"end")
-        over = select.poll()
-        over.register(self._line, select.POLLIN)
-        over.poll(1000 * _DISMISS_S)
+            self._line.sendall(_CLEAR)
+        answered = select.poll()
+        answered.register(self._line, select.POLLIN)
+        answered.poll(1000 * _ANSWER_S)
+
+    def dismiss(self) -> None:
+        """Send the keeper away: all has been written that is written at the end."""
+        with contextlib.suppress(OSError):
+            self._line.sendall(_OVER)
         self._line.close()
 
 
@@ -89,32 +100,52 @@ def _keep_watch(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     _let_go({pidfd, line.fileno()})
-    from penstock.observe.beacon import is_stopped, read
     from penstock.observe.display import Display
 
     display = Display(2) if draws else None
-    events = select.poll()
-    events.register(pidfd, select.POLLIN)
-    events.register(line, select.POLLIN)
-    period_ms = 1000 * _LOOK_S if display is not None else None
-    shown_at = 0.0
     try:
-        while not (happened := dict(events.poll(period_ms))):
-            assert display is not None
-            if is_stopped(run):
-                display.close()
-                shown_at = 0.0
-            elif (sighting := read(beacon)) is not None and sighting.at != shown_at:
-                display.show(sighting)
-                shown_at = sighting.at
+        is_over = _draw(run, pidfd, line, beacon, display)
     finally:
         if display is not None:
             display.close()
-    is_over = line.fileno() in happened and line.recv(16) != b""
-    if not is_over and pidfd in happened:
+    if not is_over:
         with contextlib.suppress(OSError):
             beacon.unlink()
         afterwards()
+
+
+def _draw(run: int, pidfd: int, line: socket.socket, beacon: Path, display: Display | None) -> bool:
+    """Draw until the run has ended or is no run any more, and return whether nothing is left to be done for it."""
+    from penstock.observe.beacon import is_stopped, read
+
+    events = select.poll()
+    events.register(pidfd, select.POLLIN)
+    events.register(line, select.POLLIN)
+    shown_at = 0.0
+    while True:
+        happened = dict(events.poll(1000 * _LOOK_S if display is not None else None))
+        if line.fileno() in happened:
+            match line.recv(1):
+                case message if message == _CLEAR:
+                    if display is not None:
+                        display.close()
+                        display = None
+                    with contextlib.suppress(OSError):
+                        line.sendall(_CLEAR)
+                case message if message == _OVER:
+                    return True
+                case _:  # hung up: it has died, or has become another program by exec
+                    events.unregister(line)
+                    if not events.poll(0):
+                        return True
+        elif pidfd in happened:
+            return False
+        elif display is not None and is_stopped(run):
+            display.close()
+            shown_at = 0.0
+        elif display is not None and (sighting := read(beacon)) is not None and sighting.at != shown_at:
+            display.show(sighting)
+            shown_at = sighting.at
 
 
 def _let_go(kept: set[int]) -> None:

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,25 +84,27 @@ class Parts:
         own = self._ranks.rank
         missing = {}
         if record is None:
-            kept = parts.get(own, {}).get("record")
-            record = from_json(kept) if kept is not None else None
-            missing[own] = _KILLED
+            part = parts.get(own, {"record": None, "ended": False})
+            record = from_json(part["record"]) if part["record"] is not None else None
+            if not part["ended"]:
+                missing[own] = _KILLED
+                record = replace(record, error=_KILLED) if record is not None else None
         self._write(record, ended=True)
         records = {own: record} if record is not None else {}
         is_last = True
         for rank in self._ranks.local_ranks:
             if rank == own:
                 continue
-            part = parts.get(rank)
-            if part is None:
+            other = parts.get(rank)
+            if other is None:
                 missing[rank] = "it never began"
                 continue
-            if part["record"] is not None:
-                records[rank] = from_json(part["record"])
-            if _runs(part):
+            if other["record"] is not None:
+                records[rank] = from_json(other["record"])
+            if _runs(other):
                 is_last = False
                 missing[rank] = "it was still running"
-            elif not part["ended"] or part["record"] is None:
+            elif not other["ended"] or other["record"] is None:
                 missing[rank] = _KILLED
         if is_last:
             shutil.rmtree(self._folder, ignore_errors=True)

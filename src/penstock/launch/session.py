@@ -107,9 +107,9 @@ class Session:
     def forget(self) -> None:
         """Report nothing: there was no program."""
         atexit.unregister(self._end)
-        self._close()
         if self._parts is not None:
             self._parts.end(None)
+        self._close()
 
     # ── while it runs, in the watcher's thread ──────────────────────────────────────────────────────────────────
 
@@ -134,19 +134,20 @@ class Session:
             return
         self._watcher.stop()
         self._memory.look()
+        if self._keeper is not None:
+            self._keeper.clear()
+        record, is_last = self._record(exit_code=self.exit_code), True
+        if self._parts is not None:
+            end = self._parts.end(record)
+            record, is_last = end.record or record, end.is_last
+        ending.write(record, self._wanted, is_last=is_last)
         self._close()
-        record = self._record(exit_code=self.exit_code)
-        if self._parts is None:
-            ending.write(record, self._wanted, is_last=True)
-            return
-        end = self._parts.end(record)
-        ending.write(end.record or record, self._wanted, is_last=end.is_last)
 
     def _close(self) -> None:
-        if self._keeper is not None:
-            self._keeper.dismiss()
         if self._beacon is not None:
             self._beacon.close()
+        if self._keeper is not None:
+            self._keeper.dismiss()
 
     def _record(self, *, exit_code: int | None) -> RunRecord:
         return RunRecord(

@@ -56,7 +56,7 @@ class Lookout:
         self._taken = 0
         self._past: list[LoaderStatistics] = []
         self._past_loading_s = 0.0
-        self._window: deque[tuple[float, _Counts]] = deque([(self.at_s(), {})])
+        self._window: deque[tuple[Moment, _Counts]] = deque([(Moment(at_s=self.at_s()), {})])
         self._busiest: WatchedLoader | None = None
         self._sights: dict[WatchedLoader, LoopSight] = {}
         self._batches, self._batch_at_s = 0, self.at_s()
@@ -67,7 +67,7 @@ class Lookout:
 
     def begin(self) -> None:
         """Count rates from now on; what the program did before its first loader is no loop."""
-        self._window[0] = (self.at_s(), {})
+        self._window[0] = (Moment(at_s=self.at_s()), {})
         self._batch_at_s = self.at_s()
 
     def look(self) -> Pulse:
@@ -77,11 +77,11 @@ class Lookout:
         moment = self._moment(at_s, counts)
         if moment.batches != self._batches:
             self._batches, self._batch_at_s = moment.batches, at_s
-        while len(self._window) > 1 and at_s - self._window[1][0] >= _WINDOW_S:
+        while len(self._window) > 1 and at_s - self._window[1][0].at_s >= _WINDOW_S:
             self._window.popleft()
-        since_s, before = self._window[0]
-        self._window.append((at_s, counts))
-        return self._pulse(moment, counts, before, at_s - since_s)
+        earlier, before = self._window[0]
+        self._window.append((moment, counts))
+        return self._pulse(moment, counts, earlier, before)
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -128,13 +128,16 @@ class Lookout:
             device_busy=device.busy,
         )
 
-    def _pulse(self, moment: Moment, counts: _Counts, before: _Counts, window_s: float) -> Pulse:
+    def _pulse(self, moment: Moment, counts: _Counts, earlier: Moment, before: _Counts) -> Pulse:
+        window_s = moment.at_s - earlier.at_s
+        stages = rates.stages_between(earlier.stages, moment.stages)
+        loading_s = moment.loading_s - earlier.loading_s
+        loop_s = loading_s + stages.step_s
         nothing = LoaderStatistics()
-        recent = {loader: rates.since(before.get(loader, nothing), now) for loader, now in counts.items()}
-        if recent:
-            busiest = max(recent, key=lambda loader: recent[loader].samples)
-            if recent[busiest].batches:
-                self._busiest = busiest
+        lately = {loader: now.samples - before.get(loader, nothing).samples for loader, now in counts.items()}
+        busiest = max(lately, key=lambda loader: lately[loader], default=None)
+        if busiest is not None and lately[busiest]:
+            self._busiest = busiest
         pulse = Pulse(
             pid=os.getpid(),
             command=self._command,
@@ -142,33 +145,24 @@ class Lookout:
             world_size=self._world_size,
             moment=moment,
             window_s=window_s,
+            samples_per_s=(moment.samples - earlier.samples) / window_s if window_s > 0 else 0.0,
+            batches_per_s=(moment.batches - earlier.batches) / window_s if window_s > 0 else 0.0,
+            stall_share=loading_s / loop_s if loop_s > 0 else 0.0,
+            stages=stages,
             starting=sum(sight.starting for sight in self._sights.values()),
-            restarts=sum(one.restarts for one in [*self._past, *counts.values()]),
+            restarts=sum(one.restarts for one in [*self._past, *(counts[loader] for loader in self._open)]),
             processes=self._memory.peak().processes,
             since_batch_s=moment.at_s - self._batch_at_s,
         )
         loader = self._busiest
-        if loader is None:
-            return pulse
-        now = counts.get(loader) or loader.statistics()
-        return _about(pulse, loader.name, now, recent.get(loader, nothing))
+        return pulse if loader is None else _placed(pulse, loader.name, counts.get(loader) or loader.statistics())
 
 
-def _about(pulse: Pulse, name: str, now: LoaderStatistics, recent: LoaderStatistics) -> Pulse:
-    done, eta_s = now.batches, None
-    batches_per_s = recent.batches / pulse.window_s if pulse.window_s > 0 else 0.0
+def _placed(pulse: Pulse, name: str, now: LoaderStatistics) -> Pulse:
+    """Return the pulse with the place that a loader has come to."""
+    done, epoch, eta_s = now.batches, now.epochs + 1, None
     if now.length:
-        done = min(now.batches - now.epochs * now.length, now.length)
-        eta_s = (now.length - done) / batches_per_s if batches_per_s else None
-    return replace(
-        pulse,
-        loader=name,
-        epoch=now.epochs + 1,
-        batch=done,
-        length=now.length,
-        samples_per_s=recent.samples / pulse.window_s if pulse.window_s > 0 else 0.0,
-        batches_per_s=batches_per_s,
-        stall_share=rates.waited_share(recent),
-        stages=recent.stages,
-        eta_s=eta_s,
-    )
+        epochs = max(0, min(now.epochs, (now.batches - 1) // now.length))  # what was handed out last is of this one
+        done, epoch = min(now.batches - epochs * now.length, now.length), epochs + 1
+        eta_s = (now.length - done) / pulse.batches_per_s if pulse.batches_per_s else None
+    return replace(pulse, loader=name, epoch=epoch, batch=done, length=now.length, eta_s=eta_s)

@@ -32,7 +32,7 @@ class Pulse:
     """What had been counted by now, over all of its loaders."""
 
     loader: str = ""
-    """The loader that handed out most lately; all that follows is about it. Empty before the first batch."""
+    """The loader that handed out most lately. Empty before the first batch."""
 
     epoch: int = 0
     """Its epoch, from 1."""
@@ -44,7 +44,7 @@ class Pulse:
     """Batches in an epoch, where that is known."""
 
     window_s: float = 0.0
-    """Over how many seconds the following was counted."""
+    """Over how many seconds the following was counted, over all loaders."""
 
     samples_per_s: float = 0.0
     """By the wall clock."""
@@ -59,7 +59,7 @@ class Pulse:
     """Seconds by stage."""
 
     eta_s: float | None = None
-    """Seconds until the epoch's end at this speed, where the length is known."""
+    """Seconds until the end of that loader's epoch at this speed, where the length is known."""
 
     starting: int = 0
     """Workers that have not begun."""

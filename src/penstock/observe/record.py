@@ -229,7 +229,7 @@ def _totals(record: RunRecord) -> dict[str, Any]:
         "samples": samples,
         "nbytes": sum(one.nbytes for one in every),
         "loop_s": loop_s,
-        "samples_per_s": samples / loop_s if loop_s else 0.0,
+        "samples_per_s": rates.of_ranks(record.ranks) if record.ranks else samples / loop_s if loop_s else 0.0,
         "waited_share": sum(map(rates.loading_s, every)) / loop_s if loop_s else 0.0,
         "stages": asdict(rates.total_stages(one.stages for one in every)),
     }

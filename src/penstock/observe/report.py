@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from penstock.core.stats import LoaderStatistics, StageTimes
 from penstock.core.units import size_text
 from penstock.observe import rates
 from penstock.observe.lines import rate as _rate
+from penstock.observe.rank_record import RankRecord
 from penstock.observe.record import LoaderRecord, RunRecord
 
 _STAGES = (
@@ -22,7 +23,8 @@ _STAGES = (
 
 def render(record: RunRecord) -> str:
     """Return the report of `record`, some lines of plain text."""
-    lines = [f"penstock: {' '.join(record.command)} ran {record.wall_s:.1f} s, exit code {record.exit_code}"]
+    code = "unknown" if record.exit_code is None else record.exit_code
+    lines = [f"penstock: {' '.join(record.command)} ran {record.wall_s:.1f} s, exit code {code}"]
     if record.error:
         lines.append(f"  ended by {record.error}")
     used = _merged(loader for loader in record.loaders if loader.statistics.batches)
@@ -32,11 +34,36 @@ def render(record: RunRecord) -> str:
         lines += _loader_lines(loader)
     if len(used) > 1:
         lines += _total_lines(used)
+    lines += _rank_lines(record.ranks)
+    if record.baseline is not None:
+        lines.append(record.baseline.render())
     memory = record.memory
     peak = memory.peak_pss_nbytes or memory.peak_rss_nbytes
     what = "all processes" if memory.peak_pss_nbytes else "this process"
     lines.append(f"  peak host memory: {size_text(peak)} ({what}, {memory.processes} at most)")
     return "\n".join(lines) + "\n"
+
+
+def _rank_lines(ranks: Sequence[RankRecord]) -> list[str]:
+    if not ranks:
+        return []
+    samples = sum(rank.samples for rank in ranks)
+    return [f"  all ranks: {samples} samples, {_rate(rates.of_ranks(ranks))}", *map(_rank_line, ranks)]
+
+
+def _rank_line(rank: RankRecord) -> str:
+    words = [f"  rank {rank.rank}: "]
+    if rank.batches:
+        stalled = rank.loading_s / rank.loop_s if rank.loop_s else 0.0
+        speed = _rate(rates.of_ranks([rank]))
+        words.append(f"{rank.samples} samples in {rank.batches} batches, {speed}, stalled {stalled:.1%}")
+    else:
+        words.append("no batch")
+    if rank.exit_code:
+        words.append(f", exit code {rank.exit_code}")
+    if rank.missing:
+        words.append(f" ({rank.missing})")
+    return "".join(words)
 
 
 def _merged(loaders: Iterable[LoaderRecord]) -> list[LoaderRecord]:
