@@ -104,7 +104,7 @@ class Parts:
             if _runs(other):
                 is_last = False
                 missing[rank] = "it was still running"
-            elif not other["ended"] or other["record"] is None:
+            elif not other["ended"] or rank not in records or records[rank].exit_code is None:
                 missing[rank] = _KILLED
         if is_last:
             shutil.rmtree(self._folder, ignore_errors=True)

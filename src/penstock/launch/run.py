@@ -15,18 +15,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from penstock.core.errors import ScriptError
+from penstock.core.errors import OptionError, ScriptError
 from penstock.core.ranks import Ranks
+from penstock.launch.compare import Comparison, announcement
 from penstock.launch.ending import Wanted
 from penstock.launch.program import own_traceback, program_of
 from penstock.launch.session import Session
-from penstock.launch.substitute import replace_torch_loader
+from penstock.launch.substitute import after_torch, replace_torch_loader
 
 
-def run(command: Sequence[str], *, json_file: Path | None, quiet: bool = False) -> int:
+def run(command: Sequence[str], *, json_file: Path | None, quiet: bool = False, baseline: bool = False) -> int:
     """Run a script (`[path, *args]`) or a module (`["-m", name, *args]`) and return its exit code.
 
     To be called once in a process, as the last thing it does: the report comes when the process ends.
+
+    Args:
+        command: what is run.
+        json_file: where run.json goes; None for nowhere.
+        quiet: whether to print nothing.
+        baseline: whether to run its beginning with torch's own loader before, and compare.
 
     Raises:
         ScriptError: there is no such script or module.
@@ -34,8 +41,11 @@ def run(command: Sequence[str], *, json_file: Path | None, quiet: bool = False) 
     """
     program = program_of(command)
     ranks = Ranks.of(os.environ, os.getppid())
-    session = Session(command, Wanted(json_file=_on_node(json_file, ranks.node), quiet=quiet), ranks)
+    comparison = _compared(command, ranks, quiet=quiet) if baseline else None
+    session = Session(command, Wanted(json_file=_on_node(json_file, ranks.node), quiet=quiet), ranks, comparison)
     replace_torch_loader(session.notice)
+    if comparison is not None:
+        after_torch(comparison.install)
     session.begin()
     try:
         program()
@@ -54,6 +64,16 @@ def run(command: Sequence[str], *, json_file: Path | None, quiet: bool = False) 
         session.exit_code = 1
         session.error = _print(error)
     return session.exit_code
+
+
+def _compared(command: Sequence[str], ranks: Ranks, *, quiet: bool) -> Comparison:
+    if ranks.world_size > 1:
+        raise OptionError("--baseline compares one process; leave it out, or run the script without torchrun once")
+    if not quiet:
+        print(announcement(command), file=sys.stderr, flush=True)
+    comparison = Comparison(command)
+    comparison.measure_torch()
+    return comparison
 
 
 def _print(error: BaseException) -> str:

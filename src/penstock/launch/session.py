@@ -18,6 +18,7 @@ from penstock.core.errors import OptionError
 from penstock.core.host import usable_cores
 from penstock.core.ranks import Ranks
 from penstock.launch import ending
+from penstock.launch.compare import Comparison
 from penstock.launch.ending import Wanted
 from penstock.launch.keeper import Keeper
 from penstock.launch.parts import Parts
@@ -49,12 +50,16 @@ class Session:
         command: what is run.
         wanted: what is written at the end.
         ranks: which of the run's processes this is.
+        comparison: with torch's own loader, where one was asked for.
     """
 
-    def __init__(self, command: Sequence[str], wanted: Wanted, ranks: Ranks) -> None:
+    def __init__(
+        self, command: Sequence[str], wanted: Wanted, ranks: Ranks, comparison: Comparison | None = None
+    ) -> None:
         self._command = tuple(command)
         self._wanted = wanted
         self._ranks = ranks
+        self._comparison = comparison
         self._watch = Watch()
         self._memory = MemoryMeter()
         self._timeline = Timeline()
@@ -161,6 +166,7 @@ class Session:
             memory=self._memory.peak(),
             loaders=tuple(loader.record() for loader in list(self._watch.loaders)),
             timeline=self._timeline.moments(),
+            baseline=self._comparison.result() if self._comparison is not None else None,
         )
 
 
