@@ -109,3 +109,17 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def load_ipython_extension(ipython: object) -> None:
+    """Do what `%load_ext penstock` asks for in a notebook: from then on torch's DataLoader is penstock's."""
+    from penstock.launch import notebook
+
+    notebook.load(ipython)
+
+
+def unload_ipython_extension(ipython: object) -> None:
+    """Put torch's DataLoader back (`%unload_ext penstock`)."""
+    from penstock.launch import notebook
+
+    notebook.unload(ipython)

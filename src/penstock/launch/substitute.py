@@ -37,7 +37,7 @@ def put_torch_loader_back(observer: Observer) -> None:
     if observer in loader.observers:
         loader.observers.remove(observer)
     for name in _HOMES:
-        importlib.import_module(name).DataLoader = loader.TorchDataLoader  # type: ignore[attr-defined]
+        importlib.import_module(name).DataLoader = loader.DataLoader.__base__  # type: ignore[attr-defined]
 
 
 def after_torch(then: Callable[[], None]) -> None:
