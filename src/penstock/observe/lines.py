@@ -48,7 +48,8 @@ def rate(samples_per_s: float) -> str:
     >>> rate(12345.6)
     '12 346 samples/s'
     """
-    figure = f"{samples_per_s:,.0f}" if samples_per_s >= 10 or not samples_per_s else f"{samples_per_s:.1f}"
+    is_plain = samples_per_s >= 10 or samples_per_s == round(samples_per_s)
+    figure = f"{samples_per_s:,.0f}" if is_plain else f"{samples_per_s:.1f}"
     return f"{figure} samples/s".replace(",", " ")
 
 
