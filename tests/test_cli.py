@@ -18,10 +18,11 @@ def test_the_verbs_and_their_flags_are_these() -> None:
         verb.options(parser)
         flags[verb.name] = sorted(option for action in parser._actions for option in action.option_strings)
     assert flags == {
-        "run": ["--help", "--json", "--quiet", "-h", "-m"],
+        "run": ["--baseline", "--help", "--json", "--quiet", "-h", "-m"],
         "doctor": ["--device", "--dtype", "--help", "--json", "--shape", "--transfer", "-h"],
         "plan": ["--budget", "--help", "--json", "-h"],
         "report": ["--help", "--json", "-h"],
+        "watch": ["--help", "--json", "-h"],
     }
 
 

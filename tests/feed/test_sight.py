@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from pathlib import Path
+import time
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,48 +16,60 @@ from penstock.feed.sight import LoopSight, look
 
 
 class Gated(Dataset):
-    """Samples that wait until a pipe has a byte for each."""
+    """Twelve samples; those of batch k (of two) wait until pipe k has a byte for each."""
 
-    def __init__(self, gate: int) -> None:
-        self.gate = gate
+    def __init__(self, gates: list[int]) -> None:
+        self.gates = gates
 
     def __len__(self) -> int:
         return 12
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        os.read(self.gate, 1)
-        return torch.tensor(index)
+        os.read(self.gates[index // 2], 1)
+        return torch.full((10_000,), index)
 
 
-def until(loader: DataLoader, wanted: dict[str, int]) -> LoopSight:
-    """Look until the loop is as it is wanted; the test's time limit ends a wait for what never comes."""
-    while True:
+@pytest.fixture
+def gates() -> Iterator[list[tuple[int, int]]]:
+    """Return six pipes. Whatever a test does, nobody waits at one of them for ever."""
+    pipes = [os.pipe() for _ in range(6)]
+    yield pipes
+    for taken, given in pipes:
+        os.write(given, b"..")
+        os.close(taken)
+        os.close(given)
+
+
+def until(loader: DataLoader, **wanted: int) -> LoopSight:
+    """Look until the loop is as it is wanted."""
+    deadline = time.monotonic() + 30
+    sight = None
+    while time.monotonic() < deadline:
         sight = look(loader._counters)
         if sight is not None and all(getattr(sight, name) == value for name, value in wanted.items()):
             return sight
+    raise AssertionError(f"{sight} never became {wanted}")
 
 
 @pytest.mark.parametrize("body", ["process", "thread"])
-def test_ready_batches_and_working_workers_are_counted(body: str) -> None:
-    taken, given = os.pipe()
-    try:
-        loader = DataLoader(Gated(taken), batch_size=2, num_workers=2, workers=body, dispatch="round_robin")
-        iterator = iter(loader)
-        until(loader, {"workers": 2, "working": 2, "ready": 0})
-        os.write(given, b"....")
-        until(loader, {"working": 2, "ready": 2})
-        os.write(given, b"....")
-        until(loader, {"working": 0, "ready": 4, "held": 0})
-        batch = next(iterator)
-        assert until(loader, {"ready": 3}).held == 1
-        del batch
-        os.write(given, b"....")
-        assert [len(each) for each in iterator] == [2] * 5
-        assert look(loader._counters) == LoopSight()
-    finally:
-        os.write(given, b"." * 24)  # whatever has failed, nothing waits for ever
-        os.close(taken)
-        os.close(given)
+def test_ready_batches_and_working_workers_are_counted(body: str, gates: list[tuple[int, int]]) -> None:
+    dataset = Gated([taken for taken, _ in gates])
+    loader = DataLoader(dataset, batch_size=2, num_workers=2, workers=body, dispatch="round_robin")
+    iterator = iter(loader)
+    until(loader, workers=2, working=2, ready=0)
+    for _, given in gates[:2]:
+        os.write(given, b"..")
+    until(loader, working=2, ready=2)
+    for _, given in gates[2:4]:
+        os.write(given, b"..")
+    until(loader, working=0, ready=4, held=0)
+    batch = next(iterator)
+    assert until(loader, ready=3, working=1).held == 1
+    del batch
+    for _, given in gates[4:]:
+        os.write(given, b"..")
+    assert [len(each) for each in iterator] == [2] * 5
+    assert look(loader._counters) == LoopSight()
 
 
 def test_a_loop_without_workers_has_slots_and_nothing_ready() -> None:
@@ -70,7 +83,7 @@ def test_a_loop_without_workers_has_slots_and_nothing_ready() -> None:
     assert sight.slots_nbytes >= batch.nbytes
 
 
-def test_looking_does_not_disturb_a_loop(tmp_path: Path) -> None:
+def test_looking_does_not_disturb_a_loop() -> None:
     loader = DataLoader(torch.arange(4000), batch_size=4, num_workers=2)
     over = threading.Event()
 

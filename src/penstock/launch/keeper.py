@@ -116,7 +116,7 @@ def _keep_watch(
 
 def _draw(run: int, pidfd: int, line: socket.socket, beacon: Path, display: Display | None) -> bool:
     """Draw until the run has ended or is no run any more, and return whether nothing is left to be done for it."""
-    from penstock.observe.beacon import is_stopped, read
+    from penstock.observe.beacon import is_ending, is_stopped, read
 
     events = select.poll()
     events.register(pidfd, select.POLLIN)
@@ -134,10 +134,10 @@ def _draw(run: int, pidfd: int, line: socket.socket, beacon: Path, display: Disp
                         line.sendall(_CLEAR)
                 case message if message == _OVER:
                     return True
-                case _:  # hung up: it has died, or has become another program by exec
-                    events.unregister(line)
-                    if not events.poll(0):
+                case _:  # hung up: it is ending, or has become another program by exec
+                    if not is_ending(run):
                         return True
+                    events.unregister(line)
         elif pidfd in happened:
             return False
         elif display is not None and is_stopped(run):

@@ -23,6 +23,9 @@ from penstock.core.errors import OptionError
 from penstock.observe import pulse as pulses
 from penstock.observe.pulse import Pulse
 
+_PF_EXITING = 0x4
+"""Of the kernel's include/linux/sched.h; the field `flags` of proc(5)."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sighting:
@@ -121,6 +124,12 @@ def is_stopped(pid: int) -> bool:
     """Return whether a process has been stopped, as by Ctrl-Z."""
     fields = _stat(pid)
     return fields is not None and fields[0] in "tT"
+
+
+def is_ending(pid: int) -> bool:
+    """Return whether a process has ended or is about to: the kernel closes its files before it tells anybody."""
+    fields = _stat(pid)
+    return fields is None or bool(int(fields[6]) & _PF_EXITING)
 
 
 def _stat(pid: int) -> list[str] | None:
