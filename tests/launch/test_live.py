@@ -171,7 +171,9 @@ def test_forked_workers_may_print_while_the_panel_is_drawn(tmp_path: Path) -> No
     said, code = Terminal(tmp_path, "run", path.name).end()
     assert code == 0
     assert "40 of epoch 39" in said
-    assert "".join(said).partition("penstock:")[0].count("sample") == 1600  # two workers' lines may meet, as under Python
+    assert (
+        "".join(said).partition("penstock:")[0].count("sample") == 1600
+    )  # two workers' lines may meet, as under Python
 
 
 def test_without_a_terminal_a_plain_line_comes_every_five_seconds(tmp_path: Path) -> None:

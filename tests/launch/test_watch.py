@@ -37,9 +37,7 @@ def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate(timeout=60)
 
 
-def test_the_only_run_is_watched_and_ctrl_c_leaves_it_alone(
-    tmp_path: Path, running: subprocess.Popen[str]
-) -> None:
+def test_the_only_run_is_watched_and_ctrl_c_leaves_it_alone(tmp_path: Path, running: subprocess.Popen[str]) -> None:
     watching = Terminal(tmp_path, "watch")
     watching.until(shows_panel)
     watching.process.send_signal(signal.SIGINT)
