@@ -23,7 +23,7 @@ from penstock.launch.ending import Wanted
 from penstock.launch.keeper import Keeper
 from penstock.launch.parts import Parts
 from penstock.observe import lines
-from penstock.observe.beacon import Beacon, private_folder
+from penstock.observe.beacon import Beacon, living, private_folder
 from penstock.observe.host_memory import MemoryMeter
 from penstock.observe.lookout import Lookout
 from penstock.observe.pulse import Pulse
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _STDERR = 2
 _PLAIN_S = 5.0
 _KEEP_S = 2.0
-_KEEP_SHARE = 1 / 200
+_KEEP_SHARE = 1 / 500
 """Writing what would be left if this process were killed takes at most this share of its time."""
 
 
@@ -95,6 +95,7 @@ class Session:
         parts, wanted = Parts(folder, self._ranks), self._wanted
         self._beacon, self._parts = Beacon(folder), parts
         parts.begin()
+        living(folder)  # which removes what runs that were killed have left
 
         def afterwards() -> None:
             end = parts.end(None)
@@ -138,7 +139,6 @@ class Session:
         if os.getpid() != self._pid:
             return
         self._watcher.stop()
-        self._memory.look()
         if self._keeper is not None:
             self._keeper.clear()
         record, is_last = self._record(exit_code=self.exit_code), True

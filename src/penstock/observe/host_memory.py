@@ -10,10 +10,14 @@ from __future__ import annotations
 import os
 import resource
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
+_PERIOD_S = 2.0
+_SHARE = 1 / 400
+"""Looks now and then take at most this share of a core: 10 ms for each process of 200 MiB, and more for larger ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +40,7 @@ class MemoryMeter:
     def __init__(self) -> None:
         self._peak_pss_nbytes: int | None = None
         self._processes = 1
+        self._due = 0.0
         self.latest_nbytes: int | None = None
         """What the last look saw, all processes together; None where there is no /proc."""
 
@@ -47,6 +52,15 @@ class MemoryMeter:
             self.latest_nbytes = sum(sizes)
             self._peak_pss_nbytes = max(self._peak_pss_nbytes or 0, self.latest_nbytes)
             self._processes = max(self._processes, len(sizes))
+
+    def look_if_due(self) -> None:
+        """Look, if that is not too soon after the last time: two seconds, and longer where a look takes long."""
+        now = time.monotonic()
+        if now < self._due:
+            return
+        self.look()
+        after = time.monotonic()
+        self._due = after + max(_PERIOD_S, (after - now) / _SHARE)
 
     def peak(self) -> HostMemory:
         """Return the most that was seen so far."""

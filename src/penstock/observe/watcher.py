@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable
 
 from penstock.observe.host_memory import MemoryMeter
@@ -13,9 +12,6 @@ from penstock.observe.pulse import Pulse
 from penstock.observe.timeline import Timeline
 
 _LOOK_S = 0.5
-_MEMORY_S = 2.0
-_MEMORY_SHARE = 1 / 100
-"""Looks at memory take at most this share of the time: the kernel walks all pages of a process for them."""
 
 
 class Watcher:
@@ -25,7 +21,7 @@ class Watcher:
 
     Args:
         lookout: used by the thread alone, until `stop`.
-        memory: told to look every two seconds.
+        memory: told to look as often as it may.
         timeline: gets a moment when one is due.
         tell: called with every pulse, in the thread. It must hold no lock that a forked child could need.
     """
@@ -54,17 +50,13 @@ class Watcher:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-            self._memory.look()
+        self._memory.look()
+        if self._thread is not None:
             self._timeline.add(self._lookout.look().moment)
 
     def _run(self) -> None:
-        next_memory = time.monotonic()
         while not self._stop.wait(_LOOK_S):
-            now = time.monotonic()
-            if now >= next_memory:
-                self._memory.look()
-                after = time.monotonic()
-                next_memory = after + max(_MEMORY_S, (after - now) / _MEMORY_SHARE)
+            self._memory.look_if_due()
             pulse = self._lookout.look()
             if self._timeline.is_due(pulse.moment.at_s):
                 self._timeline.add(pulse.moment)
