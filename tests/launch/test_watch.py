@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from launch.programs import Terminal, penstock, script
-from launch.test_live import SLOW, shows_panel
+from launch.test_live import SLOW, is_given_back, shows_panel
 
 
 @pytest.fixture(autouse=True)
@@ -37,12 +37,15 @@ def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate(timeout=60)
 
 
-def test_the_only_run_is_watched_and_ctrl_c_leaves_it_alone(tmp_path: Path, running: subprocess.Popen[str]) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_the_only_run_is_watched_and_left_alone(
+    tmp_path: Path, running: subprocess.Popen[str], number: signal.Signals, code: int
+) -> None:
     watching = Terminal(tmp_path, "watch")
     watching.until(shows_panel)
-    watching.process.send_signal(signal.SIGINT)
-    said, code = watching.end()
-    assert (said, code) == ([], 0)
+    watching.process.send_signal(number)
+    assert watching.end() == ([], code)
+    assert is_given_back(watching.screen)
     assert running.poll() is None
 
 

@@ -6,9 +6,10 @@ import argparse
 import json
 import os
 import select
+import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from penstock.core.errors import PenstockError
 
@@ -43,12 +44,18 @@ class Watch:
         if args.json:
             print(json.dumps({"at": sighting.at, **pulse.as_json(sighting.pulse)}))
             return 0
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _leave)  # else the terminal would not be given back
         try:
             _follow(folder / f"{sighting.pulse.pid}.json")
         except KeyboardInterrupt:
             return 0
         print(f"penstock: run {sighting.pulse.pid} is over")
         return 0
+
+
+def _leave(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _chosen(folder: Path, pid: int | None) -> Sighting:
