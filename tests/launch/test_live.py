@@ -47,7 +47,7 @@ def test_the_panel_shows_the_run_and_the_scripts_lines_scroll_above_it(tmp_path:
     assert "left in the epoch" in rows[-4]
     assert "waited for data" in rows[-3]
     assert "ms per batch  read+decode" in rows[-2]
-    assert "processes" in rows[-1]
+    assert "process" in rows[-1]
     said, code = terminal.end()
     assert code == 0
     assert said[:5] == [f"epoch {number}" for number in range(5)]

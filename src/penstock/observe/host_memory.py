@@ -16,8 +16,8 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _PERIOD_S = 2.0
-_SHARE = 1 / 400
-"""Looks now and then take at most this share of a core: 10 ms for each process of 200 MiB, and more for larger ones."""
+_SHARE, _HEAD_START_S = 1 / 400, 0.1
+"""Looks take at most this share of a core after a head start; one takes 10 ms for each process of 200 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ class MemoryMeter:
     def __init__(self) -> None:
         self._peak_pss_nbytes: int | None = None
         self._processes = 1
-        self._due = 0.0
+        self._began, self._due, self._spent_s = time.monotonic(), 0.0, 0.0
         self.latest_nbytes: int | None = None
         """What the last look saw, all processes together; None where there is no /proc."""
 
@@ -54,13 +54,14 @@ class MemoryMeter:
             self._processes = max(self._processes, len(sizes))
 
     def look_if_due(self) -> None:
-        """Look, if that is not too soon after the last time: two seconds, and longer where a look takes long."""
+        """Look, if that is not too soon after the last time: two seconds, and longer where looks take long."""
         now = time.monotonic()
-        if now < self._due:
+        if now < self._due or self._spent_s > _HEAD_START_S + _SHARE * (now - self._began):
             return
+        began = time.thread_time()
         self.look()
-        after = time.monotonic()
-        self._due = after + max(_PERIOD_S, (after - now) / _SHARE)
+        self._spent_s += time.thread_time() - began
+        self._due = now + _PERIOD_S
 
     def peak(self) -> HostMemory:
         """Return the most that was seen so far."""

@@ -112,7 +112,8 @@ def _memory(pulse: Pulse, age_s: float) -> Text:
     moment = pulse.moment
     parts = []
     if moment.host_nbytes is not None:
-        parts.append(f"host {size_text(moment.host_nbytes)} in {pulse.processes} processes")
+        processes = "1 process" if pulse.processes == 1 else f"{pulse.processes} processes"
+        parts.append(f"host {size_text(moment.host_nbytes)} in {processes}")
     if moment.slots_nbytes:
         parts.append(f"slots {size_text(moment.slots_nbytes)}")
     if moment.device_nbytes is not None:
