@@ -1,14 +1,16 @@
 """What it costs to be watched: `python -m benchmarks.observe [--quick] [--json FILE]`.
 
 One process, one loader of tiny items, laps of some seconds: watched as `penstock run` watches (its thread, memory
-looks, beacon, kept records and keeper process), and not watched, by turns (A B B A). The ratio is taken pair by pair.
-Beside it stands the CPU time that the watching thread itself took, which the machine's noise does not touch.
+looks, beacon, kept records and keeper process), and not watched, by turns (A B B A). Ratios are taken pair by pair: of
+samples per second, and of samples per second of CPU of this process, all threads, which other programs disturb less.
+Beside them stands the CPU time that the watching thread itself took.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import threading
 import time
@@ -62,33 +64,40 @@ def _row(session: Session, workers: int, pairs: int, lap_s: float) -> dict[str, 
         torch.arange(1 << 20), batch_size=BATCH_SIZE, num_workers=workers, persistent_workers=workers > 0
     )
     session._watch.notice(loader)
-    samples: dict[str, list[float]] = {"watched": [], "alone": []}
+    laps: dict[str, list[tuple[float, float]]] = {"watched": [], "alone": []}
     cpu_shares: list[float] = []
     _lap(loader, lap_s)
     for pair in range(pairs):
         order = ("watched", "alone") if pair % 2 else ("alone", "watched")
         for way in order:
             if way == "alone":
-                samples[way].append(_lap(loader, lap_s))
+                laps[way].append(_lap(loader, lap_s))
                 continue
             session._watcher = Watcher(session._lookout, session._memory, session._timeline, session._tell)
             session._watcher.start()
-            samples[way].append(_lap(loader, lap_s))
+            laps[way].append(_lap(loader, lap_s))
             cpu_shares.append(_cpu_s("penstock-watcher") / lap_s)
             session._watcher.stop()
-    ratios = [watched / alone for watched, alone in zip(samples["watched"], samples["alone"], strict=True)]
-    return {"workers": workers, "samples_per_s": samples, "ratios": ratios, "watcher_cpu_shares": cpu_shares}
+    pairs_of_laps = list(zip(laps["watched"], laps["alone"], strict=True))
+    return {
+        "workers": workers,
+        "samples_per_s": {way: [each[0] for each in found] for way, found in laps.items()},
+        "samples_per_cpu_s": {way: [each[1] for each in found] for way, found in laps.items()},
+        "ratios": [watched[0] / alone[0] for watched, alone in pairs_of_laps],
+        "cpu_ratios": [watched[1] / alone[1] for watched, alone in pairs_of_laps],
+        "watcher_cpu_shares": cpu_shares,
+    }
 
 
-def _lap(loader: Any, lap_s: float) -> float:
-    """Return samples per second."""
-    began = time.perf_counter()
+def _lap(loader: Any, lap_s: float) -> tuple[float, float]:
+    """Return samples per second, and per second of this process's CPU."""
+    began, cpu_began = time.perf_counter(), time.process_time()
     samples = 0
     while True:
         for batch in loader:
             samples += len(batch)
             if time.perf_counter() - began >= lap_s:
-                return samples / (time.perf_counter() - began)
+                return samples / (time.perf_counter() - began), samples / (time.process_time() - cpu_began)
 
 
 def _cpu_s(name: str) -> float:
@@ -98,19 +107,23 @@ def _cpu_s(name: str) -> float:
 
 
 def _print(found: dict[str, Any]) -> None:
-    medians = []
+    verdicts = []
     for row in found["rows"]:
-        low, middle, high = statistics.quantiles(row["ratios"], n=4)
-        medians.append(middle)
         alone = statistics.median(row["samples_per_s"]["alone"])
         cpu = statistics.median(row["watcher_cpu_shares"])
+        words = []
+        for name, what in (("ratios", "per second"), ("cpu_ratios", "per second of CPU")):
+            low, middle, high = statistics.quantiles(row[name], n=4)
+            # How far a median of so many can be trusted: McGill, Tukey, Larsen, "Variations of Box Plots", 1978.
+            notch = 1.57 * (high - low) / math.sqrt(len(row[name]))
+            is_above, is_below = middle - notch >= found["target"], middle + notch < found["target"]
+            word = "reached" if is_above else "not reached" if is_below else "within the noise"
+            words.append(f"{middle:.4f} ± {notch:.4f} {what} ({word})")
         print(
-            f"{row['workers']} workers: {alone:,.0f} samples/s alone; watched: {middle:.4f} of that (quartiles "
-            f"{low:.4f} to {high:.4f}, {len(row['ratios'])} pairs); the thread's CPU: {cpu:.3%} of the time"
+            f"{row['workers']} workers: {alone:,.0f} samples/s alone; the watching thread's CPU: {cpu:.3%} of the time"
         )
-    worst = min(medians)
-    verdict = f"target {TARGET}: {'reached' if worst >= TARGET else 'not reached'}"
-    print(f"observe: watched, {worst:.4f} of the throughput at least ({verdict}); {found['seconds']:.0f} s")
+        verdicts.append(f"{row['workers']} workers {', '.join(words)}")
+    print(f"observe: watched, of samples when not watched (target {found['target']}): {'; '.join(verdicts)}")
 
 
 if __name__ == "__main__":

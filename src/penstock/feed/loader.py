@@ -240,10 +240,10 @@ class LoaderIterator:
                 counters=self._counters,
                 trial=loader._trial,
             )
-        self._counters.loop = weakref.ref(self)
         flight = self._runner.flight if isinstance(self._runner, Prefetcher) else None
         weakref.finalize(self, _end, flight, self._close, loader._shelf, self._ring).atexit = False
         self._start_epoch(loader, began)
+        self._counters.loop = weakref.ref(self)
 
     def _start_epoch(self, loader: DataLoader[Any], began: int) -> None:
         self._began = began

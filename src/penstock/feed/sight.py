@@ -60,7 +60,7 @@ def look(counters: Counters) -> LoopSight | None:
             working=working,
             starting=starting,
         )
-    except (RuntimeError, ValueError):  # a dictionary grew meanwhile, or the control page was closed
+    except (RuntimeError, ValueError, IndexError):  # a dictionary grew meanwhile, or the control page was closed
         return None
 
 
