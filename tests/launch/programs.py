@@ -18,6 +18,25 @@ from screen import Screen
 
 LINES, COLUMNS = 24, 110
 
+SLOW = """
+    import sys, time, torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Slow(Dataset):
+        def __len__(self):
+            return 80
+
+        def __getitem__(self, index):
+            time.sleep(0.002)
+            return torch.zeros(10_000)
+
+    loader = DataLoader(Slow(), batch_size=4, num_workers=2)
+    for epoch in range(int(sys.argv[1])):
+        for batch in loader:
+            time.sleep(0.02)
+        print("epoch", epoch, flush=True)
+"""
+
 
 def script(folder: Path, text: str, name: str = "train.py") -> Path:
     """Write a script."""
@@ -81,3 +100,13 @@ class Terminal:
         os.close(self._master)
         code = self.process.wait(60)
         return [line for line in self.screen.scrolled + self.screen.text() if line], code
+
+
+def shows_panel(screen: Screen) -> bool:
+    """Return whether the panel of a loop under way is there."""
+    return "samples/s" in screen.text()[-3] and "host" in screen.text()[-1]
+
+
+def is_given_back(screen: Screen) -> bool:
+    """Return whether the whole terminal scrolls."""
+    return (screen.top, screen.bottom) == (0, LINES - 1)

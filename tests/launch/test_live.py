@@ -8,35 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from launch.programs import LINES, Terminal, penstock, python, script
-from screen import Screen
-
-SLOW = """
-    import sys, time, torch
-    from torch.utils.data import DataLoader, Dataset
-
-    class Slow(Dataset):
-        def __len__(self):
-            return 80
-
-        def __getitem__(self, index):
-            time.sleep(0.002)
-            return torch.zeros(10_000)
-
-    loader = DataLoader(Slow(), batch_size=4, num_workers=2)
-    for epoch in range(int(sys.argv[1])):
-        for batch in loader:
-            time.sleep(0.02)
-        print("epoch", epoch, flush=True)
-"""
-
-
-def shows_panel(screen: Screen) -> bool:
-    return "samples/s" in screen.text()[-3] and "host" in screen.text()[-1]
-
-
-def is_given_back(screen: Screen) -> bool:
-    return (screen.top, screen.bottom) == (0, LINES - 1)
+from launch.programs import LINES, SLOW, Terminal, is_given_back, penstock, python, script, shows_panel
 
 
 def test_the_panel_shows_the_run_and_the_scripts_lines_scroll_above_it(tmp_path: Path) -> None:

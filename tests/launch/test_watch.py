@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launch.programs import Terminal, penstock, script
-from launch.test_live import SLOW, is_given_back, shows_panel
+from launch.programs import SLOW, Terminal, is_given_back, penstock, script, shows_panel
 
 
 @pytest.fixture(autouse=True)
