@@ -72,6 +72,9 @@ def _row(session: Session, workers: int, pairs: int, lap_s: float) -> dict[str, 
         for way in order:
             if way == "alone":
                 laps[way].append(_lap(loader, lap_s))
+                # Looks may take a share of the time since the start: of the time in which somebody looked, that is.
+                session._memory._began += lap_s
+                session._next_part_s += lap_s
                 continue
             session._watcher = Watcher(session._lookout, session._memory, session._timeline, session._tell)
             session._watcher.start()

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _STDERR = 2
 _PLAIN_S = 5.0
 _KEEP_S = 2.0
-_KEEP_SHARE = 1 / 500
+_KEEP_SHARE = 1 / 1000
 """Writing what would be left if this process were killed takes at most this share of its time."""
 
 
