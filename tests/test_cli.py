@@ -19,7 +19,19 @@ def test_the_verbs_and_their_flags_are_these() -> None:
         verb.options(parser)
         flags[verb.name] = sorted(option for action in parser._actions for option in action.option_strings)
     assert flags == {
-        "run": ["--help", "--html", "--json", "--prometheus", "--quiet", "--trace", "--tune", "-h", "-m"],
+        "run": [
+            "--baseline",
+            "--help",
+            "--html",
+            "--json",
+            "--prometheus",
+            "--quiet",
+            "--trace",
+            "--tune",
+            "-h",
+            "-m",
+        ],
+        "watch": ["--help", "--json", "-h"],
         "doctor": ["--check", "--device", "--dtype", "--help", "--json", "--seconds", "--shape", "--transfer", "-h"],
         "tune": ["--cpus", "--help", "--json", "--no-cache", "--ram", "--step", "--step-ms", "-h"],
         "plan": ["--budget", "--help", "--json", "-h"],

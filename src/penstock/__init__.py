@@ -111,3 +111,13 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def load_ipython_extension(ipython: object) -> None:
+    """Do what `%load_ext penstock` asks for in a notebook: from then on torch's DataLoader is penstock's."""
+    import_module("penstock.launch.notebook").load(ipython)
+
+
+def unload_ipython_extension(ipython: object) -> None:
+    """Put torch's DataLoader back (`%unload_ext penstock`)."""
+    import_module("penstock.launch.notebook").unload(ipython)

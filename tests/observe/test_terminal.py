@@ -1,75 +1,114 @@
-"""The status row takes the terminal's last row and gives it back."""
+"""The panel's rows lie outside of what scrolls, and the terminal is given back as it was."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import select
 import struct
 import termios
 from collections.abc import Iterator
 
 import pytest
+from screen import Screen
 
-from penstock.observe.terminal import StatusRow
+from penstock.observe.terminal import StatusRows
 
 
 @pytest.fixture
 def terminal() -> Iterator[tuple[int, int]]:
+    """Return the two ends of a terminal: what a program writes to the second can be read from the first."""
     master, slave = os.openpty()
     yield master, slave
     os.close(master)
     os.close(slave)
 
 
-def resize(fd: int, rows: int, columns: int) -> None:
-    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+def shown(master: int) -> bytes:
+    """Return all that was written to the terminal."""
+    pieces = b""
+    while select.select([master], [], [], 0)[0]:
+        pieces += os.read(master, 65536)
+    return pieces
 
 
-def test_the_row_is_claimed_once_and_again_when_the_terminal_has_another_size(terminal: tuple[int, int]) -> None:
+def resize(slave: int, rows: int, columns: int) -> None:
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
+@pytest.mark.parametrize("printed", [0, 5, 22, 30])
+def test_what_is_printed_scrolls_above_the_rows_and_nothing_of_it_is_lost(
+    terminal: tuple[int, int], printed: int
+) -> None:
     master, slave = terminal
     resize(slave, 24, 80)
-    row = StatusRow(slave)
-    row.show("one")
-    assert os.read(master, 4096).count(b"\x1b[1;23r") == 1
-    row.show("two")
-    assert b"r\x1b" not in os.read(master, 4096)
-    resize(slave, 30, 80)
-    row.show("three")
-    assert os.read(master, 4096).count(b"\x1b[1;29r") == 1
+    screen = Screen(24, 80)
+    rows = StatusRows(slave)
+    said = [f"before {number}" for number in range(printed)]
+    os.write(slave, "".join(f"{line}\n" for line in said).encode())
+    rows.show(["one", "two", "three"])
+    more = [f"after {number}" for number in range(30)]
+    os.write(slave, "".join(f"{line}\n" for line in more).encode())
+    rows.show(["four", "five", "six"])
+    screen.feed(shown(master))
+    assert screen.text()[-3:] == ["four", "five", "six"]
+    assert (screen.top, screen.bottom) == (0, 20)
+    assert [line for line in screen.scrolled + screen.text()[:-3] if line] == said + more
+    rows.close()
+    screen.feed(shown(master))
+    assert screen.text()[-3:] == ["", "", ""]
+    assert (screen.top, screen.bottom) == (0, 23)
 
 
-def test_a_text_longer_than_the_row_is_cut(terminal: tuple[int, int]) -> None:
+def test_the_rows_are_claimed_once_and_again_when_the_terminal_has_another_size(terminal: tuple[int, int]) -> None:
     master, slave = terminal
-    resize(slave, 24, 10)
-    StatusRow(slave).show("0123456789abc")
-    assert b"012345678\x1b[K" in os.read(master, 4096)
+    resize(slave, 24, 80)
+    rows = StatusRows(slave)
+    rows.show(["one", "two"])
+    assert os.read(master, 4096).count(b"\x1b[1;22r") == 1
+    rows.show(["three", "four"])
+    assert b"\x1b[1;" not in os.read(master, 4096)
+    resize(slave, 30, 80)
+    rows.show(["five", "six"])
+    assert os.read(master, 4096).count(b"\x1b[1;28r") == 1
+
+
+def test_another_number_of_rows_wipes_those_that_are_given_back(terminal: tuple[int, int]) -> None:
+    master, slave = terminal
+    resize(slave, 24, 80)
+    rows = StatusRows(slave)
+    rows.show(["one", "two", "three"])
+    rows.show(["alone"])
+    screen = Screen(24, 80).feed(os.read(master, 65536))
+    assert screen.text()[-3:] == ["", "", "alone"]
+    assert (screen.top, screen.bottom) == (0, 22)
 
 
 def test_closing_gives_the_whole_terminal_back_and_only_once(terminal: tuple[int, int]) -> None:
     master, slave = terminal
     resize(slave, 24, 80)
-    row = StatusRow(slave)
-    row.show("one")
+    rows = StatusRows(slave)
+    rows.show(["one"])
     os.read(master, 4096)
-    row.close()
-    row.close()
+    rows.close()
+    rows.close()
     assert os.read(master, 4096) == b"\x1b7\x1b[r\x1b[24;1H\x1b[K\x1b8"
 
 
 @pytest.mark.parametrize(("term", "rows", "fits"), [("xterm", 24, True), ("dumb", 24, False), ("xterm", 2, False)])
-def test_a_terminal_that_cannot_hold_the_row_is_left_alone(
+def test_a_terminal_that_cannot_hold_the_rows_is_left_alone(
     terminal: tuple[int, int], monkeypatch: pytest.MonkeyPatch, term: str, rows: int, fits: bool
 ) -> None:
     _, slave = terminal
     resize(slave, rows, 80)
     monkeypatch.setenv("TERM", term)
-    assert StatusRow.fits(slave) is fits
+    assert StatusRows.fits(slave) is fits
 
 
-def test_a_pipe_holds_no_row() -> None:
+def test_a_pipe_holds_no_rows() -> None:
     reader, writer = os.pipe()
     try:
-        assert not StatusRow.fits(writer)
+        assert not StatusRows.fits(writer)
     finally:
         os.close(reader)
         os.close(writer)

@@ -14,9 +14,10 @@ from penstock.cli.report import Report
 from penstock.cli.run import Run
 from penstock.cli.tune import Tune
 from penstock.cli.verb import Verb
+from penstock.cli.watch import Watch
 from penstock.core.errors import PenstockError
 
-VERBS: tuple[Verb, ...] = (Run(), Doctor(), Tune(), Plan(), Report())
+VERBS: tuple[Verb, ...] = (Run(), Watch(), Doctor(), Tune(), Plan(), Report())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +47,8 @@ class Counters:
     workers: int | None = None
     """How many there are now, where the number changes."""
     workers_reason: str = ""
+    loop: weakref.ref[Any] | None = None
+    """The iterator that was made last, for who looks on from outside (see `sight`)."""
 
     def skip(self, skipped: list[tuple[Any, str]]) -> None:
         """Count samples that were left out or replaced."""

@@ -255,6 +255,7 @@ class LoaderIterator:
         flight = self._runner.flight if isinstance(self._runner, Prefetcher) else None
         weakref.finalize(self, _end, flight, self._close, loader._shelf, self._ring).atexit = False
         self._start_epoch(loader, began)
+        self._counters.loop = weakref.ref(self)
 
     def _start_epoch(self, loader: DataLoader[Any], began: int) -> None:
         self._began = began

@@ -19,28 +19,51 @@ if TYPE_CHECKING:
 
 Observer = Callable[["DataLoader[Any]"], None]
 
+_HOMES = ("torch.utils.data", "torch.utils.data.dataloader")
+
 
 def replace_torch_loader(observer: Observer) -> None:
     """Let `from torch.utils.data import DataLoader` give penstock's from now on, and `observer` see each one made."""
+    after_torch(lambda: _replace(observer))
+
+
+def put_torch_loader_back(observer: Observer) -> None:
+    """Undo `replace_torch_loader`. Loaders that were made meanwhile stay what they are."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _AfterTorch)]
+    if "penstock.feed.loader" not in sys.modules:
+        return
+    from penstock.feed import loader
+
+    if observer in loader.observers:
+        loader.observers.remove(observer)
+    for name in _HOMES:
+        importlib.import_module(name).DataLoader = loader.DataLoader.__base__  # type: ignore[attr-defined]
+
+
+def after_torch(then: Callable[[], None]) -> None:
+    """Call `then` as soon as torch is imported: now, if it is already. What was given first is called first."""
+    waiting = [finder for finder in sys.meta_path if isinstance(finder, _AfterTorch)]
     if "torch" in sys.modules:
-        _replace(observer)
+        then()
+    elif waiting:
+        waiting[0].then.append(then)
     else:
-        sys.meta_path.insert(0, _AfterTorch(lambda: _replace(observer)))
+        sys.meta_path.insert(0, _AfterTorch([then]))
 
 
 def _replace(observer: Observer) -> None:
     from penstock.feed import loader
 
     loader.observers.append(observer)
-    for name in ("torch.utils.data", "torch.utils.data.dataloader"):
+    for name in _HOMES:
         importlib.import_module(name).DataLoader = loader.DataLoader  # type: ignore[attr-defined]
 
 
 class _AfterTorch(MetaPathFinder):
-    """Finds torch as the finders behind it do, and calls `then` when torch has been imported."""
+    """Finds torch as the finders behind it do, and calls all of `then` when torch has been imported."""
 
-    def __init__(self, then: Callable[[], None]) -> None:
-        self._then = then
+    def __init__(self, then: list[Callable[[], None]]) -> None:
+        self.then = then
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -56,7 +79,8 @@ class _AfterTorch(MetaPathFinder):
 
     def _imported(self) -> None:
         sys.meta_path.remove(self)
-        self._then()
+        for each in self.then:
+            each()
 
 
 class _Followed(Loader):

@@ -10,10 +10,14 @@ from __future__ import annotations
 import os
 import resource
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
+_PERIOD_S = 2.0
+_SHARE, _HEAD_START_S = 1 / 400, 0.1
+"""Looks take at most this share of a core after a head start; one takes 10 ms for each process of 200 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,14 +40,28 @@ class MemoryMeter:
     def __init__(self) -> None:
         self._peak_pss_nbytes: int | None = None
         self._processes = 1
+        self._began, self._due, self._spent_s = time.monotonic(), 0.0, 0.0
+        self.latest_nbytes: int | None = None
+        """What the last look saw, all processes together; None where there is no /proc."""
 
     def look(self) -> None:
         """Look once at every process of this run. Costs some milliseconds for each that is large."""
         family = [os.getpid(), *descendants(os.getpid())]
         sizes = [nbytes for nbytes in map(pss_nbytes, family) if nbytes is not None]
         if sizes:
-            self._peak_pss_nbytes = max(self._peak_pss_nbytes or 0, sum(sizes))
+            self.latest_nbytes = sum(sizes)
+            self._peak_pss_nbytes = max(self._peak_pss_nbytes or 0, self.latest_nbytes)
             self._processes = max(self._processes, len(sizes))
+
+    def look_if_due(self) -> None:
+        """Look, if that is not too soon after the last time: two seconds, and longer where looks take long."""
+        now = time.monotonic()
+        if now < self._due or self._spent_s > _HEAD_START_S + _SHARE * (now - self._began):
+            return
+        began = time.thread_time()
+        self.look()
+        self._spent_s += time.thread_time() - began
+        self._due = now + _PERIOD_S
 
     def peak(self) -> HostMemory:
         """Return the most that was seen so far."""

@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from itertools import chain
 
 from penstock.core.stats import LoaderStatistics, StageTimes
+from penstock.observe.rank_record import RankRecord
 
 _SUMMED = ("epochs", "batches", "samples", "nbytes", "restarts", "reissued", "skipped")
 
@@ -46,12 +47,7 @@ def since(earlier: LoaderStatistics, later: LoaderStatistics) -> LoaderStatistic
         batches=later.batches - earlier.batches,
         samples=later.samples - earlier.samples,
         nbytes=later.nbytes - earlier.nbytes,
-        stages=StageTimes(
-            **{
-                field.name: getattr(later.stages, field.name) - getattr(earlier.stages, field.name)
-                for field in fields(StageTimes)
-            }
-        ),
+        stages=stages_between(earlier.stages, later.stages),
         body=later.body,
     )
 
@@ -73,3 +69,15 @@ def total_stages(stages: Iterable[StageTimes]) -> StageTimes:
     """Return the sum of `stages`, stage by stage."""
     every = list(stages)
     return StageTimes(**{field.name: sum(getattr(one, field.name) for one in every) for field in fields(StageTimes)})
+
+
+def stages_between(earlier: StageTimes, later: StageTimes) -> StageTimes:
+    """Return what was spent between two moments, stage by stage."""
+    return StageTimes(
+        **{field.name: getattr(later, field.name) - getattr(earlier, field.name) for field in fields(StageTimes)}
+    )
+
+
+def of_ranks(ranks: Iterable[RankRecord]) -> float:
+    """Return samples per second of loop of ranks that run side by side."""
+    return sum(rank.samples / rank.loop_s for rank in ranks if rank.loop_s > 0)

@@ -13,13 +13,16 @@ run.json is one JSON object. Times are seconds, sizes are bytes, shares lie betw
                 "accelerators"}, "memory": {"peak_pss_nbytes", "peak_rss_nbytes", "processes"}}
     totals      {"batches", "samples", "nbytes", "loop_s", "samples_per_s", "waited_share", "stages": {...}}
     loaders     one object for each DataLoader, in the order they were made:
-                {"name", "settings": {...}, "loop_s", "samples_per_s", "waited_share", "statistics": {...}}
+                {"name", "rank", "settings": {...}, "loop_s", "samples_per_s", "waited_share", "statistics": {...}}
     timeline    one object for each moment that was looked at, in the order of time
     findings    one object for each thing that was found, the one that costs most first
+    ranks       one object for each rank of a run that had several; exit, host and totals are then all ranks'
+    baseline    null, or the comparison with torch's own loader
 
 `statistics` holds the fields of `penstock.LoaderStatistics`, `stages` those of `penstock.StageTimes`, `memory` those
 of `penstock.observe.host_memory.HostMemory`, a moment those of `penstock.observe.timeline.Moment`, a finding those of
-`penstock.observe.finding.Finding`; each is documented there. `totals` and the rates of each loader follow
+`penstock.observe.finding.Finding`, a rank those of `penstock.observe.rank_record.RankRecord`, the baseline those of
+`penstock.observe.baseline.Baseline`; each is documented there. `totals` and the rates of each loader follow
 from the rest (see rates.py) and are written for readers that are not penstock; reading the file ignores them.
 """
 
@@ -35,8 +38,10 @@ from typing import Any, TypeVar
 from penstock.core.errors import OptionError
 from penstock.core.stats import LoaderStatistics, RingCounts, StageTimes
 from penstock.observe import rates
+from penstock.observe.baseline import Baseline, Stretch
 from penstock.observe.finding import Finding
 from penstock.observe.host_memory import HostMemory
+from penstock.observe.rank_record import RankRecord
 from penstock.observe.timeline import Moment
 from penstock.observe.whole_file import write_whole
 
@@ -58,6 +63,9 @@ class LoaderRecord:
     statistics: LoaderStatistics
     """What it counted, to its end."""
 
+    rank: int | None = None
+    """Whose it was, in a run of several ranks."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
@@ -75,8 +83,9 @@ class RunRecord:
     wall_s: float
     """From then to the program's end."""
 
-    exit_code: int = 0
-    """What the shell sees; 130 for a program that was interrupted."""
+    exit_code: int | None = 0
+    """What the shell sees; 130 for a program that was interrupted. None where no exit handler ran: it was killed, or
+    left by `os._exit`. Of several ranks, the first that is not 0."""
 
     error: str | None = None
     """The exception that ended the program, in one line."""
@@ -102,6 +111,12 @@ class RunRecord:
     findings: tuple[Finding, ...] = ()
     """What was found about it, what costs most first."""
 
+    ranks: tuple[RankRecord, ...] = ()
+    """In order, where there were several; empty for a program that ran alone."""
+
+    baseline: Baseline | None = None
+    """The comparison with torch's own loader, where one was asked for."""
+
 
 def as_json(record: RunRecord) -> dict[str, Any]:
     """Return the object that run.json holds."""
@@ -118,6 +133,7 @@ def as_json(record: RunRecord) -> dict[str, Any]:
         "loaders": [
             {
                 "name": loader.name,
+                "rank": loader.rank,
                 "settings": dict(loader.settings),
                 **_rates(loader.statistics),
                 "statistics": asdict(loader.statistics),
@@ -126,6 +142,8 @@ def as_json(record: RunRecord) -> dict[str, Any]:
         ],
         "timeline": [asdict(moment) for moment in record.timeline],
         "findings": [asdict(finding) for finding in record.findings],
+        "ranks": [asdict(rank) for rank in record.ranks],
+        "baseline": asdict(record.baseline) if record.baseline is not None else None,
     }
 
 
@@ -154,12 +172,17 @@ def from_json(data: Any) -> RunRecord:
             memory=_known(HostMemory, data["host"]["memory"]),
             loaders=tuple(
                 LoaderRecord(
-                    name=loader["name"], settings=loader["settings"], statistics=_statistics(loader["statistics"])
+                    name=loader["name"],
+                    settings=loader["settings"],
+                    statistics=_statistics(loader["statistics"]),
+                    rank=loader.get("rank"),
                 )
                 for loader in data["loaders"]
             ),
             timeline=tuple(map(_moment, data.get("timeline", ()))),
             findings=tuple(_known(Finding, finding) for finding in data.get("findings", ())),
+            ranks=tuple(_known(RankRecord, rank) for rank in data.get("ranks", ())),
+            baseline=_baseline(data["baseline"]) if data.get("baseline") is not None else None,
         )
     except (KeyError, TypeError) as exc:
         raise OptionError(f"a broken run: {exc!r} while reading it; make it again with `penstock run`") from exc
@@ -205,7 +228,7 @@ def _totals(record: RunRecord) -> dict[str, Any]:
         "samples": samples,
         "nbytes": sum(one.nbytes for one in every),
         "loop_s": loop_s,
-        "samples_per_s": samples / loop_s if loop_s else 0.0,
+        "samples_per_s": rates.of_ranks(record.ranks) if record.ranks else samples / loop_s if loop_s else 0.0,
         "waited_share": sum(map(rates.loading_s, every)) / loop_s if loop_s else 0.0,
         "stages": asdict(rates.total_stages(one.stages for one in every)),
     }
@@ -215,6 +238,11 @@ def _statistics(data: Mapping[str, Any]) -> LoaderStatistics:
     lists = {name: tuple(data[name]) for name in ("quarantined", "skipped_indices")}
     nested = {"stages": _known(StageTimes, data["stages"]), "ring": _known(RingCounts, data["ring"])}
     return _known(LoaderStatistics, {**data, **lists, **nested})
+
+
+def _baseline(data: Mapping[str, Any]) -> Baseline:
+    ways = {way: None if data[way] is None else _known(Stretch, data[way]) for way in ("torch", "penstock")}
+    return _known(Baseline, {**data, **ways})
 
 
 def _moment(data: Mapping[str, Any]) -> Moment:

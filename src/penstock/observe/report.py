@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penstock.core.stats import LoaderStatistics, StageTimes
 from penstock.core.units import size_text
 from penstock.observe import rates
 from penstock.observe.alike import merged, settings_text
+from penstock.observe.lines import rate as _rate
+from penstock.observe.rank_record import RankRecord
 from penstock.observe.record import LoaderRecord, RunRecord
 
 _STAGES = (
@@ -19,7 +23,8 @@ _STAGES = (
 
 def render(record: RunRecord) -> str:
     """Return the report of `record`, some lines of plain text."""
-    lines = [f"penstock: {' '.join(record.command)} ran {record.wall_s:.1f} s, exit code {record.exit_code}"]
+    code = "unknown" if record.exit_code is None else record.exit_code
+    lines = [f"penstock: {' '.join(record.command)} ran {record.wall_s:.1f} s, exit code {code}"]
     if record.error:
         lines.append(f"  ended by {record.error}")
     used = merged(record.loaders)
@@ -29,6 +34,9 @@ def render(record: RunRecord) -> str:
         lines += _loader_lines(loader)
     if len(used) > 1:
         lines += _total_lines(used)
+    lines += _rank_lines(record.ranks)
+    if record.baseline is not None:
+        lines.append(record.baseline.render())
     memory = record.memory
     peak = memory.peak_pss_nbytes or memory.peak_rss_nbytes
     what = "all processes" if memory.peak_pss_nbytes else "this process"
@@ -36,18 +44,26 @@ def render(record: RunRecord) -> str:
     return "\n".join(lines) + "\n"
 
 
-def progress(name: str, statistics: LoaderStatistics, recent: LoaderStatistics) -> str:
-    """Return one line for a loop under way; rates are those of `recent`, what was counted lately."""
-    done = statistics.batches
-    if statistics.length:
-        done -= statistics.epochs * statistics.length
-        where = f"epoch {statistics.epochs + 1}, batch {min(done, statistics.length)}/{statistics.length}"
+def _rank_lines(ranks: Sequence[RankRecord]) -> list[str]:
+    if not ranks:
+        return []
+    samples = sum(rank.samples for rank in ranks)
+    return [f"  all ranks: {samples} samples, {_rate(rates.of_ranks(ranks))}", *map(_rank_line, ranks)]
+
+
+def _rank_line(rank: RankRecord) -> str:
+    words = [f"  rank {rank.rank}: "]
+    if rank.batches:
+        stalled = rank.loading_s / rank.loop_s if rank.loop_s else 0.0
+        speed = _rate(rates.of_ranks([rank]))
+        words.append(f"{rank.samples} samples in {rank.batches} batches, {speed}, stalled {stalled:.1%}")
     else:
-        where = f"batch {done}"
-    return (
-        f"{name}: {where} · {_rate(rates.samples_per_s(recent))} · "
-        f"waited for data {rates.waited_share(recent):.1%} of the time"
-    )
+        words.append("no batch")
+    if rank.exit_code:
+        words.append(f", exit code {rank.exit_code}")
+    if rank.missing:
+        words.append(f" ({rank.missing})")
+    return "".join(words)
 
 
 def _loader_lines(loader: LoaderRecord) -> list[str]:
@@ -94,10 +110,6 @@ def _stage_lines(stages: StageTimes, loop_s: float) -> list[str]:
 
 def _share(part: float, whole: float) -> str:
     return f"{part / whole:.0%}" if whole else "–"
-
-
-def _rate(samples_per_s: float) -> str:
-    return f"{samples_per_s:,.0f} samples/s".replace(",", " ")
 
 
 def _troubles(statistics: LoaderStatistics) -> list[str]:

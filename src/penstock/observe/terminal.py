@@ -1,9 +1,8 @@
-"""One row at the bottom of a terminal, kept out of the way of everything that scrolls.
+"""Some rows at the bottom of a terminal, kept out of the way of everything that scrolls.
 
-The row lies outside the terminal's scroll region (DECSTBM), as a package manager's progress line does. Whatever
-prints, be it the program, a worker process, a C library or a progress bar of the program's own, scrolls above it, and
-nobody's stdout has to be wrapped. What is written goes straight to the descriptor: a lock of Python's that a thread
-held while another one forks would stay locked in the child for ever.
+The rows lie outside the terminal's scroll region (DECSTBM), as a package manager's progress line does. Whatever
+prints, be it the program, a worker process, a C library or a progress bar of the program's own, scrolls above them, and
+nobody's stdout has to be wrapped. What is written goes straight to the descriptor, whole and in one call.
 Source: the control sequences of xterm and of the DEC VT100 it follows (CSI r, ESC 7, ESC 8, ESC D, CSI K).
 """
 
@@ -11,18 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 
 _LEAST_ROWS = 4
 _SAVE, _RESTORE = "\x1b7", "\x1b8"
-_WIPE, _COLOUR = "\x1b[K", "\x1b[36m"
+_WIPE, _DOWN, _PLAIN = "\x1b[K", "\x1bD", "\x1b[m"
 
 
-class StatusRow:
-    """The last row of the terminal on descriptor `fd`."""
+class StatusRows:
+    """The last rows of the terminal on descriptor `fd`."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._size: os.terminal_size | None = None
+        self._claimed: tuple[os.terminal_size, int] | None = None
 
     @staticmethod
     def fits(fd: int) -> bool:
@@ -36,21 +36,41 @@ class StatusRow:
         except OSError:
             return False
 
-    def show(self, text: str) -> None:
-        """Write `text` in the row, cut to its width, in place of what was there."""
-        size = os.get_terminal_size(self._fd)
+    def size(self) -> os.terminal_size:
+        """Return the terminal's size; all zero when it has gone."""
+        try:
+            return os.get_terminal_size(self._fd)
+        except OSError:
+            return os.terminal_size((0, 0))
+
+    def show(self, lines: Sequence[str]) -> None:
+        """Write `lines`, none of which is wider than the terminal, in place of what was in the rows."""
+        size = self.size()
         if size.lines < _LEAST_ROWS:
             return
-        # Down a row first (ESC D keeps the column), so that the cursor is not on the last one; and back up afterwards.
-        claim = "" if size == self._size else f"\x1bD{_SAVE}\x1b[1;{size.lines - 1}r{_RESTORE}\x1b[A"
-        self._size = size
-        self._write(f"{claim}{_SAVE}\x1b[{size.lines};1H{_COLOUR}{text[: size.columns - 1]}{_WIPE}{_RESTORE}")
+        count = len(lines)
+        claim = ""
+        if self._claimed != (size, count):
+            if self._claimed is not None and self._claimed[0] == size:
+                claim = self._release()
+            # Down first (ESC D keeps the column), so that the cursor is in no row of ours; and back up afterwards.
+            claim += f"{_DOWN * count}{_SAVE}\x1b[1;{size.lines - count}r{_RESTORE}\x1b[{count}A"
+        self._claimed = size, count
+        first = size.lines - count + 1
+        rows = "".join(f"\x1b[{first + number};1H{line}{_PLAIN}{_WIPE}" for number, line in enumerate(lines))
+        self._write(f"{claim}{_SAVE}{rows}{_RESTORE}")
 
     def close(self) -> None:
-        """Wipe the row and give it back."""
-        if self._size is not None:
-            self._write(f"{_SAVE}\x1b[r\x1b[{self._size.lines};1H{_WIPE}{_RESTORE}")
-            self._size = None
+        """Wipe the rows and give them back."""
+        if self._claimed is not None:
+            self._write(self._release())
+            self._claimed = None
+
+    def _release(self) -> str:
+        assert self._claimed is not None
+        size, count = self._claimed
+        rows = "".join(f"\x1b[{row};1H{_WIPE}" for row in range(size.lines - count + 1, size.lines + 1))
+        return f"{_SAVE}\x1b[r{rows}{_RESTORE}"
 
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError):  # the terminal has gone; the program goes on

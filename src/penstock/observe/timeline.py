@@ -42,6 +42,9 @@ class Moment:
     workers: int = 0
     """Workers of loops under way."""
 
+    working: int = 0
+    """Those of them that were making something."""
+
     slots_nbytes: int = 0
     """Host memory of all loaders' slots."""
 

@@ -12,6 +12,7 @@ from penstock.observe.trace import LoaderEvents
 
 if TYPE_CHECKING:  # importing it would import torch, and that is for the program to do
     from penstock.feed.loader import DataLoader
+    from penstock.feed.sight import LoopSight
 
 _SETTINGS = (
     "batch_size",
@@ -28,11 +29,20 @@ class WatchedLoader:
     """One loader and what it counted. Holds no reference that would keep its dataset alive."""
 
     def __init__(self, loader: DataLoader[Any], name: str) -> None:
+        from penstock.feed.sight import look
+
         self.name = name
         self.settings = {key: getattr(loader, key) for key in _SETTINGS if getattr(loader, key, None) is not None}
+        self._look = look
         self._loader = weakref.ref(loader)
         self._counters = loader._counters
         self._last = loader.statistics()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will be counted any more: the loader is gone, and its last loop too."""
+        loop = self._counters.loop
+        return self._loader() is None and (loop is None or loop() is None)
 
     def statistics(self) -> LoaderStatistics:
         """Return what the loader has counted so far, or had when it died."""
@@ -52,6 +62,10 @@ class WatchedLoader:
             return LoaderEvents(name=self.name, events=())
         return LoaderEvents(name=self.name, events=recorder.events(), dropped=recorder.dropped)
 
+    def sight(self) -> LoopSight | None:
+        """Return how its loop looks just now; None when that could not be told this time."""
+        return self._look(self._counters)
+
     def record(self) -> LoaderRecord:
         """Return what is kept of it."""
         return LoaderRecord(name=self.name, settings=self.settings, statistics=self.statistics())
@@ -67,11 +81,13 @@ class Watch:
     def __init__(self, *, traced: bool = False) -> None:
         self.loaders: list[WatchedLoader] = []
         self._traced = traced
+        self._named: dict[str, int] = {}
 
     def notice(self, loader: DataLoader[Any]) -> None:
         """Watch `loader` from now on."""
         if self._traced:
             loader._counters.recorder = Recorder()
         name = type(loader.dataset).__name__
-        before = sum(watched.name.split(" ")[0] == name for watched in self.loaders)
+        before = self._named.get(name, 0)
+        self._named[name] = before + 1
         self.loaders.append(WatchedLoader(loader, f"{name} #{before + 1}" if before else name))

@@ -4,7 +4,8 @@ One shared page of 64-bit cells, little enough to be read by eye in a debugger:
 
     cell 0                the epoch that is running; a worker that finds another one abandons its piece
     cell 1 + 2·w          worker w: sequence number + 1 of the piece it claimed, 0 before its first
-    cell 2 + 2·w          worker w: the row of that piece which it is making; before its first, 1 when it is ready
+    cell 2 + 2·w          worker w: the row of that piece which it is making; before its first, 1 when it is ready; IDLE
+                          when its result has been sent
 
 and one lock file. A worker takes a message from the shared queue and writes its claim under a POSIX record lock,
 which the kernel drops when the worker dies; so under the same lock the training process knows exactly which pieces
@@ -19,6 +20,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from penstock.feed.transport.slab import Handle, MemfdSlab, NamedSlab, attach, create
+
+IDLE = (1 << 64) - 1
+"""In place of a row: the worker has nothing to make."""
 
 
 class Control:
@@ -60,6 +64,10 @@ class Control:
     def row(self, worker: int) -> int:
         """Return the row that `worker` was making last."""
         return self.cells[2 + 2 * worker]
+
+    def is_idle(self, worker: int) -> bool:
+        """Return whether `worker` has sent what it claimed last, and waits for more."""
+        return self.cells[2 + 2 * worker] == IDLE
 
     def forget(self, worker: int) -> None:
         """Clear the cells of a worker that is being replaced."""

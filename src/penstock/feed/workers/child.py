@@ -30,7 +30,7 @@ from torch.utils.data._utils.worker import WorkerInfo, _generate_state
 from penstock.core.errors import TransportError, UnpicklableError
 from penstock.feed.collate import set_current_room, stack_in_slots
 from penstock.feed.transport import channel, codec
-from penstock.feed.transport.control import Control
+from penstock.feed.transport.control import IDLE, Control
 from penstock.feed.transport.room import NoRoomError, Room
 from penstock.feed.transport.slab import Handle, MemfdSlab, NamedSlab, attach, create
 from penstock.feed.workers.maker import BatchMaker, Job, Made, NothingLeftError, Part
@@ -204,6 +204,7 @@ class _Worker:
         kind = body[:1]
         if kind == b"W":
             self._work(memoryview(body)[1:])
+            self._cells[self._claim_cell + 1] = IDLE
         elif kind == b"S":
             number, nbytes, name = pickle.loads(memoryview(body)[1:])
             try:
@@ -241,6 +242,7 @@ class _Worker:
             (seq,) = struct.unpack_from("<Q", message[0])
             self._cells[self._claim_cell] = seq + 1
         self._work(memoryview(message[0]))
+        self._cells[self._claim_cell + 1] = IDLE
 
     # ── one piece ───────────────────────────────────────────────────────────────────────────────────────────
 

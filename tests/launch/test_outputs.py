@@ -9,7 +9,7 @@ from pathlib import Path
 
 import made_runs
 import pytest
-from test_launch import TRAINING, penstock, script
+from test_run import TRAINING, penstock, script
 
 from penstock import cli
 from penstock.observe import record

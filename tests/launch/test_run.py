@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
-import os
-import re
 import shutil
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import textwrap
 from pathlib import Path
 
@@ -249,68 +243,6 @@ def test_nothing_to_run_is_one_line_and_exit_code_2(tmp_path: Path, command: tup
     assert run.returncode == 2
     assert run.stderr.startswith("penstock: ")
     assert run.stderr.count("\n") == 1
-
-
-def on_a_terminal(folder: Path, *command: str) -> tuple[bytes, int]:
-    """Run a command on a terminal of 24 rows and return what it showed, and its exit code."""
-    master, slave = os.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
-    process = subprocess.Popen(command, cwd=folder, stdout=slave, stderr=slave, env={**os.environ, "TERM": "xterm"})
-    os.close(slave)
-    shown = b""
-    with contextlib.suppress(OSError):  # the terminal's other side is gone
-        while piece := os.read(master, 65536):
-            shown += piece
-    os.close(master)
-    return shown, process.wait(60)
-
-
-def test_on_a_terminal_a_live_line_shows_progress_and_leaves_the_scripts_lines_alone(tmp_path: Path) -> None:
-    path = script(
-        tmp_path,
-        """
-        import time, torch
-        from torch.utils.data import DataLoader
-        for epoch in range(3):
-            for batch in DataLoader(torch.arange(100.0), batch_size=10):
-                time.sleep(0.05)
-            print("half", end=" ", flush=True)
-            time.sleep(0.3)
-            print("way", type(__import__("sys").stdout).__name__)
-        """,
-    )
-    shown, code = on_a_terminal(tmp_path, sys.executable, "-m", "penstock", "run", path.name)
-    assert code == 0
-    row = rb"\x1b7(?:\x1b\[1;23r\x1b8\x1b\[A\x1b7)?\x1b\[24;1H\x1b\[36mpenstock [^\x1b]*\x1b\[K\x1b8"
-    rows = re.findall(row, shown)
-    assert any(b"batch" in one and b"samples/s" in one and b"waited for data" in one for one in rows)
-    rest = re.sub(rb"\x1b[D7]|\x1b\[r\x1b\[24;1H\x1b\[K\x1b8", b"", re.sub(row, b"", shown))
-    assert rest.startswith(b"half way TextIOWrapper\r\n" * 3 + b"penstock: train.py ran")
-    assert b"\x1b" not in rest
-
-
-def test_forked_workers_may_print_while_the_live_line_is_drawn(tmp_path: Path) -> None:
-    path = script(
-        tmp_path,
-        """
-        import torch
-        from torch.utils.data import DataLoader, Dataset
-
-        class Loud(Dataset):
-            def __len__(self):
-                return 40
-
-            def __getitem__(self, index):
-                print("sample", index)
-                return torch.tensor(index)
-
-        for epoch in range(40):
-            print(sum(len(batch) for batch in DataLoader(Loud(), batch_size=4, num_workers=2)), "of epoch", epoch)
-        """,
-    )
-    shown, code = on_a_terminal(tmp_path, sys.executable, "-m", "penstock", "run", path.name)
-    assert code == 0
-    assert b"40 of epoch 39\r\n" in shown
 
 
 def test_tuned_loaders_change_nothing_that_the_script_prints(tmp_path: Path) -> None:

@@ -1,0 +1,112 @@
+"""Runs programs plain and under `penstock run`, also on a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import struct
+import subprocess
+import sys
+import termios
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from screen import Screen
+
+LINES, COLUMNS = 24, 110
+
+SLOW = """
+    import sys, time, torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class Slow(Dataset):
+        def __len__(self):
+            return 80
+
+        def __getitem__(self, index):
+            time.sleep(0.002)
+            return torch.zeros(10_000)
+
+    loader = DataLoader(Slow(), batch_size=4, num_workers=2)
+    for epoch in range(int(sys.argv[1])):
+        for batch in loader:
+            time.sleep(0.02)
+        print("epoch", epoch, flush=True)
+"""
+
+
+def script(folder: Path, text: str, name: str = "train.py") -> Path:
+    """Write a script."""
+    path = folder / name
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def python(folder: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in `folder`."""
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+
+
+def penstock(folder: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in `folder`."""
+    return python(folder, "-m", "penstock", *command, **environment)
+
+
+class Terminal:
+    """A command on a terminal of 24 rows, and what a person sees of it."""
+
+    def __init__(self, folder: Path, *command: str, columns: int = COLUMNS) -> None:
+        self._master, slave = os.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, columns, 0, 0))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "penstock", *command],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=slave,
+            stderr=slave,
+            env={**os.environ, "TERM": "xterm"},
+        )
+        os.close(slave)
+        self.screen = Screen(LINES, columns)
+
+    def until(self, holds: Callable[[Screen], bool]) -> Screen:
+        """Read until the screen is as it is wanted, or everybody has closed the terminal."""
+        deadline = time.monotonic() + 60
+        while not holds(self.screen):
+            assert time.monotonic() < deadline, "\n".join(self.screen.text())
+            if select.select([self._master], [], [], 0.1)[0]:
+                try:
+                    piece = os.read(self._master, 65536)
+                except OSError:  # all others have closed it
+                    return self.screen
+                if not piece:
+                    return self.screen
+                self.screen.feed(piece)
+        return self.screen
+
+    def end(self) -> tuple[list[str], int]:
+        """Read to the end, and return all lines there were, and the exit code."""
+        self.until(lambda screen: False)
+        os.close(self._master)
+        code = self.process.wait(60)
+        return [line for line in self.screen.scrolled + self.screen.text() if line], code
+
+
+def shows_panel(screen: Screen) -> bool:
+    """Return whether the panel of a loop under way is there."""
+    return "samples/s" in screen.text()[-3] and "host" in screen.text()[-1]
+
+
+def is_given_back(screen: Screen) -> bool:
+    """Return whether the whole terminal scrolls."""
+    return (screen.top, screen.bottom) == (0, LINES - 1)

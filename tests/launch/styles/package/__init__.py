@@ -1,0 +1,3 @@
+"""A package that is run with python -m."""
+
+NAME = __name__

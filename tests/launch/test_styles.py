@@ -1,0 +1,56 @@
+"""Scripts of many styles do under `penstock run` what they do under Python: same losses, output, tracebacks, exit code.
+
+Each is run both ways, with the real packages; what it prints is compared bit for bit.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from launch.programs import python
+
+STYLES = Path(__file__).parent / "styles"
+QUIET = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0"}
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+ENDS = {"raises.py": 1, "exits.py": 3, "interrupted.py": -2}
+
+
+@pytest.mark.parametrize(
+    ("before", "command"),
+    [
+        pytest.param((), ("plain_loop.py",), id="plain loop"),
+        pytest.param((), ("argparse_main.py", "--epochs", "2"), id="main with arguments, spawned workers"),
+        pytest.param((), ("argparse_main.py", "--epochs", "2", "--start-method", "fork"), id="the same, forked"),
+        pytest.param((), ("lightning_trainer.py",), id="Lightning Trainer"),
+        pytest.param((), ("accelerate_loop.py",), id="Accelerate"),
+        pytest.param((), ("hf_trainer.py",), id="Hugging Face Trainer"),
+        pytest.param((), ("-m", "package.train", "--lr", "1"), id="python -m"),
+        pytest.param((), ("iterable.py",), id="iterable dataset"),
+        pytest.param((), ("raises.py",), id="raises"),
+        pytest.param((), ("exits.py",), id="exits"),
+        pytest.param((), ("interrupted.py",), id="interrupted"),
+        pytest.param((), ("generators.py",), id="generators under autocast"),
+        pytest.param((), ("processes.py",), id="processes of its own"),
+        pytest.param(TORCHRUN, ("parallel.py",), id="DistributedDataParallel under torchrun"),
+    ],
+)
+def test_a_script_does_under_penstock_what_it_does_under_python(
+    tmp_path: Path, before: tuple[str, ...], command: tuple[str, ...]
+) -> None:
+    shutil.copytree(STYLES, tmp_path, dirs_exist_ok=True)
+    plain = python(tmp_path, *before, *command, **QUIET)
+    run = python(tmp_path, *before, "-m", "penstock", "run", "--quiet", *command, **QUIET)
+    assert plain.returncode == ENDS.get(command[0], 0), plain.stderr
+    assert plain.stdout.count("\n") >= 3
+    assert run.stdout == plain.stdout
+    assert run.returncode == plain.returncode
+    assert _lasting(run.stderr) == _lasting(plain.stderr)
+    assert (tmp_path / "run.json").exists()
+
+
+def _lasting(stderr: str) -> list[str]:
+    """Return what is the same in every run: all but torchrun's lines, which have the time in them."""
+    return [line for line in stderr.splitlines() if "torch/distributed" not in line]

@@ -1,0 +1,46 @@
+"""Looks at memory are frequent at first, and never take more than a small share of the time afterwards."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.observe import host_memory
+from penstock.observe.host_memory import MemoryMeter
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Stand in for the clocks, and for a look that takes 40 ms of CPU."""
+    now = {"wall": 0.0, "cpu": 0.0, "looks": 0.0}
+
+    def look(_: MemoryMeter) -> None:
+        now["cpu"] += 0.04
+        now["looks"] += 1
+
+    monkeypatch.setattr(host_memory.time, "monotonic", lambda: now["wall"])
+    monkeypatch.setattr(host_memory.time, "thread_time", lambda: now["cpu"])
+    monkeypatch.setattr(MemoryMeter, "look", look)
+    return now
+
+
+def test_looks_take_a_four_hundredth_of_the_time_after_a_head_start(clock: dict[str, float]) -> None:
+    meter = MemoryMeter()
+    looks = []
+    for second in range(2000):
+        clock["wall"] = float(second)
+        before = clock["looks"]
+        meter.look_if_due()
+        if clock["looks"] > before:
+            looks.append(second)
+    assert looks[:3] == [0, 2, 4]
+    assert clock["cpu"] <= 2000 / 400 + 0.1 + 0.04
+    assert clock["looks"] > 100
+
+
+def test_what_is_read_of_this_process_is_plausible() -> None:
+    meter = MemoryMeter()
+    meter.look()
+    peak = meter.peak()
+    assert meter.latest_nbytes is not None
+    assert peak.peak_pss_nbytes == meter.latest_nbytes
+    assert 1 << 20 < meter.latest_nbytes < peak.peak_rss_nbytes * 2
