@@ -12,7 +12,8 @@ from scarcity import Capacity, FailAt
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from penstock import OptionError, OutOfMemoryError, TrainStep, distributed
+from penstock import OptionError, OutOfMemoryError, TrainStep
+from penstock.distributed import peers
 from penstock.memory.microbatch import Sizes, bucket_of
 
 Make = Callable[[], tuple[TrainStep, Callable[[], dict[str, Any]]]]
@@ -498,9 +499,9 @@ def test_models_whose_ranks_meet_inside_of_forward_are_refused(monkeypatch: pyte
     class Sharded(nn.Linear):
         pass
 
-    monkeypatch.setattr(distributed, "FSDPModule", Sharded)
+    monkeypatch.setattr(peers, "FullyShardedDataParallel", Sharded)
     model = nn.Sequential(Sharded(2, 2))
-    with pytest.raises(OptionError, match=r"collectives of a sharded \(FSDP\) model"):
+    with pytest.raises(OptionError, match=r"fully_shard \(FSDP2\), or step it by hand"):
         TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.1), sum_of_squares)
 
     class Parallel(nn.Module):
@@ -508,6 +509,6 @@ def test_models_whose_ranks_meet_inside_of_forward_are_refused(monkeypatch: pyte
             super().__init__()
             self.module = nn.SyncBatchNorm(2)
 
-    monkeypatch.setattr(distributed, "DistributedDataParallel", Parallel)
+    monkeypatch.setattr(peers, "DistributedDataParallel", Parallel)
     with pytest.raises(OptionError, match="SyncBatchNorm asks the other ranks"):
         TrainStep(Parallel(), torch.optim.SGD(model.parameters(), lr=0.1), sum_of_squares)

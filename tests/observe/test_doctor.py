@@ -310,7 +310,7 @@ class Crowd(Dataset):
 
 
 def test_memory_that_reading_copies_into_a_worker_is_measured() -> None:
-    found = growth(DataLoader(Crowd(), batch_size=8, num_workers=1, shuffle=True), 2.0)
+    found = growth(DataLoader(Crowd(), batch_size=8, num_workers=1, shuffle=True), 20.0)
     assert found is not None
     assert (found.attribute, found.objects) == ("self.names", 200_000)
     assert found.nbytes > 1000 * found.samples

@@ -33,7 +33,7 @@ _SEEDED = {
     "iterator_made_anew": ({"transform-bound", "start-up-bound"}, "iterator-made-anew", "batches = iter(loader)", 3),
     "pickled_for_each_worker": (None, "pickled-for-each-worker", "self.rows", 6),
     "copied_on_write": ({"compute-bound"}, "copy-on-write", "self.annotations = numpy.array(self.annotations)", 4),
-    "threads_in_workers": ({"transform-bound"}, "threads-in-workers", "torch.set_num_threads(1)", 4),
+    "threads_in_workers": ({"transform-bound"}, "threads-in-workers", "torch.set_num_threads(1)", 12),
     "too_many_workers": (None, "too-many-workers", "num_workers=", 5),
     "quota_below_the_cores": (None, "cpu-quota", "num_workers=1", 3),
     "batches_beyond_shm": (None, "shm-too-small", "--shm-size=", 4),

@@ -109,13 +109,15 @@ def attempt(body: Callable[[], T]) -> Outcome[T]:
     return Outcome(failure=failure)
 
 
-def insist(body: Callable[[], object]) -> Failure | None:
+def insist(body: Callable[[], object], log: FailureLog | None = None) -> Failure | None:
     """Do what takes little memory and may be begun again, until it succeeds; return the failure if it never does."""
     failure = None
     for _ in range(TRIES):
         failure = attempt(body).failure
         if failure is None:
             return None
+        if log is not None:
+            log.note(failure)
     return failure
 
 

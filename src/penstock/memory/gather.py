@@ -206,7 +206,7 @@ class Gathering:
         Raises:
             OutOfMemoryError: not even then did it go through.
         """
-        failure = insist(body)
+        failure = insist(body, self._log)
         if failure is not None:
             raise OutOfMemoryError(f"{what}: {self.explained(failure)}")
 

@@ -105,11 +105,14 @@ def test_page_and_figures_follow_the_readers_colours(page: Path, dark: bool, col
 
 
 def test_figures_change_their_colours_when_the_reader_changes_the_scheme(page: Path) -> None:
+    from selenium.webdriver.support.wait import WebDriverWait
+
     with shown(page) as browser:
         scheme = [{"name": "prefers-color-scheme", "value": "dark"}]
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
         fill = "return getComputedStyle(document.querySelector('#plot-time .js-fill')).fill"
-        assert browser.execute_script(fill) in {_rgb(colour) for colour in DARK.values()}
+        dark = {_rgb(colour) for colour in DARK.values()}
+        WebDriverWait(browser, 30).until(lambda _: browser.execute_script(fill) in dark)
 
 
 def test_the_page_does_not_move_when_it_is_drawn(page: Path) -> None:
