@@ -71,6 +71,9 @@ def _collect_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
 
+    import torch
+
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # torch imports its compiler for the first optimizer
     gc.collect()
     gc.freeze()
     yield
