@@ -77,6 +77,10 @@ class Parts:
         except OSError:  # a full disk, or somebody has cleaned up
             return Ending(record, True)
 
+    def remove(self) -> None:
+        """Remove all ranks' parts, now that the last one's report is written: whoever is killed before is reported."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _end(self, record: RunRecord | None) -> Ending:
@@ -106,8 +110,6 @@ class Parts:
                 missing[rank] = "it was still running"
             elif not other["ended"] or rank not in records or records[rank].exit_code is None:
                 missing[rank] = _KILLED
-        if is_last:
-            shutil.rmtree(self._folder, ignore_errors=True)
         if not records:
             return Ending(None, is_last)
         return Ending(merged(records, missing) if self._ranks.world_size > 1 else records[own], is_last)

@@ -116,6 +116,8 @@ class Session:
             end = parts.end(None)
             if end.record is not None:
                 ending.write(end.record, outputs, is_last=end.is_last)
+            if end.is_last:
+                parts.remove()
 
         self._keeper = Keeper.start(self._beacon.file, afterwards, draws=draws)
 
@@ -134,8 +136,8 @@ class Session:
     def forget(self) -> None:
         """Report nothing: there was no program."""
         atexit.unregister(self._end)
-        if self._parts is not None:
-            self._parts.end(None)
+        if self._parts is not None and self._parts.end(None).is_last:
+            self._parts.remove()
         self._close()
 
     # ── while it runs, in the watcher's thread ──────────────────────────────────────────────────────────────────
@@ -167,6 +169,8 @@ class Session:
             end = self._parts.end(record)
             record, is_last = end.record or record, end.is_last
         ending.write(record, self._outputs, is_last=is_last)
+        if self._parts is not None and is_last:
+            self._parts.remove()
         ending.write_trace(self._watch, self._clock, self._outputs)
         self._close()
         if self.exit_code == _INTERRUPTED:
