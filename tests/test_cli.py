@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -37,6 +39,35 @@ def test_the_verbs_and_their_flags_are_these() -> None:
         "plan": ["--budget", "--help", "--json", "-h"],
         "report": ["--help", "--html", "--json", "--merge", "--tensorboard", "--trace", "-h"],
     }
+
+
+@pytest.mark.parametrize("name", ["train", "train:", ":step", ""])
+def test_a_name_without_a_module_or_an_object_is_told_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", name]) == 2
+    assert "names no object in a module; name it as in train:step" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_a_line_and_the_status_of_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.Report, "run", interrupted)
+    assert cli.main(["report", "run.json"]) == 130
+    assert capsys.readouterr().err == "penstock: interrupted\n"
+    monkeypatch.setattr(cli.Run, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):  # the program's own
+        cli.main(["run", "train.py"])
+
+
+def test_a_reader_that_has_read_enough_is_no_error() -> None:
+    show = (
+        "from penstock import cli; cli.Report.run = lambda *_: print('x' * 10**6) or 0; "
+        "raise SystemExit(cli.main(['report', 'run.json']))"
+    )
+    reader = subprocess.run(["sh", "-c", f'{sys.executable} -c "$0" | head -c 1', show], capture_output=True, text=True)
+    assert (reader.stdout, reader.stderr) == ("x", "")
 
 
 def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -39,6 +41,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         verb.options(sub)
         sub.set_defaults(verb=verb)
     args = parser.parse_args(argv)
+    if isinstance(args.verb, Run):  # whose program has its own way with interrupts, and with its stdout
+        return _told(args)
+    try:
+        code = _told(args)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("penstock: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # whoever read this has read enough; Python is not to flush it again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return code
+
+
+def _told(args: argparse.Namespace) -> int:
+    """Run the verb; what is wrong is told in a line."""
     try:
         code: int = args.verb.run(args)
     except PenstockError as error:

@@ -16,6 +16,8 @@ def named(name: str) -> Any:
         PenstockError: there is no such module or object.
     """
     module, _, attribute = name.partition(":")
+    if not (module and attribute):
+        raise PenstockError(f"{name!r} names no object in a module; name it as in train:step")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
