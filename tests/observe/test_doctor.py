@@ -310,6 +310,12 @@ class Crowd(Dataset):
 
 
 def test_memory_that_reading_copies_into_a_worker_is_measured() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        torch.ones(1 << 22).sum()  # OpenMP's threads run from now on, and a fork does not copy them
+    finally:
+        torch.set_num_threads(threads)
     found = growth(DataLoader(Crowd(), batch_size=8, num_workers=1, shuffle=True), 20.0)
     assert found is not None
     assert (found.attribute, found.objects) == ("self.names", 200_000)

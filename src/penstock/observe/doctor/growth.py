@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
@@ -106,6 +107,7 @@ def _deep(one: Any) -> int:
 
 def _child(loader: DataLoader[Any], seconds: float, pipe: Connection) -> None:
     gc.disable()  # a collection touches every object, too
+    torch.set_num_threads(1)  # as in a worker; OpenMP's threads were not forked, and it would wait for them for ever
     until = time.perf_counter() + seconds * 0.6
     makers: list[Callable[[], Any]] = []
     before = private = 0
