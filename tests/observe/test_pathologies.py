@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
+import json
+import os
+import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
-
-from penstock.observe.diagnose import Diagnosis, diagnose
-from penstock.observe.doctor.examine import examine
-from penstock.observe.doctor.rendering import render
 
 _FOLDER = Path(__file__).parents[1] / "pathologies"
+_DOCTORED = Path(__file__).parent / "doctored.py"
 
 # script: what the verdict may be, the finding that must be there, words that its remedy must have, seconds
 _SEEDED = {
@@ -34,6 +31,7 @@ _SEEDED = {
     "pickled_for_each_worker": (None, "pickled-for-each-worker", "self.rows", 6),
     "copied_on_write": ({"compute-bound"}, "copy-on-write", "self.annotations = numpy.array(self.annotations)", 4),
     "threads_in_workers": ({"transform-bound"}, "threads-in-workers", "torch.set_num_threads(1)", 12),
+    "threads_after_a_fork": ({"workers-hang"}, "workers-hang", 'multiprocessing_context="forkserver"', 3),
     "too_many_workers": (None, "too-many-workers", "num_workers=", 5),
     "quota_below_the_cores": (None, "cpu-quota", "num_workers=1", 3),
     "batches_beyond_shm": (None, "shm-too-small", "--shm-size=", 4),
@@ -48,55 +46,35 @@ _SEEDED = {
 }
 _HEALTHY = sorted(file.stem for file in _FOLDER.glob("healthy_*.py"))
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set"),
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded"),
-]
 
-
-@pytest.fixture(autouse=True)
-def _as_a_program(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.syspath_prepend(str(_FOLDER))
-    before, threads = set(sys.modules), torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-    work = sys.modules.get("work")
-    if work is not None:
-        work.clean_up()
-    for name in set(sys.modules) - before:
-        if getattr(sys.modules[name], "__file__", None) and str(_FOLDER) in str(sys.modules[name].__file__):
-            del sys.modules[name]
-
-
-def _doctor(script: str, seconds: float, tmp_path: Path) -> tuple[Diagnosis, str]:
-    module = importlib.import_module(script)
-    for file, text in getattr(module, "CGROUP", {}).items():
-        (tmp_path / file).write_text(text)
-    found = examine(getattr(module, "main", None) or module.train, name=script, seconds=seconds, cgroup=tmp_path)
-    shm_nbytes = getattr(module, "SHM_NBYTES", None)
-    if shm_nbytes is not None:
-        found = replace(found, machine=replace(found.machine, shm_nbytes=shm_nbytes, shm_free_nbytes=shm_nbytes))
-    diagnosis = diagnose(found)
-    return diagnosis, render(found, diagnosis)
+def _doctor(script: str, seconds: float, tmp_path: Path) -> dict[str, Any]:
+    path = os.pathsep.join([str(_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, str(_DOCTORED), script, str(seconds), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 @pytest.mark.parametrize("script", _SEEDED)
 def test_the_pathology_is_named_with_the_line_to_change(script: str, tmp_path: Path) -> None:
     verdicts, name, words, seconds = _SEEDED[script]
-    diagnosis, text = _doctor(script, seconds, tmp_path)
-    assert verdicts is None or diagnosis.verdict.name in verdicts, text
-    if name is None:
-        remedies = [diagnosis.verdict.remedy, *(finding.remedy for finding in diagnosis.findings)]
-    else:
-        remedies = [finding.remedy for finding in diagnosis.findings if finding.name == name]
-    assert any(word in remedy for remedy in remedies for word in words.split("|")), text
+    found = _doctor(script, seconds, tmp_path)
+    assert verdicts is None or found["verdict"]["name"] in verdicts, found["text"]
+    named = [finding for finding in found["findings"] if name in (None, finding["name"])]
+    remedies = [finding["remedy"] for finding in named] + ([found["verdict"]["remedy"]] if name is None else [])
+    assert any(word in remedy for remedy in remedies for word in words.split("|")), found["text"]
 
 
 @pytest.mark.parametrize("script", _HEALTHY)
 def test_a_healthy_loop_is_called_healthy(script: str, tmp_path: Path) -> None:
-    diagnosis, text = _doctor(script, 4, tmp_path)
-    assert (diagnosis.verdict.name, diagnosis.findings) == ("healthy", ()), text
+    found = _doctor(script, 4, tmp_path)
+    assert (found["verdict"]["name"], found["findings"]) == ("healthy", []), found["text"]
 
 
 def test_every_script_is_tried() -> None:

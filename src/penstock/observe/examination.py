@@ -230,6 +230,20 @@ class WorkerLook:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Hang:
+    """Workers that the loop waited for, and that neither ran nor slept nor read: they waited for a lock or a thread."""
+
+    workers: int
+    """How many: all of them."""
+
+    waited_s: float
+    """How long the loop had waited for a batch by then."""
+
+    libraries: tuple[str, ...] = ()
+    """What that brings threads of its own is loaded there: openmp, openblas, mkl, opencv."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Growth:
     """How private memory of a forked worker grew over samples that it had not made before."""
 
@@ -336,6 +350,9 @@ class Examination:
 
     workers: WorkerLook | None = None
     """The worker processes."""
+
+    hang: Hang | None = None
+    """Of all workers, when the loop waited for them at the end of its time."""
 
     growth: Growth | None = None
     """Of a worker's memory."""

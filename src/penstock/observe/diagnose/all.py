@@ -12,6 +12,7 @@ from penstock.observe.finding import Finding
 
 _CAUSES: tuple[Callable[[Examination], Finding | None], ...] = (
     loading.fails,
+    loading.workers_hang,
     loading.stream_repeats_itself,
     loading.iterator_made_anew,
     machine.cpu_quota,

@@ -36,7 +36,7 @@ _REMEDY = {
 
 def bottleneck(found: Examination, *, is_quiet: bool = True) -> Finding:
     """Return the verdict on a loop; `is_quiet` where nothing was found that should be changed."""
-    if found.error or found.as_it_is is None:
+    if found.error or found.hang is not None or found.as_it_is is None:
         return _unknown(found)
     if found.has_step and not loading_matters(found):
         return _contention(found) or _healthy(found)
@@ -49,12 +49,20 @@ def bottleneck(found: Examination, *, is_quiet: bool = True) -> Finding:
 
 
 def _unknown(found: Examination) -> Finding:
-    what = found.error or "; ".join(found.notes) or "no batch was timed"
+    if found.error:
+        return Finding(name="fails", cause="The loop failed.", evidence=found.error, remedy="")
+    if found.hang is not None:
+        return Finding(
+            name="workers-hang",
+            cause="The loop waits for its workers, and they for ever.",
+            evidence=f"it had waited for {found.hang.waited_s:.0f} s when it was ended",
+            remedy="",
+        )
     return Finding(
-        name="fails" if found.error else "unknown",
-        cause="The loop failed." if found.error else "It could not be told where the time goes.",
-        evidence=what,
-        remedy="" if found.error else "give it more time: --seconds 60",
+        name="unknown",
+        cause="It could not be told where the time goes.",
+        evidence="; ".join(found.notes) or "no batch was timed",
+        remedy="give it more time: --seconds 60",
     )
 
 

@@ -42,6 +42,34 @@ def fails(found: Examination) -> Finding | None:
     )
 
 
+def workers_hang(found: Examination) -> Finding | None:
+    """Every worker waits for a thread or a lock that is not there."""
+    hang, own = found.hang, found.settings
+    if hang is None:
+        return None
+    is_forked = own.start_method == "fork"
+    threaded = f", with {', '.join(hang.libraries)} loaded" if hang.libraries else ""
+    why = (
+        "; they were forked: threads of the training process, and locks that those held, are not there in a worker "
+        "(torch computes in one thread there, and hangs where a worker sets more and the training process has used "
+        "several before)"
+    )
+    return Finding(
+        name="workers-hang",
+        cause="The workers wait for ever, for a thread or for a lock, and the loop for them.",
+        evidence=(
+            f"no batch for {hang.waited_s:.0f} s, while all {hang.workers} workers used no processor and waited in a "
+            f"lock{threaded}{why if is_forked else ''}"
+        ),
+        remedy=(
+            'multiprocessing_context="forkserver"; or no torch.set_num_threads in workers, and no lock in the dataset '
+            "that another thread may hold when workers are started"
+            if is_forked
+            else "look where they are: py-spy dump --pid of a worker"
+        ),
+    )
+
+
 def iterator_made_anew(found: Examination) -> Finding | None:
     """`next(iter(loader))` in a loop starts the workers again for every batch."""
     if found.beginnings < 3 or found.asked > 2 * found.beginnings:

@@ -9,6 +9,7 @@ every "what if" is a trial of it. Sources that wait for their turn are stopped: 
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,9 +18,10 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
-from penstock.observe.doctor.crew import Crew
+from penstock.observe.doctor.crew import Crew, HangWatch
 from penstock.observe.doctor.sources import Repeated, Source, are_equal, in_new_containers
 from penstock.observe.doctor.witness import StepWitness
+from penstock.observe.examination import Hang
 from penstock.observe.trial import AS_IT_IS, FREE, Stretch, Trial, gain
 
 _LOOKS = 3
@@ -32,6 +34,9 @@ _SLOW_START = 0.1
 _AT_ONCE_S = 0.003
 _ENOUGH_BATCHES = 8
 _STUCK_S = 0.5
+_LONG_S = 1.0
+_LONG_PREPARING_S = 10.0
+_LATE, _LATE_S, _FIRST_S = 1.5, 2.0, 15.0
 
 
 class EnoughError(BaseException):
@@ -59,6 +64,8 @@ class Conductor:
         self.has_step = True
         self.witness = StepWitness()
         self.crew = Crew()
+        self._made = clock()
+        self._has_told = False
         self._sources: list[Source] = []
         self.forget()
 
@@ -73,6 +80,9 @@ class Conductor:
         self.beginnings = 0
         self._waits_since = math.inf
         self._longest_wait_s = 0.0
+        self._has_batch = False
+        self._hangs = HangWatch()
+        self.hang: Hang | None = None
         self._has_paused = False
         self.is_gentle = False
         self.repeats_itself = False
@@ -118,6 +128,7 @@ class Conductor:
         began = self._waits_since = self._clock()
         try:
             batch = self._next_batch()
+            self._has_batch = True
         finally:
             self._waits_since = math.inf
             self._returned_at = self._clock()
@@ -132,11 +143,27 @@ class Conductor:
         return batch
 
     def tick(self) -> None:
-        """See to it that no source waits for one that was stopped; called now and then, between any two instructions.
+        """See to it that the loop ends in time; called now and then, between any two instructions.
 
-        A dataset may have a lock that all its workers share, and a worker may have been stopped while it held it.
+        And that no source waits for one that was stopped: a dataset may have a lock that all its workers share, and a
+        worker may have been stopped while it held it.
+
+        Raises:
+            EnoughError: the time is over, or workers hang.
         """
-        waits_s = self._clock() - self._waits_since
+        now = self._clock()
+        if self.loader is None:  # the program prepares for its loop, and may take its time
+            if now - self._made > _LONG_PREPARING_S and not self._has_told:
+                self._has_told = True
+                sys.stderr.write("penstock: no training loop over a DataLoader yet; Ctrl-C if none is to come\n")
+            return
+        if now - self._began > self._seconds * _LATE + (_LATE_S if self._has_batch else _FIRST_S):
+            raise EnoughError
+        waits_s = now - self._waits_since
+        if waits_s > _LONG_S:
+            self.hang = self._hangs.look(self._source.workers(), now, waits_s)
+            if self.hang is not None:
+                raise EnoughError
         if waits_s > max(_STUCK_S, 3 * self._longest_wait_s) and not self.is_gentle and self._has_paused:
             self.is_gentle = True
             for source in self._sources:

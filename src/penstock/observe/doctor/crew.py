@@ -1,16 +1,18 @@
-"""What worker processes do while a loop runs: how many threads of each use a processor."""
+"""What worker processes do while a loop runs: how many threads of each use a processor, or that they all hang."""
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
 
 from penstock.observe.doctor import proc
-from penstock.observe.examination import WorkerLook
+from penstock.observe.examination import Hang, WorkerLook
 
 _BUSY = 0.3
 _LEAST_TICKS = 10
+_HANGS_S = 3.0
 
 
 class Crew:
@@ -53,3 +55,25 @@ class Crew:
             cores=max(used) / max(1e-9, self._looked_s),
             libraries=self._libraries,
         )
+
+
+class HangWatch:
+    """Looks at workers while the loop waits for them, again and again: do they wait for one another?
+
+    One that sleeps, reads or computes does not hang, and where the kernel does not say what a thread waits for, none
+    does.
+    """
+
+    def __init__(self) -> None:
+        self._seen: list[dict[int, int]] = []
+        self._since = math.inf
+
+    def look(self, pids: Sequence[int], now: float, waited_s: float) -> Hang | None:
+        """Return the hang, once all threads of all workers have waited, and not run, for some seconds."""
+        seen = [proc.thread_ticks(pid) for pid in pids]
+        if not any(seen) or seen != self._seen or not all(map(proc.waits_for_itself, pids)):
+            self._seen, self._since = seen, now
+            return None
+        if now - self._since < _HANGS_S:
+            return None
+        return Hang(workers=len(pids), waited_s=waited_s, libraries=proc.threading_libraries(pids[0]))

@@ -8,6 +8,7 @@ started before anything has been read in this process, so that they inherit no o
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 import traceback
@@ -34,6 +35,7 @@ from penstock.observe.examination import Examination, Pickled, Threads
 
 _LOOP, _SAMPLES, _HANDING, _LOCK, _GROWTH, _PICKLE = 0.55, 0.2, 0.06, 0.06, 0.09, 0.04
 _LATE = 1.5
+_PREPARING_S = 600.0
 _CLOSING_S = 12.0
 _LEAST_S = 0.3
 _NOT_THE_USERS = (os.path.dirname(torch.__file__), str(Path(__file__).parents[2]))
@@ -48,7 +50,7 @@ class OverError(BaseException):
 class _Notes:
     """What could not be measured, and why."""
 
-    until: float
+    until: float = math.inf
     """When all should be over."""
 
     lines: list[str] = field(default_factory=list)
@@ -88,7 +90,7 @@ def examine(
         (True, 0)
     """
     began = time.perf_counter()
-    limits, notes = Limits(cgroup, shm), _Notes(began + seconds * _LATE + 2.0)
+    limits, notes = Limits(cgroup, shm), _Notes()
     machine = limits.machine()
 
     def plan(loader: DataLoader[Any], has_step: bool) -> Any:
@@ -102,6 +104,7 @@ def examine(
             f"the function ended before its loop began ({error or 'it took too long'}); mend it, or give more --seconds"
         )
     trials, step = conductor.trials(), conductor.witness.look() if conductor.has_step else None
+    notes.until = time.perf_counter() + seconds * (1 - _LOOP) * _LATE + 2.0
     parts = _Parts(loader, seconds, notes)
     parts.measure(conductor.batch)
     return Examination(
@@ -115,6 +118,7 @@ def examine(
         asked=conductor.asked,
         workers=conductor.crew.look(),
         step=step,
+        hang=conductor.hang,
         error=error,
         wall_s=time.perf_counter() - began,
         notes=tuple(notes.lines),
@@ -126,7 +130,7 @@ def _conduct(subject: Any, conductor: Conductor, seconds: float, notes: _Notes) 
     """Run the loop to the end of all trials; return the exception that ended it sooner, in one line."""
     error = ""
     try:
-        with at_most(seconds * _LATE + 2.0, EnoughError, conductor.tick):
+        with at_most(_PREPARING_S, EnoughError, conductor.tick):
             run(subject, conductor)
     except EnoughError:
         if not any(trial.stretches for trial in conductor.trials()):

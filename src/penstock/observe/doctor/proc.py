@@ -1,6 +1,6 @@
 """What the kernel counted of a process or a thread, read from /proc. None, or nothing, where it does not tell.
 
-Sources: the kernel's Documentation/filesystems/proc.rst (io, smaps_rollup, stat), scheduler/sched-stats.rst
+Sources: the kernel's Documentation/filesystems/proc.rst (io, smaps_rollup, stat, wchan), scheduler/sched-stats.rst
 (schedstat).
 """
 
@@ -94,6 +94,15 @@ def thread_ticks(pid: int) -> dict[int, int]:
             continue
         found[int(thread)] = int(words[11]) + int(words[12])
     return found
+
+
+def waits_for_itself(pid: int) -> bool:
+    """Say whether all threads of a process wait for threads or processes: for a lock, a condition, a barrier."""
+    try:
+        threads = list((_PROC / str(pid) / "task").iterdir())
+        return bool(threads) and all("futex" in (thread / "wchan").read_text() for thread in threads)
+    except OSError:
+        return False
 
 
 def threading_libraries(pid: int) -> tuple[str, ...]:

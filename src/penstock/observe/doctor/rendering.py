@@ -22,6 +22,12 @@ _QUESTIONS = {
     PENSTOCK: "What if it were penstock's loader?",
     PINNED: "What if batches were pinned?",
 }
+_SAID = {
+    "healthy": "HEALTHY",
+    "fails": "the loop fails",
+    "workers-hang": "the workers hang",
+    "unknown": "it cannot be told",
+}
 _SCHEMA = "penstock.doctor/1"
 
 
@@ -53,7 +59,7 @@ def render(found: Examination, diagnosis: Diagnosis) -> str:
 
 
 def _headline(verdict: Finding) -> str:
-    return verdict.name.upper() if verdict.name == "healthy" else f"the bottleneck is {verdict.name}"
+    return _SAID.get(verdict.name) or f"the bottleneck is {verdict.name}"
 
 
 def _remedies(diagnosis: Diagnosis) -> list[str]:
