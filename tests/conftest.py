@@ -81,9 +81,11 @@ def _collect_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_configure() -> None:
-    """Let tests interrupt their children, also where this process was started with interrupts ignored (by `nohup`)."""
+    """Let tests interrupt their children, also where this process was started with signals ignored (by `nohup`)."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,9 +8,10 @@ import sys
 import penstock
 
 NAMES = """
-DataLoader Leak Ledger LoaderStatistics OOMGuard OptionError OutOfMemoryError PenstockError Plan RankError Released
-RingCounts SKIP ScriptError Sim StageTimes StepStatistics TrainStep TransportError UnpicklableError WorkerError
-WorkerKilledError WorkerStartError WorkerTimeoutError __version__ infer ledger plan release split_batch watch_leaks
+DataLoader ExtraError Leak Ledger LoaderStatistics OOMGuard OptionError OutOfMemoryError PenstockError Plan RankError
+RecordError Released RingCounts SKIP ScriptError Sim Source SourceError StageTimes StepStatistics Stream TrainStep
+TransportError UnpicklableError WorkerError WorkerKilledError WorkerStartError WorkerTimeoutError __version__ infer
+ledger open plan release split_batch watch_leaks
 """
 
 

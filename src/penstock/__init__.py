@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.core.errors import (
+        ExtraError,
         OptionError,
         PenstockError,
         RankError,
+        RecordError,
         ScriptError,
+        SourceError,
         TransportError,
         UnpicklableError,
         WorkerError,
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from penstock.device import Sim
     from penstock.feed.infer import infer
     from penstock.feed.loader import DataLoader
+    from penstock.feed.sources.base import Source
+    from penstock.feed.sources.open import open
+    from penstock.feed.sources.stream import Stream
     from penstock.feed.workers.maker import SKIP
     from penstock.memory.explain import OutOfMemoryError
     from penstock.memory.guard import OOMGuard
@@ -39,6 +45,7 @@ __version__ = "0.1.0"
 __all__ = [
     "SKIP",
     "DataLoader",
+    "ExtraError",
     "Leak",
     "Ledger",
     "LoaderStatistics",
@@ -48,12 +55,16 @@ __all__ = [
     "PenstockError",
     "Plan",
     "RankError",
+    "RecordError",
     "Released",
     "RingCounts",
     "ScriptError",
     "Sim",
+    "Source",
+    "SourceError",
     "StageTimes",
     "StepStatistics",
+    "Stream",
     "TrainStep",
     "TransportError",
     "UnpicklableError",
@@ -64,6 +75,7 @@ __all__ = [
     "__version__",
     "infer",
     "ledger",
+    "open",
     "plan",
     "release",
     "split_batch",
@@ -72,10 +84,13 @@ __all__ = [
 
 _HOMES = {
     "penstock.core.errors": (
+        "ExtraError",
         "OptionError",
         "PenstockError",
         "RankError",
+        "RecordError",
         "ScriptError",
+        "SourceError",
         "TransportError",
         "UnpicklableError",
         "WorkerError",
@@ -87,6 +102,9 @@ _HOMES = {
     "penstock.device": ("Sim",),
     "penstock.feed.infer": ("infer",),
     "penstock.feed.loader": ("DataLoader",),
+    "penstock.feed.sources.base": ("Source",),
+    "penstock.feed.sources.open": ("open",),
+    "penstock.feed.sources.stream": ("Stream",),
     "penstock.feed.workers.maker": ("SKIP",),
     "penstock.memory.explain": ("OutOfMemoryError",),
     "penstock.memory.guard": ("OOMGuard",),

@@ -8,6 +8,9 @@
     │   ├── WorkerStartError                         it died before its first piece of work
     │   ├── WorkerKilledError                        it died while making a sample, again and again
     │   └── WorkerTimeoutError                       it gave nothing for `timeout` seconds
+    ├── SourceError          (ValueError)            data that cannot be opened, or is not what it says it is
+    │   └── RecordError                              one record of it: file, byte, key
+    ├── ExtraError           (ImportError)           an optional package is missing, and which extra brings it
     ├── RankError            (RuntimeError)          another rank of a parallel model could not go on
     └── ScriptError          (RuntimeError)          `penstock run` was given something that is no script
 
@@ -48,6 +51,36 @@ class WorkerKilledError(WorkerError):
 
 class WorkerTimeoutError(WorkerError):
     """No batch came for `timeout` seconds."""
+
+
+class SourceError(PenstockError, ValueError):
+    """Data that cannot be opened, or is not what it says it is."""
+
+
+class RecordError(SourceError):
+    """One record is truncated, corrupt or larger than allowed.
+
+    Args:
+        path: the file.
+        offset: the byte at which the record begins; -1 where nobody knows.
+        key: its number, or its name.
+        reason: what is wrong.
+    """
+
+    def __init__(self, path: str, offset: int, key: object, reason: str) -> None:
+        super().__init__(path, offset, key, reason)
+        self.path = path
+        self.offset = offset
+        self.key = key
+        self.reason = reason
+
+    def __str__(self) -> str:
+        where = f" at byte {self.offset}" if self.offset >= 0 else ""
+        return f"{self.path}: record {self.key}{where}: {self.reason}"
+
+
+class ExtraError(PenstockError, ImportError):
+    """An optional package is not installed."""
 
 
 class RankError(PenstockError, RuntimeError):

@@ -32,6 +32,9 @@ from penstock.feed.epoch import EpochRunner
 from penstock.feed.inline import InlineRunner
 from penstock.feed.pinning import Pinning, pinning_of
 from penstock.feed.prefetch import DEPTH, Flight, Prefetcher
+from penstock.feed.sources.base import Source
+from penstock.feed.sources.order import RunOrder
+from penstock.feed.sources.stream import Stream
 from penstock.feed.transport.ring import Ring
 from penstock.feed.transport.slab import PrivateSlab, Slab, create, memfd_works
 from penstock.feed.workers.base import Pool
@@ -138,13 +141,19 @@ class DataLoader(TorchDataLoader[T_co]):
         weakref.finalize(self, self._shelf.close)
         self._learned: Dispatch | None = None
         self._regulator: Regulator | None = None
+        lanes = _auto_workers() if num_workers == "auto" else num_workers
+        if shuffle and sampler is None and batch_sampler is None and isinstance(dataset, Source):
+            order = _order(dataset, batch_size, lanes, generator)
+            if order is not None:
+                sampler, shuffle = order, None
+                self._dispatch_option = "round_robin" if dispatch == "auto" else dispatch
         super().__init__(
             dataset,
             batch_size,
             shuffle,
             sampler,
             batch_sampler,
-            _auto_workers() if num_workers == "auto" else num_workers,
+            lanes,
             collate_fn,
             bool(pin_memory),
             drop_last,
@@ -224,6 +233,7 @@ class LoaderIterator:
             host: InlineRunner | EpochRunner = InlineRunner(_job(loader), self._ring, self._counters, indices)
         else:
             dispatch = _dispatch(loader)
+            _begin_pass(loader)
             pool = _pool(loader, dispatch, base_seed, pinning.numa_node)
             self._workers = pool.processes
             runner = EpochRunner(
@@ -273,6 +283,7 @@ class LoaderIterator:
             raise RuntimeError("these persistent workers have been shut down; make a new DataLoader")
         if isinstance(self._runner, Prefetcher):
             self._runner.close()
+        _begin_pass(loader)
         self._host.begin(iter(self._index_sampler))
         self._start_epoch(loader, began)
 
@@ -362,6 +373,19 @@ def _length(sampler: Any) -> int | None:
 
 def _auto_workers() -> int:
     return min(8, usable_cores() - 1)
+
+
+def _order(source: Source, batch_size: int | None, workers: int, generator: torch.Generator | None) -> RunOrder | None:
+    """Return a random order in which each worker reads runs of its own; None where a source has no runs."""
+    starts = source.runs
+    if starts is None or len(starts) < 3:
+        return None
+    return RunOrder(starts, batch_size=batch_size or 1, lanes=max(1, workers), generator=generator)
+
+
+def _begin_pass(loader: DataLoader[Any]) -> None:
+    if isinstance(loader.dataset, Stream) and loader._body == "process":
+        loader.dataset.begin_pass()
 
 
 def _job(loader: DataLoader[Any]) -> Job:

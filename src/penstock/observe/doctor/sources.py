@@ -8,6 +8,7 @@ import signal
 import statistics
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -244,7 +245,9 @@ def variant(loader: DataLoader[Any], *, penstock: bool | None = None, **changes:
         options.update(multiprocessing_context=None, prefetch_factor=None, persistent_workers=False, timeout=0)
     if options.get("workers") == "thread":
         options.update(multiprocessing_context=None)
-    return PenstockLoader(**options) if is_penstock else DataLoader(**options)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")  # which many are too many is being found out
+        return PenstockLoader(**options) if is_penstock else DataLoader(**options)
 
 
 def _penstocks_own(loader: PenstockLoader[Any]) -> dict[str, Any]:

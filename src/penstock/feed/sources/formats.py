@@ -1,0 +1,115 @@
+"""The formats: their names, how their files are called, which module reads them. Modules are imported when needed."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from penstock.core.errors import SourceError
+
+_PACKAGE = "penstock.feed.sources"
+_LOOKED_AT = 10_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Format:
+    """One format."""
+
+    name: str
+    """As `format=` of `penstock.open` says it."""
+
+    module: str
+    """Reads it: `opened(paths, *, storage, fields, errors, **options)`; and writes it, see `Writer`."""
+
+    suffixes: tuple[str, ...]
+    """What its files' names end on."""
+
+    def load(self) -> Any:
+        """Return the module.
+
+        Raises:
+            ExtraError: the package that it needs is not installed.
+        """
+        return import_module(f"{_PACKAGE}.{self.module}")
+
+
+FORMATS = (
+    Format(name="images", module="image_folder", suffixes=(".jpg", ".jpeg", ".png", ".webp")),
+    Format(name="hdf5", module="hdf5", suffixes=(".h5", ".hdf5", ".hdf")),
+    Format(name="parquet", module="parquet", suffixes=(".parquet",)),
+    Format(name="arrow", module="arrow", suffixes=(".arrow", ".feather")),
+    Format(name="tokens", module="tokens", suffixes=(".npy", ".bin")),
+    Format(name="lmdb", module="lmdb", suffixes=(".lmdb", ".mdb")),
+    Format(name="zarr", module="zarr", suffixes=(".zarr",)),
+    Format(name="video", module="video", suffixes=(".mp4", ".mkv", ".webm", ".mov", ".avi")),
+    Format(name="tfrecord", module="tfrecord", suffixes=(".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")),
+    Format(name="tar", module="tar", suffixes=(".tar", ".tar.gz", ".tgz")),
+    Format(name="jsonl", module="jsonl", suffixes=(".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")),
+    Format(name="csv", module="csv", suffixes=(".csv", ".tsv", ".csv.gz", ".tsv.gz")),
+)
+
+
+def named(name: str) -> Format:
+    """Return the format with this name.
+
+    Raises:
+        SourceError: there is none.
+    """
+    for one in FORMATS:
+        if one.name == name:
+            return one
+    raise SourceError(f"there is no format {name!r}; there are {', '.join(one.name for one in FORMATS)}")
+
+
+def of_path(path: str) -> Format | None:
+    """Return the format that a file's name says it has; None where it says nothing.
+
+    >>> of_path("s3://bucket/train-000.tar").name, of_path("train.txt")
+    ('tar', None)
+    """
+    lower = path.rstrip("/").lower()
+    return next((one for one in FORMATS if lower.endswith(one.suffixes)), None)
+
+
+def guessed(path: str) -> tuple[Format, list[str]]:
+    """Return the format of a file or a folder, and its files; a format whose data are a folder gets the folder.
+
+    Raises:
+        SourceError: there is nothing, or nothing that has a known name.
+    """
+    found = of_path(path)
+    if found is not None and (found.name in ("lmdb", "zarr") or not os.path.isdir(path)):
+        return found, [path]
+    if not os.path.isdir(path):
+        known = ", ".join(suffix for one in FORMATS for suffix in one.suffixes)
+        raise SourceError(f"{path} has no name that tells its format ({known}); say format=")
+    if os.path.exists(os.path.join(path, "data.mdb")):
+        return named("lmdb"), [path]
+    if any(os.path.exists(os.path.join(path, name)) for name in ("zarr.json", ".zgroup", ".zarray")):
+        return named("zarr"), [path]
+    files = _files(path)
+    counted = Counter(one.name for file in files if (one := of_path(file)) is not None)
+    if not counted:
+        raise SourceError(f"the folder {path} has no file whose name tells a format; say format=")
+    (most, _), *others = counted.most_common()
+    if others and most != "images":
+        raise SourceError(
+            f"the folder {path} holds {', '.join(f'{count} of {name}' for name, count in counted.most_common())}; "
+            "say format=, or name the files"
+        )
+    if most == "images":
+        return named("images"), [path]
+    return named(most), sorted(file for file in files if of_path(file) is named(most))
+
+
+def _files(path: str) -> list[str]:
+    found: list[str] = []
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [os.path.join(folder, name) for name in sorted(names) if not name.startswith(".")]
+        if len(found) > _LOOKED_AT and of_path(found[0]) is named("images"):
+            break
+    return found

@@ -1,0 +1,200 @@
+"""Streams: every record once, whoever reads; shuffled, resumed, and broken ones left out."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader as TorchDataLoader
+
+import penstock
+from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.feed.sources.stream import Shard, Stream, Way, _dealt, _Part, _Pass, _Plan
+
+
+class Numbers(Stream):
+    """Shard "3" with 5 records holds 3000 ... 3004."""
+
+    where = "numbers"
+    broken: frozenset[int] = frozenset()
+    ends_at: int | None = None
+
+    def read(self, shard: Shard, first: int, step: int) -> Iterator[Any]:
+        for number in range(first, shard.count or 0, step):
+            value = int(shard.name) * 1000 + number
+            if value == self.ends_at:
+                raise RecordError(shard.name, number, number, "the rest is gone")
+            yield RecordError(shard.name, number, number, "broken") if value in self.broken else value
+
+
+def numbers(*counts: int, way: Way | None = None, errors: Any = "raise") -> Numbers:
+    return Numbers([Shard(str(number), count) for number, count in enumerate(counts)], way, errors)
+
+
+def everything(*counts: int) -> list[int]:
+    return [shard * 1000 + number for shard, count in enumerate(counts) for number in range(count)]
+
+
+COUNTS = st.lists(st.integers(0, 9), min_size=0, max_size=7)
+WAYS = st.builds(
+    Way,
+    shuffle=st.booleans(),
+    seed=st.integers(0, 5),
+    window=st.integers(1, 7),
+    interleave=st.integers(1, 4),
+)
+
+
+@given(counts=COUNTS, way=WAYS, ranks=st.integers(1, 4), workers=st.integers(1, 4), epoch=st.integers(0, 3))
+def test_ranks_and_workers_share_out_every_record_once(
+    counts: list[int], way: Way, ranks: int, workers: int, epoch: int
+) -> None:
+    stream = numbers(*counts, way=way)
+    plan = _Plan(seed=way.seed or 0, epoch=epoch, ranks=ranks, workers=workers)
+    everyone = [replace(plan, rank=rank, worker=worker) for rank in range(ranks) for worker in range(workers)]
+    assert sorted(value for one in everyone for value in _Pass(stream, one)) == everything(*counts)
+
+
+@given(counts=COUNTS, way=WAYS, data=st.data())
+def test_a_pass_goes_on_where_its_state_was_taken(counts: list[int], way: Way, data: st.DataObject) -> None:
+    stream = numbers(*counts, way=way)
+    at = data.draw(st.integers(0, sum(counts)))
+    drawing = iter(stream)
+    list(itertools.islice(drawing, at))
+    state = pickle.loads(pickle.dumps(stream.state_dict()))
+    rest = list(drawing)
+    other = numbers(*counts, way=way)
+    other.load_state_dict(state)
+    assert list(other) == rest
+    following = list(other)
+    assert Counter(following) == Counter(everything(*counts))
+    assert following == list(stream)
+
+
+def test_the_state_does_not_grow() -> None:
+    stream = numbers(*[1000] * 50, way=Way(shuffle=True, seed=0))
+    drawing = iter(stream)
+    sizes = []
+    for _ in range(20):
+        list(itertools.islice(drawing, 2000))
+        sizes.append(len(repr(stream.state_dict())))
+    assert max(sizes) < 600
+
+
+def test_in_order_without_shuffling() -> None:
+    assert list(numbers(3, 0, 4)) == everything(3, 0, 4)
+
+
+def test_epochs_differ_and_seeds_repeat_them() -> None:
+    way = Way(shuffle=True, seed=3)
+    stream = numbers(20, 20, 20, way=way)
+    first, second = list(stream), list(stream)
+    assert first != second
+    again = numbers(20, 20, 20, way=way)
+    again.set_epoch(1)
+    assert list(again) == second
+
+
+def test_without_a_seed_torchs_decides() -> None:
+    def drawn() -> list[int]:
+        torch.manual_seed(1)
+        return list(numbers(20, 20).shuffled())
+
+    assert drawn() == drawn()
+    assert drawn() != list(numbers(20, 20).shuffled())
+
+
+@pytest.mark.parametrize("loader", [TorchDataLoader, penstock.DataLoader])
+@pytest.mark.parametrize("counts", [(9, 9, 9, 9, 9), (40,)])
+def test_workers_share_out_the_records(loader: Any, counts: tuple[int, ...]) -> None:
+    stream = numbers(*counts).shuffled(window=5)
+    batches = loader(stream, batch_size=4, num_workers=3)
+    epochs = [torch.cat(list(batches)).tolist() for _ in range(2)]
+    assert [sorted(epoch) for epoch in epochs] == [everything(*counts)] * 2
+    assert epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_penstocks_loader_counts_epochs_of_a_seeded_stream(persistent: bool) -> None:
+    stream = numbers(20, 20).shuffled(seed=5)
+    loader = penstock.DataLoader(stream, batch_size=4, num_workers=2, persistent_workers=persistent)
+    first, second = (torch.cat(list(loader)).tolist() for _ in range(2))
+    assert first != second
+    alone = penstock.DataLoader(numbers(20, 20).shuffled(seed=5), batch_size=4, num_workers=2)
+    assert [torch.cat(list(alone)).tolist() for _ in range(2)] == [first, second]
+
+
+def test_ranks_share_out_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    for rank in range(3):
+        for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 3}.items():
+            monkeypatch.setenv(name, str(value))
+        stream = pickle.loads(pickle.dumps(numbers(7, 7, way=Way(shuffle=True, seed=1))))
+        share = list(stream)
+        assert len(share) == len(stream)
+        drawn += share
+    assert Counter(drawn) == Counter(everything(7, 7))
+
+
+def test_a_record_that_is_broken_is_told_and_the_pass_can_go_on() -> None:
+    stream = numbers(4)
+    stream.broken = frozenset({1})
+    drawing = iter(stream)
+    assert next(drawing) == 0
+    with pytest.raises(RecordError, match="0: record 1 at byte 1: broken"):
+        next(drawing)
+    assert list(drawing) == [2, 3]
+
+
+def test_broken_records_are_left_out_and_counted() -> None:
+    stream = numbers(4, 4, errors="skip")
+    stream.broken, stream.ends_at = frozenset({1}), 1002
+    with pytest.warns(UserWarning, match="left out: "):
+        assert list(stream) == [0, 2, 3, 1000, 1001]
+    assert stream.skipped == 2
+
+
+def test_a_loader_counts_broken_records() -> None:
+    stream = numbers(8)
+    stream.broken = frozenset({3})
+    loader = penstock.DataLoader(stream, batch_size=2, num_workers=1, errors="skip")
+    assert torch.cat(list(loader)).tolist() == [0, 1, 2, 4, 5, 6, 7]
+    assert loader.statistics().skipped == 1
+
+
+def test_maps_and_filters_apply_in_their_order() -> None:
+    stream = numbers(6).map(lambda number: number + 1).filter(lambda number: number % 2 == 0).map(str)
+    assert list(stream) == ["2", "4", "6"]
+    with pytest.raises(TypeError, match="known only when it has been read"):
+        len(stream)
+    assert len(numbers(6, 2)) == 8
+
+
+def test_the_parts_of_a_shard_with_several_readers_cover_it() -> None:
+    parts = [part for who in range(5) for part in _dealt([_Part(0, 0, 1), _Part(1, 0, 1)], who, 5)]
+    drawn = sorted(number for part in parts for number in _numbered(part, 11))
+    assert drawn == sorted((shard, number) for shard in range(2) for number in range(11))
+
+
+def _numbered(part: Any, count: int) -> list[tuple[int, int]]:
+    return [(part.shard, number) for number in range(part.first, count, part.step)]
+
+
+def test_a_state_of_other_shards_is_refused() -> None:
+    with pytest.raises(SourceError, match="no state of numbers"):
+        numbers(3).load_state_dict(numbers(3, 3).state_dict())
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(OptionError, match="window=0"):
+        numbers(3).shuffled(window=0)
+    with pytest.raises(OptionError, match="errors="):
+        numbers(3, errors="ignore")
