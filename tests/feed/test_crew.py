@@ -21,7 +21,7 @@ from penstock.feed.loader import make_auto
 from penstock.feed.workers.child import ChildOptions
 from penstock.feed.workers.process import ProcessPool
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
 
 
 class Scripted(Regulator):

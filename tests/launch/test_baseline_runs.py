@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from launch.programs import penstock, python, script
+
+pytestmark = pytest.mark.alone
 
 LOOP = """
     import os, sys, time, torch

@@ -32,7 +32,7 @@ from penstock.observe.doctor.sources import Gated, are_equal, variant
 from penstock.observe.doctor.witness import StepWitness
 from penstock.observe.trial import AS_IT_IS, FREE
 
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")]
 
 
 class Named(Numbered):

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.alone
+
 _FOLDER = Path(__file__).parents[1] / "pathologies"
 _DOCTORED = Path(__file__).parent / "doctored.py"
 

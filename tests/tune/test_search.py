@@ -14,6 +14,8 @@ from penstock.tune.result import Tuned
 from penstock.tune.setting import Setting
 from penstock.tune.subject import Subject
 
+pytestmark = pytest.mark.alone
+
 GRID = [
     Setting(),
     *(

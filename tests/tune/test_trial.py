@@ -15,6 +15,8 @@ from penstock.tune.setting import Setting
 from penstock.tune.subject import Subject, apart, subject_of
 from penstock.tune.trial import Stand
 
+pytestmark = pytest.mark.alone
+
 
 def process(workers: int, prefetch: int = 2) -> Setting:
     return Setting(workers=workers, body="process", prefetch_factor=prefetch)
