@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.ranks import Ranks
-from penstock.launch.ending import Wanted
+from penstock.launch.outputs import Outputs
 from penstock.launch.session import Session
 from penstock.observe.watcher import Watcher
 
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     asked = parser.parse_args()
     began = time.perf_counter()
-    session = Session(["benchmarks.observe"], Wanted(json_file=None, quiet=True), Ranks())
+    session = Session(["benchmarks.observe"], Outputs(quiet=True), Ranks())
     session.begin()  # as in `penstock run`: before torch is imported, while there is one thread
     from benchmarks.machine import facts
 

@@ -1,9 +1,12 @@
-"""What the README says was measured is what the files of results hold."""
+"""What the README says was measured is what the files of results hold; and what measures it starts."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the package
@@ -46,3 +49,12 @@ def test_a_report_from_a_gpu_becomes_a_table() -> None:
     assert "| 64 MiB | 50.0 (49.0 … 51.0) | 50.0 (50.0 … 50.0) | 9.0 (9.0 … 9.0) | 1.00 |" in table
     assert "|  | penstock, device= | 99 (99 … 99) | 0.990 (0.990 … 0.990) |" in table
     assert "0 wrong elements in 100000 batches" in table
+
+
+@pytest.mark.parametrize("name", ["device", "feed", "fit", "observe", "tune"])
+def test_a_benchmark_starts(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", "--help"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--json" in done.stdout
