@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,20 +16,19 @@ from typing import Any
 import numpy as np
 from torch._utils import ExceptionWrapper
 
-from penstock.core.errors import TransportError, WorkerKilledError, WorkerStartError, WorkerTimeoutError
+from penstock.core.errors import TransportError, WorkerError, WorkerTimeoutError
 from penstock.core.events import Recorder
 from penstock.feed.auto import Regulator
 from penstock.feed.collate import merge
 from penstock.feed.counters import Counters
 from penstock.feed.crew import Crew
+from penstock.feed.deaths import Deaths
 from penstock.feed.dispatch import Dispatch
 from penstock.feed.transport import codec
 from penstock.feed.transport.ring import Ring, Slot, SlotState
 from penstock.feed.transport.room import Room
 from penstock.feed.workers.base import Death, Piece, Pool, Report
 from penstock.feed.workers.maker import Job, Part
-
-_START_DEATHS = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -83,11 +82,9 @@ class EpochRunner:
         self._counters = counters
         self._in_order = in_order
         self._timeout_s = timeout_s or None
-        self._max_deaths = max_deaths
         self._spare_slots = spare_slots
         self._seq = 0
-        self._deaths: Counter[Any] = Counter()
-        self._idle_deaths = 0
+        self._deaths = Deaths(job, max_deaths)
         self._batches: dict[int, _Batch] = {}
         self.pool = pool
         self.crew = Crew(job=job, pool=pool, ring=ring, dispatch=dispatch, counters=counters, regulator=regulator)
@@ -333,7 +330,7 @@ class EpochRunner:
         piece = report.piece
         assert piece is not None
         batch: _Batch = piece.into
-        self._idle_deaths = 0
+        self._deaths.heard()
         if piece.cancelled or batch.cancelled:
             if report.oversize is not None:
                 report.oversize.close()
@@ -465,25 +462,22 @@ class EpochRunner:
     def _mourn(self, death: Death) -> None:
         """Replace a dead worker and give its work out again, unless a sample has killed too many."""
         blamed = death.blamed
-        if blamed is None:
-            self._idle_deaths += 1
-            if self._idle_deaths >= _START_DEATHS:
-                self.close()
-                raise WorkerStartError(
-                    f"DataLoader worker (pid {death.pid}) {death.cause} {self._idle_deaths} workers have ended like "
-                    "this before they made anything; look above for what they printed, and check that the machine "
-                    "has memory for num_workers processes"
-                )
+        try:
+            if blamed is None:
+                self._deaths.at_the_start(death)
+            elif self._dispatch.mode == "stream":
+                self._deaths.on_stream(death, len(self._done_sizes[death.worker]))
+        except WorkerError:
+            self.close()
+            raise
         if not death.is_retired:
             self._counters.restarts += 1
             self.pool.replace(death.worker, tuple(self._done_sizes.get(death.worker, ())))
         self.crew.mourn()
-        if self._dispatch.mode == "stream" and blamed is not None:
-            self._condemn_stream(blamed, death)
         for piece in sorted(death.lost, key=lambda piece: piece.seq):
             if piece.cancelled:
                 self._retire_cancelled(piece)
-            elif piece is blamed and self._is_condemned(piece, death):
+            elif piece is blamed and self._deaths.condemn(piece, death):
                 self._quarantine(piece, death)
             else:
                 self._counters.reissued += 1
@@ -491,40 +485,13 @@ class EpochRunner:
                 gone = piece.worker is not None and piece.worker >= self.pool.size
                 self._submit(piece.into, piece.indices, piece.part, None if gone else piece.worker)
 
-    def _culprit(self, piece: Piece, row: int) -> Any:
-        """Return the index that was being made: one sample's, or all of a batch made in one call."""
-        if not self._job.auto_collation or getattr(self._job.dataset, "__getitems__", None):
-            return piece.indices
-        return piece.indices[min(row, len(piece.indices) - 1)]
-
-    def _is_condemned(self, piece: Piece, death: Death) -> bool:
-        if self._job.iterable:
-            return False
-        key = repr(self._culprit(piece, death.row))
-        self._deaths[key] += 1
-        return self._deaths[key] >= self._max_deaths
-
-    def _condemn_stream(self, blamed: Piece, death: Death) -> None:
-        position = len(self._done_sizes[death.worker])
-        self._deaths[death.worker, position] += 1
-        if self._deaths[death.worker, position] >= self._max_deaths:
-            self.close()
-            raise WorkerKilledError(
-                f"DataLoader worker (pid {death.pid}) {death.cause} {self._max_deaths} workers have died on batch "
-                f"{position} of the stream of worker {death.worker}; an iterable dataset cannot be read around it"
-            )
-
     def _quarantine(self, piece: Piece, death: Death) -> None:
         batch: _Batch = piece.into
-        index = self._culprit(piece, death.row)
+        index = self._deaths.culprit(piece, death.row)
         self._counters.quarantined.append(index)
         batch.left -= 1
         if self._job.errors == "raise":
-            batch.error = WorkerKilledError(
-                f"DataLoader worker (pid {death.pid}) {death.cause} It was making sample {index!r}, on which "
-                f"{self._max_deaths} workers have died. Look at that sample (out of memory? a crash in its decoder?), "
-                "or pass errors='skip' to leave such samples out"
-            )
+            batch.error = self._deaths.sentence(index, death)
         else:
             self._counters.skip([(index, death.cause)])
             kept = [other for other in piece.indices if other is not index] if self._job.auto_collation else []
@@ -540,7 +507,7 @@ class EpochRunner:
         for worker, process in enumerate(self.pool.processes):
             piece, row = self.pool.piece(worker)
             if piece is not None and not piece.cancelled:
-                what = "its stream" if self._job.iterable else f"sample {self._culprit(piece, row)!r}"
+                what = "its stream" if self._job.iterable else f"sample {self._deaths.culprit(piece, row)!r}"
                 words.append(f"worker {worker} (pid {process.pid}) is at {what}")
         return "; ".join([*words, "raise timeout, or look at what those samples wait for"])
 
