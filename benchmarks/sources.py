@@ -1,0 +1,407 @@
+"""Each format beside its usual reader: `python -m benchmarks.sources [--quick] [--formats ...] [--json FILE]`.
+
+The usual reader (`benchmarks.usual`) in torch's DataLoader, and `penstock.open` in penstock's: the same files, batch
+size, number of workers, all of an epoch, by turns after one epoch to warm up. The files lie in the page cache. The loop
+reads one byte of every cache line of each batch. Where less than 1.5 times the usual reader is reached, the ceiling
+says what the samples alone cost: plain processes that make them, and do nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.utils.data import DataLoader as TorchLoader
+
+import penstock
+from benchmarks import usual
+from benchmarks.ceiling import ceiling
+from benchmarks.figures import Result, Target, compare
+from benchmarks.fresh import forked
+from benchmarks.laps import Consumer, Lap, lap
+from benchmarks.machine import facts
+from benchmarks.race import interleave
+from benchmarks.workloads import Workload
+
+OURS = "penstock"
+TIMES, OF_CEILING = 1.5, 0.9
+SIDE = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One format, with files made for it."""
+
+    name: str
+    reader: str
+    """The usual reader, in words."""
+
+    samples: int
+    batch_size: int
+    usual: Callable[[int], Any]
+    """Given a number of workers, torch's loader."""
+
+    ours: Callable[[int], Any]
+    source: Callable[[], Any] | None = None
+    """The source alone, for the ceiling; None where samples are no map-style source's."""
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sources", description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer samples and rounds")
+    parser.add_argument("--formats", nargs="*", choices=sorted(CASES), help="only these")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    asked = parser.parse_args()
+    console, began, results = Console(stderr=True), time.perf_counter(), []
+    for name in asked.formats or CASES:
+        with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+            case = CASES[name](Path(folder), 1 if asked.quick else 4)
+            results.append(forked(partial(_measured, case, asked.workers, 3 if asked.quick else 5)))
+        console.print(_words(results[-1]), style="dim")
+        if asked.json:
+            found = {
+                "benchmark": "sources",
+                "quick": asked.quick,
+                "workers": asked.workers,
+                "machine": facts(),
+                "results": [result.to_json() for result in results],
+                "seconds": round(time.perf_counter() - began, 1),
+            }
+            asked.json.parent.mkdir(parents=True, exist_ok=True)
+            asked.json.write_text(json.dumps(found, indent=1) + "\n")
+    _print(results, asked.workers, time.perf_counter() - began)
+
+
+def _measured(case: Case, workers: int, rounds: int) -> Result:
+    torch.set_num_threads(1)
+    runs: dict[str, Callable[[], Lap]] = {
+        OURS: partial(lap, case.ours(workers), Consumer("touch")),
+        case.reader: partial(lap, case.usual(workers), Consumer("touch")),
+    }
+    interleave(runs, 1)
+    ran = interleave(runs, rounds)
+    figures = ran.figures(lambda one: case.samples / one.seconds)
+    result = compare(case.name, case.name, "samples/s", figures, [Target(against=case.reader, at_least=TIMES)], [])
+    if all(result.verdicts()) or case.source is None:
+        return result
+    runs.clear()
+    with _bound(case, workers) as bound:
+        ran = interleave({OURS: partial(lap, case.ours(workers), Consumer("touch")), "ceiling": bound}, rounds)
+    figures = {**figures, "ceiling": ran.figures(lambda one: case.samples / one.seconds)["ceiling"]}
+    targets = [Target(against=case.reader, at_least=TIMES), Target(against="ceiling", at_least=OF_CEILING)]
+    return compare(case.name, case.name, "samples/s", figures, targets, [])
+
+
+@contextmanager
+def _bound(case: Case, workers: int) -> Iterator[Callable[[], Lap]]:
+    assert case.source is not None
+    workload = Workload(
+        name=case.name,
+        dataset=case.source(),
+        batch_size=case.batch_size,
+        batches=-(-case.samples // case.batch_size),
+    )
+    with ceiling(workload, workers) as run:
+        yield run
+
+
+def _torch(dataset: Any, batch_size: int, workers: int, **options: Any) -> Any:
+    return TorchLoader(dataset, batch_size, num_workers=workers, persistent_workers=True, **options)
+
+
+def _ours(source: Any, batch_size: int, workers: int, **options: Any) -> Any:
+    return penstock.DataLoader(source, batch_size, num_workers=workers, persistent_workers=True, **options)
+
+
+# ── files ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _pictures(count: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 32, (count, 3, SIDE, SIDE), dtype=np.uint8)
+
+
+def images(folder: Path, times: int) -> Case:
+    """JPEG files of 500x375 in class folders, to 224x224."""
+    from benchmarks.jpegs import _write
+
+    scenes = folder / "scenes"
+    scenes.mkdir()
+    made = [Path(path) for path in _write(scenes)]
+    count = 384 * times
+    for number in range(count):
+        place = folder / "train" / f"class{number % 4}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{number:06}.jpg").write_bytes(made[number % len(made)].read_bytes())
+    train = folder / "train"
+    return Case(
+        name="images",
+        reader="Pillow, as torchvision's ImageFolder, in torch's DataLoader",
+        samples=count,
+        batch_size=64,
+        usual=lambda workers: _torch(usual.PillowFolder(train, 224), 64, workers, shuffle=True),
+        ours=lambda workers: _ours(penstock.open(train, size=224), 64, workers, shuffle=True),
+        source=lambda: penstock.open(train, size=224),
+    )
+
+
+def _hdf5(folder: Path, times: int, name: str, **storage: Any) -> Case:
+    import h5py
+
+    count = 4096 * times
+    path = folder / "train.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("image", data=_pictures(count), **storage)
+        file.create_dataset("label", data=np.arange(count))
+    return Case(
+        name=name,
+        reader="an h5py dataset in torch's DataLoader",
+        samples=count,
+        batch_size=64,
+        usual=lambda workers: _torch(usual.H5(path, count), 64, workers, shuffle=True),
+        ours=lambda workers: _ours(penstock.open(path), 64, workers, shuffle=True),
+        source=lambda: penstock.open(path),
+    )
+
+
+def parquet(folder: Path, times: int) -> Case:
+    """Pictures as lists of bytes, in row groups of 256."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    count = 1024 * times
+    pixels = 3 * SIDE * SIDE
+    flat = pa.array(_pictures(count).reshape(-1))
+    columns = {"image": pa.FixedSizeListArray.from_arrays(flat, pixels), "label": pa.array(np.arange(count))}
+    path = folder / "train.parquet"
+    pq.write_table(pa.table(columns), path, row_group_size=256)
+    return Case(
+        name="parquet",
+        reader="pyarrow's row groups in torch's DataLoader",
+        samples=count,
+        batch_size=64,
+        usual=lambda workers: _torch(usual.ParquetRows(path), 64, workers),
+        ours=lambda workers: _ours(penstock.open(path), 64, workers, shuffle=True),
+        source=lambda: penstock.open(path),
+    )
+
+
+def lmdb(folder: Path, times: int) -> Case:
+    """Pictures as bytes."""
+    import lmdb as package
+
+    count = 4096 * times
+    path = folder / "train.lmdb"
+    pictures = _pictures(count)
+    with package.open(str(path), map_size=pictures.nbytes * 2, subdir=False) as env, env.begin(write=True) as put:
+        for number, picture in enumerate(pictures):
+            put.put(b"%08d" % number, picture.tobytes())
+    shape = pictures.shape[1:]
+    return Case(
+        name="lmdb",
+        reader="an lmdb dataset in torch's DataLoader",
+        samples=count,
+        batch_size=64,
+        usual=lambda workers: _torch(usual.Lmdb(path, count, shape), 64, workers, shuffle=True),
+        ours=lambda workers: _ours(penstock.open(path).map(_Shaped(shape)), 64, workers, shuffle=True),
+        source=lambda: penstock.open(path).map(_Shaped(shape)),
+    )
+
+
+class _Shaped:
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._shape = shape
+
+    def __call__(self, sample: dict[str, Any]) -> np.ndarray:
+        return np.frombuffer(sample["value"], np.uint8).reshape(self._shape)
+
+
+def tar(folder: Path, times: int) -> Case:
+    """Pictures as .npy and labels, in eight shards."""
+    import webdataset
+
+    count = 2048 * times
+    pictures = _pictures(count)
+    for shard in range(8):
+        with webdataset.TarWriter(str(folder / f"train-{shard}.tar")) as writer:
+            for number in range(shard, count, 8):
+                writer.write({"__key__": f"{number:06}", "npy": pictures[number], "cls": number})
+    pattern = str(folder / "train-{0..7}.tar")
+    return Case(
+        name="tar",
+        reader="WebDataset in torch's DataLoader",
+        samples=count,
+        batch_size=64,
+        usual=lambda workers: _torch(usual.webdataset(pattern, ("npy", "cls")), 64, workers),
+        ours=lambda workers: _ours(penstock.open(pattern, fields=["npy", "cls"]), 64, workers),
+    )
+
+
+def tfrecord(folder: Path, times: int) -> Case:
+    """Examples of 256 floats and a label."""
+    from tfrecord.tools import tfrecord2idx
+    from tfrecord.writer import TFRecordWriter
+
+    count = 8192 * times
+    path = folder / "train.tfrecord"
+    vectors = np.random.default_rng(0).normal(size=(count, 256)).astype(np.float32)
+    writer = TFRecordWriter(str(path))
+    for number, vector in enumerate(vectors):
+        writer.write({"vector": (vector, "float"), "label": (number, "int")})
+    writer.close()
+    tfrecord2idx.create_index(str(path), f"{path}.index")
+    described = {"vector": "float", "label": "int"}
+    return Case(
+        name="tfrecord",
+        reader="the tfrecord package in torch's DataLoader",
+        samples=count,
+        batch_size=128,
+        usual=lambda workers: _torch(usual.tfrecords(path, described, dict), 128, workers),
+        ours=lambda workers: _ours(penstock.open(path), 128, workers),
+    )
+
+
+def jsonl(folder: Path, times: int) -> Case:
+    """Objects with a list of 32 numbers and a label."""
+    count = 16384 * times
+    path = folder / "train.jsonl"
+    vectors = np.random.default_rng(0).normal(size=(count, 32)).round(6).tolist()
+    with path.open("w") as file:
+        for number, vector in enumerate(vectors):
+            file.write(json.dumps({"vector": vector, "label": number}) + "\n")
+    return Case(
+        name="jsonl",
+        reader="json and a list of lines in torch's DataLoader",
+        samples=count,
+        batch_size=128,
+        usual=lambda workers: _torch(usual.JsonLines(path), 128, workers),
+        ours=lambda workers: _ours(penstock.open(path), 128, workers),
+    )
+
+
+def csv(folder: Path, times: int) -> Case:
+    """Rows of 16 numbers."""
+    count = 32768 * times
+    path = folder / "train.csv"
+    table = np.random.default_rng(0).normal(size=(count, 16)).round(6)
+    np.savetxt(path, table, "%.6f", delimiter=",", header=",".join(f"x{i}" for i in range(16)), comments="")
+    return Case(
+        name="csv",
+        reader="csv.DictReader in torch's DataLoader",
+        samples=count,
+        batch_size=128,
+        usual=lambda workers: _torch(usual.CsvRows(path), 128, workers),
+        ours=lambda workers: _ours(penstock.open(path), 128, workers),
+    )
+
+
+def tokens(folder: Path, times: int) -> Case:
+    """Windows of 1024 tokens of 16 bits."""
+    count = 16384 * times
+    path = folder / "train.bin"
+    np.random.default_rng(0).integers(0, 50_000, count * 1024, dtype=np.uint16).tofile(path)
+    return Case(
+        name="tokens",
+        reader="np.memmap in torch's DataLoader",
+        samples=count,
+        batch_size=64,
+        usual=lambda workers: _torch(usual.Windows(path, 1024), 64, workers, shuffle=True),
+        ours=lambda workers: _ours(penstock.open(path, length=1024), 64, workers, shuffle=True),
+        source=lambda: penstock.open(path, length=1024),
+    )
+
+
+def video(folder: Path, times: int) -> Case:
+    """Clips of 16 frames of 160x120."""
+    import av
+
+    files = []
+    for number in range(8):
+        files.append(folder / f"{number}.mp4")
+        draw = np.random.default_rng(number)
+        with av.open(str(files[-1]), "w") as container:
+            stream = container.add_stream("libx264", rate=25, options={"g": "25"})
+            stream.width, stream.height, stream.pix_fmt = 160, 120, "yuv420p"
+            scene = draw.integers(0, 256, (15, 20, 3)).repeat(8, 0).repeat(8, 1).astype(np.uint8)
+            for frame in range(160):
+                picture = np.roll(scene, frame, axis=1)
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            container.mux(stream.encode(None))
+    return Case(
+        name="video",
+        reader="PyAV, opened for each clip, in torch's DataLoader",
+        samples=80,
+        batch_size=8,
+        usual=lambda workers: _torch(usual.Clips(files, 10, 16), 8, workers, shuffle=True),
+        ours=lambda workers: _ours(penstock.open(files, frames=16, fields=["video"]), 8, workers, shuffle=True),
+        source=lambda: penstock.open(files, frames=16, fields=["video"]),
+    )
+
+
+CASES: dict[str, Callable[[Path, int], Case]] = {
+    "images": images,
+    "hdf5 gzip": partial(_hdf5, name="hdf5 gzip", chunks=(64, 3, SIDE, SIDE), compression="gzip"),
+    "hdf5 whole": partial(_hdf5, name="hdf5 whole"),
+    "parquet": parquet,
+    "lmdb": lmdb,
+    "tar": tar,
+    "tfrecord": tfrecord,
+    "jsonl": jsonl,
+    "csv": csv,
+    "tokens": tokens,
+    "video": video,
+}
+
+
+# ── words ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _words(result: Result) -> str:
+    return f"{result.name}: " + ", ".join(
+        f"{statistics.median(ratios):.2f} ({min(ratios):.2f} … {max(ratios):.2f}) of {other}"
+        for other, ratios in result.ratios.items()
+    )
+
+
+def _reached(result: Result) -> bool:
+    return any(result.verdicts())
+
+
+def _print(results: list[Result], workers: int, seconds: float) -> None:
+    table = Table(title=f"samples/s with {workers} workers; ratios are the rounds' median (least … most)")
+    for head in ("format", "penstock", "usual reader", "times", "of the ceiling"):
+        table.add_column(head)
+    for result in results:
+        (reader, times), *rest = result.ratios.items()
+        bound = f"{statistics.median(rest[0][1]):.2f}" if rest else "–"
+        table.add_row(
+            result.name,
+            f"{statistics.median(result.figures[OURS]):,.0f}",
+            f"{statistics.median(result.figures[reader]):,.0f}  {reader}",
+            f"{statistics.median(times):.2f} ({min(times):.2f} … {max(times):.2f})",
+            bound,
+        )
+    Console(width=150).print(table)
+    names = ", ".join(result.name for result in results if not _reached(result)) or "none"
+    print(
+        f"sources: {TIMES} times the usual reader or {OF_CEILING} of the ceiling in {sum(map(_reached, results))} of "
+        f"{len(results)}, missed: {names}; {seconds:.0f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()
