@@ -1,0 +1,365 @@
+"""TFRecord files: a stream of framed records, or a source by number; with tf.train.Example in them, or anything else.
+
+A record in the file, little-endian:
+
+    8 bytes     length of the data
+    4 bytes     masked CRC-32C of those 8 bytes
+    length      data: a serialised tf.train.Example, see `example` and `features`
+    4 bytes     masked CRC-32C of the data
+
+A checksum is masked as ((crc >> 15) | (crc << 17)) + 0xA282EAD8, modulo 2^32. gzip may pack the whole file, or parts of
+it one after another. https://www.tensorflow.org/tutorials/load_data/tfrecord
+
+Checksums need the package google-crc32c (the extra "tfrecord"); `check=False` reads without them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.feed.sources import tfrecord_index
+from penstock.feed.sources.base import PerProcess, Source
+from penstock.feed.sources.example import MalformedError, enclosed, parsed, sequences
+from penstock.feed.sources.extras import need
+from penstock.feed.sources.features import MARK, Marked, Marks, companions, natural, unfit
+from penstock.feed.sources.pieces import Created, Pieces
+from penstock.feed.sources.sample import Errors, Sample, Schema, Selection
+from penstock.feed.sources.storage import Storage, is_remote
+from penstock.feed.sources.stream import Shard, Stream
+
+__all__ = ["Indexed", "Records", "Writer", "joined", "opened", "unfit"]
+
+MOST_NBYTES = 1 << 30
+"""The longest record that is believed."""
+
+_HEADER = struct.Struct("<QI")
+_FOOTER = struct.Struct("<I")
+_FILES_OPEN = 64
+
+
+def opened(
+    paths: list[str],
+    *,
+    storage: Storage,
+    fields: Selection,
+    errors: Errors,
+    index: bool | Literal["save"] = False,
+    check: bool = True,
+    raw: bool = False,
+    text: Sequence[str] = (),
+    arrays: Sequence[str] = (),
+    sequence: bool = False,
+    max_record_nbytes: int = MOST_NBYTES,
+) -> Records | Indexed:
+    """Open TFRecord files.
+
+    Args:
+        paths: the files.
+        storage: opens them.
+        fields: which features a sample gets.
+        errors: what a stream does with broken records.
+        index: read by number. The records' places are found once, now, or read from FILE.idx where one is that fits;
+            "save" writes FILE.idx where there is none. Files that gzip packed cannot be read so.
+        check: look at the checksums.
+        raw: a sample is {"record": bytes}; nothing is parsed.
+        text: features that are UTF-8: str instead of bytes.
+        arrays: features that are an array (or a list of bytes) even where they have one value.
+        sequence: the records are SequenceExamples. Their feature lists become fields too: an array with a row for each
+            step where all steps have as many numbers, else a list of the steps' values.
+        max_record_nbytes: a longer record is broken.
+
+    Raises:
+        SourceError: a file cannot be read.
+        ExtraError: checksums are to be looked at, and google-crc32c is not installed.
+    """
+    if index not in (False, True, "save"):
+        raise OptionError(f"index={index!r} is none of False, True and 'save'")
+    if check:
+        _checksum()
+    parse = Parse(fields=fields, raw=raw, text=frozenset(text), arrays=frozenset(arrays), sequence=sequence)
+    if not index:
+        return Records(paths, storage, errors, parse, check=check, most=max_record_nbytes)
+    local = [storage.local(path) for path in paths]
+    return Indexed(local, parse, save=index == "save", check=check, most=max_record_nbytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parse:
+    """Makes samples of records; see `opened`."""
+
+    fields: Selection
+    raw: bool = False
+    text: frozenset[str] = frozenset()
+    arrays: frozenset[str] = frozenset()
+    sequence: bool = False
+
+    def sample(self, record: bytes) -> Sample:
+        """Return a record's sample.
+
+        Raises:
+            MalformedError: it is no such record, or a field is missing.
+        """
+        if self.raw:
+            return {"record": record}
+        chosen = self.fields.chosen
+        wanted = None if chosen is None else companions([name for _, name in chosen])
+        features = parsed(record, wanted)
+        try:
+            if MARK in features:
+                marks = Marks.of(features[MARK])
+                return marks.sample(features, None if chosen is None else self.fields.names(marks.schema, "it"))
+            sample = {
+                name: natural(values, is_text=name in self.text, is_array=name in self.arrays)
+                for name, values in features.items()
+            }
+            if self.sequence:
+                sample.update((name, self._rows(name, steps)) for name, steps in sequences(record, wanted).items())
+            if chosen is None:
+                return sample
+            if any(name not in sample for _, name in chosen):
+                self.fields.names([*parsed(record), *(sequences(record) if self.sequence else ())], "it")
+            return {own: sample[name] for own, name in chosen}
+        except SourceError as error:
+            raise MalformedError(str(error)) from error
+
+    def _rows(self, name: str, steps: Sequence[object]) -> object:
+        values = [natural(step, is_text=name in self.text, is_array=name in self.arrays) for step in steps]  # type: ignore[arg-type]
+        shapes = {(np.shape(value), getattr(value, "dtype", None)) for value in values if not isinstance(value, list)}
+        if len(shapes) == 1 and isinstance(values[0], np.ndarray | np.generic):
+            return np.stack(values)
+        return values
+
+
+class Records(Stream):
+    """TFRecord files as a stream; see `opened`."""
+
+    def __init__(
+        self, paths: list[str], storage: Storage, errors: Errors, parse: Parse, *, check: bool, most: int
+    ) -> None:
+        super().__init__([Shard(path, _count(path)) for path in paths], errors=errors)
+        self.where = paths[0] if len(paths) == 1 else f"{len(paths)} TFRecord files"
+        self._storage = storage
+        self._parse = parse
+        self._check = check
+        self._most = most
+
+    def read(self, shard: Shard, first: int, step: int) -> Iterator[Sample | RecordError]:
+        """Yield every step-th record's sample; of the others nothing but the length is read.
+
+        Raises:
+            RecordError: the file is truncated, or a length is corrupt.
+        """
+        pieces = Pieces(self._storage, shard.name)
+        try:
+            for number, offset, record in _framed(
+                pieces, first, step, _checksum() if self._check else None, self._most
+            ):
+                if isinstance(record, RecordError):
+                    yield record
+                    continue
+                try:
+                    yield self._parse.sample(record)
+                except MalformedError as error:
+                    yield RecordError(shard.name, offset, number, str(error))
+        finally:
+            pieces.close()
+
+
+def _count(path: str) -> int | None:
+    begins = None if is_remote(path) else tfrecord_index.saved(path)
+    return None if begins is None else len(begins) - 1
+
+
+def _framed(
+    pieces: Pieces, first: int, step: int, checksum: Callable[[bytes], int] | None, most: int
+) -> Iterator[tuple[int, int, bytes | RecordError]]:
+    """Yield the number, the offset and the data of every step-th record, or what is wrong with it."""
+    path, wanted, number = pieces.path, first, -1
+    while True:
+        number += 1
+        pieces.key, offset = number, pieces.offset
+        header = pieces.take(_HEADER.size)
+        if not header:
+            return
+        if len(header) < _HEADER.size:
+            raise RecordError(path, offset, number, f"its header has {len(header)} bytes of {_HEADER.size}")
+        length, masked = _HEADER.unpack(header)
+        if checksum is not None and checksum(header[:8]) != masked:
+            raise RecordError(path, offset, number, "the checksum of its length is wrong, and so the rest is lost")
+        if pieces.total is not None and length + _FOOTER.size > pieces.total - pieces.offset:
+            raise RecordError(path, offset, number, _too_short(length, pieces.total - pieces.offset))
+        if number != wanted or length > most:
+            skipped = pieces.skip(length + _FOOTER.size)
+            if skipped < length + _FOOTER.size:
+                raise RecordError(path, offset, number, _too_short(length, skipped))
+            if number == wanted:
+                wanted += step
+                yield number, offset, RecordError(path, offset, number, f"{length} bytes; {most} are the most")
+            continue
+        wanted += step
+        record, footer = pieces.take(length), pieces.take(_FOOTER.size)
+        if len(footer) < _FOOTER.size:
+            raise RecordError(path, offset, number, _too_short(length, len(record)))
+        if checksum is not None and checksum(record) != _FOOTER.unpack(footer)[0]:
+            yield number, offset, RecordError(path, offset, number, "the checksum of its data is wrong")
+            continue
+        yield number, offset, record
+
+
+def _too_short(length: int, there: int) -> str:
+    return f"it is {length} bytes long, and the file ends after {there} of them"
+
+
+def _checksum() -> Callable[[bytes], int]:
+    """Return the function that makes a masked CRC-32C."""
+    crc32c: Callable[[bytes], int] = need("google_crc32c", "tfrecord").value
+
+    def masked(data: bytes) -> int:
+        crc = crc32c(data)
+        return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+    return masked
+
+
+# ── by number ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Indexed(Source):
+    """Local TFRecord files by number; see `opened`."""
+
+    def __init__(self, paths: list[str], parse: Parse, *, save: bool, check: bool, most: int) -> None:
+        self.where = paths[0] if len(paths) == 1 else f"{len(paths)} TFRecord files"
+        self._paths = paths
+        self._parse = parse
+        self._check = check
+        self._most = most
+        self._begins = [self._offsets(path, save) for path in paths]
+        self._firsts = np.cumsum([0, *(len(begins) - 1 for begins in self._begins)])
+        self._files = PerProcess(_Files, _Files.close)
+
+    def _offsets(self, path: str, save: bool) -> np.ndarray:
+        found = tfrecord_index.saved(path)
+        if found is not None:
+            return found
+        checksum = _checksum() if self._check else None
+        found = tfrecord_index.offsets(path, checksum and (lambda data, masked: checksum(data) == masked))
+        if save:
+            tfrecord_index.save(path, found)
+        return found
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    def read(self, index: int) -> Sample:
+        """Return a record's sample."""
+        part = int(np.searchsorted(self._firsts, index, "right")) - 1
+        path, number = self._paths[part], index - int(self._firsts[part])
+        begin, end = (int(at) for at in self._begins[part][number : number + 2])
+        length = end - begin - tfrecord_index.FRAME_NBYTES
+        if length > self._most:
+            raise RecordError(path, begin, number, f"{length} bytes; {self._most} are the most")
+        framed = self._files.get().read(path, begin, end - begin)
+        if len(framed) < end - begin:
+            raise RecordError(path, begin, number, _too_short(length, len(framed)))
+        said, of_length = _HEADER.unpack_from(framed)
+        (of_record,) = _FOOTER.unpack_from(framed, len(framed) - _FOOTER.size)
+        record = framed[_HEADER.size : -_FOOTER.size]
+        if said != length:
+            raise RecordError(path, begin, number, f"it is {said} bytes long; the index says {length}")
+        if self._check:
+            checksum = _checksum()
+            if checksum(framed[:8]) != of_length or checksum(record) != of_record:
+                raise RecordError(path, begin, number, "its checksum is wrong")
+        try:
+            return self._parse.sample(record)
+        except MalformedError as error:
+            raise RecordError(path, begin, number, str(error)) from error
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()
+
+
+class _Files:
+    """Files of one process. The first ones stay open; the others are opened for each record."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, int] = {}
+
+    def read(self, path: str, offset: int, nbytes: int) -> bytes:
+        """Return bytes of a file: fewer where it ends.
+
+        Raises:
+            SourceError: it cannot be read.
+        """
+        try:
+            descriptor = self._open.get(path)
+            if descriptor is not None:
+                return os.pread(descriptor, nbytes, offset)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            keeps = len(self._open) < _FILES_OPEN and self._open.setdefault(path, descriptor) == descriptor
+            try:
+                return os.pread(descriptor, nbytes, offset)
+            finally:
+                if not keeps:
+                    os.close(descriptor)
+        except OSError as error:
+            raise SourceError(f"{path} cannot be read at byte {offset}: {error}") from error
+
+    def close(self) -> None:
+        """Close them."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+
+# ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Writer:
+    """Writes samples as tf.train.Example; see `features` for how. A name that ends in .gz has gzip pack them.
+
+    Args:
+        path: the file.
+        schema: of the samples.
+
+    Raises:
+        SourceError: the schema is unfit, or the file cannot be made.
+        ExtraError: google-crc32c is not installed.
+    """
+
+    def __init__(self, path: str, schema: Schema) -> None:
+        self._marked = Marked(schema)
+        self._checksum = _checksum()
+        self._file = Created(path)
+
+    def write(self, sample: Sample) -> None:
+        """Add a sample.
+
+        Raises:
+            SourceError: it does not fit the schema.
+        """
+        record = enclosed(self._marked.entries(sample))
+        length = len(record).to_bytes(8, "little")
+        self._file.write(length + _FOOTER.pack(self._checksum(length)))
+        self._file.write(record)
+        self._file.write(_FOOTER.pack(self._checksum(record)))
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._file.close()
+
+
+def joined(parts: list[str], path: str) -> None:
+    """Make one file of several, in their order: TFRecord files one after another are one."""
+    with open(path, "wb") as whole:
+        for part in parts:
+            with open(part, "rb") as file:
+                shutil.copyfileobj(file, whole, 1 << 20)
