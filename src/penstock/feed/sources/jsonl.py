@@ -1,0 +1,362 @@
+"""JSONL: an object in each line, its members the fields of a sample. Plain or gzip.
+
+    number          int or float, as JSON has it; a number of NumPy's where `dtypes` says so
+    true, false     bool
+    text            str
+    null            None: for a `map` or a `filter` to deal with
+    list            of numbers of one length at each level: an array (int64, uint64, float64 or bool; `dtypes` says
+                    otherwise); any other list stays a list
+    object          its members are fields too: {"a": {"b": 1}} is the field "a/b"
+
+What JSON does not have is an object too, and `Writer` writes
+
+    {"dtype": "float32", "shape": [2, 3], "base64": "..."}     an array, little endian, in C order
+    {"dtype": "int8", "shape": [], "base64": "..."}            a number of NumPy's
+    {"base64": "..."}                                          bytes
+
+for all but text, bool, int64, float64 that are finite, and arrays of these with at least one element. Every line is
+JSON to the letter: NaN is no word of it, and is written as a number of NumPy's. (NaN and Infinity are read, though.)
+
+Blank lines are no records. A line with the same key twice is broken.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import bisect
+import itertools
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.feed.sources.base import PerProcess, Source
+from penstock.feed.sources.lines import blocks, is_blank, is_gzip, line_starts
+from penstock.feed.sources.pieces import Created
+from penstock.feed.sources.sample import Errors, Sample, Schema, Selection, plain, widened
+from penstock.feed.sources.storage import Storage
+from penstock.feed.sources.stream import Shard, Stream
+
+_DTYPES = frozenset(
+    ["bool", "complex64", "complex128", "float16", "float32", "float64"]
+    + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+)
+_PLAIN = ("bool", "int64", "float64")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def opened(
+    paths: list[str],
+    *,
+    storage: Storage,
+    fields: Selection,
+    errors: Errors,
+    index: bool = False,
+    dtypes: Mapping[str, str] | None = None,
+    max_record_nbytes: int = 1 << 30,
+) -> JsonLines | IndexedJsonLines:
+    """Open JSONL files: a stream, or with `index` a source with random access.
+
+    Args:
+        paths: the files; each is a shard.
+        storage: opens them.
+        fields: which members are read.
+        errors: what a stream does with a line that is broken.
+        index: find the beginning of every line now, at the speed of the storage, so that samples have numbers. The
+            files have to be plain ones.
+        dtypes: {field: dtype} for numbers and lists of numbers, as in {"tokens": "int32"}.
+        max_record_nbytes: a longer line is broken.
+
+    Raises:
+        SourceError: a file cannot be opened.
+        OptionError: a dtype that there is not, or an index of a gzip file.
+    """
+    lines = _Lines(fields, dtypes or {}, max_record_nbytes)
+    if index:
+        return IndexedJsonLines([storage.local(path) for path in paths], lines)
+    return JsonLines(paths, storage, lines, errors)
+
+
+class JsonLines(Stream):
+    """Lines of JSONL files, one after another."""
+
+    def __init__(self, paths: list[str], storage: Storage, lines: _Lines, errors: Errors) -> None:
+        super().__init__([Shard(path) for path in paths], errors=errors)
+        self.where = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+        self._storage = storage
+        self._lines = lines
+
+    def read(self, shard: Shard, first: int, step: int) -> Iterator[Sample | RecordError]:
+        """Yield every `step`-th line of a shard, from line `first` on, blank ones not counted."""
+        lines = self._lines
+        ahead = first  # lines to pass over until the next that is wanted
+        with closing(blocks(self._storage, shard.name, lines.longest)) as pieces:
+            for block in pieces:
+                there = [at for at, line in enumerate(block.lines) if not is_blank(line)]
+                for at in there[ahead::step]:
+                    try:
+                        yield lines.sample(block.lines[at])
+                    except ValueError as error:
+                        yield RecordError(shard.name, block.offset_of(at), f"line {block.number + at}", str(error))
+                ahead = ahead - len(there) if ahead >= len(there) else (ahead - len(there)) % step
+
+
+class IndexedJsonLines(Source):
+    """Lines of JSONL files by number."""
+
+    def __init__(self, paths: list[str], lines: _Lines) -> None:
+        self.where = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+        for path in paths:
+            if is_gzip(path):
+                raise OptionError(
+                    f"{path} is packed by gzip, so that its lines have no index; unpack it, or index=False"
+                )
+        self._paths = paths
+        self._lines = lines
+        self._starts = [line_starts(path) for path in paths]
+        self._ends = list(itertools.accumulate(len(starts) - 1 for starts in self._starts))
+        self._files: PerProcess[dict[int, int]] = PerProcess(dict, _close_all)
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def read(self, index: int) -> Sample:
+        """Return the sample of a line.
+
+        Raises:
+            RecordError: it is broken.
+        """
+        file = bisect.bisect_right(self._ends, index)
+        at = index - (self._ends[file] - len(self._starts[file]) + 1)
+        start, stop = int(self._starts[file][at]), int(self._starts[file][at + 1])
+        try:
+            line = self._bytes(file, start, min(stop - start, self._lines.longest + 4))
+            return self._lines.sample(line.removeprefix(_BYTE_ORDER_MARK) if start == 0 else line)
+        except (OSError, ValueError) as error:
+            raise RecordError(self._paths[file], start, index, str(error)) from error
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()
+
+    def _bytes(self, file: int, start: int, nbytes: int) -> bytes:
+        opened = self._files.get()
+        if file not in opened:
+            descriptor = os.open(self._paths[file], os.O_RDONLY | os.O_CLOEXEC)
+            if opened.setdefault(file, descriptor) != descriptor:  # another thread was faster
+                os.close(descriptor)
+        line = os.pread(opened[file], nbytes, start)
+        if len(line) < nbytes:
+            raise ValueError(f"the file ends {nbytes - len(line)} bytes too early; it was longer when it was opened")
+        return line
+
+
+def _close_all(descriptors: dict[int, int]) -> None:
+    for descriptor in descriptors.values():
+        os.close(descriptor)
+    descriptors.clear()
+
+
+class _Lines:
+    """Makes samples of lines."""
+
+    def __init__(self, fields: Selection, dtypes: Mapping[str, str], longest: int) -> None:
+        for name, dtype in dtypes.items():
+            if dtype not in _DTYPES:
+                raise OptionError(f"dtypes[{name!r}] is {dtype!r}, and has to be one of {', '.join(sorted(_DTYPES))}")
+        self.longest = longest
+        self._chosen = fields.chosen
+        self._dtypes = {name: np.dtype(dtype) for name, dtype in dtypes.items()}
+        self._decode = json.JSONDecoder(object_pairs_hook=_members).raw_decode
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_decode": None}  # the decoder has a scanner in C
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _decode=json.JSONDecoder(object_pairs_hook=_members).raw_decode)
+
+    def sample(self, line: bytes) -> Sample:
+        """Return the sample of a line.
+
+        Raises:
+            ValueError: what is wrong with it.
+        """
+        if len(line) > self.longest and len(line.rstrip()) > self.longest:
+            raise ValueError(f"it is longer than max_record_nbytes={self.longest}")
+        text = line.decode().strip(" \t\r\n")
+        try:
+            members, end = self._decode(text)
+            if end != len(text):
+                raise ValueError(f"after {end} characters of JSON there is more")
+            if not isinstance(members, dict):
+                raise ValueError(f"it holds {_WORDS.get(type(members), 'a number')}, not an object")
+            if "\\ud" in text or "\\uD" in text:
+                json.dumps(members, ensure_ascii=False).encode()  # half of a pair of surrogates is no text
+            found: Sample = {}
+            _spread(members, "", found)
+        except RecursionError:
+            raise ValueError("lists or objects lie too deep in each other") from None
+        if self._chosen is not None:
+            missing = [own for _, own in self._chosen if own not in found]
+            if missing:
+                raise ValueError(f"it has no field {missing[0]!r}")
+            found = {name: found[own] for name, own in self._chosen}
+        return {name: self._value(name, value) for name, value in found.items()}
+
+    def _value(self, name: str, value: Any) -> Any:
+        dtype = self._dtypes.get(name)
+        kind = type(value)
+        if kind is list:
+            return _array(value, dtype)
+        if kind is dict:
+            return _unpacked(value)
+        if kind is int and not -(1 << 63) <= value < 1 << 63:
+            if value >= 1 << 64 or value < 0:
+                raise ValueError(f"field {name!r} is an integer that does not fit into 64 bits")
+            return np.uint64(value)
+        if dtype is None or kind not in (int, float, bool):
+            return value
+        return _array([value], dtype)[0]
+
+
+_WORDS = {dict: "an object", list: "a list", str: "a text", bool: "a bool", type(None): "null"}
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return members
+
+
+def _spread(members: dict[str, Any], before: str, into: Sample) -> None:
+    for own, value in members.items():
+        name = before + own
+        if type(value) is dict and not _is_packed(value):
+            _spread(value, f"{name}/", into)
+        elif name in into:
+            raise ValueError(f"the field {name!r} is there twice")
+        else:
+            into[name] = value
+
+
+def _array(value: list[Any], dtype: np.dtype[Any] | None) -> Any:
+    """Return an array of a list of numbers; any other list as it is."""
+    kinds: set[type] = set()
+    if not _is_of_numbers(value, kinds):
+        return value
+    try:
+        array = np.asarray(value, dtype)
+    except OverflowError as error:
+        raise ValueError(str(error)) from error
+    except ValueError:
+        return value  # lists of different lengths
+    if array.dtype.kind not in "biufc" or (array.dtype.kind in "biu" and float in kinds):
+        raise ValueError(f"a list holds numbers that do not fit into {'64 bits' if dtype is None else dtype}")
+    if array.dtype.kind == "f" and dtype is None and kinds and float not in kinds:
+        raise ValueError("a list holds integers that no one type of 64 bits has")
+    return array
+
+
+def _is_of_numbers(value: list[Any], kinds: set[type]) -> bool:
+    # NumPy would make text as wide as the longest of a list of texts: a small file could ask for any amount of memory.
+    here = set(map(type, value))
+    if here == {list}:
+        return all(_is_of_numbers(one, kinds) for one in value)
+    kinds |= here
+    return here <= {int, float, bool}
+
+
+def _is_packed(value: dict[str, Any]) -> bool:
+    return "base64" in value and value.keys() in ({"base64"}, {"dtype", "shape", "base64"})
+
+
+def _unpacked(value: dict[str, Any]) -> Any:
+    try:
+        data = base64.b64decode(value["base64"], validate=True)
+    except (TypeError, ValueError, binascii.Error) as error:
+        raise ValueError(f'"base64" cannot be decoded: {error}') from error
+    if len(value) == 1:
+        return data
+    dtype, shape = value["dtype"], value["shape"]
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
+        raise ValueError(f'"dtype" is {str(dtype)[:40]!r}, and has to be one of {", ".join(sorted(_DTYPES))}')
+    if not isinstance(shape, list) or len(shape) > 32 or any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError(f'"shape" is {str(shape)[:80]}, and has to be a list of sizes')
+    little = np.dtype(dtype).newbyteorder("<")
+    if math.prod(shape) * little.itemsize != len(data):
+        raise ValueError(f'"base64" has {len(data)} bytes; {dtype} of shape {str(shape)[:80]} has others')
+    array = np.frombuffer(data, little).astype(dtype)
+    return array.reshape(shape) if shape else array[0]
+
+
+class Writer:
+    """Writes a new JSONL file; one packed by gzip where its name ends on .gz.
+
+    Args:
+        path: the file.
+        schema: of the samples.
+    """
+
+    def __init__(self, path: str, schema: Schema) -> None:
+        self._path = path
+        self._schema = schema
+        self._file = Created(path)
+        self._encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+    def write(self, sample: Sample) -> None:
+        """Add a line.
+
+        Raises:
+            SourceError: the sample does not fit the schema.
+        """
+        values = {name: plain(value) for name, value in sample.items()}
+        if widened(self._schema, values, self._path) != self._schema:
+            raise SourceError(f"{self._path}: a sample has an array of another shape than {self._schema} says")
+        text = self._encode({name: _jsonable(value) for name, value in values.items()})
+        self._file.write(text.encode() + b"\n")
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._file.close()
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode()}
+    dtype = value.dtype.newbyteorder("=").name
+    if dtype in _PLAIN and value.size and (dtype != "float64" or np.isfinite(value).all()):
+        return value.tolist()
+    data = np.ascontiguousarray(value, value.dtype.newbyteorder("<")).tobytes()
+    return {"dtype": dtype, "shape": list(value.shape), "base64": base64.b64encode(data).decode()}
+
+
+def unfit(schema: Schema) -> str:
+    """Return why samples would not come back from JSONL as they are; "" if they would.
+
+    >>> from penstock.feed.sources.sample import Field
+    >>> unfit({"x": Field("array", "float32", (3,))})
+    ''
+    """
+    for name, field in schema.items():
+        if field.dtype and field.dtype not in _DTYPES:
+            return f"field {name!r} is {field.words()}, and JSONL has no {field.dtype}"
+    return ""
+
+
+def joined(parts: list[str], path: str) -> None:
+    """Make one file of several that Writer made, in their order."""
+    with open(path, "wb") as whole:
+        for part in parts:
+            with open(part, "rb") as file:
+                shutil.copyfileobj(file, whole, 1 << 20)
