@@ -24,6 +24,8 @@ class Machine:
     handling_ms: float = 0.3
     cores: int = 4
     gil: bool = True
+    busy: float = 1.0
+    """Of the work, that on a processor."""
     jitter: float = 0.0
     """Lost in waiting while workers run only so far ahead; halved with every doubling of the prefetch."""
     worker_nbytes: int = 20 * MIB
@@ -39,8 +41,9 @@ class Machine:
         if setting.body == "inline":
             return self.step_ms + self.work_ms
         loop = self.step_ms + self.handling_ms
-        together = 1 if setting.body == "thread" and self.gil else min(setting.workers, self.cores)
-        crowd = 1 + 0.03 * max(0, setting.workers - self.cores + 1)
+        cores = self.cores / self.busy
+        together = 1 if setting.body == "thread" and self.gil else min(setting.workers, cores)
+        crowd = 1 + 0.03 * max(0, setting.workers - cores + 1)
         late = self.jitter * self.work_ms / setting.prefetch_factor
         return max(loop, crowd * self.work_ms / together) + late
 
@@ -51,7 +54,7 @@ class Machine:
     def measure(self, setting: Setting, *, at_least_s: float, at_least: int = 16, at_most_s: float = 2.0) -> Trial:
         self.tried.append(setting)
         period = self.period_ms(setting) * max(0.2, self.random.gauss(1, self.noise))
-        together = 1 if self.gil else min(setting.workers, self.cores)
+        together = 1 if self.gil else min(setting.workers, self.cores / self.busy)
         blocked = setting.workers / together if setting.body == "thread" else 1.0
         loop = self.step_ms + (self.handling_ms if setting.workers else 0.0)
         return Trial(
@@ -66,6 +69,7 @@ class Machine:
             handling_s=self.handling_ms / 1e3 if setting.workers else 0.0,
             step_s=self.step_ms / 1e3,
             batch_nbytes=self.batch_nbytes,
+            busy_share=self.busy if setting.body == "process" else 1.0,
         )
 
     def forget(self, setting: Setting) -> None:

@@ -69,6 +69,15 @@ def test_a_loop_that_hardly_loads_needs_no_worker_and_no_second_trial(monkeypatc
     assert "nothing to gain" in found.why
 
 
+def test_workers_that_sleep_may_be_more_than_the_cores(monkeypatch) -> None:
+    found = found_on(Machine(step_ms=5, work_ms=50, busy=0.05), monkeypatch)
+    assert found.choice.workers in (9, 10)
+    least = found_on(Machine(step_ms=5, work_ms=50, busy=0.5), monkeypatch)
+    assert least.choice.workers == 8
+    assert "8 workers are all that may run" in least.why
+    assert found_on(Machine(step_ms=5, work_ms=50), monkeypatch).choice.workers <= 4
+
+
 def test_prefetch_is_raised_only_where_the_step_still_waits(monkeypatch) -> None:
     assert found_on(Machine(step_ms=10, work_ms=25, jitter=0.5), monkeypatch).choice.prefetch_factor > 2
     steady = Machine(step_ms=10, work_ms=25)

@@ -28,7 +28,12 @@ class Tune:
         step.add_argument("--step", metavar="module:step", help="what the loop does with a batch")
         step.add_argument("--step-ms", type=float, metavar="X", help="how long a step takes on a device")
         parser.add_argument("--ram", metavar="SIZE", help="the most that workers and batches may take, as in 4GiB")
-        parser.add_argument("--cpus", type=int, metavar="N", help="the most workers (default: the usable cores)")
+        parser.add_argument(
+            "--cpus",
+            type=int,
+            metavar="N",
+            help="the most processors that workers keep busy (default: the usable cores)",
+        )
         parser.add_argument("--no-cache", action="store_true", help="neither use an earlier result nor keep this one")
         parser.add_argument("--json", action="store_true", help="print it as JSON")
 

@@ -96,6 +96,15 @@ def pss_nbytes(pid: int) -> int | None:
     return None
 
 
+def cpu_s(pid: int) -> float:
+    """Return the seconds that a process has run, its ended children left out; 0 where that cannot be told."""
+    try:
+        words = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def peak_rss_nbytes() -> int:
     """Return the most that was ever resident of this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

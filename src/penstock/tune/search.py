@@ -37,6 +37,10 @@ _HIDDEN = 0.03
 _THREADS_PAY = 1.4
 """Two threads make so many times what one makes, where a dataset releases the GIL."""
 
+_MOST_WORKERS = 32
+_ASLEEP = 8
+"""At most so many workers share a processor, however much they sleep."""
+
 _PREFETCHES = (4, 8)
 _FINALISTS = 4
 _ROUNDS = 2
@@ -59,7 +63,8 @@ def tune(
     Args:
         subject: the loader and the step.
         ram_nbytes: the most memory that workers and batches may take; half of what is available by default.
-        cpus: the most workers; the cores that this process may use by default.
+        cpus: the most processors that workers may keep busy; those that this process may use by default. Workers that
+            sleep count for what they run: with samples that wait for storage there may be up to eight for each.
         trial_s: how long a trial is at least.
         say: called with a line for each trial.
 
@@ -68,9 +73,9 @@ def tune(
     """
     if cpus is not None and cpus < 1:
         raise OptionError(f"at least one CPU is needed, not {cpus}")
-    most = min(32, cpus if cpus is not None else usable_cores())
+    most = cpus if cpus is not None else usable_cores()
     ram = available_nbytes() // 2 if ram_nbytes is None else ram_nbytes
-    with Stand(subject, most=most, tidy=ram_nbytes is not None) as stand:
+    with Stand(subject, most=min(_MOST_WORKERS, _ASLEEP * most), tidy=ram_nbytes is not None) as stand:
         return _Search(subject, stand, ram, most, trial_s, say).run()
 
 
@@ -79,7 +84,7 @@ class _Search:
     subject: Subject
     stand: Stand
     ram_nbytes: int
-    most: int
+    cpus: int
     trial_s: float
     say: Callable[[str], None]
     trials: dict[Setting, Trial] = field(default_factory=dict)
@@ -88,11 +93,13 @@ class _Search:
     why: str = ""
     device: str = "no accelerator is here, so pin_memory and device= were not tried"
     budget: Budget = field(init=False)
+    most: int = field(init=False)
+    """The most workers: as many as keep the processors busy."""
     began: float = 0.0
     finalists: list[Trial] = field(default_factory=list)
 
     def run(self) -> Tuned:
-        self.began = time.perf_counter()
+        self.began, self.most = time.perf_counter(), min(_MOST_WORKERS, self.cpus)
         context = self.subject.loader.multiprocessing_context or torch.multiprocessing.get_context()
         self.budget = Budget(self.ram_nbytes, context.get_start_method() or "fork")
         alone = self._try(Setting())
@@ -157,6 +164,8 @@ class _Search:
         if first is None:
             self.why = f"the budget holds no {body}"
             return
+        if body == "process":
+            self.most = min(_MOST_WORKERS, math.floor(self.cpus / max(1 / _ASLEEP, first.busy_share)))
         if first.stall_share <= _HIDDEN or self.most == 1:
             self.why = "one worker hides all loading behind the step" if self.most > 1 else "there is one CPU"
             return

@@ -14,7 +14,7 @@ import torch
 
 from penstock.core.errors import OptionError
 from penstock.core.stats import LoaderStatistics
-from penstock.observe.host_memory import descendants, pss_nbytes
+from penstock.observe.host_memory import cpu_s, descendants, pss_nbytes
 from penstock.observe.rates import since
 from penstock.tune.setting import Setting
 from penstock.tune.subject import Held, Subject
@@ -62,6 +62,9 @@ class Trial:
     mode: str = ""
     """How work was given out."""
 
+    busy_share: float = 1.0
+    """Of the time in which worker processes made batches, that on a processor: they may sleep, and wait for storage."""
+
 
 @dataclass(slots=True)
 class _Tally:
@@ -72,6 +75,8 @@ class _Tally:
     seen: list[LoaderStatistics]
     ram_nbytes: int
     mode: str
+    cpu_s: float = 0.0
+    """What worker processes ran."""
     drained: int = 0
     """Batches that were used and had been made before: the loop was faster for so long than its workers."""
 
@@ -115,7 +120,7 @@ class Stand:
         """
         run = self._run_of(setting)
         tally = self._tallies.setdefault(setting, _Tally([], [], [], 0, ""))
-        before = run.loader.statistics()
+        before, ran_s = run.loader.statistics(), run.cpu_s()
         tally.ram_nbytes = max(tally.ram_nbytes, self._ram_nbytes())
         began = time.perf_counter()
         periods = []
@@ -130,6 +135,7 @@ class Stand:
             torch.accelerator.synchronize()
             periods[-1] += time.perf_counter() - now
         counted = run.loader.statistics()
+        tally.cpu_s += max(0.0, run.cpu_s() - ran_s)
         tally.seen.append(since(before, counted))
         tally.drained += max(0, before.ring.ready - counted.ring.ready)
         tally.mode = counted.dispatch
@@ -156,6 +162,8 @@ class Stand:
         spread_s = statistics.stdev(blocks) / len(blocks) ** 0.5 if len(blocks) > 2 else mean_s / 4
         low, middle, high = statistics.quantiles(tally.periods_s, n=4) if len(tally.periods_s) > 1 else [mean_s] * 3
         stages = [one.stages for one in tally.seen]
+        work_s = sum(one.fetch_s + one.collate_s for one in stages)
+        is_known = setting.body == "process" and work_s > 0
         return Trial(
             setting=setting,
             samples_per_s=samples / mean_s,
@@ -164,11 +172,12 @@ class Stand:
             batch_ms=(low * 1e3, middle * 1e3, high * 1e3),
             ram_nbytes=tally.ram_nbytes,
             batches=batches,
-            work_s=sum(one.fetch_s + one.collate_s for one in stages) * per_batch,
+            work_s=work_s * per_batch,
             handling_s=sum(one.transport_s for one in stages) * per_batch,
             step_s=sum(one.step_s for one in stages) * per_batch,
             batch_nbytes=round(sum(one.nbytes for one in tally.seen) * per_batch),
             mode=tally.mode,
+            busy_share=min(1.0, tally.cpu_s / work_s) if is_known else 1.0,
         )
 
     def _run_of(self, setting: Setting) -> _Run:
@@ -208,6 +217,11 @@ class _Run:
             return next(self._batches)
         except StopIteration:
             raise OptionError("the loader has no batches; give one whose dataset and sampler have some") from None
+
+    def cpu_s(self) -> float:
+        """Return what its worker processes have run so far, in seconds."""
+        processes = getattr(self._batches, "_workers", [])
+        return sum(cpu_s(process.pid) for process in processes if getattr(process, "pid", None))
 
     def change(self, setting: Setting) -> bool:
         """Go over to `setting` with the workers that are there; return False where that cannot be."""
