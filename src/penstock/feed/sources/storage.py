@@ -1,23 +1,39 @@
 """Where bytes lie: paths of this machine, and URLs that fsspec knows (s3://, gs://, http:// ...).
 
 Formats ask for nothing else: which files a path stands for, a file as a stream, a file as a local one.
+
+    open     local      the file
+             remote     ranges fetched ahead, see `remote`; with a cache the copy there, and where there is none the
+                        file is copied into it while it is read from its beginning
+    local    local      the path
+             remote     the path of a copy, downloaded first, see `cache`
+
+A file:// URL is a path of this machine.
 """
 
 from __future__ import annotations
 
 import glob
+import io
 import os
 import re
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import BinaryIO
+from urllib.parse import unquote
 
-from penstock.core.errors import SourceError
-from penstock.feed.sources.extras import need
+from penstock.core.errors import OptionError, SourceError
+from penstock.feed.sources import remote
+from penstock.feed.sources.cache import Cache, CopyingFile, Filling, default_folder, name_of
+from penstock.feed.sources.retries import Retries
+from penstock.feed.sources.wires import Stamp
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _MOST_PATHS = 1_000_000
+_BUFFER_NBYTES = 256 << 10
+_REST_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,8 +46,33 @@ class Storage:
     cache_nbytes: int = 32 << 30
     """The most that folder may hold."""
 
+    retries: int = 8
+    """How often a request that failed in a way that may pass is made again, unless bytes have come meanwhile."""
+
+    timeout_s: float = 120.0
+    """How long that may go on."""
+
+    stall_s: float = 15.0
+    """Silence of a server that counts as a failure."""
+
+    range_nbytes: int = remote.RANGE_NBYTES
+    """What one request asks for."""
+
+    ahead: int = remote.AHEAD
+    """How many requests of an open file are under way ahead of its reader."""
+
+    def __post_init__(self) -> None:
+        if self.range_nbytes < 1 or self.ahead < 0 or self.cache_nbytes < 0:
+            raise OptionError(
+                f"range_nbytes={self.range_nbytes} has to be 1 or more, ahead={self.ahead} and "
+                f"cache_nbytes={self.cache_nbytes} 0 or more"
+            )
+        self._retries()
+
     def expand(self, path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
         """Return the files that `path` stands for: braces ({000..127}, {train,val}) and wildcards are spelled out.
+
+        Braces are not looked up: a remote file that is not there is missed when it is opened.
 
         Raises:
             SourceError: there is no such file.
@@ -39,27 +80,44 @@ class Storage:
         if not isinstance(path, str | os.PathLike):
             return [found for one in path for found in self.expand(one)]
         found = []
-        for one in spelled_out(os.fspath(path)):
-            if not re.search(r"[*?\[]", one) or os.path.lexists(one):
+        for one in map(_without_scheme, spelled_out(os.fspath(path))):
+            if is_remote(one):
+                found += remote.glob(one, self._retries()) if _has_wildcards(one) else [one]
+            elif not re.search(r"[*?\[]", one) or os.path.lexists(one):
                 found.append(one)
-            elif is_remote(one):
-                scheme = one.partition("://")[0]
-                fs, inner = need("fsspec", "remote").core.url_to_fs(one)
-                found += [f"{scheme}://{name.removeprefix(f'{scheme}://')}" for name in sorted(fs.glob(inner))]
             else:
                 found += sorted(glob.glob(one))
         if not found:
             raise SourceError(f"there is no file {os.fspath(path)!r}")
         return found
 
+    def list(self, path: str) -> list[str]:
+        """Return all files below a folder, in order; none whose name, or whose folder's, begins with a dot.
+
+        Raises:
+            SourceError: the storage cannot say.
+        """
+        path = _without_scheme(path)
+        if is_remote(path):
+            folder = path.rstrip("/") + "/"
+            found = remote.find(folder, self._retries())
+            return [url for url in found if "/." not in f"/{url.removeprefix(folder)}"]
+        names: list[str] = []
+        for folder, folders, files in os.walk(path):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            names += (os.path.join(folder, name) for name in files if not name.startswith("."))
+        return sorted(names)
+
     def open(self, path: str, offset: int = 0) -> BinaryIO:
         """Open a file to be read from `offset` on, in order.
 
         Raises:
-            SourceError: it cannot be opened.
+            SourceError: it cannot be opened. Reads of a remote file raise it too.
+            ExtraError: a package is missing; the message names the extra that brings it.
         """
+        path = _without_scheme(path)
         try:
-            file: BinaryIO = _remote(path) if is_remote(path) else open(path, "rb")  # noqa: SIM115 - the caller's
+            file = self._open_remote(path, copies=not offset) if is_remote(path) else open(path, "rb")  # noqa: SIM115
             if offset:
                 file.seek(offset)
         except OSError as error:
@@ -72,10 +130,10 @@ class Storage:
         Raises:
             SourceError: it is not there.
         """
+        path = _without_scheme(path)
+        if is_remote(path):
+            return remote.stamp(path, self._retries()).nbytes
         try:
-            if is_remote(path):
-                fs, inner = need("fsspec", "remote").core.url_to_fs(path)
-                return int(fs.size(inner))
             return os.stat(path).st_size
         except OSError as error:
             raise SourceError(f"{path} cannot be read: {error}") from error
@@ -83,28 +141,79 @@ class Storage:
     def local(self, path: str) -> str:
         """Return the path of a local file with the same bytes, for formats that jump about in it.
 
+        A remote file is looked for in `cache` (or the user's own cache folder), and downloaded if it is not there. To
+        be called in the process that opens the file, before each time it does: a copy that is not open may be removed.
+
         Raises:
-            SourceError: there is none.
+            SourceError: there is none, or no room for a copy.
+            ExtraError: a package is missing; the message names the extra that brings it.
         """
-        if is_remote(path):
-            raise NotImplementedError
-        if not os.path.exists(path):
-            raise SourceError(f"there is no file {path!r}")
-        return path
+        path = _without_scheme(path)
+        if not is_remote(path):
+            if not os.path.exists(path):
+                raise SourceError(f"there is no file {path!r}")
+            return path
+        known = remote.stamp(path, self._retries())
+        cache = Cache(self.cache or default_folder(), self.cache_nbytes)
+        return cache.path(_name(path, known), known.nbytes, lambda filling: self._download(path, known, filling))
+
+    def _open_remote(self, url: str, *, copies: bool) -> BinaryIO:
+        known = remote.stamp(url, self._retries())
+        filling = None
+        if self.cache is not None:
+            cache, name = Cache(self.cache, self.cache_nbytes), _name(url, known)
+            copy = cache.open(name, known.nbytes)
+            if copy is not None:
+                return copy
+            try:
+                filling = cache.begin(name, known.nbytes, in_passing=True) if copies else None
+            except SourceError as error:  # no room: read past the cache
+                warnings.warn(f"not kept: {error}", RuntimeWarning, stacklevel=3)
+        file = self._fetched(url, known)
+        if filling is None:
+            return io.BufferedReader(file, _BUFFER_NBYTES)
+        copying = CopyingFile(file, filling, lambda start: file.has_rest(start, _REST_S))
+        return io.BufferedReader(copying, _BUFFER_NBYTES)
+
+    def _download(self, url: str, known: Stamp, filling: Filling) -> None:
+        with self._fetched(url, known) as file:
+            buffer = memoryview(bytearray(_BUFFER_NBYTES))
+            while count := file.readinto(buffer):
+                filling.write(buffer[:count])
+
+    def _fetched(self, url: str, known: Stamp) -> remote.RemoteFile:
+        return remote.open_remote(url, known, self._retries(), range_nbytes=self.range_nbytes, ahead=self.ahead)
+
+    def _retries(self) -> Retries:
+        return Retries(most=self.retries, timeout_s=self.timeout_s, stall_s=self.stall_s)
 
 
-def _remote(path: str) -> BinaryIO:
-    file: BinaryIO = need("fsspec", "remote").open(path, "rb").open()
-    return file
+def _name(url: str, known: Stamp) -> str:
+    return name_of(url, known.nbytes, known.version)
+
+
+def _without_scheme(path: str) -> str:
+    """Return a file:// URL as a path, and anything else as it is.
+
+    >>> _without_scheme("file:///data/a%20b.tar"), _without_scheme("s3://bucket/a.tar")
+    ('/data/a b.tar', 's3://bucket/a.tar')
+    """
+    return unquote(path.removeprefix("file://").removeprefix("localhost")) if path.startswith("file://") else path
+
+
+def _has_wildcards(url: str) -> bool:
+    """Say whether a URL is a pattern. What follows a ? may as well be a version or a signature."""
+    path = url.partition("://")[2].partition("/")[2]
+    return bool(re.search(r"[*\[]", path)) or ("?" in path and "=" not in path and not url.startswith("http"))
 
 
 def is_remote(path: str) -> bool:
-    """Say whether a path is a URL.
+    """Say whether a path is a URL of another machine.
 
-    >>> is_remote("s3://bucket/a.tar"), is_remote("data/a.tar")
-    (True, False)
+    >>> is_remote("s3://bucket/a.tar"), is_remote("data/a.tar"), is_remote("file:///data/a.tar")
+    (True, False, False)
     """
-    return bool(re.match(r"[a-z][a-z0-9+.-]*://", path))
+    return bool(re.match(r"[a-z][a-z0-9+.-]*://", path)) and not path.startswith("file://")
 
 
 def spelled_out(path: str) -> list[str]:

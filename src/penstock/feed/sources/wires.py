@@ -1,0 +1,363 @@
+"""What remote storage can be asked for: a file's stamp, a range of its bytes, names. Every foreign error ends here.
+
+    S3       the client of s3fs, without its own attempts and botocore's: attempts that multiply make minutes of seconds
+    HTTP     the session of fsspec's HTTP filesystem
+    Wire     any other filesystem of fsspec: `cat_file`, with the stamp looked at again after every range
+
+All run in the loop of a `Line`. What may pass is raised as `TransientError`, what will not as `SourceError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.core.errors import ExtraError, SourceError
+from penstock.feed.sources.extras import need
+from penstock.feed.sources.line import Line
+from penstock.feed.sources.retries import TransientError
+
+_PIECE_NBYTES = 1 << 20
+_CONNECTIONS = 32
+_PASSING_CODES = {"RequestTimeout", "RequestTimeoutException", "SlowDown", "InternalError", "ServiceUnavailable"}
+_PASSING_STATUS = {408, 425, 429}
+_VERSIONS = ("ETag", "etag", "generation", "md5Hash", "LastModified", "last_modified", "updated", "mtime", "created")
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What tells one version of a remote file from another."""
+
+    nbytes: int
+    version: str
+    """An ETag, or a time; empty where the storage says neither."""
+    has_ranges: bool = True
+    """Whether a part of it can be asked for."""
+
+
+class Wire:
+    """A filesystem of fsspec that is nothing special."""
+
+    def __init__(self, fs: Any) -> None:
+        self._fs = fs
+        # Those that are not asynchronous are not made for several threads either: memory://'s files have one position.
+        self._thread = None if fs.async_impl else ThreadPoolExecutor(1, "penstock remote")
+
+    async def stamp(self, url: str) -> Stamp:
+        """Return a file's size and version.
+
+        Raises:
+            SourceError: it is not there, or may not be read.
+            TransientError: that may be different the next time.
+        """
+        info = await self._call(url, "info", self._inner(url))
+        if info.get("type") == "directory" or info.get("size") is None:
+            raise SourceError(f"{shown(url)} is no file with a known size")
+        version = " ".join(str(info[name]) for name in _VERSIONS if info.get(name))
+        return Stamp(int(info["size"]), version)
+
+    async def read(self, url: str, start: int, end: int, stamp: Stamp) -> AsyncIterator[bytes]:
+        """Give bytes `start` to `end` in pieces; fewer, if the answer was cut.
+
+        Raises:
+            SourceError: the file is not what it was when `stamp` was taken, or cannot be read.
+            TransientError: that may be different the next time.
+        """
+        data = await self._call(url, "cat_file", self._inner(url), start, end)
+        if await self.stamp(url) != stamp:
+            raise changed(url)
+        yield data
+
+    async def find(self, url: str) -> list[str]:
+        """Return the URLs of all files below a folder, in order."""
+        return self._urls(url, await self._call(url, "find", self._inner(url)))
+
+    async def glob(self, url: str) -> list[str]:
+        """Return the URLs that a pattern matches, in order."""
+        return self._urls(url, await self._call(url, "glob", self._inner(url)))
+
+    async def close(self) -> None:
+        """Close its connections."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+        begin = getattr(self._fs, "set_session", None) or getattr(self._fs, "_set_session", None)
+        if begin is not None and getattr(self._fs, "async_impl", False):
+            session = await begin()
+            await session.close()
+
+    def _inner(self, url: str) -> str:
+        return str(self._fs._strip_protocol(url))
+
+    def _urls(self, url: str, names: list[str]) -> list[str]:
+        scheme = url.partition("://")[0]
+        found = (name if "://" in name else f"{scheme}://{name.removeprefix('/')}" for name in names)
+        return sorted(name for name in found if not name.endswith("/"))
+
+    async def _call(self, url: str, name: str, *arguments: Any) -> Any:
+        with self._border(url):
+            if self._thread is None:
+                return await getattr(self._fs, f"_{name}")(*arguments)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._thread, getattr(self._fs, name), *arguments)
+
+    @contextmanager
+    def _border(self, url: str) -> Iterator[None]:
+        try:
+            yield
+        except (SourceError, TransientError):
+            raise
+        except self._foreign() as error:
+            raise told(url, error) from error
+
+    def _foreign(self) -> tuple[type[Exception], ...]:
+        return (OSError, ValueError, RuntimeError, LookupError, TypeError)
+
+
+class S3(Wire):
+    """S3, and what speaks its language."""
+
+    async def stamp(self, url: str) -> Stamp:
+        """Return a file's size and ETag."""
+        answer = await self._ask(url, "head_object")
+        return Stamp(int(answer["ContentLength"]), str(answer.get("ETag") or answer.get("LastModified") or ""))
+
+    async def read(self, url: str, start: int, end: int, stamp: Stamp) -> AsyncIterator[bytes]:
+        """Give bytes `start` to `end` in pieces. The ETag is compared, not sent: some servers know no If-Match."""
+        answer = await self._ask(url, "get_object", Range=f"bytes={start}-{end - 1}")
+        body = answer["Body"]
+        try:
+            if str(answer.get("ETag") or answer.get("LastModified") or "") != stamp.version:
+                raise changed(url)
+            _check_range(url, answer.get("ContentRange", ""), start, stamp)
+            with self._border(url):
+                while piece := await body.read(_PIECE_NBYTES):
+                    yield piece
+        finally:
+            body.close()
+
+    async def _ask(self, url: str, method: str, **arguments: Any) -> Any:
+        bucket, key, version = self._fs.split_path(url)
+        if version:
+            arguments["VersionId"] = version
+        with self._border(url):
+            # fsspec's method for a range keeps nothing of an answer that is cut, and shows no ETag.
+            return await self._fs._call_s3(method, Bucket=bucket, Key=key, **arguments)
+
+    def _foreign(self) -> tuple[type[Exception], ...]:
+        botocore = need("botocore.exceptions", "s3")
+        client_error = need("aiohttp", "s3").ClientError
+        return (*super()._foreign(), botocore.BotoCoreError, botocore.ClientError, client_error)
+
+
+class Http(Wire):
+    """A server that speaks HTTP."""
+
+    async def stamp(self, url: str) -> Stamp:
+        """Return a file's size and ETag, or time. Asks for its first byte: a signed URL is not good for a HEAD."""
+        async with self._get(url, 0, 1) as answer:
+            total = answer.headers.get("Content-Range", "").rpartition("/")[2]
+            if answer.status in (206, 416) and total.isdecimal():
+                await answer.read()  # a connection whose answer was not read is closed
+                return Stamp(int(total), _version(answer))
+            length = answer.headers.get("Content-Length", "")
+            if answer.status == 200 and length.isdecimal():
+                return Stamp(int(length), _version(answer), has_ranges=False)
+        raise SourceError(f"{shown(url)}: the server does not say how large the file is; copy it to a disk")
+
+    async def read(self, url: str, start: int, end: int, stamp: Stamp) -> AsyncIterator[bytes]:
+        """Give bytes `start` to `end` in pieces; from a server that has no ranges all before them is read again."""
+        async with self._get(url, start, end if stamp.has_ranges else None) as answer:
+            if answer.status == 416 or _version(answer) != stamp.version:
+                raise changed(url)
+            left_out = 0
+            if answer.status == 206:
+                _check_range(url, answer.headers.get("Content-Range", ""), start, stamp)
+            elif answer.status == 200 and not stamp.has_ranges:
+                left_out = start
+            else:
+                raise TransientError(f"the server answered a range with HTTP {answer.status}")
+            async for piece in answer.content.iter_any():
+                yield piece[left_out:]
+                left_out = max(left_out - len(piece), 0)
+
+    @asynccontextmanager
+    async def _get(self, url: str, start: int, end: int | None) -> AsyncIterator[Any]:
+        headers = {"Accept-Encoding": "identity"}
+        if end is not None:
+            headers["Range"] = f"bytes={start}-{end - 1}"
+        with self._border(url):
+            session = await self._fs.set_session()
+            async with session.get(self._fs.encode_url(url), headers=headers) as answer:
+                if answer.status >= 400 and answer.status != 416:
+                    wait = answer.headers.get("Retry-After", "")
+                    raise answered(url, answer.status, wait_s=float(wait) if wait.isdecimal() else 0.0)
+                yield answer
+
+    def _foreign(self) -> tuple[type[Exception], ...]:
+        return (*super()._foreign(), need("aiohttp", "remote").ClientError)
+
+
+def connected(line: Line, url: str, stall_s: float) -> Wire:
+    """Return the wire to where `url` lies, kept on the line. In the line's loop only.
+
+    Raises:
+        SourceError: fsspec knows no such scheme.
+        ExtraError: the package for it is not installed.
+    """
+    fsspec = need("fsspec", "remote")
+    scheme = url.partition("://")[0]
+    if scheme in ("s3", "s3a"):
+        need("s3fs", "s3")
+    elif scheme in ("http", "https"):
+        need("aiohttp", "remote")
+    try:
+        kind = fsspec.get_filesystem_class(scheme)
+    except ImportError as error:
+        raise ExtraError(f"{shown(url)}: {error}") from error
+    except ValueError as error:
+        raise SourceError(f"{shown(url)}: fsspec knows no {scheme}://") from error
+    options = kind._get_kwargs_from_urls(url)
+    key = (kind, repr(sorted(options.items())), stall_s)
+    wire: Wire | None = line.connected.get(key)
+    if wire is None:
+        if kind.async_impl:
+            options["asynchronous"] = True
+        wire = line.connected[key] = _made(kind, scheme, options, stall_s)
+    return wire
+
+
+def _made(kind: Any, scheme: str, options: dict[str, Any], stall_s: float) -> Wire:
+    options |= {"skip_instance_cache": True, "use_listings_cache": False}
+    if scheme in ("s3", "s3a"):
+        options["config_kwargs"] = {
+            "max_pool_connections": _CONNECTIONS,
+            **_configured(kind, "config_kwargs"),
+            "retries": {"total_max_attempts": 1},
+            "connect_timeout": stall_s,
+            "read_timeout": stall_s,
+        }
+        fs = kind(**options)
+        fs.retries = 1
+        return S3(fs)
+    if scheme in ("http", "https"):
+        aiohttp = need("aiohttp", "remote")
+        options["client_kwargs"] = {
+            **_configured(kind, "client_kwargs"),
+            "timeout": aiohttp.ClientTimeout(total=None, sock_connect=stall_s, sock_read=stall_s),
+            "auto_decompress": False,
+            "read_bufsize": _PIECE_NBYTES,
+        }
+        return Http(kind(**options))
+    return Wire(kind(**options))
+
+
+def _configured(kind: Any, option: str) -> dict[str, Any]:
+    """Return what the user's configuration of fsspec says for an option that we set too."""
+    known = need("fsspec", "remote").config.conf
+    protocols = (kind.protocol,) if isinstance(kind.protocol, str) else kind.protocol
+    return {name: value for one in protocols for name, value in known.get(one, {}).get(option, {}).items()}
+
+
+def shown(url: str) -> str:
+    """Return a URL as messages show it: without a password, and without the signature of a signed one.
+
+    >>> shown("https://me:secret@host/a.tar?signature=abc")
+    'https://host/a.tar?…'
+    """
+    scheme, _, rest = url.partition("://")
+    rest, query, _ = rest.partition("?")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}{'?…' if query else ''}"
+
+
+def changed(url: str) -> SourceError:
+    """Return the error for a file that is another one than when it was opened."""
+    return SourceError(f"{shown(url)} was changed while it was read; open it again")
+
+
+def answered(url: str, status: int, code: str = "", wait_s: float = 0.0) -> Exception:
+    """Return the error for what a server said: a `TransientError` if it may say something else the next time."""
+    said = f"HTTP {status}" + (f", {code}" if code and code != str(status) else "")
+    if status >= 500 or status in _PASSING_STATUS or code in _PASSING_CODES or "Throttl" in code:
+        return TransientError(f"the server answered {said}", wait_s)
+    if status in (401, 403):
+        return SourceError(
+            f"{shown(url)} may not be read ({said}); check the credentials, and that they are this file's: for S3 "
+            "AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; FSSPEC_S3_ANON=true for a public bucket"
+        )
+    if status in (404, 410):
+        return SourceError(f"there is no file {shown(url)} ({said})")
+    if status in (412, 416):
+        return changed(url)
+    return SourceError(f"{shown(url)} cannot be read: the server answered {said}")
+
+
+def told(url: str, error: BaseException) -> Exception:
+    """Return our error for one of fsspec, botocore, aiohttp or the system."""
+    causes = list(_causes(error))
+    said = f"{type(error).__name__}: {error}".removesuffix(": ")
+    if any(type(cause).__module__ == "aiohttp.http_exceptions" for cause in causes):
+        return TransientError(said)  # an answer cut, or garbled; aiohttp says 400 of them, which no server has said
+    for cause in causes:
+        answer = getattr(cause, "response", None)
+        if isinstance(answer, dict):  # botocore's ClientError
+            status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0
+            code = str(answer.get("Error", {}).get("Code", ""))
+            return answered(url, status or (int(code) if code.isdecimal() else 400), code)
+        status = getattr(cause, "status", None) or getattr(cause, "code", None)
+        if isinstance(status, int) and 400 <= status < 600:
+            return answered(url, status)
+    for cause in causes:
+        if isinstance(cause, FileNotFoundError):
+            return SourceError(f"there is no file {shown(url)}")
+        if isinstance(cause, PermissionError):
+            return answered(url, 403, str(cause))
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return SourceError(f"{shown(url)}: the server's certificate is not to be trusted: {cause}")
+        if isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN:
+            return SourceError(f"{shown(url)}: there is no such host ({cause})")
+        if type(cause).__name__ in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
+            return answered(url, 401, type(cause).__name__)
+    if isinstance(error, OSError) or _is_of_the_connection(error):
+        return TransientError(said)
+    return SourceError(f"{shown(url)} cannot be read: {said}")
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or seen.__context__
+
+
+def _is_of_the_connection(error: BaseException) -> bool:
+    """Say whether an error of aiohttp or botocore is one of the connection and not of what was asked."""
+    passing = {
+        "ClientPayloadError",
+        "ClientConnectionError",
+        "ConnectionError",
+        "HTTPClientError",
+        "ResponseStreamingError",
+        "IncompleteReadError",
+        "ResponseParserError",
+    }
+    return any(kind.__name__ in passing for kind in type(error).__mro__)
+
+
+def _version(answer: Any) -> str:
+    return str(answer.headers.get("ETag") or answer.headers.get("Last-Modified") or "")
+
+
+def _check_range(url: str, said: str, start: int, stamp: Stamp) -> None:
+    """Raise if an answer's Content-Range, "bytes 0-7/100", is not of the file that was opened, or of another place."""
+    place, _, total = said.rpartition("/")
+    if not total.isdecimal() or not place.startswith(f"bytes {start}-"):
+        raise TransientError(f"the server answered a range from {start} on with {said or 'something else'!r}")
+    if int(total) != stamp.nbytes:
+        raise changed(url)
