@@ -1,0 +1,447 @@
+"""CSV and TSV: a header, and rows of text that columns make numbers of. Plain or gzip.
+
+    header       the first record; its names are the fields. `header=` gives them where a file has none
+    delimiter    a comma; a tab where the name has .tsv; or what `delimiter=` says
+    quotes       a value that begins with " ends at the next single "; it may hold delimiters and line feeds, and "" is
+                 one ". Elsewhere a " is a character as others are (RFC 4180, as Python's csv reads it)
+    blank        a line of white space only is no record, outside of quotes
+    columns      what all values in the first 1000 rows are: int64, float64 (an empty one is NaN), bool (true, false),
+                 or text. `dtypes=` says otherwise. Quoted values are text, so that "12" stays one
+
+A row with more or fewer values than the header, or a value that is none of its column's, is broken, and the next row is
+read. `Writer` quotes all text, so that what it wrote comes back with the types that it had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.feed.sources.lines import blocks, is_blank
+from penstock.feed.sources.pieces import PIECE_NBYTES, Created, Pieces
+from penstock.feed.sources.sample import Errors, Sample, Schema, Selection, plain, widened
+from penstock.feed.sources.storage import Storage
+from penstock.feed.sources.stream import Shard, Stream
+
+LOOKED_AT = 1000
+"""Rows from which the columns' types are told."""
+
+_LOOKED_AT_NBYTES = 8 << 20
+_KINDS = ("text", "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
+_FLOATS = ("float16", "float32", "float64")
+_INT = re.compile(r"[+-]?[0-9]+")
+_FLOAT = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|nan|inf|infinity)", re.I)
+_BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./ -]*")
+
+
+def opened(
+    paths: list[str],
+    *,
+    storage: Storage,
+    fields: Selection,
+    errors: Errors,
+    dtypes: Mapping[str, str] | None = None,
+    delimiter: str | None = None,
+    header: Sequence[str] | None = None,
+    max_record_nbytes: int = 1 << 30,
+) -> CsvRows:
+    """Open CSV files as a stream.
+
+    Args:
+        paths: the files; each is a shard, and all have the first one's header.
+        storage: opens them.
+        fields: which columns are read.
+        errors: what to do with a row that is broken.
+        dtypes: {column: dtype} for columns that are not what their first rows seem to be: "float32", "int8", "text" ...
+        delimiter: one character between values.
+        header: the columns' names, where files have none.
+        max_record_nbytes: a longer row is broken.
+
+    Raises:
+        SourceError: the first file cannot be opened, or has no header.
+        OptionError: a dtype that there is not, or a delimiter of several characters.
+    """
+    if delimiter is None:
+        delimiter = "\t" if ".tsv" in paths[0].lower().rpartition("/")[2] else ","
+    if len(delimiter) != 1 or delimiter in '"\r\n' or not delimiter.isascii():
+        raise OptionError(f"delimiter={delimiter!r} has to be one ASCII character, and no quote")
+    rows = _Rows(storage, delimiter, max_record_nbytes)
+    names, kinds = _looked_at(rows, paths[0], header)
+    for name, kind in (dtypes or {}).items():
+        if name not in names:
+            raise SourceError(f"{paths[0]} has no column {name!r}; it has {', '.join(map(repr, names))}")
+        if kind not in (*_KINDS, *_FLOATS):
+            raise OptionError(f"dtypes[{name!r}] is {kind!r}; it has to be one of {', '.join((*_KINDS, *_FLOATS))}")
+        kinds[names.index(name)] = kind
+    own = fields.names(names, paths[0])
+    columns = [(name, names.index(there), kinds[names.index(there)]) for name, there in own.items()]
+    return CsvRows(paths, rows, _Columns(names, columns, has_header=header is None), errors)
+
+
+class CsvRows(Stream):
+    """Rows of CSV files, one after another."""
+
+    def __init__(self, paths: list[str], rows: _Rows, columns: _Columns, errors: Errors) -> None:
+        super().__init__([Shard(path) for path in paths], errors=errors)
+        self.where = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+        self._rows = rows
+        self._columns = columns
+
+    def read(self, shard: Shard, first: int, step: int) -> Iterator[Sample | RecordError]:
+        """Yield every `step`-th row of a shard, from row `first` on, the header and blank lines not counted."""
+        columns = self._columns
+        sample = columns.maker()
+        with contextlib.closing(self._rows.of(shard.name)) as rows:
+            if columns.has_header:
+                columns.compare(next(rows, None), shard.name)
+            for row in itertools.islice(rows, first, None, step):
+                try:
+                    yield sample(row.values())
+                except ValueError as error:
+                    yield RecordError(shard.name, row.offset, f"line {row.number}", str(error))
+
+
+class _Row:
+    """A record, not split yet if it has no quotes."""
+
+    __slots__ = ("_delimiter", "_found", "_line", "number", "offset")
+
+    def __init__(
+        self, offset: int, number: int, line: bytes, delimiter: str, found: list[str] | ValueError | None
+    ) -> None:
+        self.offset = offset
+        self.number = number
+        self._line = line
+        self._delimiter = delimiter
+        self._found = found
+
+    def values(self) -> list[str]:
+        """Return its values.
+
+        Raises:
+            ValueError: why it is broken.
+        """
+        if isinstance(self._found, ValueError):
+            raise self._found
+        if self._found is not None:
+            return self._found
+        return self._line.decode().removesuffix("\r").split(self._delimiter)
+
+
+class _Quoted(str):
+    """A value that had quotes."""
+
+    __slots__ = ()
+
+
+class _Rows:
+    """Finds where records begin and end, and splits those with quotes."""
+
+    def __init__(self, storage: Storage, delimiter: str, longest: int) -> None:
+        self._storage = storage
+        self._delimiter = delimiter
+        self._longest = longest
+
+    def of(self, path: str) -> Generator[_Row, None, None]:
+        """Yield the records of a file, the header among them."""
+        lines = self._lines(path)
+        for offset, number, line in lines:
+            if len(line) > self._longest:
+                yield self._row(offset, number, self._too_long())
+            elif b'"' in line:
+                yield self._row(offset, number, self._split(line, lines))
+            elif not is_blank(line):
+                yield _Row(offset, number, line, self._delimiter, None)
+
+    def _row(self, offset: int, number: int, found: list[str] | ValueError) -> _Row:
+        return _Row(offset, number, b"", self._delimiter, found)
+
+    def _lines(self, path: str) -> Generator[tuple[int, int, bytes], None, None]:
+        with contextlib.closing(blocks(self._storage, path, self._longest)) as pieces:
+            for block in pieces:
+                offset = block.offset
+                for number, line in enumerate(block.lines, block.number):
+                    yield offset, number, line
+                    offset += len(line) + 1
+
+    def _split(self, line: bytes, lines: Iterator[tuple[int, int, bytes]]) -> list[str] | ValueError:
+        """Return the values of a record that begins with `line`; takes more lines where quotes are open."""
+        values: list[str] = []
+        nbytes = len(line)
+        try:
+            text, at = line.decode(), 0
+            while True:
+                if text[at : at + 1] != '"':
+                    end = text.find(self._delimiter, at)
+                    if end < 0:
+                        values.append(text[at:].removesuffix("\r"))
+                        return values
+                    values.append(text[at:end])
+                    at = end + 1
+                    continue
+                held, at = [], at + 1
+                while (end := _closing_quote(text, at)) < 0:
+                    held.append(text[at:])
+                    following = next(lines, None)
+                    if following is None:
+                        return ValueError("a quote is not closed before the file ends")
+                    nbytes += len(following[2]) + 1
+                    if nbytes > self._longest:
+                        return self._too_long()
+                    text, at = "\n" + following[2].decode(), 0
+                held.append(text[at:end])
+                values.append(_Quoted("".join(held).replace('""', '"')))
+                if text[end + 1 :] in ("", "\r"):
+                    return values
+                if text[end + 1] != self._delimiter:
+                    return ValueError(f"after the closing quote comes {text[end + 1 : end + 11]!r}, not a delimiter")
+                at = end + 2
+        except UnicodeDecodeError as error:
+            return error
+
+    def _too_long(self) -> ValueError:
+        return ValueError(f"it is longer than max_record_nbytes={self._longest}; perhaps a quote is not closed")
+
+
+def _closing_quote(text: str, at: int) -> int:
+    """Return where the first quote is that is not one of two; -1 without.
+
+    >>> _closing_quote('a""b"', 0), _closing_quote('a""', 0)
+    (4, -1)
+    """
+    while (at := text.find('"', at)) >= 0 and text[at + 1 : at + 2] == '"':
+        at += 2
+    return at
+
+
+def _looked_at(rows: _Rows, path: str, header: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """Return the names and the types of a file's columns."""
+    with contextlib.closing(rows.of(path)) as records:
+        try:
+            first = list(header) if header is not None else next(records).values()
+            names = [str(name) for name in first]
+            found: list[list[str]] = []
+            for row in itertools.islice(records, LOOKED_AT):
+                if row.offset > _LOOKED_AT_NBYTES:
+                    break
+                try:
+                    values = row.values()
+                except ValueError:
+                    continue
+                if len(values) == len(names):
+                    found.append(values)
+        except StopIteration:
+            raise SourceError(f"{path} has no header; it is empty") from None
+        except SourceError:
+            raise
+        except ValueError as error:
+            raise SourceError(f"{path}: the header cannot be read: {error}") from error
+    name, times = Counter(names).most_common(1)[0]
+    if times > 1:
+        raise SourceError(f"{path} has {times} columns {name[:80]!r}; say header= with names that differ")
+    return names, [_kind_of(list(column)) for column in zip(*found, strict=True)] or ["text"] * len(names)
+
+
+def _kind_of(values: list[str]) -> str:
+    """Return what all these values are.
+
+    >>> _kind_of(["1", "-2"]), _kind_of(["1", ""]), _kind_of(["true"]), _kind_of(["1", "x"])
+    ('int64', 'float64', 'bool', 'text')
+    """
+    if any(isinstance(value, _Quoted) for value in values):
+        return "text"
+    if all(_INT.fullmatch(value) for value in values):
+        return "int64" if all(len(value) < 19 or _fits(value) for value in values) else "text"
+    if all(value in _BOOLS for value in values):
+        return "bool"
+    if any(values) and all(not value or _FLOAT.fullmatch(value) for value in values):
+        return "float64"
+    return "text"
+
+
+def _fits(value: str) -> bool:
+    return len(value) <= 20 and -(1 << 63) <= int(value) < 1 << 63
+
+
+class _Columns:
+    """The chosen columns: (name in the sample, place in a row, type)."""
+
+    def __init__(self, names: list[str], chosen: list[tuple[str, int, str]], *, has_header: bool) -> None:
+        self.has_header = has_header
+        self._names = names
+        self._chosen = chosen
+
+    def compare(self, header: _Row | None, path: str) -> None:
+        """Raise where a file's header is not the first one's."""
+        try:
+            names = [] if header is None else header.values()
+        except ValueError as error:
+            raise RecordError(path, 0, "header", str(error)) from error
+        if names != self._names:
+            raise RecordError(path, 0, "header", f"its columns are {str(names)[:200]}, the first file's {self._names}")
+
+    def maker(self) -> Callable[[list[str]], Sample]:
+        """Return what makes a sample of a row's values; it raises ValueError where it cannot."""
+        count = len(self._names)
+        chosen = [(name, at, _PARSERS[kind]) for name, at, kind in self._chosen]
+        quick = [(name, at, float if kind == "float64" else _PARSERS[kind]) for name, at, kind in self._chosen]
+
+        def sample(values: list[str]) -> Sample:
+            if len(values) != count:
+                raise ValueError(f"it has {len(values)} values, the header {count}")
+            with contextlib.suppress(ValueError):  # an empty value that is NaN, or a wrong one
+                return {name: parse(values[at]) for name, at, parse in quick}
+            try:
+                return {name: parse(values[at]) for name, at, parse in chosen}
+            except ValueError:
+                raise ValueError(self._why(values)) from None
+
+        return sample
+
+    def _why(self, values: list[str]) -> str:
+        for _, at, kind in self._chosen:
+            try:
+                _PARSERS[kind](values[at])
+            except ValueError:
+                return (
+                    f"column {self._names[at]!r} has {values[at][:40]!r}, which is no {kind}; dtypes= may say another"
+                )
+        return "it is broken"
+
+
+def _parsed_float(value: str) -> float:
+    return float(value) if value else float("nan")
+
+
+def _parsed_bool(value: str) -> bool:
+    try:
+        return _BOOLS[value]
+    except KeyError as error:
+        raise ValueError(f"{value!r} is neither true nor false") from error
+
+
+def _parser(kind: str) -> Callable[[str], Any]:
+    if kind == "text":
+        return str
+    if kind == "bool":
+        return _parsed_bool
+    if kind == "float64":
+        return _parsed_float
+    dtype = np.dtype(kind)
+    if dtype.kind == "f":
+        return lambda value: dtype.type(_parsed_float(value))
+    limits = np.iinfo(dtype)
+    smallest, largest = int(limits.min), int(limits.max)
+
+    def parsed(value: str) -> Any:
+        number = int(value)
+        if not smallest <= number <= largest:
+            raise ValueError(f"{value} is not between {smallest} and {largest}")
+        return number if kind == "int64" else dtype.type(number)
+
+    return parsed
+
+
+_PARSERS = {kind: _parser(kind) for kind in (*_KINDS, *_FLOATS)}
+
+
+class Writer:
+    """Writes a new CSV file; a TSV file where its name has .tsv; one packed by gzip where it ends on .gz.
+
+    Args:
+        path: the file.
+        schema: of the samples: numbers and text only.
+        delimiter: one character between values; told from the name where it is None.
+
+    Raises:
+        SourceError: the file cannot be made, or the samples have fields that are neither numbers nor text.
+    """
+
+    def __init__(self, path: str, schema: Schema, *, delimiter: str | None = None) -> None:
+        for name, field in schema.items():
+            if field.kind not in ("number", "text") or field.dtype.startswith("complex"):
+                raise SourceError(f"field {name!r} is {field.words()}; CSV holds real numbers and text only")
+        self._path = path
+        self._schema = schema
+        self._delimiter = delimiter or ("\t" if ".tsv" in path.lower().rpartition("/")[2] else ",")
+        self._file = Created(path)
+        self._put([name if _PLAIN_NAME.fullmatch(name) else _quoted(name) for name in schema])
+
+    def write(self, sample: Sample) -> None:
+        """Add a row.
+
+        Raises:
+            SourceError: the sample does not fit the schema.
+        """
+        widened(self._schema, sample, self._path)
+        self._put([_written(plain(sample[name])) for name in self._schema])
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._file.close()
+
+    def _put(self, values: list[str]) -> None:
+        self._file.write((self._delimiter.join(values) + "\n").encode())
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, np.bool_):
+        return "true" if value else "false"
+    return repr(value.item())  # the shortest digits that give the same number
+
+
+def _quoted(value: str) -> str:
+    return '"' + value.replace('"', '""') + '"'
+
+
+def unfit(schema: Schema) -> str:
+    """Return why samples would not come back from CSV as they are; "" if they would.
+
+    >>> from penstock.feed.sources.sample import Field
+    >>> unfit({"x": Field("number", "int64")}), unfit({"x": Field("bytes")})
+    ('', "field 'x' is bytes, and CSV holds numbers and text only")
+    """
+    if not schema:
+        return "there are no fields, and CSV has no rows without any"
+    for name, field in schema.items():
+        if field.kind in ("array", "bytes"):
+            return f"field {name!r} is {field.words()}, and CSV holds numbers and text only"
+        if field.kind == "number" and field.dtype not in ("bool", "int64", "float64"):
+            return f"field {name!r} is {field.dtype}, and comes back from CSV as another type unless dtypes= says so"
+    return ""
+
+
+def joined(parts: list[str], path: str) -> None:
+    """Make one file of several that Writer made, in their order; the header is the first one's."""
+    whole = Created(path)
+    try:
+        for number, part in enumerate(parts):
+            with contextlib.closing(Pieces(Storage(), part)) as pieces:
+                if number:
+                    pieces.skip(_header_nbytes(part))
+                while piece := pieces.take(PIECE_NBYTES):
+                    whole.write(piece)
+    finally:
+        whole.close()
+
+
+def _header_nbytes(path: str) -> int:
+    """Return the bytes of a header that Writer wrote: its quotes come in pairs."""
+    nbytes = quotes = 0
+    with contextlib.closing(blocks(Storage(), path, 1 << 30)) as pieces:
+        for line in itertools.chain.from_iterable(block.lines for block in pieces):
+            nbytes += len(line) + 1
+            quotes += line.count(b'"')
+            if quotes % 2 == 0:
+                break
+    return nbytes
