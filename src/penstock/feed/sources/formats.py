@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from penstock.core.errors import SourceError
+from penstock.feed.sources.storage import Storage, is_remote
 
 _PACKAGE = "penstock.feed.sources"
 _LOOKED_AT = 10_000
@@ -52,6 +53,10 @@ FORMATS = (
 )
 
 
+FOLDERS = ("images", "lmdb", "zarr")
+"""Formats whose data may be a folder."""
+
+
 def named(name: str) -> Format:
     """Return the format with this name.
 
@@ -74,23 +79,27 @@ def of_path(path: str) -> Format | None:
     return next((one for one in FORMATS if lower.endswith(one.suffixes)), None)
 
 
-def guessed(path: str) -> tuple[Format, list[str]]:
+def guessed(path: str, storage: Storage) -> tuple[Format, list[str]]:
     """Return the format of a file or a folder, and its files; a format whose data are a folder gets the folder.
+
+    A remote path is a folder where its name tells no format, or ends on a slash.
 
     Raises:
         SourceError: there is nothing, or nothing that has a known name.
     """
     found = of_path(path)
-    if found is not None and (found.name in ("lmdb", "zarr") or not os.path.isdir(path)):
+    is_folder = (found is None or path.endswith("/")) if is_remote(path) else os.path.isdir(path)
+    if found is not None and (found.name in FOLDERS or not is_folder):
         return found, [path]
-    if not os.path.isdir(path):
+    if not is_folder:
         known = ", ".join(suffix for one in FORMATS for suffix in one.suffixes)
         raise SourceError(f"{path} has no name that tells its format ({known}); say format=")
-    if os.path.exists(os.path.join(path, "data.mdb")):
+    files = storage.list(path)
+    own = {file.removeprefix(path).lstrip("/") for file in files[:_LOOKED_AT]}
+    if "data.mdb" in own:
         return named("lmdb"), [path]
-    if any(os.path.exists(os.path.join(path, name)) for name in ("zarr.json", ".zgroup", ".zarray")):
+    if own & {"zarr.json", ".zgroup", ".zarray"} or any(_is_zarr(path, name) for name in (".zgroup", ".zarray")):
         return named("zarr"), [path]
-    files = _files(path)
     counted = Counter(one.name for file in files if (one := of_path(file)) is not None)
     if not counted:
         raise SourceError(f"the folder {path} has no file whose name tells a format; say format=")
@@ -102,14 +111,9 @@ def guessed(path: str) -> tuple[Format, list[str]]:
         )
     if most == "images":
         return named("images"), [path]
-    return named(most), sorted(file for file in files if of_path(file) is named(most))
+    return named(most), [file for file in files if of_path(file) is named(most)]
 
 
-def _files(path: str) -> list[str]:
-    found: list[str] = []
-    for folder, folders, names in os.walk(path):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [os.path.join(folder, name) for name in sorted(names) if not name.startswith(".")]
-        if len(found) > _LOOKED_AT and of_path(found[0]) is named("images"):
-            break
-    return found
+def _is_zarr(path: str, name: str) -> bool:
+    """Say whether a local folder has a file whose name begins with a dot, which listing leaves out."""
+    return not is_remote(path) and os.path.exists(os.path.join(path, name))

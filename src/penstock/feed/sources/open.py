@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from penstock.core.errors import OptionError
+from penstock.core.errors import OptionError, SourceError
 from penstock.feed.sources.base import Source
-from penstock.feed.sources.formats import guessed, named
+from penstock.feed.sources.formats import FOLDERS, guessed, named
 from penstock.feed.sources.sample import Errors, Selection
-from penstock.feed.sources.storage import Storage, is_remote
+from penstock.feed.sources.storage import Storage
 from penstock.feed.sources.stream import Stream
 
 
@@ -51,14 +51,15 @@ def open(
     storage = Storage(cache=None if cache is None else os.fspath(cache), cache_nbytes=cache_nbytes)
     paths = storage.expand(path)
     kind = named(format) if format is not None else None
-    if len(paths) == 1 and not is_remote(paths[0]):
+    if len(paths) == 1:
         if kind is None:
-            kind, paths = guessed(paths[0])
-        elif os.path.isdir(paths[0]) and kind.name not in ("images", "lmdb", "zarr"):
-            files = (os.path.join(folder, name) for folder, _, names in os.walk(paths[0]) for name in names)
-            paths = sorted(file for file in files if file.lower().endswith(kind.suffixes))
+            kind, paths = guessed(paths[0], storage)
+        elif os.path.isdir(paths[0]) and kind.name not in FOLDERS:
+            paths = [file for file in storage.list(paths[0]) if file.lower().endswith(kind.suffixes)]
     elif kind is None:
-        kind, _ = guessed(paths[0])
+        kind, _ = guessed(paths[0], storage)
+    if not paths:
+        raise SourceError(f"{os.fspath(path) if isinstance(path, str | os.PathLike) else path} holds no {kind.name}")
     module = kind.load()
     try:
         source: Source | Stream = module.opened(

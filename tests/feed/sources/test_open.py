@@ -1,0 +1,99 @@
+"""What `penstock.open` makes of a path."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.core.errors import OptionError, SourceError
+from penstock.feed.sources.formats import FORMATS, guessed, of_path
+from penstock.feed.sources.storage import Storage
+
+
+def lines(path: Path, *numbers: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"x": number, "y": -number}) + "\n" for number in numbers))
+    return path
+
+
+def read(*words: object, **options: object) -> list[int]:
+    return [int(sample["x"]) for sample in penstock.open(*words, **options)]
+
+
+def test_a_file_a_folder_wildcards_braces_and_lists_are_opened(tmp_path: Path) -> None:
+    lines(tmp_path / "train-0.jsonl", 1, 2)
+    lines(tmp_path / "train-1.jsonl", 3)
+    assert read(tmp_path / "train-0.jsonl") == [1, 2]
+    assert read(tmp_path) == read(f"{tmp_path}/") == [1, 2, 3]
+    assert read(f"{tmp_path}/*.jsonl") == read(f"{tmp_path}/train-{{0..1}}.jsonl") == [1, 2, 3]
+    assert read([tmp_path / "train-1.jsonl", tmp_path / "train-0.jsonl"]) == [3, 1, 2]
+
+
+def test_fields_are_chosen_and_renamed(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", 7)
+    assert [*next(iter(penstock.open(path, fields={"left": "y"})))] == ["left"]
+    assert [*next(iter(penstock.open(path, fields=["y"])))] == ["y"]
+
+
+def test_a_format_that_the_name_does_not_tell_is_said(tmp_path: Path) -> None:
+    path = lines(tmp_path / "notes.txt", 1)
+    with pytest.raises(SourceError, match=r"no name that tells its format .* say format="):
+        penstock.open(path)
+    assert read(path, format="jsonl") == [1]
+
+
+def test_a_folder_of_several_formats_is_not_guessed(tmp_path: Path) -> None:
+    lines(tmp_path / "a.jsonl", 1)
+    (tmp_path / "b.csv").write_text("x\n1\n")
+    with pytest.raises(SourceError, match=r"holds 1 of (jsonl|csv), 1 of (jsonl|csv)"):
+        penstock.open(tmp_path)
+    assert read(tmp_path, format="jsonl") == [1]
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "error", "words"),
+    [
+        ("nothing.jsonl", {}, SourceError, "no file|cannot be opened"),
+        (".", {}, SourceError, "no file whose name tells a format"),
+        (".", {"format": "parquet"}, SourceError, "holds no parquet"),
+        ("a.jsonl", {"format": "excel"}, SourceError, "no format 'excel'; there are images, hdf5"),
+        ("a.jsonl", {"size": 3}, OptionError, "jsonl: .*'size'"),
+        ("a.jsonl", {"errors": "ignore"}, OptionError, "neither 'raise' nor 'skip'"),
+        ("a.jsonl", {"fields": ["z"]}, SourceError, "no field 'z'"),
+    ],
+)
+def test_what_cannot_be_opened_is_told(
+    tmp_path: Path, path: str, options: dict[str, object], error: type[Exception], words: str
+) -> None:
+    if path == "a.jsonl":
+        lines(tmp_path / path, 1)
+    with pytest.raises(error, match=words):
+        list(penstock.open(tmp_path / path, **options))
+
+
+@pytest.mark.parametrize(
+    ("files", "format"),
+    [
+        (["data.mdb", "lock.mdb"], "lmdb"),
+        ([".zgroup", "x/0"], "zarr"),
+        (["zarr.json"], "zarr"),
+        (["cat/1.jpg", "dog/2.PNG", "notes.csv"], "images"),
+        (["b.tar", "a.tar", "README"], "tar"),
+        (["x/1.parquet", ".hidden/2.csv"], "parquet"),
+    ],
+)
+def test_a_folder_is_known_by_its_files(tmp_path: Path, files: list[str], format: str) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    found, paths = guessed(str(tmp_path), Storage())
+    assert found.name == format
+    assert paths == [str(tmp_path)] or paths == sorted(paths)
+
+
+def test_every_format_is_told_by_its_suffixes() -> None:
+    for one in FORMATS:
+        assert all(of_path(f"s3://bucket/train{suffix.upper()}") is one for suffix in one.suffixes)
