@@ -185,6 +185,29 @@ def sides(size: Size) -> tuple[int, int]:
     return height, width
 
 
+def covering(whole: tuple[int, int], wanted: tuple[int, int]) -> tuple[int, int]:
+    """Return the height and width to which `whole` is brought to cover `wanted`, to the pixel as torchvision's Resize.
+
+    >>> covering((375, 500), (224, 224))
+    (224, 298)
+    """
+    height, width = wanted
+    if height * whole[1] >= width * whole[0]:
+        width = max(width, int(height * whole[1] / whole[0]))
+    else:
+        height = max(height, int(width * whole[0] / whole[1]))
+    return height, width
+
+
+def middle(whole: tuple[int, int], wanted: tuple[int, int]) -> tuple[int, int]:
+    """Return top and left of the middle of `whole`, as torchvision's CenterCrop.
+
+    >>> middle((224, 298), (224, 224))
+    (0, 37)
+    """
+    return round((whole[0] - wanted[0]) / 2), round((whole[1] - wanted[1]) / 2)
+
+
 # ── decoders ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -325,13 +348,7 @@ def _brought(pixels: np.ndarray, crop: Crop, wanted: tuple[int, int] | None, res
     part = pixels[top : top + rows, left : left + columns].transpose(2, 0, 1)
     if wanted is None or wanted == (rows, columns):
         return part
-    height, width = wanted
-    if resize == "cover":  # torchvision's sizes, to the pixel
-        if height * columns >= width * rows:
-            width = int(height * columns / rows)
-        else:
-            height = int(width * rows / columns)
-        height, width = max(height, wanted[0]), max(width, wanted[1])
+    height, width = covering((rows, columns), wanted) if resize == "cover" else wanted
     if (height, width) != (rows, columns):
         batch = torch.from_numpy(part)[None]
         part = (
@@ -339,5 +356,5 @@ def _brought(pixels: np.ndarray, crop: Crop, wanted: tuple[int, int] | None, res
             .squeeze(0)
             .numpy()
         )
-    top, left = round((height - wanted[0]) / 2), round((width - wanted[1]) / 2)
+    top, left = middle((height, width), wanted)
     return part[:, top : top + wanted[0], left : left + wanted[1]]

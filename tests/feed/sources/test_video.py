@@ -1,0 +1,297 @@
+"""Clips of videos."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import random
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import penstock
+from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.feed.sources.sample import Selection
+from penstock.feed.sources.storage import Storage
+from penstock.feed.sources.video import Clips, opened
+
+av = pytest.importorskip("av")
+
+FILES: dict[str, tuple[str, str, dict[str, str]]] = {
+    "B-frames in MP4": ("a.mp4", "libx264", {"g": "12", "bf": "3"}),
+    "B-frames in MKV": ("a.mkv", "libx264", {"g": "12", "bf": "3"}),
+    "open groups": ("a.mp4", "libx264", {"x264-params": "open-gop=1:keyint=12:min-keyint=12:scenecut=0:bframes=3"}),
+    "intra refresh": ("a.mp4", "libx264", {"x264-params": "intra-refresh=1:keyint=12"}),
+    "HEVC with open groups": (
+        "a.mp4",
+        "libx265",
+        {
+            "x265-params": "log-level=none:open-gop=1:keyint=12:min-keyint=12:scenecut=0:bframes=3:"
+            "pools=1:frame-threads=1"
+        },
+    ),
+    "VP8 with hidden frames": ("a.webm", "libvpx", {"g": "12", "auto-alt-ref": "1", "lag-in-frames": "16"}),
+    "VP9": ("a.webm", "libvpx-vp9", {"g": "12", "auto-alt-ref": "1", "lag-in-frames": "16"}),
+    "transport stream": ("a.ts", "libx264", {"g": "12", "bf": "3"}),
+    "AVI": ("a.avi", "mpeg4", {"g": "12"}),
+    "AVI with B-frames": ("a.avi", "mpeg4", {"g": "12", "bf": "2"}),
+    "AVI of H.264": ("a.avi", "libx264", {"g": "12", "bf": "2"}),
+    "MPEG program stream": ("a.mpg", "mpeg2video", {"g": "12", "bf": "2"}),
+    "each frame a keyframe": ("a.mov", "libx264", {"g": "1"}),
+}
+COUNT = 50
+
+
+def picture(number: int, height: int = 48, width: int = 64) -> np.ndarray:
+    rows, columns = np.mgrid[:height, :width]
+    pixels = np.stack([(rows * 3 + number * 7) % 256, (columns * 2 + number * 5) % 256, (rows + columns) % 256], -1)
+    pixels[8 + number % 20 : 16 + number % 20, 8:24] = number * 5 % 256
+    return pixels.astype(np.uint8)
+
+
+def record(
+    path: Path,
+    codec: str = "libx264",
+    options: dict[str, str] | None = None,
+    *,
+    count: int = COUNT,
+    times_ms: list[int] | None = None,
+    shape: tuple[int, int] = (48, 64),
+) -> Path:
+    """Make a video."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if codec not in av.codecs_available:
+        pytest.skip(f"this ffmpeg has no {codec}")
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=25, options=options or {"g": "12", "bf": "2"})
+        stream.height, stream.width = shape
+        stream.pix_fmt = "yuv420p"
+        stream.codec_context.thread_count = 1
+        if times_ms is not None:
+            stream.codec_context.time_base = Fraction(1, 1000)
+        for number in range(count):
+            frame = av.VideoFrame.from_ndarray(picture(number, *shape), format="rgb24")
+            if times_ms is not None:
+                frame.pts, frame.time_base = times_ms[number], Fraction(1, 1000)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+def decoded(path: Path) -> tuple[np.ndarray, list[float]]:
+    """Return all frames, decoded from the beginning on, and their times."""
+    with av.open(str(path)) as container:
+        container.streams.video[0].codec_context.thread_count = 1
+        frames = list(container.decode(video=0))
+        return np.stack([frame.to_ndarray(format="rgb24").transpose(2, 0, 1) for frame in frames]), [
+            frame.time for frame in frames
+        ]
+
+
+def clips(path: Path | str | list[str], fields: object = None, **options: Any) -> Clips:
+    paths = path if isinstance(path, list) else [str(path)]
+    errors = options.pop("errors", "raise")
+    return opened(paths, storage=Storage(), fields=Selection.of(fields), errors=errors, **options)  # type: ignore[arg-type]
+
+
+# ── the same frames as decoding all gives ───────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(("frames", "stride", "step"), [(4, 1, 3), (5, 3, None), (1, 1, 1), (50, 1, 1)])
+def test_clips_are_frames_of_the_whole(tmp_path: Path, name: str, frames: int, stride: int, step: int | None) -> None:
+    file, codec, options = FILES[name]
+    path = record(tmp_path / file, codec, options)
+    whole, _ = decoded(path)
+    source = clips(path, frames=frames, stride=stride, step=step)
+    step = step or frames * stride
+    assert len(source) == (len(whole) - ((frames - 1) * stride + 1)) // step + 1
+    order = list(range(len(source)))
+    for shuffled in (order, random.Random(0).sample(order, len(order))):
+        for number in shuffled:
+            expected = whole[number * step : number * step + frames * stride : stride]
+            np.testing.assert_array_equal(source[number]["video"], expected[:frames])
+    source.close()
+
+
+def test_frames_at_any_times_are_found_and_tell_them(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    times = sorted(chance.sample(range(9000), 60))
+    path = record(tmp_path / "a.mkv", times_ms=times, count=60)
+    whole, seconds = decoded(path)
+    source = clips(path, frames=3, step=2)
+    for number in random.Random(1).sample(range(len(source)), len(source)):
+        sample = source[number]
+        np.testing.assert_array_equal(sample["video"], whole[number * 2 : number * 2 + 3])
+        assert sample["start"] == pytest.approx(seconds[number * 2])
+    source.close()
+
+
+def test_a_size_is_scaled_to_cover_and_the_middle_cut_out(tmp_path: Path) -> None:
+    path = record(tmp_path / "a.mp4", shape=(96, 160))
+    with av.open(str(path)) as container:
+        frame = next(container.decode(video=0))
+        scaled = frame.reformat(width=80, height=48, format="rgb24", interpolation="BILINEAR").to_ndarray()
+    source = clips(path, frames=2, size=48)
+    np.testing.assert_array_equal(source[0]["video"][0], scaled[:, 16:64].transpose(2, 0, 1))
+    assert source.schema["video"].words() == "uint8[2, 3, 48, 48]"
+    assert clips(path, frames=2).schema["video"].words() == "uint8[2, 3, ?, ?]"
+    source.close()
+
+
+# ── folders, fields, loaders ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name, count in (("run/a.mp4", 20), ("jump/b.mp4", 9), ("jump/short.mp4", 3), ("jump/c.mkv", 8)):
+        record(tmp_path / "data" / name, count=count)
+    return tmp_path / "data"
+
+
+def test_class_folders_make_labels_and_short_videos_no_clips(root: Path) -> None:
+    source = clips(root, ["label", "path"], frames=4)
+    found = [(Path(sample["path"]).name, sample["label"]) for sample in source]
+    assert found == [("b.mp4", 0)] * 2 + [("c.mkv", 0)] * 2 + [("a.mp4", 1)] * 5
+    assert source.classes == ("jump", "run")
+    assert source.class_to_idx == {"jump": 0, "run": 1}
+    assert source.runs.tolist() == [0, 2, 4, 9]
+
+
+def test_fields_are_what_was_asked_for(root: Path) -> None:
+    source = clips(root, frames=4)
+    assert sorted(source[0]) == ["label", "start", "video"]
+    assert sorted(source.schema) == ["label", "start", "video"]
+    assert list(source.narrow(["start"])[1]) == ["start"]
+    assert sorted(clips(str(root / "run" / "a.mp4"), {"x": "video"}, frames=2)[0]) == ["x"]
+    with pytest.raises(SourceError, match="sound"):
+        clips(root, ["sound"])
+    source.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_loaders_make_batches_of_it(root: Path, num_workers: int) -> None:
+    source = clips(root, frames=4, size=32)
+    expected = np.stack([sample["video"] for sample in source])
+    loader = penstock.DataLoader(source, batch_size=9, num_workers=num_workers)
+    (batch,) = [{name: value.clone() for name, value in batch.items()} for batch in loader]
+    (other,) = torch.utils.data.DataLoader(source, batch_size=9, num_workers=num_workers)
+    for one in (batch, other):
+        np.testing.assert_array_equal(one["video"].numpy(), expected)
+        assert one["label"].tolist() == [0] * 4 + [1] * 5
+    source.close()
+
+
+def test_threads_read_the_same_file(tmp_path: Path) -> None:
+    path = record(tmp_path / "a.mp4")
+    whole, _ = decoded(path)
+    source = clips(path, frames=2, step=1)
+    order = random.Random(2).sample(range(len(source)), len(source)) * 3
+    with ThreadPoolExecutor(4) as threads:
+        for number, sample in zip(order, threads.map(source.__getitem__, order), strict=True):
+            np.testing.assert_array_equal(sample["video"], whole[number : number + 2])
+    source.close()
+
+
+def test_a_source_travels_without_open_files(tmp_path: Path) -> None:
+    source = clips(record(tmp_path / "a.mp4"), frames=2)
+    expected = source[3]
+    other = pickle.loads(pickle.dumps(source))
+    np.testing.assert_array_equal(other[3]["video"], expected["video"])
+    other.close()
+    source.close()
+
+
+def test_no_more_than_some_files_stay_open(tmp_path: Path) -> None:
+    for number in range(12):
+        record(tmp_path / f"{number:02d}.mp4", count=4)
+    source = clips(tmp_path, frames=4)
+    assert len(list(source)) == 12
+    names = [os.readlink(f"/proc/self/fd/{entry}") for entry in os.listdir("/proc/self/fd") if _is_link(entry)]
+    assert sum(name.startswith(str(tmp_path)) for name in names) == 8
+    source.close()
+
+
+def _is_link(entry: str) -> bool:
+    return os.path.islink(f"/proc/self/fd/{entry}")
+
+
+# ── what is broken, and what is too much ────────────────────────────────────────────────────────────────────
+
+
+def test_what_is_no_video_is_an_error_or_left_out(root: Path) -> None:
+    (root / "run" / "bad.mp4").write_bytes(b"no video at all" * 99)
+    (root / "run" / "empty.mp4").write_bytes(b"")
+    with pytest.raises(RecordError, match=r"bad\.mp4"):
+        clips(root, frames=4)
+    with pytest.warns(UserWarning, match="left out") as caught:
+        source = clips(root, frames=4, errors="skip")
+    assert len(caught) == 2
+    assert len(source) == 9
+
+
+def test_a_playlist_with_a_videos_name_opens_nothing(tmp_path: Path) -> None:
+    good = record(tmp_path / "good.mp4")
+    for name, text in (
+        ("list.mp4", f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:2,\n{good}\n#EXT-X-ENDLIST\n"),
+        ("concat.mp4", f"ffconcat version 1.0\nfile {good}\n"),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(RecordError, match=name):
+            clips(tmp_path / name)
+
+
+def test_frames_and_clips_that_are_too_large_are_refused(tmp_path: Path) -> None:
+    path = record(tmp_path / "a.mp4")
+    with pytest.raises(RecordError, match="max_pixels"):
+        clips(path, max_pixels=64 * 48 - 1)
+    with pytest.raises(RecordError, match="max_record_nbytes"):
+        clips(path, frames=4, max_record_nbytes=4 * 3 * 64 * 48 - 1)[0]
+    with pytest.raises(OptionError, match="bytes"):
+        clips(path, frames=4, size=48, max_record_nbytes=4 * 3 * 48 * 48 - 1)
+    clips(path).close()
+
+
+def test_no_clips_at_all_and_numbers_that_cannot_be_are_errors(tmp_path: Path) -> None:
+    path = record(tmp_path / "a.mp4", count=5)
+    with pytest.raises(SourceError, match="6 frames"):
+        clips(path, frames=6)
+    for options in ({"frames": 0}, {"stride": 0}, {"step": 0}, {"size": 0}):
+        with pytest.raises(OptionError):
+            clips(path, **options)
+
+
+@pytest.mark.parametrize("name", ["B-frames in MP4", "B-frames in MKV", "VP9", "AVI", "transport stream"])
+def test_mutated_videos_give_clips_or_the_one_error(tmp_path: Path, name: str) -> None:
+    file, codec, options = FILES[name]
+    original = record(tmp_path / file, codec, options, count=20).read_bytes()
+    path = tmp_path / f"mutated{Path(file).suffix}"
+    chance = random.Random(name)
+    for _ in range(40):
+        data = bytearray(original)
+        for _ in range(chance.randint(1, 5)):
+            at = chance.randrange(len(data))
+            match chance.randrange(4):
+                case 0:
+                    data[at] ^= 1 << chance.randrange(8)
+                case 1:
+                    data[at : at + 4] = bytes(chance.randrange(256) for _ in range(4))
+                case 2:
+                    data[at:at] = bytes(data[at : at + 20])
+                case _:
+                    data = data[: at + 1]
+        path.write_bytes(data)
+        try:
+            source = clips(path, frames=4, size=16, max_pixels=1 << 20)
+        except SourceError:
+            continue
+        for number in range(min(len(source), 8)):
+            with contextlib.suppress(RecordError):
+                assert source[number]["video"].shape == (4, 3, 16, 16)
+        source.close()
