@@ -1,0 +1,204 @@
+"""Writing a segment of a conversion, proving that it is there, joining several, and counting what came of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.feed.convert.canon import Tally
+from penstock.feed.convert.journal import crc32_of
+from penstock.feed.convert.reading import Reader, Recipe, Stretch, known_layout
+from penstock.feed.convert.target import nbytes_of, sync_file, sync_folder
+from penstock.feed.convert.tasks import Bench
+from penstock.feed.sources.formats import named
+from penstock.feed.sources.sample import Errors, Sample, Schema
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wrote:
+    """A file that lies complete on the disk."""
+
+    number: int
+    tally: Tally
+    skipped: int
+    file_nbytes: int
+    crc32: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for the journal."""
+        return {
+            "number": self.number,
+            "samples": self.tally.samples,
+            "nbytes": self.tally.nbytes,
+            "sum": f"{self.tally.sum:064x}",
+            "skipped": self.skipped,
+            "file_nbytes": self.file_nbytes,
+            "crc32": self.crc32,
+        }
+
+    @classmethod
+    def of_json(cls, entry: dict[str, Any]) -> Wrote:
+        """Return what a journal says."""
+        return cls(
+            number=entry["number"],
+            tally=Tally(entry["samples"], entry["nbytes"], int(entry["sum"], 16)),
+            skipped=entry["skipped"],
+            file_nbytes=entry["file_nbytes"],
+            crc32=entry["crc32"],
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Write:
+    """Write a segment: some records, in a file of their own."""
+
+    number: int
+    recipe: Recipe
+    stretches: tuple[Stretch, ...]
+    errors: Errors
+    schema: Schema
+    format: str
+    options: dict[str, Any]
+    path: str
+
+    def run(self, bench: Bench) -> Wrote:
+        """Write the file, and return what is in it."""
+        tally, skipped = Tally(), 0
+        with whole_file(self.path) as temporary:
+            writer = _writer(self.format, temporary, self.schema, self.options)
+            for record in self._records(bench):
+                if isinstance(record, RecordError):
+                    skipped += 1
+                    continue
+                before = tally.nbytes
+                tally.add(record)
+                writer.write(record)
+                bench.count(1, tally.nbytes - before)
+            writer.close()
+        return Wrote(
+            number=self.number,
+            tally=tally,
+            skipped=skipped,
+            file_nbytes=nbytes_of(self.path),
+            crc32=crc32_of(self.path),
+        )
+
+    def _records(self, bench: Bench) -> Iterator[Sample | RecordError]:
+        reader = bench.reader(self.recipe)
+        for stretch in self.stretches:
+            count, expected = 0, len(range(stretch.first, stretch.stop or 0))
+            try:
+                for record in reader.records(stretch):
+                    if isinstance(record, RecordError) and self.errors == "raise":
+                        raise record
+                    count += 1
+                    yield record
+            except RecordError as error:
+                if self.errors == "raise":
+                    raise
+                yield from [error] * (expected - count)
+                count = expected
+            if count != expected:
+                raise SourceError(
+                    f"{reader.source.where} has changed while it was read: {expected} records were there, now {count}"
+                )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prove:
+    """Read a file of an earlier attempt again, to see that it is what the journal says."""
+
+    number: int
+    path: str
+    file_nbytes: int
+    crc32: int
+
+    def run(self, bench: Bench) -> bool:
+        """Say whether it is."""
+        if not os.path.exists(self.path) or nbytes_of(self.path) != self.file_nbytes:
+            return False
+        return crc32_of(self.path) == self.crc32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Join:
+    """Make one file of several segments."""
+
+    number: int
+    format: str
+    parts: tuple[str, ...]
+    path: str
+
+    def run(self, bench: Bench) -> int:
+        """Make the file, and return its size."""
+        with whole_file(self.path) as temporary:
+            named(self.format).load().joined(list(self.parts), temporary)
+        return nbytes_of(self.path)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Count:
+    """See that a file has as many samples as were written to it."""
+
+    number: int
+    path: str
+    format: str
+    expected: int
+
+    def run(self, bench: Bench) -> None:
+        """Open it and count.
+
+        Raises:
+            SourceError: there are more or fewer.
+        """
+        reader = Reader(Recipe.of((self.path,), format=self.format))
+        try:
+            layout = known_layout(reader.source)
+            if layout is not None:
+                found = layout.total
+            else:  # what is not the last sample is skipped, which is cheap
+                last = max(0, self.expected - 1)
+                found = last + sum(1 for _ in islice(reader.records(Stretch(0, last, None)), 2))
+        finally:
+            reader.close()
+        if found != self.expected:
+            raise SourceError(f"{self.path} holds {found} samples; {self.expected} were written to it")
+
+
+@contextmanager
+def whole_file(path: str) -> Iterator[str]:
+    """Give a name beside `path` to write to; then sync it and rename it to `path`. After an error it is removed."""
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f"new-{os.getpid()}-{name}")
+    _remove(temporary)
+    try:
+        yield temporary
+        sync_file(temporary)
+        _remove(path)
+        os.rename(temporary, path)
+        sync_folder(folder)
+    except BaseException:
+        _remove(temporary)
+        raise
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        os.remove(path)
+
+
+def _writer(format: str, path: str, schema: Schema, options: dict[str, Any]) -> Any:
+    try:
+        return named(format).load().Writer(path, schema, **options)
+    except TypeError as error:
+        if "unexpected keyword argument" in str(error):
+            raise OptionError(f"{format}: {error}; see penstock.feed.sources.{named(format).module}") from error
+        raise

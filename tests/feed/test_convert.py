@@ -1,0 +1,537 @@
+"""A conversion is exact, goes on after a kill, and replaces nothing that it was not told to replace."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.core.errors import OptionError, RecordError, SourceError, WorkerError
+from penstock.feed.convert import Conversion, Progress, convert, plan, work
+from penstock.feed.convert.canon import Tally
+from penstock.feed.convert.crew import Crew
+from penstock.feed.convert.journal import Journal, crc32_of
+from penstock.feed.convert.plan import Contents, grouped, planned
+from penstock.feed.convert.reading import Layout
+from penstock.feed.convert.target import Target
+from penstock.feed.sources.formats import named
+from penstock.feed.sources.open import open as open_source
+from penstock.feed.sources.sample import Field, Sample, schema_of, widened
+from penstock.feed.sources.stream import Stream
+from tests.feed.sources.made import assert_same
+
+
+def made(count: int, seed: int = 0) -> list[Sample]:
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "x": rng.standard_normal((3, int(rng.integers(0, 9)))).astype(np.float32),
+            "y": np.int64(number),
+            "t": f"é {number}",
+            "b": rng.bytes(int(rng.integers(0, 99))),
+        }
+        for number in range(count)
+    ]
+
+
+def write(path: Path, samples: list[Sample], **options: Any) -> Path:
+    schema = schema_of(samples[0])
+    for sample in samples:
+        schema = widened(schema, sample, "made")
+    kind = next(kind for kind in ("tfrecord", "lmdb", "jsonl", "hdf5", "tar") if kind in path.name)
+    writer = named(kind).load().Writer(str(path), schema, **options)
+    for sample in samples:
+        writer.write(sample)
+    writer.close()
+    return path
+
+
+def read(path: Any) -> list[Sample]:
+    source = open_source(path if isinstance(path, tuple) else str(path))
+    try:
+        if isinstance(source, Stream):
+            return list(source)
+        return [source[number] for number in range(len(source))]
+    finally:
+        source.close()
+
+
+def assert_equal(found: list[Sample], samples: list[Sample]) -> None:
+    assert len(found) == len(samples)
+    for one, other in zip(samples, found, strict=True):
+        assert_same(one, other)
+
+
+def checksum(samples: list[Sample]) -> str:
+    tally = Tally()
+    for sample in samples:
+        tally.add(sample)
+    return tally.checksum()
+
+
+@pytest.fixture
+def tfrecord(tmp_path: Path) -> Path:
+    return write(tmp_path / "in.tfrecord", made(300))
+
+
+# ── what comes out ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_samples_come_out_equal_and_in_order(tmp_path: Path, tfrecord: Path, workers: int) -> None:
+    there = convert(tfrecord, tmp_path / "out.lmdb", workers=workers, verify=True)
+    back = convert(tmp_path / "out.lmdb", tmp_path / "back.tfrecord", workers=workers)
+    assert_equal(read(tmp_path / "out.lmdb"), made(300))
+    assert_equal(read(tmp_path / "back.tfrecord"), made(300))
+    assert there.checksum == back.checksum == checksum(made(300))
+    assert (there.samples, there.skipped, there.resumed, there.verified) == (300, 0, 0, True)
+    assert there.files == (str(tmp_path / "out.lmdb"),)
+    assert sorted(os.listdir(tmp_path)) == ["back.tfrecord", "in.tfrecord", "out.lmdb"]
+
+
+def test_many_files_come_in_and_many_go_out(tmp_path: Path) -> None:
+    samples = made(101)
+    for number, first in enumerate(range(0, 101, 25)):
+        write(tmp_path / f"in-{number}.tfrecord", samples[first : first + 25])
+    done = convert(str(tmp_path / "in-{0..4}.tfrecord"), tmp_path / "out.tfrecord", shards=3, workers=2)
+    assert done.files == tuple(str(tmp_path / f"out-00000{number}.tfrecord") for number in range(3))
+    assert [len(read(name)) for name in done.files] == [33, 34, 34]
+    assert_equal(read(done.files), samples)
+    braced = convert(tmp_path / "in-*.tfrecord", tmp_path / "o-{a,b}.tfrecord", workers=0)
+    assert braced.files == (str(tmp_path / "o-a.tfrecord"), str(tmp_path / "o-b.tfrecord"))
+    assert_equal(read(braced.files), samples)
+
+
+def test_files_are_as_large_as_they_may_be(tmp_path: Path, tfrecord: Path) -> None:
+    done = convert(tfrecord, tmp_path / "out.tfrecord", shard_size="10KiB", workers=0)
+    sizes = [os.path.getsize(name) for name in done.files]
+    assert len(sizes) > 3
+    assert max(sizes) <= 10 << 10
+    assert min(sizes[:-1]) > 6 << 10
+    assert_equal(read(done.files), made(300))
+
+
+def test_fields_are_chosen_and_renamed(tmp_path: Path, tfrecord: Path) -> None:
+    convert(tfrecord, tmp_path / "out.lmdb", fields={"label": "y"}, workers=0, verify=True)
+    assert read(tmp_path / "out.lmdb")[7] == {"label": 7}
+
+
+def test_several_sources_follow_each_other(tmp_path: Path) -> None:
+    one, other = write(tmp_path / "1.tfrecord", made(5)), write(tmp_path / "2.tfrecord", made(4, seed=1))
+    convert([one, other], tmp_path / "out.tfrecord", workers=0)
+    assert_equal(read(tmp_path / "out.tfrecord"), made(5) + made(4, seed=1))
+
+
+def test_progress_begins_at_nothing_and_ends_with_all(tmp_path: Path, tfrecord: Path) -> None:
+    heard: list[Progress] = []
+    convert(tfrecord, tmp_path / "out.lmdb", workers=2, progress=heard.append)
+    assert {one.stage for one in heard} == {"looking", "writing", "joining"}
+    written = [one for one in heard if one.stage == "writing"]
+    assert (written[0].samples, written[-1].samples, written[-1].total) == (0, 300, 300)
+    assert [one.samples for one in written] == sorted(one.samples for one in written)
+
+
+# ── what is refused ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_nothing_is_replaced_unless_told_and_then_at_the_end(
+    tmp_path: Path, tfrecord: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.tfrecord"
+    out.write_bytes(b"precious")
+    with pytest.raises(SourceError, match="is there already; --overwrite"):
+        convert(tfrecord, out, workers=0)
+    assert out.read_bytes() == b"precious"
+    with monkeypatch.context() as patch:
+        patch.setattr(work.Work, "_join", _refuse)
+        with pytest.raises(SourceError, match="no room"):
+            convert(tfrecord, out, workers=0, overwrite=True)
+    assert out.read_bytes() == b"precious"
+    convert(tfrecord, out, workers=0, overwrite=True)
+    assert_equal(read(out), made(300))
+
+
+def _refuse(*_: object) -> None:
+    raise SourceError("no room")
+
+
+def test_a_numbered_set_is_replaced_as_a_whole(tmp_path: Path, tfrecord: Path) -> None:
+    convert(tfrecord, tmp_path / "out.tfrecord", shards=5, workers=0)
+    other = tmp_path / "out-extra.tfrecord"
+    other.write_bytes(b"")
+    with pytest.raises(SourceError, match=r"out-000000.tfrecord is there already"):
+        convert(tfrecord, tmp_path / "out.tfrecord", shards=2, workers=0)
+    convert(tfrecord, tmp_path / "out.tfrecord", shards=2, workers=0, overwrite=True)
+    assert sorted(name.name for name in tmp_path.glob("out*")) == [
+        "out-000000.tfrecord",
+        "out-000001.tfrecord",
+        "out-extra.tfrecord",
+    ]
+
+
+def test_a_folder_is_never_replaced(tmp_path: Path, tfrecord: Path) -> None:
+    (tmp_path / "home.lmdb").mkdir()
+    (tmp_path / "home.lmdb" / "letter").write_text("dear")
+    with pytest.raises(SourceError, match="is a folder, and folders are not replaced"):
+        convert(tfrecord, tmp_path / "home.lmdb", workers=0, overwrite=True)
+
+
+def test_a_source_is_not_written_over_nor_into(tmp_path: Path, tfrecord: Path) -> None:
+    with pytest.raises(SourceError, match="lies in the source"):
+        convert(tmp_path, tmp_path / "out.lmdb", workers=0)
+    with pytest.raises(SourceError, match="lies in the source"):
+        convert(tfrecord, tfrecord, workers=0, overwrite=True)
+    assert_equal(read(tfrecord), made(300))
+
+
+def test_options_that_contradict_each_other_are_told(tmp_path: Path, tfrecord: Path) -> None:
+    for wrong in (
+        {"dst": "o.tar", "shards": 2, "shard_size": "1MiB"},
+        {"dst": "o.tar", "shards": 0},
+        {"dst": "o.tar", "shard_size": "much"},
+        {"dst": "o-{0..3}.tar", "shards": 2},
+        {"dst": "s3://bucket/o.tar"},
+        {"dst": "o.tar", "errors": "ignore"},
+        {"dst": "o.tar", "workers": -1},
+        {"dst": "o.tar", "options": {"x": object()}},
+    ):
+        with pytest.raises(OptionError):
+            convert(tfrecord, **{**wrong, "dst": wrong["dst"]})
+    with pytest.raises(SourceError, match="tells a format"):
+        convert(tfrecord, tmp_path / "out")
+    with pytest.raises(SourceError, match="there is no folder"):
+        convert(tfrecord, tmp_path / "no" / "out.lmdb")
+    with pytest.raises(OptionError, match="nonsense"):
+        convert(tfrecord, tmp_path / "out.lmdb", writer_options={"nonsense": 1}, workers=0)
+    assert os.listdir(tmp_path) == ["in.tfrecord"]
+
+
+def test_a_format_that_cannot_hold_the_samples_says_why_and_nothing_is_left(
+    tmp_path: Path, tfrecord: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = named("lmdb").load()
+    monkeypatch.setattr(module, "unfit", lambda schema: f"no room for {schema['x'].words()}")
+    with pytest.raises(SourceError, match=r"no room for float32\[3, \?\]; choose fields with"):
+        convert(tfrecord, tmp_path / "out.lmdb", workers=0)
+    assert os.listdir(tmp_path) == ["in.tfrecord"]
+
+
+def test_samples_that_differ_in_their_fields_are_told(tmp_path: Path) -> None:
+    write(tmp_path / "1.tfrecord", [{"x": np.float32(1)}])
+    write(tmp_path / "2.tfrecord", [{"x": np.float32(1), "y": np.float32(1)}])
+    with pytest.raises(SourceError, match="all need the same"):
+        convert(tmp_path / "*.tfrecord", tmp_path / "out.lmdb", workers=0)
+
+
+def test_an_empty_source_of_unknown_fields_is_told(tmp_path: Path) -> None:
+    (tmp_path / "in.tfrecord").write_bytes(b"")
+    with pytest.raises(SourceError, match="no samples"):
+        convert(tmp_path / "in.tfrecord", tmp_path / "out.lmdb", workers=0)
+    assert os.listdir(tmp_path) == ["in.tfrecord"]
+
+
+# ── broken records ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def broken(path: Path) -> Path:
+    """Flip a bit inside of one record's data, near the middle."""
+    data = bytearray(path.read_bytes())
+    at = data.index("é 20".encode())
+    data[at] ^= 1
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_broken_record_stops_with_its_place_or_is_left_out_and_counted(
+    tmp_path: Path, tfrecord: Path, workers: int
+) -> None:
+    broken(tfrecord)
+    with pytest.raises(RecordError, match=r"in\.tfrecord: record 20 at byte \d+"):
+        convert(tfrecord, tmp_path / "out.lmdb", workers=workers)
+    done = convert(tfrecord, tmp_path / "b.lmdb", workers=workers, errors="skip", verify=True)
+    samples = made(300)
+    del samples[20]
+    assert (done.samples, done.skipped, done.checksum) == (299, 1, checksum(samples))
+    assert_equal(read(tmp_path / "b.lmdb"), samples)
+
+
+def test_a_truncated_file_is_converted_as_far_as_it_goes(tmp_path: Path, tfrecord: Path) -> None:
+    os.truncate(tfrecord, os.path.getsize(tfrecord) // 2)
+    with pytest.raises(RecordError):
+        convert(tfrecord, tmp_path / "out.lmdb", workers=0)
+    done = convert(tfrecord, tmp_path / "b.lmdb", workers=0, errors="skip", verify=True)
+    assert done.skipped == 1
+    assert_equal(read(tmp_path / "b.lmdb"), made(300)[: done.samples])
+
+
+# ── verify ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_verify_compares_what_is_there_and_says_where_it_differs(tmp_path: Path, workers: int) -> None:
+    samples = made(50)
+    one = write(tmp_path / "1.tfrecord", samples)
+    write(tmp_path / "2.lmdb", samples)
+    done = convert(one, tmp_path / "2.lmdb", verify=True, workers=workers)
+    assert (done.samples, done.verified, done.checksum) == (50, True, checksum(samples))
+    samples[30] = {**samples[30], "y": np.int64(0)}
+    write(tmp_path / "3.lmdb", samples)
+    with pytest.raises(SourceError, match=r"differ: sample 30: field 'y' has other values"):
+        convert(one, tmp_path / "3.lmdb", verify=True, workers=workers)
+    write(tmp_path / "4.lmdb", made(49))
+    with pytest.raises(SourceError, match=r"differ: one has more than 49 samples"):
+        convert(one, tmp_path / "4.lmdb", verify=True, workers=workers)
+
+
+# ── kills ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+_CALLS = ("fsync", "rename", "replace", "remove", "rmdir", "truncate")
+
+
+def killed_at(call: int, *args: Any, **options: Any) -> bool:
+    """Convert in a fork that is killed just before its `call`-th change of the file system; False if it has fewer."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads
+        pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    left = [call]
+
+    def counted(function: Any) -> Any:
+        def wrapped(*args: Any, **options: Any) -> Any:
+            left[0] -= 1
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **options)
+
+        return wrapped
+
+    try:
+        for name in _CALLS:
+            setattr(os, name, counted(getattr(os, name)))
+        convert(*args, **options)
+    finally:
+        os._exit(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("out.tfrecord", {}), ("out.tfrecord", {"shards": 2}), ("out.lmdb", {}), ("out.tfrecord", {"overwrite": True})],
+)
+def test_a_kill_at_any_moment_is_gone_on_from(
+    tmp_path: Path, name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "_LEAST_NBYTES", 256)
+    source = write(tmp_path / "in.tfrecord", made(12))
+    expected = checksum(made(12))
+    rng = random.Random(0)
+    call = 0
+    is_killed = True
+    while is_killed:
+        call += 1
+        folder = tmp_path / str(call)
+        folder.mkdir()
+        if "overwrite" in options:
+            (folder / name).write_bytes(b"old")
+        is_killed = killed_at(call, source, folder / name, workers=0, **options)
+        killed_at(rng.randrange(1, 30), source, folder / name, workers=0, **options)  # and the one that goes on, too
+        partial = folder / f"{name}.partial"
+        if partial.exists() and not (partial / "journal.jsonl").exists() and len(list(folder.iterdir())) > 1:
+            shutil.rmtree(partial)  # it was about to go, and all is done
+        if partial.exists():
+            proven = _proven(partial)
+            done = convert(source, folder / name, workers=0, **options)
+            assert done.checksum == expected
+            assert proven is None or done.resumed == proven, call
+        assert_equal(read(tuple(sorted(str(file) for file in folder.iterdir()))), made(12))
+        assert not partial.exists()
+    assert call > 20
+
+
+def _proven(partial: Path) -> int | None:
+    """Return how many samples the journal says are written; None where all is done."""
+    journal = partial / "journal.jsonl"
+    entries = []
+    if journal.exists():
+        lines = journal.read_text().splitlines(keepends=True)
+        entries = [json.loads(line) for line in lines if line.endswith("\n")]
+    if not entries or any(entry["is"] == "finished" for entry in entries):
+        return None
+    return sum({entry["number"]: entry["samples"] for entry in entries if entry["is"] == "wrote"}.values())
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A source that takes a second or two."""
+    rng = np.random.default_rng(0)
+    samples = [{"x": rng.standard_normal(3000).astype(np.float32), "y": np.int64(number)} for number in range(3000)]
+    return write(tmp_path / "in.tfrecord", samples)
+
+
+def command(*words: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "penstock", "convert", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def awaited(path: Path, count: int, running: subprocess.Popen[str]) -> None:
+    """Wait until the journal has so many segments."""
+    while running.poll() is None and (not path.exists() or path.read_text().count('"wrote"') < count):
+        time.sleep(0.005)
+
+
+def test_workers_end_with_a_conversion_that_is_killed_and_the_next_one_goes_on(tmp_path: Path, large: Path) -> None:
+    out, journal = tmp_path / "out.lmdb", tmp_path / "out.lmdb.partial" / "journal.jsonl"
+    for count in (1, 5):
+        running = command(large, out, "--workers", 2, "--quiet")
+        awaited(journal, count, running)
+        running.kill()
+        running.communicate()
+    done = command(large, out, "--workers", 2, "--json")
+    text, _ = done.communicate()
+    found = json.loads(text)
+    assert found["resumed"] > 0
+    assert found["samples"] == 3000
+    assert found["checksum"] == checksum(read(large))
+    assert [int(sample["y"]) for sample in read(out)] == list(range(3000))
+
+
+def test_an_interrupt_is_a_line_that_says_how_to_go_on(tmp_path: Path, large: Path) -> None:
+    out, journal = tmp_path / "out.lmdb", tmp_path / "out.lmdb.partial" / "journal.jsonl"
+    running = command(large, out, "--workers", 2)
+    awaited(journal, 1, running)
+    os.killpg(running.pid, signal.SIGINT)
+    _, errors = running.communicate()
+    assert running.returncode == 130
+    assert errors == "penstock: interrupted; the same command goes on where this one stopped\n"
+    assert not out.exists()
+
+
+def test_another_source_or_other_options_are_not_gone_on_with(
+    tmp_path: Path, tfrecord: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(work.Work, "_join", _refuse)
+        with pytest.raises(SourceError, match="no room"):
+            convert(tfrecord, tmp_path / "out.lmdb", workers=0, fields=["x", "y"])
+    with pytest.raises(SourceError, match=r"unfinished conversion with another fields .*remove the folder"):
+        convert(tfrecord, tmp_path / "out.lmdb", workers=0, fields=["x"])
+    os.utime(tfrecord, ns=(1, 1))
+    with pytest.raises(SourceError, match=r"unfinished conversion with another files of the source"):
+        convert(tfrecord, tmp_path / "out.lmdb", workers=0, fields=["x", "y"])
+
+
+def test_a_segment_that_has_changed_is_written_anew(
+    tmp_path: Path, tfrecord: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(work.Work, "_join", _refuse)
+        with pytest.raises(SourceError, match="no room"):
+            convert(tfrecord, tmp_path / "out.tfrecord", workers=0, shards=3)
+    part = tmp_path / "out.tfrecord.partial" / "part-000001.tfrecord"
+    data = bytearray(part.read_bytes())
+    data[50] ^= 1
+    part.write_bytes(data)
+    (part.parent / "new-1-part-000002.tfrecord").write_bytes(b"half")
+    done = convert(tfrecord, tmp_path / "out.tfrecord", workers=0, shards=3)
+    assert done.resumed == 200
+    assert_equal(read(done.files), made(300))
+
+
+def test_two_conversions_at_once_do_not_meet(tmp_path: Path, tfrecord: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.feed.convert import journal
+
+    monkeypatch.setattr(journal, "_ORPHANS_S", 0.1)
+    first = Journal(str(tmp_path / "out.lmdb.partial"), {})
+    try:
+        with pytest.raises(SourceError, match="another conversion is at work"):
+            convert(tfrecord, tmp_path / "out.lmdb", workers=0)
+    finally:
+        first.close()
+
+
+def test_a_worker_that_dies_is_told_with_its_signal(tmp_path: Path) -> None:
+    crew = Crew(1)
+    try:
+        with pytest.raises(WorkerError, match="a worker was ended by SIGKILL during suicide 7; the kernel kills"):
+            list(crew.run([Suicide()], lambda samples, nbytes: None))
+    finally:
+        crew.close()
+
+
+class Suicide:
+    number = 7
+
+    def run(self, bench: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_full_disk_is_told_and_gone_on_from(tmp_path: Path, tfrecord: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.feed.convert import segment
+
+    synced = []
+
+    def full(path: str) -> None:
+        synced.append(path)
+        if len(synced) > 2:
+            raise OSError(28, "No space left on device", path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(segment, "sync_file", full)
+        with pytest.raises(SourceError, match=r"No space left.*free some room on it, and the same command goes on"):
+            convert(tfrecord, tmp_path / "out.tfrecord", shards=4, workers=0)
+    assert not list(tmp_path.glob("*.partial/new-*"))
+    assert convert(tfrecord, tmp_path / "out.tfrecord", shards=4, workers=0).resumed == 150
+
+
+# ── its parts ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_segments_keep_runs_whole() -> None:
+    runs = np.arange(0, 1001, 100)
+    held = Contents(schema={"x": Field("number", "int64")}, layout=Layout((1000,)), nbytes=300 << 20)
+    whole = planned(held, Target.of("out.tar"), runs, 2, joins=True)
+    assert set(whole.cuts) <= set(runs.tolist())
+    assert len(whole.cuts) == 9
+    sharded = planned(held, Target.of("out.tar", shards=3), runs, 2, joins=True)
+    assert {0, 333, 666, 1000} <= set(sharded.cuts)
+    alone = planned(held, Target.of("out.tar", shards=3), runs, 2, joins=False)
+    assert alone.cuts == (0, 333, 666, 1000)
+
+
+def test_groups_hold_every_segment_once() -> None:
+    held = Contents(schema={"x": Field("number", "int64")}, layout=Layout((1000,)), nbytes=300 << 20)
+    target = Target.of("out.tar", shard_nbytes=100 << 20)
+    cut = planned(held, target, None, 2, joins=True)
+    sizes = [30 << 20] * (len(cut.cuts) - 1)
+    groups = grouped(cut, target, sizes)
+    assert [number for group in groups for number in group] == list(range(len(sizes)))
+    assert {len(group) for group in groups[:-1]} == {3}
+
+
+def test_the_checksum_of_a_folder_knows_its_names(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / "1").write_bytes(b"x")
+    (tmp_path / "b" / "2").write_bytes(b"x")
+    assert crc32_of(str(tmp_path / "a")) != crc32_of(str(tmp_path / "b"))
+
+
+def test_a_conversion_is_frozen() -> None:
+    assert Conversion.__dataclass_params__.frozen  # type: ignore[attr-defined]
