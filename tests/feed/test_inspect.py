@@ -1,0 +1,155 @@
+"""An inspection tells what is there, and what is broken."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from penstock.core.errors import OptionError, SourceError
+from penstock.feed.inspect import inspect
+from penstock.feed.inspect.look import FieldSeen
+from penstock.feed.inspect.picture import as_image, contact_sheet, half_blocks, images_of, save
+from penstock.feed.inspect.text import render
+from penstock.feed.sources.formats import named
+from penstock.feed.sources.sample import Sample, schema_of, widened
+
+
+def write(path: Path, kind: str, samples: list[Sample]) -> Path:
+    schema = schema_of(samples[0])
+    for sample in samples:
+        schema = widened(schema, sample, "made")
+    writer = named(kind).load().Writer(str(path), schema)
+    for sample in samples:
+        writer.write(sample)
+    writer.close()
+    return path
+
+
+def made(count: int) -> list[Sample]:
+    return [
+        {
+            "x": np.full((3, 2 + number % 4), number, np.float32),
+            "y": np.int64(number),
+            "t": "é\x1b[31m" + "a" * (number % 3),
+            "b": b"\xff" * (number % 5),
+        }
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize(("kind", "is_stream"), [("tfrecord", True), ("lmdb", False)])
+def test_fields_tell_types_sizes_and_numbers(tmp_path: Path, kind: str, is_stream: bool) -> None:
+    path = write(tmp_path / f"in.{kind}", kind, made(100))
+    found = inspect(path, seconds=0.01)
+    assert (found.format, found.files, found.is_stream, found.looked_at) == (kind, 1, is_stream, 100)
+    assert found.samples == (None if is_stream else 100)
+    assert found.nbytes == os.path.getsize(path)
+    assert found.fields["x"] == FieldSeen(
+        types=["float32[3, 2..5]"], least=0.0, most=99.0, mean=pytest.approx(49.5), samples=100
+    )
+    assert found.fields["t"] == FieldSeen(types=["text"], sizes=(6, 8), samples=100)
+    assert found.fields["b"] == FieldSeen(types=["bytes"], sizes=(0, 4), samples=100)
+    assert [speed.order for speed in found.speeds] == ["sequential"] + ["random"] * (not is_stream)
+    assert all(speed.samples and speed.samples_per_s > 0 for speed in found.speeds)
+    assert len(found.shown) == 3
+
+
+def test_what_files_hold_cannot_steer_a_terminal(tmp_path: Path) -> None:
+    found = inspect(write(tmp_path / "in.lmdb", "lmdb", made(10)), seconds=0)
+    text = render(found)
+    assert "\x1b" not in text
+    assert r"t: 'é\x1b[31m'" in text
+    assert "read speed" not in text
+
+
+def test_json_has_a_schema_and_no_numbers_that_json_lacks(tmp_path: Path) -> None:
+    samples = [{"x": np.array([np.nan, np.inf, 2.0], np.float32)}, {"x": np.array([np.nan] * 3, np.float32)}]
+    found = inspect(write(tmp_path / "in.lmdb", "lmdb", samples), seconds=0.01)
+    told = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert told["schema"] == "penstock.inspect/1"
+    assert told["fields"]["x"]["not_finite"] == 5
+    assert (told["fields"]["x"]["least"], told["fields"]["x"]["most"], told["fields"]["x"]["mean"]) == (2.0, 2.0, 2.0)
+    assert told["shown"][0] == {"x": "float32[3]: nan inf 2"}
+
+
+def test_broken_records_are_told_and_counted(tmp_path: Path) -> None:
+    path = write(tmp_path / "in.tfrecord", "tfrecord", made(20))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    found = inspect(path, seconds=0.01)
+    assert found.looked_at == 19
+    assert len(found.broken) == 1
+    assert "in.tfrecord: record" in found.broken[0]
+    assert found.speeds[0].broken == 1
+    assert "1 broken" in render(found)
+
+
+def test_what_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SourceError):
+        inspect(tmp_path / "nothing.tfrecord")
+    with pytest.raises(SourceError, match="tells a format"):
+        inspect(tmp_path)
+    with pytest.raises(OptionError):
+        inspect(tmp_path, samples=-1)
+
+
+def test_an_empty_file_has_no_fields(tmp_path: Path) -> None:
+    (tmp_path / "in.tfrecord").write_bytes(b"")
+    found = inspect(tmp_path / "in.tfrecord", seconds=0.01)
+    assert (found.looked_at, found.fields, found.shown) == (0, {}, [])
+    assert "samples: unknown" in render(found)
+
+
+# ── pictures ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def encoded(format: str) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (20, 10), (200, 100, 50)).save(file, format)
+    return file.getvalue()
+
+
+def test_images_are_found_in_arrays_and_in_bytes() -> None:
+    shapes = {
+        "chw": (3, 10, 20),
+        "hwc": (10, 20, 3),
+        "grey": (10, 20),
+        "one channel": (1, 10, 20),
+        "clip": (4, 3, 10, 20),
+    }
+    for shape in shapes.values():
+        image = as_image(np.zeros(shape, np.uint8))
+        assert image is not None
+        assert image.shape == (10, 20, 3)
+    for data in (encoded("PNG"), encoded("JPEG")):
+        image = as_image(data)
+        assert image is not None
+        assert np.abs(image[5, 5].astype(int) - (200, 100, 50)).max() < 4
+    for other in (np.zeros((3, 10, 20), np.float32), np.zeros(30, np.uint8), b"\xff\xd8\xffnothing", "text", 3):
+        assert as_image(other) is None
+
+
+def test_a_contact_sheet_holds_all_and_is_written_and_drawn(tmp_path: Path) -> None:
+    images = images_of([{"image": np.full((3, 10, 20), 50 * number, np.uint8), "label": number} for number in range(5)])
+    sheet = contact_sheet(images, cell=16)
+    assert sheet.shape == (2 * 20 - 4, 3 * 20 - 4, 3)
+    assert [int(sheet[4 + 20 * (number // 3), 4 + 20 * (number % 3), 0]) for number in range(5)] == [
+        0,
+        50,
+        100,
+        150,
+        200,
+    ]
+    save(sheet, str(tmp_path / "sheet.png"))
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "sheet.png")), sheet)
+    rows = half_blocks(sheet, 28)
+    assert (len(rows), len(rows[0])) == (9, 28)
+    with pytest.raises(SourceError, match="cannot be written"):
+        save(sheet, str(tmp_path / "sheet.nothing"))
