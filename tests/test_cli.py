@@ -38,6 +38,24 @@ def test_the_verbs_and_their_flags_are_these() -> None:
         "tune": ["--cpus", "--help", "--json", "--no-cache", "--ram", "--step", "--step-ms", "-h"],
         "plan": ["--budget", "--help", "--json", "-h"],
         "report": ["--help", "--html", "--json", "--merge", "--tensorboard", "--trace", "-h"],
+        "convert": [
+            "--errors",
+            "--fields",
+            "--from",
+            "--help",
+            "--json",
+            "--option",
+            "--overwrite",
+            "--quiet",
+            "--shard-size",
+            "--shards",
+            "--to",
+            "--to-option",
+            "--verify",
+            "--workers",
+            "-h",
+        ],
+        "inspect": ["--format", "--help", "--json", "--option", "--picture", "--samples", "--seconds", "-h"],
     }
 
 

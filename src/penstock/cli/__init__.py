@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from inspect import getdoc
 
 from penstock import __version__
+from penstock.cli.convert import Convert
 from penstock.cli.doctor import Doctor
+from penstock.cli.inspect import Inspect
 from penstock.cli.plan import Plan
 from penstock.cli.report import Report
 from penstock.cli.run import Run
@@ -19,7 +21,7 @@ from penstock.cli.verb import Verb
 from penstock.cli.watch import Watch
 from penstock.core.errors import PenstockError
 
-VERBS: tuple[Verb, ...] = (Run(), Watch(), Doctor(), Tune(), Plan(), Report())
+VERBS: tuple[Verb, ...] = (Run(), Watch(), Doctor(), Tune(), Plan(), Report(), Convert(), Inspect())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
     for verb in VERBS:
-        text = inspect.getdoc(verb) or ""
+        text = getdoc(verb) or ""
         sub = verbs.add_parser(
             verb.name,
             help=text.splitlines()[0],
