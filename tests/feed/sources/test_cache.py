@@ -206,7 +206,7 @@ def test_copies_that_are_being_made_count(cache: Cache) -> None:
 
 
 def test_a_file_larger_than_the_cache_is_refused(cache: Cache) -> None:
-    with pytest.raises(SourceError, match="needs 4000 bytes, and the cache .* may hold 3500; raise cache_nbytes"):
+    with pytest.raises(SourceError, match=r"needs 4000 bytes, and the cache .* may hold 3500; raise cache_nbytes"):
         cache.path("a", 4000, never)
 
 
@@ -220,14 +220,14 @@ def test_a_full_disk_says_what_was_needed_and_what_there_was(cache: Cache, monke
             cache.path("a", 1000, body)
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
-        with pytest.raises(SourceError, match="needs 1000 bytes, and the disk of .* has 10 free"):
+        with pytest.raises(SourceError, match=r"needs 1000 bytes, and the disk of .* has 10 free"):
             cache.path("a", 1000, never)
     assert names(cache) == []
 
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(SourceError, match="cannot be made in .*; name another folder: cache="):
+    with pytest.raises(SourceError, match=r"cannot be made in .*; name another folder: cache="):
         Cache(str(tmp_path / "file"), 5000).path("a", 1000, body)
 
 

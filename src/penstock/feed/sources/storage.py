@@ -202,9 +202,15 @@ def _without_scheme(path: str) -> str:
 
 
 def _has_wildcards(url: str) -> bool:
-    """Say whether a URL is a pattern. What follows a ? may as well be a version or a signature."""
-    path = url.partition("://")[2].partition("/")[2]
-    return bool(re.search(r"[*\[]", path)) or ("?" in path and "=" not in path and not url.startswith("http"))
+    """Say whether a URL is a pattern. What follows a ? may as well be a version, or a signature.
+
+    >>> [_has_wildcards(url) for url in ("s3://bucket/?.tar", "s3://bucket/a?versionId=1", "http://host/a?b*")]
+    [True, False, False]
+    """
+    place = url.partition("://")[2].partition("/")[2]
+    path, _, query = place.partition("?")
+    has_query = "=" in query or url.startswith("http")
+    return bool(re.search(r"[*\[]", path) if has_query else re.search(r"[*?\[]", place))
 
 
 def is_remote(path: str) -> bool:
