@@ -1,0 +1,274 @@
+"""Tar shards: members of an archive that share a name are a sample, as WebDataset has it.
+
+See `tar_fields` for what becomes a sample and how its members are decoded, `tar_headers` for the archive itself. gzip
+may pack an archive. Nothing is ever unpacked to the disk, and a path in an archive is nothing but a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+
+from penstock.core.errors import RecordError, SourceError
+from penstock.feed.sources.pieces import Created, Pieces
+from penstock.feed.sources.sample import Errors, Sample, Schema, Selection, widened
+from penstock.feed.sources.storage import Storage, is_remote
+from penstock.feed.sources.stream import Shard, Stream
+from penstock.feed.sources.tar_fields import KEY, ByLayout, BySuffix, Layout, encoded, split, suffix_of, unfit
+from penstock.feed.sources.tar_headers import BLOCK_NBYTES, END, Member, Note, header, members, note, padding
+
+__all__ = ["Samples", "Writer", "joined", "opened", "unfit"]
+
+MOST_NBYTES = 1 << 30
+"""The largest sample that is believed."""
+
+_BEGINNING_NBYTES = 4096
+
+
+def opened(
+    paths: list[str],
+    *,
+    storage: Storage,
+    fields: Selection,
+    errors: Errors,
+    decode: bool = True,
+    parse_json: bool = False,
+    max_record_nbytes: int = MOST_NBYTES,
+) -> Samples:
+    """Open tar shards.
+
+    Args:
+        paths: the archives.
+        storage: opens them.
+        fields: which members a sample gets, by their suffixes ("jpg", or the first that is there of "jpg;png"), or by
+            the fields' names in archives of ours. `__key__` is the sample's name.
+        errors: what to do with broken samples.
+        decode: make integers, text and arrays of members, as their suffix says; without it all are bytes.
+        parse_json: make of JSON what it says; else it is text.
+        max_record_nbytes: a larger sample is broken.
+
+    Raises:
+        SourceError: an archive cannot be read.
+    """
+    by_suffix = BySuffix(fields=fields, decode=decode, parse_json=parse_json)
+    return Samples(paths, storage, errors, by_suffix, most=max_record_nbytes)
+
+
+@dataclass
+class _Gathered:
+    """The members of one sample, as far as they have been read."""
+
+    key: str
+    offset: int
+    number: int
+    is_wanted: bool
+    members: dict[str, bytes] = field(default_factory=dict)
+    nbytes: int = 0
+    wrong: str = ""
+
+
+class Samples(Stream):
+    """Tar shards as a stream; see `opened`."""
+
+    def __init__(self, paths: list[str], storage: Storage, errors: Errors, by_suffix: BySuffix, *, most: int) -> None:
+        super().__init__([Shard(path, _count(storage, path)) for path in paths], errors=errors)
+        self.where = paths[0] if len(paths) == 1 else f"{len(paths)} tar files"
+        self._storage = storage
+        self._by_suffix = by_suffix
+        self._most = most
+
+    def read(self, shard: Shard, first: int, step: int) -> Iterator[Sample | RecordError]:
+        """Yield every step-th sample; of the others nothing but the headers is read.
+
+        Raises:
+            RecordError: the archive is truncated, a header is corrupt, or a member is sparse.
+        """
+        with closing(Pieces(self._storage, shard.name)) as pieces:
+            by: BySuffix | ByLayout = self._by_suffix
+            current: _Gathered | None = None
+            number = -1
+            for member in members(pieces):
+                if isinstance(member, Note):
+                    by = self._by(shard.name, member) or by
+                    continue
+                named = split(member.name)
+                if named is None:
+                    continue
+                key, suffix = named
+                if current is None or key != current.key:
+                    if current is not None and current.is_wanted:
+                        yield _finished(shard.name, current, by)
+                    number += 1
+                    current = _Gathered(key, member.offset, number, number >= first and (number - first) % step == 0)
+                    pieces.key = key
+                if current.is_wanted and by.wants(suffix):
+                    self._gather(pieces, member, suffix, current)
+            if current is not None and current.is_wanted:
+                yield _finished(shard.name, current, by)
+
+    def _by(self, path: str, said: Note) -> ByLayout | None:
+        try:
+            layout = Layout.of(said.text) if self._by_suffix.decode else None
+            return None if layout is None else ByLayout(layout, self._by_suffix.fields)
+        except SourceError as error:
+            raise RecordError(path, 0, "of its fields", str(error)) from error
+
+    def _gather(self, pieces: Pieces, member: Member, suffix: str, current: _Gathered) -> None:
+        current.nbytes += member.nbytes
+        if suffix in current.members:
+            current.wrong = current.wrong or f"two of its members are {member.name!r}"
+        elif current.nbytes > self._most:
+            current.wrong = current.wrong or f"its members have {current.nbytes} bytes; {self._most} are the most"
+        else:
+            current.members[suffix] = pieces.take(member.nbytes)
+
+
+def _finished(path: str, gathered: _Gathered, by: BySuffix | ByLayout) -> Sample | RecordError:
+    if gathered.wrong:
+        return RecordError(path, gathered.offset, gathered.key, gathered.wrong)
+    try:
+        return by.sample(gathered.key, gathered.members)
+    except SourceError as error:
+        return RecordError(path, gathered.offset, gathered.key, str(error))
+
+
+def _count(storage: Storage, path: str) -> int | None:
+    """Return how many samples a local archive of ours says that it has."""
+    if is_remote(path):
+        return None
+    layout = _layout(storage, path)
+    return None if layout is None else layout.count
+
+
+def _layout(storage: Storage, path: str) -> Layout | None:
+    """Return what an archive of ours says of itself."""
+    with closing(Pieces(storage, path, _BEGINNING_NBYTES)) as pieces:
+        try:
+            said = next(members(pieces), None)
+            return Layout.of(said.text) if isinstance(said, Note) else None
+        except SourceError:  # whoever reads it is told
+            return None
+
+
+# ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Writer:
+    """Writes samples as members; see `tar_fields` for how. A name that ends in .gz or .tgz has gzip pack them.
+
+    Archives of the same samples are the same, byte for byte. A text field `__key__` names its sample; without it keys
+    are numbers.
+
+    Args:
+        path: the archive.
+        schema: of the samples.
+        extensions: of fields of bytes, in place of "bin": {"image": "jpg"}.
+
+    Raises:
+        SourceError: the schema is unfit, or the archive cannot be made.
+    """
+
+    def __init__(self, path: str, schema: Schema, *, extensions: Mapping[str, str] | None = None) -> None:
+        told = extensions or {}
+        suffixes = {name: suffix_of(name, one, told.get(name, "bin")) for name, one in schema.items() if name != KEY}
+        why = unfit(schema, suffixes)
+        if why:
+            raise SourceError(f"this cannot be written as a tar archive: {why}")
+        self._layout = Layout(schema, suffixes)
+        self._path = path
+        self._last_key = ""
+        self._count = 0
+        self._file = Created(path)
+        self._file.write(note(self._layout.words()))
+
+    def write(self, sample: Sample) -> None:
+        """Add a sample.
+
+        Raises:
+            SourceError: it does not fit the schema, or its key cannot be one.
+        """
+        schema = self._layout.schema
+        if widened(schema, sample, "a sample to be written") != schema:
+            words = ", ".join(f"{name} {one.words()}" for name, one in schema.items())
+            raise SourceError(f"a sample does not have the shapes of its schema: {words}")
+        key = f"{self._count:09d}" if self._layout.is_numbered else self._checked(sample[KEY])
+        for name, suffix in self._layout.suffixes.items():
+            data = encoded(schema[name], sample[name])
+            self._file.write(header(f"{key}.{suffix}", len(data)))
+            self._file.write(data)
+            self._file.write(padding(len(data)))
+        self._count += 1
+
+    def _checked(self, key: str) -> str:
+        if split(f"{key}.x") != (key, "x") or not key.isprintable() or key == self._last_key:
+            raise SourceError(
+                f"{KEY} {key!r} cannot name a sample in an archive: it has to be printable, without a dot in its last "
+                "part, not __NAME__, and another one than that before it"
+            )
+        self._last_key = key
+        return key
+
+    def close(self) -> None:
+        """Finish the archive."""
+        self._file.write(END)
+        self._file.close()
+        _tell(self._path, replace(self._layout, count=self._count))
+
+
+def _tell(path: str, layout: Layout) -> None:
+    """Put the number of samples into an archive's comment; where gzip packed that, it stays unknown."""
+    said = note(layout.words())
+    with open(path, "r+b") as file:
+        if file.read(BLOCK_NBYTES) == said[:BLOCK_NBYTES]:
+            file.seek(0)
+            file.write(said)
+
+
+def joined(parts: list[str], path: str) -> None:
+    """Make one archive of several that `Writer` made, in their order. Keys that are numbers are counted on.
+
+    Raises:
+        SourceError: `Writer` made one of them not, or two samples that would be neighbours have one key.
+    """
+    storage = Storage()
+    layouts = [_layout(storage, part) for part in parts]
+    layout = layouts[0] if layouts else None
+    if layout is None or None in layouts:
+        raise SourceError(f"not all of the {len(parts)} parts of {path} are archives that penstock wrote")
+    with closing(Created(path)) as whole:
+        whole.write(note(replace(layout, count=None).words()))
+        copy = _Copy(whole, is_numbered=layout.is_numbered)
+        for part in parts:
+            copy.add(storage, part)
+        whole.write(END)
+    _tell(path, replace(layout, count=copy.count))
+
+
+class _Copy:
+    """Copies members of archives to another one, and counts their samples."""
+
+    def __init__(self, whole: Created, *, is_numbered: bool) -> None:
+        self.count = 0
+        self._whole = whole
+        self._is_numbered = is_numbered
+        self._last = ""
+
+    def add(self, storage: Storage, part: str) -> None:
+        """Copy the members of one archive."""
+        before, key = self._last, None
+        with closing(Pieces(storage, part)) as pieces:
+            for member in members(pieces):
+                named = None if isinstance(member, Note) else split(member.name)
+                if named is None or isinstance(member, Note):
+                    continue
+                if named[0] != key:
+                    key = self._last = named[0]
+                    self.count += 1
+                    if key == before and not self._is_numbered:
+                        raise SourceError(f"{part}: its first sample has the key {key!r}, as the one before it")
+                    before = ""
+                written = f"{self.count - 1:09d}" if self._is_numbered else named[0]
+                self._whole.write(header(f"{written}.{named[1]}", member.nbytes))
+                self._whole.write(pieces.take(member.nbytes))
+                self._whole.write(padding(member.nbytes))

@@ -1,0 +1,322 @@
+"""How a sample's fields lie in the members of a tar archive: WebDataset's conventions.
+
+    train/0001.jpg      a member's key is its path up to the first dot of its name, "train/0001"; its suffix is what
+    train/0001.cls      comes after that dot, "jpg". Members that follow one another and have one key are a sample:
+    train/0001.seg.png  {"__key__": "train/0001", "jpg": ..., "cls": ..., "seg.png": ...}
+
+Suffixes are lower case, however the archive has them. Members without a dot, with nothing before it, or whose path
+begins with __NAME__ (metadata) are left out.
+
+What a suffix ends on says what it holds:
+
+    cls cls2 index inx id        an integer
+    txt text transcript          text, UTF-8
+    json jsn                     text; `parse_json=True` makes of it what it says. Of that, which may be anything, no
+                                 batch can be made in general, and so it is not done unasked.
+    npy                          an array of numbers; pickled objects are refused
+    anything else                bytes: images, which a decoder gives their size; and pickles, which nobody should load
+
+Archives of ours begin with a comment (of a pax header, which other programs pass over) that says what fields there are:
+JSON {"penstock": 1, "count": samples, "numbered": keys are numbers of 9 digits, "fields": {NAME: [kind, dtype, shape,
+suffix]}}. Their samples come back as they were written:
+
+    text        NAME.txt
+    bytes       NAME.bin, or the suffix that the writer was told
+    integers    NAME.cls
+    others      NAME.npy
+
+NAME stands alone where it ends on such a suffix already. A text field `__key__` is the key.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import SourceError
+from penstock.feed.sources import npy
+from penstock.feed.sources.sample import Field, Sample, Schema, Selection, plain
+
+KEY = "__key__"
+
+_INTEGER = ("cls", "cls2", "index", "inx", "id")
+_TEXT = ("txt", "text", "transcript")
+_JSON = ("json", "jsn")
+_METADATA = re.compile(r"__[^/]*__($|/)")
+_INTEGERS = {np.dtype(code).name for code in "bBhHiIqQ"}
+_VERSION = 1
+
+
+def split(name: str) -> tuple[str, str] | None:
+    """Return the key and the suffix of a member's path; None where it belongs to no sample.
+
+    >>> split("train/0001.seg.PNG"), split("README"), split("__meta__/a.json")
+    (('train/0001', 'seg.PNG'), None, None)
+    """
+    folder, slash, base = name.rpartition("/")
+    stem, dot, suffix = base.partition(".")
+    if not dot or not stem or _METADATA.match(name) or (name.startswith("__") and name.endswith("__")):
+        return None
+    return folder + slash + stem, suffix
+
+
+# ── archives of others ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, kw_only=True)
+class BySuffix:
+    """Makes samples of what suffixes say.
+
+    Args:
+        fields: which suffixes a sample gets; one may be several, of which the first that is there is taken: "jpg;png".
+        decode: as the table above says; without it everything is bytes.
+        parse_json: give what JSON says in place of its text.
+
+    >>> BySuffix(fields=Selection.of({"y": "cls"})).sample("0001", {"cls": b"7"})
+    {'y': 7}
+    """
+
+    fields: Selection
+    decode: bool = True
+    parse_json: bool = False
+
+    def wants(self, suffix: str) -> bool:
+        """Say whether members with this suffix are looked at."""
+        chosen = self.fields.chosen
+        return chosen is None or any(suffix.lower() in own.split(";") for _, own in chosen)
+
+    def sample(self, key: str, members: Mapping[str, bytes]) -> Sample:
+        """Return a sample.
+
+        Raises:
+            SourceError: a member is missing, or cannot be decoded.
+        """
+        found = {suffix.lower(): data for suffix, data in members.items()}
+        if len(found) < len(members):
+            raise SourceError(f"two of its members have the same suffix: {', '.join(sorted(members))}")
+        if self.fields.chosen is None:
+            return {KEY: key, **{suffix: self._decoded(suffix, data) for suffix, data in found.items()}}
+        sample: Sample = {}
+        for name, own in self.fields.chosen:
+            suffix = next((one for one in own.split(";") if one in found or one == KEY), None)
+            if suffix is None:
+                raise SourceError(f"it has no member {own!r}")
+            sample[name] = key if suffix == KEY else self._decoded(suffix, found[suffix])
+        return sample
+
+    def _decoded(self, suffix: str, data: bytes) -> Any:
+        if not self.decode:
+            return data
+        ending = suffix.rpartition(".")[2]
+        try:
+            if ending in _INTEGER:
+                return _integer(data)
+            if ending in _TEXT:
+                return data.decode()
+            if ending in _JSON:
+                return json.loads(data) if self.parse_json else data.decode()
+            if ending == "npy":
+                array = npy.unpacked(data)
+                return array[()] if array.ndim == 0 else array
+        except (ValueError, RecursionError) as error:
+            raise SourceError(f"its member {suffix!r} cannot be decoded: {error}") from error
+        return data
+
+
+def _integer(data: bytes) -> int:
+    value = int(data.decode("ascii"))
+    if not -(1 << 63) <= value < 1 << 64:
+        raise ValueError(f"{value} does not fit into 64 bits")
+    return value
+
+
+# ── archives of ours ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def suffix_of(name: str, field: Field, extension: str = "bin") -> str:
+    """Return the suffix of the member that holds a field.
+
+    >>> suffix_of("x", Field("array", "float32", (3,))), suffix_of("jpg", Field("bytes"), "jpg")
+    ('x.npy', 'jpg')
+    """
+    if field.kind == "text":
+        known: tuple[str, ...] = ("txt", *_TEXT, *_JSON)
+    elif field.kind == "bytes":
+        known = (extension, "jpg", "jpeg", "png", "webp")
+    elif field.kind == "number" and field.dtype in _INTEGERS:
+        known = _INTEGER
+    else:
+        known = ("npy",)
+    return name if name.rpartition(".")[2].lower() in known else f"{name}.{known[0]}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What an archive of ours says about itself."""
+
+    schema: Schema
+    suffixes: dict[str, str]
+    """Of each field but `__key__`."""
+    count: int | None = None
+    """Samples; None where that was not known."""
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether keys are numbers, which nobody asked for."""
+        return KEY not in self.schema
+
+    def words(self) -> str:
+        """Return it as the archive's comment, equally long for any count."""
+        fields = {
+            name: [field.kind, field.dtype, field.shape, self.suffixes.get(name, "")]
+            for name, field in self.schema.items()
+        }
+        rest = json.dumps({"numbered": self.is_numbered, "fields": fields}, separators=(",", ":"))
+        count = "null" if self.count is None else str(self.count)
+        return f'{{"penstock":{_VERSION},"count":{count:>12},{rest[1:]}'
+
+    @classmethod
+    def of(cls, text: str) -> Layout | None:
+        """Return what a comment says; None where it is not one of ours.
+
+        Raises:
+            SourceError: it is, and makes no sense.
+
+        >>> layout = Layout({"y": Field("number", "int64")}, {"y": "y.cls"}, 3)
+        >>> Layout.of(layout.words()) == layout
+        True
+        """
+        if not text.startswith('{"penstock":'):
+            return None
+        try:
+            said = json.loads(text)
+            fields = {
+                name: (Field(kind, dtype, tuple(shape)), suffix)
+                for name, (kind, dtype, shape, suffix) in said["fields"].items()
+            }
+            count = said["count"]
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise SourceError(f"its comment on its fields cannot be understood: {error}") from error
+        if said["penstock"] != _VERSION:
+            raise SourceError(f"a later version of penstock wrote it: {said['penstock']}")
+        for field, suffix in fields.values():
+            are_texts = all(isinstance(word, str) for word in (field.dtype, suffix))
+            if field.kind not in ("array", "number", "text", "bytes") or not are_texts:
+                raise SourceError(f"its comment tells of a field {field}")
+        if count is not None and (type(count) is not int or count < 0):
+            raise SourceError(f"its comment tells of {count} samples")
+        schema = {name: field for name, (field, _) in fields.items()}
+        return cls(schema, {name: suffix for name, (_, suffix) in fields.items() if name != KEY}, count)
+
+
+class ByLayout:
+    """Makes samples of an archive of ours as they were written.
+
+    Args:
+        layout: what the archive says of itself.
+        fields: which fields a sample gets.
+
+    Raises:
+        SourceError: it has no such fields.
+    """
+
+    def __init__(self, layout: Layout, fields: Selection) -> None:
+        self._schema = layout.schema
+        self._suffixes = layout.suffixes
+        self._names = fields.names([*layout.schema, KEY] if fields.chosen else layout.schema, "it")
+        self._wanted = frozenset(layout.suffixes[name] for name in self._names.values() if name != KEY)
+
+    def wants(self, suffix: str) -> bool:
+        """Say whether members with this suffix are looked at."""
+        return suffix in self._wanted
+
+    def sample(self, key: str, members: Mapping[str, bytes]) -> Sample:
+        """Return a sample.
+
+        Raises:
+            SourceError: a member is missing, or is not what was said.
+        """
+        sample: Sample = {}
+        for own, name in self._names.items():
+            if name == KEY:
+                sample[own] = key
+                continue
+            data = members.get(self._suffixes[name])
+            if data is None:
+                raise SourceError(f"its member {self._suffixes[name]!r} is missing")
+            try:
+                sample[own] = decoded(self._schema[name], data)
+            except (ValueError, OverflowError) as error:
+                raise SourceError(f"its member {self._suffixes[name]!r} cannot be decoded: {error}") from error
+        return sample
+
+
+def encoded(field: Field, value: Any) -> bytes:
+    """Return what a field's member holds.
+
+    Raises:
+        SourceError: a text is no UTF-8.
+
+    >>> encoded(Field("number", "int8"), -3)
+    b'-3'
+    """
+    value = plain(value)
+    if field.kind == "text":
+        try:
+            return bytes(value.encode())
+        except UnicodeEncodeError as error:
+            raise SourceError(f"a text is no UTF-8: {error}") from error
+    if field.kind == "bytes":
+        return bytes(value)
+    if field.kind == "number" and field.dtype in _INTEGERS:
+        return b"%d" % int(value)
+    return npy.packed(value)
+
+
+def decoded(field: Field, data: bytes) -> Any:
+    """Return what `encoded` was given.
+
+    Raises:
+        ValueError: it is not that.
+        OverflowError: an integer does not fit its dtype.
+    """
+    if field.kind == "bytes":
+        return data
+    if field.kind == "text":
+        return data.decode()
+    if field.kind == "number" and field.dtype in _INTEGERS:
+        return np.array(_integer(data), field.dtype)[()]
+    array = npy.unpacked(data)
+    shape = field.shape if field.kind == "array" else ()
+    fits = array.ndim == len(shape) and all(size in (None, own) for size, own in zip(shape, array.shape, strict=True))
+    if array.dtype.name != field.dtype or not fits:
+        raise ValueError(f"it is {array.dtype.name}{list(array.shape)}; {field.words()} was said")
+    return array[()] if field.kind == "number" else array
+
+
+def unfit(schema: Schema, suffixes: Mapping[str, str] | None = None) -> str:
+    """Return why samples of this schema cannot be written so that they come back as they were; "" if they can.
+
+    >>> unfit({})
+    'there are no fields, and so no members'
+    """
+    found = suffixes or {name: suffix_of(name, field) for name, field in schema.items() if name != KEY}
+    if not found:
+        return "there are no fields, and so no members"
+    for name, suffix in found.items():
+        if "/" in name or "\0" in name or not name.isprintable():
+            return f"the name {name!r} cannot be part of a path"
+        if len(suffix.encode()) > 80:
+            return f"the name {name!r} is longer than 80 bytes"
+        if schema[name].kind in ("array", "number") and np.dtype(schema[name].dtype).kind not in "biufc":
+            return f"field {name!r} has the dtype {schema[name].dtype}"
+    if len(set(found.values())) < len(found):
+        return f"two of the names {', '.join(map(repr, found))} give one member"
+    if KEY in schema and schema[KEY].kind != "text":
+        return f"{KEY} has to be text"
+    return ""
