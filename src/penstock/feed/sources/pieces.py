@@ -29,6 +29,7 @@ class Pieces:
     Args:
         storage: opens it.
         path: the file.
+        nbytes: what is read first; who looks at the beginning only needs little.
 
     Example:
         >>> import tempfile
@@ -41,21 +42,21 @@ class Pieces:
         (8, b'record', 14)
     """
 
-    def __init__(self, storage: Storage, path: str) -> None:
+    def __init__(self, storage: Storage, path: str, nbytes: int = PIECE_NBYTES) -> None:
         self.path = path
         self.key: object = 0
         """The record that is being read, for messages; whoever reads says it."""
         self._file: BinaryIO = storage.open(path)
         self._source: _Readable = self._file
-        self._piece = self._read(PIECE_NBYTES)
-        self._at = 0
-        self._begin = 0
+        self._at = self._begin = 0
+        self._piece = b""
+        self._piece = self._read(nbytes)
         self.total: int | None = None
         """The file's bytes; None where gzip packed it, and only reading it tells."""
         if self._piece[:2] == _GZIP:
             self._source = _Gunzipped(self._file, self._piece)
             self._piece = b""
-        elif len(self._piece) < PIECE_NBYTES:
+        elif len(self._piece) < nbytes:
             self.total = len(self._piece)
         else:
             self.total = storage.nbytes(path)
