@@ -295,7 +295,10 @@ def test_broken_messages_are_broken_for_protobuf_too(record: bytes, data: Any) -
         with pytest.raises(MalformedError):
             parsed(bytes(mutant))
     else:
-        assert expected.keys() <= ours(bytes(mutant)).keys()
+        try:
+            assert expected.keys() <= ours(bytes(mutant)).keys()
+        except MalformedError as error:  # Python's protobuf takes this in the groups that it leaves out
+            assert "number 0" in str(error)
 
 
 @given(st.dictionaries(st.text(max_size=5), st.one_of(st.lists(st.binary(), min_size=1), st.lists(INTS, min_size=1))))
