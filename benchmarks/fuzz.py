@@ -222,18 +222,26 @@ def _mutant(original: Path, folder: Path, chance: Random) -> Path:
     return mutant
 
 
-def look(path: Path, format: Format) -> None:
-    """Open and read a file, as far as some samples."""
-    source = penstock.open(path, format=format.name)
+def look(path: Path, format: Format) -> bool:
+    """Open and read a file, past what is broken; return whether all of some samples could be read."""
+    source = penstock.open(path, format=format.name, errors="skip")
     try:
         if isinstance(source, penstock.Stream):
             for _, _ in zip(source, range(MOST_SAMPLES), strict=False):
                 pass
-        else:
-            for index in range(min(len(source), MOST_SAMPLES)):
-                source[index]
+            return not source.skipped
+        readable = [_is_read(source, index) for index in range(min(len(source), MOST_SAMPLES))]
+        return all(readable)
     finally:
         source.close()
+
+
+def _is_read(source: penstock.Source, index: int) -> bool:
+    try:
+        source[index]
+    except PenstockError:
+        return False
+    return True
 
 
 # ── children ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -289,10 +297,10 @@ def _ring(*_: Any) -> None:
     raise _TooLongError
 
 
-def _outcome(read: Callable[[], None]) -> tuple[str, str]:
+def _outcome(read: Callable[[], bool]) -> tuple[str, str]:
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
-        read()
+        return ("read" if read() else "refused"), ""
     except PenstockError:
         return "refused", ""
     except _TooLongError:
@@ -302,7 +310,6 @@ def _outcome(read: Callable[[], None]) -> tuple[str, str]:
         return "bad", f"{type(error).__name__}: {str(error)[:200]} ({Path(where.filename).name}:{where.lineno})"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    return "read", ""
 
 
 def _remove(folder: Path) -> None:
