@@ -137,3 +137,15 @@ def test_the_tensors_lie_in_the_room() -> None:
 def test_a_small_batch_needs_no_room() -> None:
     assert room_needed((torch.zeros(3), 1), 8) == (0, False)
     assert room_needed((torch.zeros(1000), 1), 8)[0] >= 32_000
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 4), (40_000,)])
+def test_arrays_that_may_not_be_written_to_are_collated_without_a_warning(shape: tuple[int, ...]) -> None:
+    samples = []
+    for number in range(4):
+        array = np.full(shape, number, np.float32)
+        array.flags.writeable = False
+        samples.append({"here": array, "there": array[::-1], "label": number})
+    found = written(samples).finish()
+    assert found["here"].shape == (4, *shape)
+    assert [row.flatten()[0].item() for row in found["there"]] == [0, 1, 2, 3]

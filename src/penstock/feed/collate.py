@@ -26,6 +26,7 @@ from penstock.feed.transport.room import ALIGNMENT, NoRoomError, Room, view_tens
 
 _LARGE_SAMPLE_NBYTES = 65_536
 _TORCH_STACK = default_collate_fn_map[torch.Tensor]
+_TORCH_ARRAYS = default_collate_fn_map[np.ndarray]
 
 
 class _MismatchError(Exception):
@@ -228,15 +229,17 @@ def assemble(spec: BatchSpec, columns: list[list[Any]], room: Room, *, rows: int
 
 def collate_samples(samples: Sequence[Any], room: Room | None) -> Any:
     """Return `default_collate(samples)`, its large tensors stacked in `room` when there is one."""
-    return collate(samples, collate_fn_map=default_collate_fn_map if room is None else collate_map(room))
+    return collate(samples, collate_fn_map=collate_map(room))
 
 
-def collate_map(room: Room) -> dict[Any, Callable[..., Any]]:
-    """Return torch's map of collate functions, with large plain tensors stacked into `room`."""
-    stack = default_collate_fn_map[torch.Tensor]
-    if stack is not _TORCH_STACK and stack is not _stack_in_current_room:
-        return default_collate_fn_map  # the user has put a function of their own there
-    return {**default_collate_fn_map, torch.Tensor: partial(_stack_in, room)}
+def collate_map(room: Room | None) -> dict[Any, Callable[..., Any]]:
+    """Return torch's map of collate functions, with plain arrays stacked by NumPy, and large tensors in `room`."""
+    own = dict(default_collate_fn_map)
+    if own[np.ndarray] is _TORCH_ARRAYS:  # and not a function that the user has put there
+        own[np.ndarray] = partial(_stack_arrays, room)
+    if room is not None and own[torch.Tensor] in (_TORCH_STACK, _stack_in_current_room):
+        own[torch.Tensor] = partial(_stack_in, room)
+    return own
 
 
 # In a worker process a user's collate_fn usually calls default_collate; torch's would then make a shared segment for
@@ -277,6 +280,27 @@ def _stack_in(room: Room, batch: Any, *, collate_fn_map: Any = None) -> Any:
         return torch.stack(batch, 0)  # the codec will find out how large a slot it takes
     except RuntimeError:  # sizes that differ, gradients: torch does or says what is right
         return _TORCH_STACK(batch, collate_fn_map=collate_fn_map)
+
+
+def _stack_arrays(room: Room | None, batch: Any, *, collate_fn_map: Any = None) -> Any:
+    """Stack arrays of one shape as they are: a tensor of each would cost more, and a warning where one is read-only."""
+    first = batch[0]
+    is_plain = {*map(type, batch)} <= {*_PLAIN_ARRAYS} and first.flags.c_contiguous
+    dtype = _torch_dtype(first.dtype) if is_plain else None
+    if dtype is None or any(array.shape != first.shape or array.dtype != first.dtype for array in batch):
+        return _TORCH_ARRAYS([_writable(array) for array in batch], collate_fn_map=collate_fn_map)
+    if room is None or first.nbytes * len(batch) <= INBAND_NBYTES:
+        return torch.from_numpy(np.stack(batch))
+    try:
+        tensor = room.tensor((len(batch), *first.shape), dtype)
+    except NoRoomError:
+        return torch.from_numpy(np.stack(batch))  # the codec will find out how large a slot it takes
+    np.stack(batch, out=tensor.numpy())
+    return tensor
+
+
+def _writable(value: Any) -> Any:
+    return np.array(value) if isinstance(value, np.ndarray) and not value.flags.writeable else value
 
 
 def _plan(
