@@ -1,0 +1,250 @@
+"""HDF5: the datasets of a file are the fields of its samples, and their rows are the samples.
+
+fields      the datasets of the file, or of a group, that have as many rows as the largest one; "group/name" for those
+            that lie deeper. What each type is to a sample: `hdf5_fields`. What `Writer` writes: `hdf5_write`
+files       several are read one after another, and have to have the same fields
+reading     past the HDF5 library and its lock where the file allows it, so that threads and processes read at once:
+            `hdf5_layout`; by the library otherwise. Handles are opened in the process that reads
+runs        the chunks of the largest field, if they have to be unpacked
+"""
+
+from __future__ import annotations
+
+import bisect
+import copy
+import itertools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import SourceError
+from penstock.feed.sources.base import PerProcess, Source
+from penstock.feed.sources.chunks import Chunks
+from penstock.feed.sources.extras import need
+from penstock.feed.sources.hdf5_choice import chosen
+from penstock.feed.sources.hdf5_fields import Column, columns_of
+from penstock.feed.sources.hdf5_file import LIBRARY_ERRORS, File
+from penstock.feed.sources.hdf5_heap import Heap
+from penstock.feed.sources.hdf5_rows import rows_of
+from penstock.feed.sources.hdf5_write import Writer, unfit
+from penstock.feed.sources.sample import Errors, Sample, Schema, Selection
+from penstock.feed.sources.storage import Storage
+
+__all__ = ["Hdf5", "Writer", "opened", "unfit"]
+
+_MOST_RUNS = 1 << 24
+_COLLECTION_NBYTES = 4096
+_COLLECTIONS_NBYTES = 4 << 20
+
+
+def opened(
+    paths: list[str],
+    *,
+    storage: Storage,
+    fields: Selection,
+    errors: Errors = "raise",
+    group: str = "/",
+    max_record_nbytes: int = 1 << 30,
+    chunk_cache_nbytes: int = 256 << 20,
+) -> Hdf5:
+    """Open HDF5 files.
+
+    Args:
+        paths: of the files.
+        storage: where they lie.
+        fields: which datasets; all with as many rows as the largest one has, if it does not say.
+        errors: what to do with broken records is up to the DataLoader; not used.
+        group: whose datasets are the fields.
+        max_record_nbytes: larger rows and chunks are refused.
+        chunk_cache_nbytes: the most that unpacked chunks of one field take, in each process.
+
+    Raises:
+        SourceError: a file is no HDF5 file, is broken, or its datasets cannot be fields.
+        ExtraError: h5py is not installed.
+
+    Example:
+        >>> import tempfile
+        >>> import h5py
+        >>> fields = Selection.of({"x": "image", "y": "label"})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with h5py.File(f"{folder}/train.h5", "w") as file:
+        ...         file["image"] = np.zeros((10, 28, 28), np.uint8)
+        ...         file["label"] = np.arange(10)
+        ...     source = opened([f"{folder}/train.h5"], storage=Storage(), fields=fields)
+        ...     x, y = source[7].values()
+        ...     source.close()
+        >>> x.shape, y
+        ((28, 28), np.int64(7))
+    """
+    found = [_looked_up(storage.local(path), fields, group, max_record_nbytes) for path in paths]
+    return Hdf5(found, max_record_nbytes, chunk_cache_nbytes)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Looked:
+    """What was found in one file. Can be pickled."""
+
+    path: str
+    nbytes: int
+    columns: dict[str, Column]
+    """By the names that samples have."""
+
+    @property
+    def schema(self) -> Schema:
+        """The fields."""
+        return {name: column.field for name, column in self.columns.items()}
+
+    @property
+    def count(self) -> int:
+        """How many samples there are."""
+        return next((column.count for column in self.columns.values()), 0)
+
+
+class Hdf5(Source):
+    """Samples of HDF5 files, by number.
+
+    Args:
+        files: what was found in them.
+        max_record_nbytes: larger heap collections are refused.
+        chunk_cache_nbytes: the most that unpacked chunks of one field take.
+
+    Raises:
+        SourceError: the files have different fields.
+    """
+
+    def __init__(self, files: Sequence[Looked], max_record_nbytes: int, chunk_cache_nbytes: int) -> None:
+        self.where = files[0].path if len(files) == 1 else f"{files[0].path} and {len(files) - 1} more"
+        self._files = list(files)
+        self._schema = _common(self._files)
+        self._limits = (max_record_nbytes, chunk_cache_nbytes)
+        self._ends = list(itertools.accumulate(file.count for file in files))
+        self._reading = PerProcess(partial(_Reading, self._files, *self._limits), _Reading.close)
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def read(self, index: int) -> Sample:
+        """Return a sample.
+
+        Raises:
+            RecordError: it is broken.
+        """
+        number = bisect.bisect_right(self._ends, index)
+        own = index - (self._ends[number - 1] if number else 0)
+        readers = self._reading.get().readers(number)
+        return {name: readers[name](own) for name in self._schema}
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of every sample."""
+        return dict(self._schema)
+
+    @property
+    def runs(self) -> np.ndarray | None:
+        """Where the chunks of the largest field begin; None where nothing has to be unpacked."""
+        name = max(self._schema, key=lambda name: max(file.columns[name].nbytes for file in self._files))
+        columns = [file.columns[name] for file in self._files]
+        if all(not column.chunk_nbytes or column.layout.rows == 1 for column in columns):
+            return None
+        if sum(column.layout.count // column.layout.rows for column in columns) > _MOST_RUNS:
+            return None
+        starts = [np.zeros(0, np.int64)]
+        for number, column in enumerate(columns):
+            first = self._ends[number] - column.count
+            starts.append(first + self._starts(number, name, column))
+        return np.append(np.concatenate(starts), len(self))
+
+    def _starts(self, number: int, name: str, column: Column) -> np.ndarray:
+        chunks = np.arange(0, column.layout.count, column.layout.rows)
+        if column.offsets is None:
+            return chunks
+        cuts = np.searchsorted(self._reading.get().offsets(number, name), chunks)
+        return np.unique(np.append(0, cuts[cuts < column.count])) if column.count else cuts[:0]
+
+    def narrow(self, fields: Sequence[str]) -> Hdf5:
+        """Return a source with these fields only; the others' bytes are not read. Both close together."""
+        narrow = copy.copy(self)
+        narrow._schema = {name: self._schema[name] for name in fields}
+        return narrow
+
+    def close(self) -> None:
+        """Close this process's files; they are opened again when they are needed."""
+        self._reading.close()
+
+
+def _common(files: Sequence[Looked]) -> Schema:
+    common = files[0].schema
+    for file in files[1:]:
+        words = {name: field.words() for name, field in file.schema.items()}
+        if file.schema.keys() != common.keys():
+            raise SourceError(f"{file.path} has the fields {words}, and {files[0].path} has {sorted(common)}")
+        for name, field in file.schema.items():
+            old = common[name]
+            if (old.kind, old.dtype, len(old.shape)) != (field.kind, field.dtype, len(field.shape)):
+                raise SourceError(
+                    f"field {name!r} of {file.path} is {field.words()}, and that of {files[0].path} {old.words()}; "
+                    "files that are opened together need the same"
+                )
+            sizes = (one if one == other else None for one, other in zip(old.shape, field.shape, strict=True))
+            common[name] = replace(old, shape=tuple(sizes))
+    return common
+
+
+class _Reading:
+    """The files as one process has them open."""
+
+    def __init__(self, files: list[Looked], max_record_nbytes: int, chunk_cache_nbytes: int) -> None:
+        self._files = [File(file.path, file.nbytes) for file in files]
+        self._columns = [file.columns for file in files]
+        self._max_record_nbytes = max_record_nbytes
+        self._chunks = {
+            name: Chunks(max(file.columns[name].chunk_nbytes for file in files), chunk_cache_nbytes)
+            for name in files[0].columns
+        }
+        self._collections = Chunks(_COLLECTION_NBYTES, _COLLECTIONS_NBYTES)
+        self._lock = threading.Lock()
+        self._readers: dict[int, dict[str, Callable[[int], Any]]] = {}
+
+    def readers(self, number: int) -> dict[str, Callable[[int], Any]]:
+        """Return what reads the fields of file `number`."""
+        found = self._readers.get(number)
+        if found is None:
+            with self._lock:
+                file, columns = self._files[number], self._columns[number]
+                heap = Heap(file, self._collections, self._max_record_nbytes)
+                found = {name: column.reader(file, self._chunks[name], heap) for name, column in columns.items()}
+                self._readers[number] = found
+        return found
+
+    def offsets(self, number: int, name: str) -> np.ndarray:
+        """Return where each ragged array of a field begins."""
+        layout = self._columns[number][name].offsets
+        if layout is None:
+            raise TypeError(f"{name} is not ragged")
+        return rows_of(layout, self._files[number], self._chunks[name]).span(0, layout.count)
+
+    def close(self) -> None:
+        self._readers.clear()
+        for file in self._files:
+            file.close()
+
+
+def _looked_up(path: str, fields: Selection, group: str, most_nbytes: int) -> Looked:
+    h5py = need("h5py", "hdf5")
+    try:
+        nbytes = os.stat(path).st_size
+        with h5py.File(path, "r") as file:
+            if not isinstance(file.get(group), h5py.Group):
+                raise SourceError(f"{path} has no group {group!r}")
+            describe = partial(columns_of, path=path, nbytes=nbytes, most_nbytes=most_nbytes)
+            columns = chosen(file[group], fields, describe)
+    except SourceError:
+        raise
+    except LIBRARY_ERRORS as error:
+        raise SourceError(f"{path} cannot be read as HDF5: {error}") from error
+    return Looked(path=path, nbytes=nbytes, columns=columns)

@@ -1,0 +1,76 @@
+"""The global heap of an HDF5 file: where values of variable length lie, text and JPEGs for the most part.
+
+element       count of elements u32, address of a collection u64, number of the object in it u32; address 0 is nothing
+collection    "GCOL", version 1, 3 bytes, its size u64; then objects
+object        number u16, references u16, 4 bytes, size u64, the bytes, padding to 8; number 0 is free space
+all numbers   little-endian; sizes and addresses of 8 bytes, in files of 4-byte ones the library is asked
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import RecordError
+from penstock.feed.sources.chunks import Chunks
+from penstock.feed.sources.hdf5_file import File
+
+_COLLECTION = struct.Struct("<4sB3xQ")
+_OBJECT = struct.Struct("<HHxxxxQ")
+
+
+class Heap:
+    """Reads objects of a file's heap. Any thread may.
+
+    Args:
+        file: which.
+        chunks: collections that were read.
+        most_nbytes: one that is larger is refused.
+    """
+
+    def __init__(self, file: File, chunks: Chunks, most_nbytes: int) -> None:
+        self._file = file
+        self._most_nbytes = most_nbytes
+        self._collections = chunks
+
+    def get(self, reference: Any, itemsize: int, key: object) -> memoryview:
+        """Return the bytes that an element refers to.
+
+        Args:
+            reference: of `hdf5_layout.REFERENCE`.
+            itemsize: the bytes of one of its elements.
+            key: which sample, for messages.
+
+        Raises:
+            RecordError: there is no such object, or it is shorter.
+        """
+        count, address, number = reference.item()
+        if count == 0 or address == 0:
+            return memoryview(b"")
+        found = self._collections.get((self._file.path, address), partial(self._read, address, key)).data
+        at = _COLLECTION.size
+        while at + _OBJECT.size <= len(found):
+            this, _, nbytes = _OBJECT.unpack_from(found, at)
+            at += _OBJECT.size
+            if this == number and number:
+                if count * itemsize > nbytes or at + nbytes > len(found):
+                    break
+                return memoryview(found)[at : at + count * itemsize]
+            if this == 0:
+                break
+            at += -(-nbytes // 8) * 8
+        raise RecordError(self._file.path, address, key, f"the heap has no object {number} of {count} elements there")
+
+    def _read(self, address: int, key: object) -> np.ndarray:
+        head = self._file.take(address, _COLLECTION.size, key)
+        signature, version, nbytes = _COLLECTION.unpack(head.data)
+        if signature != b"GCOL" or version != 1:
+            raise RecordError(self._file.path, address, key, "there is no collection of a global heap")
+        if not _COLLECTION.size <= nbytes <= self._most_nbytes:
+            raise RecordError(
+                self._file.path, address, key, f"a heap collection of {nbytes} bytes; {self._most_nbytes} are the most"
+            )
+        return self._file.take(address, nbytes, key)

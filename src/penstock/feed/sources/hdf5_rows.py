@@ -1,0 +1,181 @@
+"""Rows of an HDF5 dataset: in place, unpacked here, or read by the HDF5 library; as `Layout` says."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import zlib
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from penstock.core.errors import RecordError
+from penstock.feed.sources.chunks import Chunks
+from penstock.feed.sources.hdf5_file import File
+from penstock.feed.sources.hdf5_layout import Layout
+
+
+class Rows(Protocol):
+    """Gives the rows of one dataset, in any thread."""
+
+    def row(self, index: int) -> Any:
+        """Return a row: an array, or a NumPy scalar.
+
+        Raises:
+            RecordError: it is broken.
+        """
+
+    def span(self, start: int, stop: int) -> np.ndarray:
+        """Return several rows."""
+
+
+def rows_of(layout: Layout, file: File, chunks: Chunks) -> Rows:
+    """Return what reads the rows of a dataset.
+
+    Args:
+        layout: where they lie.
+        file: in which.
+        chunks: those that were unpacked.
+    """
+    if layout.is_in_place:
+        return InPlace(layout, file)
+    return Unpacked(layout, file, chunks)
+
+
+class InPlace:
+    """Rows that are ranges of bytes.
+
+    They are read, not mapped: a page that a mapping lacks is fetched under the GIL, a file that was cut off in the
+    meantime is a signal instead of an error, and who changes a sample would change the file's rows.
+    """
+
+    def __init__(self, layout: Layout, file: File) -> None:
+        self._layout = layout
+        self._file = file
+
+    def row(self, index: int) -> Any:
+        """Return a row."""
+        return self.span(index, index + 1)[0]
+
+    def span(self, start: int, stop: int) -> np.ndarray:
+        """Return several rows."""
+        found = np.empty((stop - start, *self._layout.shape), self._layout.dtype)
+        rows = self._layout.rows if self._layout.way == "chunks" else max(1, self._layout.count)
+        for at in _cuts(start, stop, rows):
+            self._fill(found[at - start : min(stop, (at // rows + 1) * rows) - start], at)
+        return found
+
+    def _fill(self, part: np.ndarray, start: int) -> None:
+        layout, file = self._layout, self._file
+        key = f"{layout.name}[{start}]"
+        if layout.table is None:
+            file.read(layout.offset + start * layout.row_nbytes, part, key)
+            return
+        number, skipped = divmod(start, layout.rows)
+        chunk = layout.table.find(number)
+        if chunk is None:
+            part[...] = filled(layout, part.shape)
+            return
+        if chunk[1] < (skipped + len(part)) * layout.row_nbytes:
+            raise RecordError(file.path, chunk[0], key, f"its chunk has no more than {chunk[1]} bytes")
+        file.read(chunk[0] + skipped * layout.row_nbytes, part, key)
+
+
+class Unpacked:
+    """Rows of chunks that have to be unpacked, here or by the library; the chunks are kept a while."""
+
+    def __init__(self, layout: Layout, file: File, chunks: Chunks) -> None:
+        self._layout = layout
+        self._file = file
+        self._chunks = chunks
+
+    def row(self, index: int) -> Any:
+        """Return a row: a copy, as a row must not keep its chunk alive."""
+        number, at = divmod(index, self._layout.rows)
+        row = self._get(number)[at]
+        return row.copy() if isinstance(row, np.ndarray) else row
+
+    def span(self, start: int, stop: int) -> np.ndarray:
+        """Return several rows."""
+        rows = self._layout.rows
+        parts = [
+            self._get(at // rows)[at % rows : min(stop - at // rows * rows, rows)] for at in _cuts(start, stop, rows)
+        ]
+        return np.concatenate([np.empty((0, *self._layout.shape), self._layout.dtype), *parts])
+
+    def _get(self, number: int) -> np.ndarray:
+        return self._chunks.get((self._file.path, self._layout.name, number), partial(self._unpack, number))
+
+    def _unpack(self, number: int) -> np.ndarray:
+        layout = self._layout
+        start = number * layout.rows
+        stop = min(start + layout.rows, layout.count)
+        if layout.way == "library":
+            return self._file.rows(layout.name, start, stop)
+        if layout.chunk[1:] == layout.shape:
+            return self._chunk(number)[: stop - start]
+        whole = np.empty((stop - start, *layout.shape), layout.dtype)
+        width = math.prod(layout.grid[1:])
+        for turn, place in enumerate(itertools.product(*map(range, layout.grid[1:]))):
+            corner = [at * size for at, size in zip(place, layout.chunk[1:], strict=True)]
+            there = tuple(slice(at, at + size) for at, size in zip(corner, layout.chunk[1:], strict=True))
+            part = whole[(slice(None), *there)]
+            part[...] = self._chunk(number * width + turn)[tuple(map(slice, part.shape))]
+        return whole
+
+    def _chunk(self, number: int) -> np.ndarray:
+        layout, file = self._layout, self._file
+        found = layout.table.find(number) if layout.table is not None else None
+        if found is None:
+            return filled(layout, layout.chunk)
+        offset, nbytes, skipped = found
+        key = f"{layout.name}, chunk {number}"
+        data: Any = file.take(offset, nbytes, key)
+        wanted = math.prod(layout.chunk) * layout.dtype.itemsize
+        for turn, (filter_, size) in reversed(list(enumerate(layout.filters))):
+            if not skipped >> turn & 1:
+                data = inflated(data, wanted) if filter_ == "deflate" else unshuffled(data, size)
+        if len(data) != wanted:
+            raise RecordError(file.path, offset, key, f"unpacks to other than its {wanted} bytes, or not at all")
+        return np.frombuffer(data, layout.dtype).reshape(layout.chunk)
+
+
+def _cuts(start: int, stop: int, rows: int) -> list[int]:
+    return [start, *range((start // rows + 1) * rows, stop, rows)] if start < stop else []
+
+
+def filled(layout: Layout, shape: tuple[int, ...]) -> np.ndarray:
+    """Return rows that were never written."""
+    one = np.frombuffer(layout.fill, layout.dtype)
+    return np.broadcast_to(one[0], shape)
+
+
+def inflated(data: Any, most_nbytes: int) -> bytes:
+    """Return what deflate packed; nothing of what is broken, and a byte more than `most_nbytes` of what is longer.
+
+    >>> inflated(zlib.compress(bytes(100)), 100) == bytes(100), len(inflated(zlib.compress(bytes(1000)), 100))
+    (True, 101)
+    """
+    inflating = zlib.decompressobj()
+    try:
+        found = inflating.decompress(data, most_nbytes + 1)
+    except zlib.error:
+        return b""
+    return found if inflating.eof or len(found) > most_nbytes else b""
+
+
+def unshuffled(data: Any, size: int) -> Any:
+    """Return elements of `size` bytes of which all first bytes came first, then all second bytes ...
+
+    >>> bytes(unshuffled(b"acbd", 2))
+    b'abcd'
+    """
+    count = len(data) // size
+    if size == 1 or count <= 1:
+        return data
+    planes = np.frombuffer(data, np.uint8, count * size).reshape(size, count)
+    whole = np.empty(len(data), np.uint8)
+    whole[: count * size].reshape(count, size)[...] = planes.T
+    whole[count * size :] = np.frombuffer(data, np.uint8, offset=count * size)
+    return whole.data
