@@ -1,0 +1,209 @@
+"""Parquet files: their rows by number, row group by row group.
+
+See columns.py for the types that are read, and how arrays are written; arrays are written "raw" unless asked otherwise.
+A file is opened for each row group that is unpacked, with a footer that was read once: no handle stays open, none
+crosses a fork, and threads read at the same time. Columns that no field is taken from are not read.
+
+Whoever asks for rows in a random order across row groups makes each of them be unpacked again and again: `RunOrder`, or
+`shuffle=True` of penstock's DataLoader, keeps to some of them at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from penstock.core.errors import SourceError
+from penstock.feed.sources.base import PerProcess
+from penstock.feed.sources.columns import Layout, leaves
+from penstock.feed.sources.extras import need
+from penstock.feed.sources.sample import Errors, Schema, Selection
+from penstock.feed.sources.storage import Storage
+from penstock.feed.sources.table_writer import TableWriter, arrow_schema, unfit
+from penstock.feed.sources.tables import HELD_NBYTES, MOST_GROUP_NBYTES, Group, TableOptions, TableSource, translated
+
+__all__ = ["ParquetSource", "Writer", "joined", "opened", "unfit"]
+
+_TAIL_NBYTES = 64 << 10
+_MOST_FOOTER_NBYTES = 256 << 20
+_PIECE_NBYTES = 16 << 20
+_PIECE_ROWS = 1 << 16
+
+
+def opened(
+    paths: list[str],
+    *,
+    storage: Storage,
+    fields: Selection,
+    errors: Errors,
+    null: Mapping[str, Any] | None = None,
+    held_nbytes: int = HELD_NBYTES,
+    max_group_nbytes: int = MOST_GROUP_NBYTES,
+) -> ParquetSource:
+    """Open Parquet files, one after another, as a source. Their footers are read, and no more.
+
+    Args:
+        paths: of files with the same columns.
+        storage: where they lie.
+        fields: which fields samples have.
+        errors: unused: samples are asked for by number, and a broken one is an error.
+        null: what a field is where a row has nothing, as in {"label": -1}; without it, that is a RecordError.
+        held_nbytes: of unpacked row groups that a process keeps.
+        max_group_nbytes: the most that a row group may have unpacked.
+
+    Raises:
+        SourceError: one cannot be read, has other columns, or columns that are no field.
+    """
+    options = TableOptions(null=null or {}, held_nbytes=held_nbytes, max_group_nbytes=max_group_nbytes)
+    footers = [footer(storage, path) for path in paths]
+    schemas, groups = [], []
+    for file, (path, metadata) in enumerate(zip(paths, footers, strict=True)):
+        with translated(path):
+            schemas.append(metadata.schema.to_arrow_schema())
+            first = 0
+            for number in range(metadata.num_row_groups):
+                rows = metadata.row_group(number).num_rows
+                if rows < 0:
+                    raise SourceError(f"{path}: row group {number} has {rows} rows")
+                groups.append(Group(file, number, first, rows))
+                first += rows
+    return ParquetSource(paths, groups, schemas, fields, options, storage)
+
+
+class ParquetSource(TableSource):
+    """Rows of Parquet files; see the module."""
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        groups: Sequence[Group],
+        schemas: Sequence[Any],
+        fields: Selection,
+        options: TableOptions,
+        storage: Storage,
+    ) -> None:
+        super().__init__(paths, groups, schemas, fields, options)
+        self._storage = storage
+        self._footers: PerProcess[dict[str, Any]] = PerProcess(dict, dict.clear)
+
+    def batches(self, group: Group, names: Iterable[str]) -> Iterator[Any]:
+        """Yield a row group's record batches, of some MiB each: what they unpack to is known when they have."""
+        parquet = need("pyarrow.parquet", "parquet")
+        path = self._paths[group.file]
+        footers = self._footers.get()
+        metadata = footers.get(path)
+        if metadata is None:
+            metadata = footers[path] = footer(self._storage, path)
+        there = leaves(self._schemas[group.file])
+        columns = [".".join(leaf.path) for name in names if not isinstance(leaf := there[name], str)]
+        rows = self._checked(metadata.row_group(group.number), self._storage.nbytes(path))
+        with parquet.ParquetFile(self._storage.local(path), metadata=metadata, page_checksum_verification=True) as file:
+            yield from file.iter_batches(rows, row_groups=[group.number], columns=columns, use_threads=False)
+
+    def close(self) -> None:
+        """Let go of what this process keeps."""
+        self._footers.close()
+        super().close()
+
+    def _checked(self, group: Any, file_nbytes: int) -> int:
+        """Return how many rows to unpack at a time.
+
+        Raises:
+            SourceError: what the footer says of a row group cannot be, or is more than `max_group_nbytes`.
+        """
+        limit = self._options.max_group_nbytes
+        if group.total_byte_size > limit:
+            raise SourceError(f"a row group has {group.total_byte_size} bytes; max_group_nbytes is {limit}")
+        rows: int = max(
+            1, min(group.num_rows, _PIECE_ROWS, group.num_rows * _PIECE_NBYTES // max(1, group.total_byte_size))
+        )
+        for number in range(group.num_columns):
+            column = group.column(number)
+            begins = [column.data_page_offset]
+            if column.has_dictionary_page and column.dictionary_page_offset is not None:
+                begins.append(column.dictionary_page_offset)
+                if column.physical_type == "BYTE_ARRAY":  # each row may be all of the dictionary
+                    rows = max(1, min(rows, limit // max(1, column.total_uncompressed_size)))
+            packed, unpacked = column.total_compressed_size, column.total_uncompressed_size
+            if min(begins) < 4 or packed < 0 or min(begins) + packed > file_nbytes or not 0 <= unpacked <= limit:
+                raise SourceError(
+                    f"column {column.path_in_schema!r} has {packed} bytes from byte {min(begins)} on, {unpacked} "
+                    f"unpacked; the file has {file_nbytes} and max_group_nbytes is {limit}"
+                )
+        return rows
+
+
+def footer(storage: Storage, path: str) -> Any:
+    """Return a file's footer, pyarrow's FileMetaData; its end is all that is read.
+
+    Raises:
+        SourceError: it is no Parquet file, or its footer is damaged.
+    """
+    pa, parquet = need("pyarrow", "parquet"), need("pyarrow.parquet", "parquet")
+    nbytes = storage.nbytes(path)
+    tail = _tail(storage, path, min(nbytes, _TAIL_NBYTES))
+    if nbytes < 12 or tail[-4:] != b"PAR1":
+        raise SourceError(f"{path} is no Parquet file: it has {nbytes} bytes, and does not end with PAR1")
+    needed = int.from_bytes(tail[-8:-4], "little") + 8
+    if needed > min(nbytes, _MOST_FOOTER_NBYTES):
+        raise SourceError(f"{path}: its footer should have {needed} bytes, and it has {nbytes}")
+    if needed > len(tail):
+        tail = _tail(storage, path, needed)
+    with translated(path, "its footer cannot be read"):
+        return parquet.read_metadata(pa.BufferReader(tail))
+
+
+def _tail(storage: Storage, path: str, nbytes: int) -> bytes:
+    with translated(path), storage.open(path, storage.nbytes(path) - nbytes) as file:
+        return file.read(nbytes)
+
+
+class Writer(TableWriter):
+    """Writes samples to a new Parquet file.
+
+    Args:
+        path: of the file.
+        schema: of the samples.
+        compression: zstd, snappy, gzip, brotli, lz4 or none.
+        layout: of arrays: "raw" (bytes, many times as fast to read), or "tensors" (lists, as other programs know them).
+
+    Raises:
+        SourceError: the file cannot be written, or samples of this schema cannot.
+    """
+
+    def __init__(self, path: str, schema: Schema, *, compression: str = "zstd", layout: Layout = "raw") -> None:
+        arrow = arrow_schema(schema, layout, path)
+        super().__init__(path, schema, arrow, layout, _sink(path, arrow, compression))
+
+
+def joined(parts: Sequence[str], path: str) -> None:
+    """Make one file of several that `Writer` made, in their order: a row group at a time is read and written again.
+
+    Raises:
+        SourceError: one cannot be read, or `path` cannot be written.
+    """
+    parquet = need("pyarrow.parquet", "parquet")
+    with translated(path, "parts cannot be joined"):
+        first = footer(Storage(), parts[0])
+        groups = first.num_row_groups
+        compression = first.row_group(0).column(0).compression if groups and first.num_columns else "zstd"
+        sink = _sink(path, first.schema.to_arrow_schema(), compression.replace("UNCOMPRESSED", "none"))
+        with sink:
+            for part in parts:
+                with parquet.ParquetFile(part) as file:
+                    for number in range(file.num_row_groups):
+                        sink.write_table(file.read_row_group(number, use_threads=False))
+
+
+def _sink(path: str, schema: Any, compression: str) -> Any:
+    pa, parquet = need("pyarrow", "parquet"), need("pyarrow.parquet", "parquet")
+    repeating = [field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_integer(field.type)]
+    with translated(path, "it cannot be written"):
+        return parquet.ParquetWriter(
+            path,
+            schema,
+            compression=compression,
+            use_dictionary=repeating or False,  # of floats it would make one of all NaNs
+            write_statistics=repeating or False,
+            write_page_checksum=True,
+        )

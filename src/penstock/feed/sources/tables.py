@@ -1,0 +1,291 @@
+"""Tables, as Parquet and Arrow files hold them: rows lie in groups, a group is unpacked whole, a row is a sample.
+
+See columns.py for what columns hold. A process keeps some unpacked groups, so that samples that lie together cost one
+unpacking: `runs` says where groups begin. Samples' arrays are views of what was unpacked, and read-only.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.feed.sources.base import PerProcess, Source
+from penstock.feed.sources.columns import Column, leaves
+from penstock.feed.sources.extras import need
+from penstock.feed.sources.sample import Sample, Schema, Selection, plain
+
+HELD_NBYTES = 512 << 20
+"""Of unpacked groups that a process keeps."""
+
+MOST_GROUP_NBYTES = 2 << 30
+"""Of a group that is unpacked."""
+
+
+@contextmanager
+def translated(path: str, what: str = "it cannot be read") -> Iterator[None]:
+    """Raise SourceError for whatever Arrow raises about a file.
+
+    >>> with translated("a.parquet"):
+    ...     raise OSError("no")
+    Traceback (most recent call last):
+    penstock.core.errors.SourceError: a.parquet: it cannot be read: no
+    """
+    pa = need("pyarrow", "parquet")
+    try:
+        yield
+    except SourceError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
+        raise SourceError(f"{path}: {what}: {str(error)[:500]}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A row group, or a record batch."""
+
+    file: int
+    number: int
+    """In its file."""
+    first: int
+    """Its first row, in its file."""
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableOptions:
+    """What both formats are told."""
+
+    null: Mapping[str, Any] = field(default_factory=dict)
+    """What a field has where a row has nothing; without one, that is an error."""
+    held_nbytes: int = HELD_NBYTES
+    max_group_nbytes: int = MOST_GROUP_NBYTES
+
+    def __post_init__(self) -> None:
+        if self.held_nbytes < 0 or self.max_group_nbytes < 1:
+            raise OptionError(
+                f"held_nbytes={self.held_nbytes} must not be negative, max_group_nbytes={self.max_group_nbytes} not 0"
+            )
+
+
+class TableSource(Source):
+    """Rows of tables, by number.
+
+    A format gives `batches`. Groups are unpacked by any thread, and each of them once while it is kept.
+
+    Args:
+        paths: of the files.
+        groups: of all files, in order.
+        schemas: Arrow's, of each file.
+        fields: which fields samples have.
+        options: what is kept, and what nulls are.
+
+    Raises:
+        SourceError: a field is not there, cannot be read, or is something else in another file.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        groups: Sequence[Group],
+        schemas: Sequence[Any],
+        fields: Selection,
+        options: TableOptions,
+    ) -> None:
+        self.where = paths[0] if len(paths) == 1 else f"{paths[0]} and others"
+        self._paths = tuple(paths)
+        self._groups = tuple(group for group in groups if group.rows)
+        self._schemas = tuple(schemas)
+        self._selection = fields
+        self._options = options
+        self._nulls = {name: plain(value) for name, value in options.null.items()}
+        self._names, self._fields = chosen(self._paths, self._schemas, fields)
+        self._starts = np.cumsum([0, *(group.rows for group in self._groups)]).tolist()
+        self._held = PerProcess(partial(Held, options.held_nbytes), Held.clear)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of its samples, as the files' schemas say."""
+        return dict(self._fields)
+
+    @property
+    def runs(self) -> np.ndarray:
+        """Where each group begins, and the number of rows."""
+        return np.asarray(self._starts, np.int64)
+
+    def batches(self, group: Group, names: Iterable[str]) -> Iterator[Any]:
+        """Yield a group's record batches, with the columns that hold the fields `names` of the file."""
+        raise NotImplementedError
+
+    def cost(self, batch: Any) -> int:
+        """Return the bytes that keeping a batch costs."""
+        return int(batch.nbytes)
+
+    def read(self, index: int) -> Sample:
+        """Return a sample."""
+        number = bisect_right(self._starts, index) - 1
+        row = within = index - self._starts[number]
+        unpacked = self._held.get().get(number, self._unpack)
+        if isinstance(unpacked, str):
+            raise self._broken(number, row, unpacked)
+        if len(unpacked.pieces) > 1:
+            piece = bisect_right(unpacked.starts, row) - 1
+            within = row - unpacked.starts[piece]
+            columns = unpacked.pieces[piece]
+        else:
+            columns = unpacked.pieces[0]
+        sample, name = {}, ""
+        try:
+            for name, column in columns:
+                if column.valid is None or column.valid[within]:
+                    sample[name] = column.value(within)
+                elif name in self._nulls:
+                    sample[name] = self._nulls[name]
+                else:
+                    raise SourceError(f"it is null; say what it is then: null={{{name!r}: ...}}")
+        except SourceError as error:
+            raise self._broken(number, row, f"field {name!r}: {error}") from error
+        return sample
+
+    def narrow(self, fields: Sequence[str]) -> Source:
+        """Return a source with these fields only; others' columns are not read."""
+        names = Selection.of(list(fields)).names(self._names, self.where)
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._names = {name: self._names[name] for name in names}
+        other._fields = {name: self._fields[name] for name in names}
+        other._held = PerProcess(partial(Held, self._options.held_nbytes), Held.clear)
+        return other
+
+    def close(self) -> None:
+        """Let go of what this process keeps."""
+        self._held.close()
+
+    def _unpack(self, number: int) -> Unpacked | str:
+        """Return a group's columns, or why it cannot be unpacked."""
+        group = self._groups[number]
+        unpacked = Unpacked()
+        try:
+            with translated(self._paths[group.file], "a group cannot be unpacked"):
+                for batch in self.batches(group, self._names.values()):
+                    self._add(batch, unpacked)
+        except SourceError as error:
+            if getattr(error.__cause__, "errno", None):
+                raise  # the disk's, and may be gone the next time
+            return str(error)
+        if unpacked.starts[-1] != group.rows:
+            return f"its group has {unpacked.starts[-1]} rows, and {group.rows} by the file's own account"
+        return unpacked
+
+    def _add(self, batch: Any, unpacked: Unpacked) -> None:
+        if not batch.num_rows:
+            return
+        there = leaves(batch.schema)
+        columns = []
+        for name, inner in self._names.items():
+            leaf = there.get(inner)
+            if leaf is None or isinstance(leaf, str) or leaf.field != self._fields[name]:
+                raise SourceError(f"its column {inner!r} is not what the file's schema says")
+            columns.append((name, leaf.column(batch)))
+        unpacked.pieces.append(columns)
+        unpacked.starts.append(unpacked.starts[-1] + batch.num_rows)
+        unpacked.nbytes += self.cost(batch)
+        if unpacked.nbytes > self._options.max_group_nbytes:
+            raise SourceError(
+                f"its group has {unpacked.nbytes} bytes and more unpacked; max_group_nbytes is "
+                f"{self._options.max_group_nbytes}"
+            )
+
+    def _broken(self, number: int, row: int, reason: str) -> RecordError:
+        group = self._groups[number]
+        return RecordError(self._paths[group.file], -1, group.first + row, reason)
+
+
+def chosen(paths: Sequence[str], schemas: Sequence[Any], fields: Selection) -> tuple[dict[str, str], Schema]:
+    """Return {name in the sample: name in the files} and the samples' schema.
+
+    Raises:
+        SourceError: a field is not there, cannot be read, or is something else in another file.
+    """
+    names: dict[str, str] = {}
+    found: Schema = {}
+    for path, schema in zip(paths, schemas, strict=True):
+        there = leaves(schema)
+        names = fields.names(there, path)
+        for name, inner in names.items():
+            leaf = there[inner]
+            if isinstance(leaf, str):
+                raise SourceError(f"{path}: field {inner!r} cannot be read: {leaf}; leave it out: fields=")
+            if found.setdefault(name, leaf.field) != leaf.field:
+                raise SourceError(
+                    f"{path}: field {inner!r} is {leaf.field.words()}, and {found[name].words()} in {paths[0]}"
+                )
+        if len(found) != len(names):
+            raise SourceError(f"{path}: it has the fields {sorted(names)}, and {paths[0]} {sorted(found)}")
+    return names, found
+
+
+@dataclass(slots=True)
+class Unpacked:
+    """A group's columns, in pieces."""
+
+    starts: list[int] = field(default_factory=lambda: [0])
+    """The first row of each piece, and the number of rows."""
+    pieces: list[list[tuple[str, Column]]] = field(default_factory=list)
+    nbytes: int = 0
+    used: int = 0
+    """When it was asked for last."""
+
+
+class Held:
+    """Unpacked groups: the least recently used go when `most_nbytes` are exceeded; one is always kept."""
+
+    def __init__(self, most_nbytes: int) -> None:
+        self._most_nbytes = most_nbytes
+        self._groups: dict[int, Unpacked | str] = {}
+        self._turns: dict[int, threading.Lock] = {}
+        self._lock = threading.Lock()
+        self._time = count(1)
+
+    def get(self, number: int, unpack: Callable[[int], Unpacked | str]) -> Unpacked | str:
+        """Return group `number`; one thread unpacks it, and others that ask for it wait."""
+        found = self._groups.get(number)
+        if found is None:
+            with self._lock:
+                turn = self._turns.setdefault(number, threading.Lock())
+            with turn:
+                found = self._groups.get(number)
+                if found is None:
+                    found = unpack(number)
+                    self._keep(number, found)
+        if not isinstance(found, str):
+            found.used = next(self._time)
+        return found
+
+    def clear(self) -> None:
+        """Let go of all."""
+        with self._lock:
+            self._groups.clear()
+
+    def _keep(self, number: int, unpacked: Unpacked | str) -> None:
+        with self._lock:
+            self._turns.pop(number, None)
+            self._groups[number] = unpacked
+            kept = {one: group for one, group in self._groups.items() if not isinstance(group, str) and one != number}
+            nbytes = sum(group.nbytes for group in kept.values()) + getattr(unpacked, "nbytes", 0)
+            for one in sorted(kept, key=lambda one: kept[one].used):
+                if nbytes <= self._most_nbytes:
+                    break
+                nbytes -= kept[one].nbytes
+                del self._groups[one]
