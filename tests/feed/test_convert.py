@@ -297,7 +297,7 @@ def test_verify_compares_what_is_there_and_says_where_it_differs(tmp_path: Path,
 
 # ── kills ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-_CALLS = ("fsync", "rename", "replace", "remove", "rmdir", "truncate")
+_CALLS = ("fsync", "mkdir", "rename", "replace", "remove", "unlink", "rmdir", "truncate")
 
 
 def killed_at(call: int, *args: Any, **options: Any) -> bool:
@@ -444,11 +444,13 @@ def test_a_segment_that_has_changed_is_written_anew(
         patch.setattr(work.Work, "_join", _refuse)
         with pytest.raises(SourceError, match="no room"):
             convert(tfrecord, tmp_path / "out.tfrecord", workers=0, shards=3)
-    part = tmp_path / "out.tfrecord.partial" / "part-000001.tfrecord"
+    part = tmp_path / "out.tfrecord.partial" / "part-000001" / "data.tfrecord"
     data = bytearray(part.read_bytes())
     data[50] ^= 1
     part.write_bytes(data)
-    (part.parent / "new-1-part-000002.tfrecord").write_bytes(b"half")
+    half = part.parent.parent / "new-1-part-000002"
+    half.mkdir()
+    (half / "data.tfrecord").write_bytes(b"half")
     done = convert(tfrecord, tmp_path / "out.tfrecord", workers=0, shards=3)
     assert done.resumed == 200
     assert_equal(read(done.files), made(300))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.core.errors import RecordError
-from penstock.feed.convert.canon import encoded
 from penstock.feed.convert.reading import Recipe, Stretch
 from penstock.feed.convert.tasks import Bench
+from penstock.feed.sources.measure import nbytes_of
 from penstock.feed.sources.sample import Errors, Schema, schema_of, widened
 
 
@@ -22,7 +22,7 @@ class Looked:
     is_cut: bool
     """Whether the shard's rest could not be read."""
     nbytes: int
-    """Of the samples' canonical encoding."""
+    """Of the samples' values."""
     schema: Schema | None
     """None where there was no sample."""
 
@@ -51,7 +51,7 @@ class Look:
                     skipped += 1
                     continue
                 schema = schema_of(record) if schema is None else widened(schema, record, reader.source.where)
-                size = sum(len(piece) for piece in encoded(record))
+                size = nbytes_of(record)
                 nbytes += size
                 bench.count(1, size)
         except RecordError:

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import RecordError, SourceError
-from penstock.feed.convert.canon import encoded
 from penstock.feed.convert.crew import Crew, Report
 from penstock.feed.convert.journal import Journal
 from penstock.feed.convert.look import Look, Looked
 from penstock.feed.convert.reading import Layout, Reader, Recipe, Stretch, declared, known_layout
 from penstock.feed.convert.target import Target
 from penstock.feed.sources.base import Source
+from penstock.feed.sources.measure import nbytes_of
 from penstock.feed.sources.sample import Errors, Field, Schema
 
 SEGMENT_NBYTES = 64 << 20
@@ -186,11 +186,7 @@ def _estimated(reader: Reader, schema: Schema, layout: Layout) -> int:
     sizes = []
     for number in sorted({layout.total * one // _LOOKED_AT for one in range(_LOOKED_AT)} if layout.total else ()):
         for stretch in layout.stretches(number, number + 1):
-            sizes += [
-                sum(len(piece) for piece in encoded(record))
-                for record in reader.records(stretch)
-                if not isinstance(record, RecordError)
-            ]
+            sizes += [nbytes_of(record) for record in reader.records(stretch) if not isinstance(record, RecordError)]
     return layout.total * sum(sizes) // max(1, len(sizes))
 
 

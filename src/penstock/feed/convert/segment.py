@@ -1,4 +1,8 @@
-"""Writing a segment of a conversion, proving that it is there, joining several, and counting what came of it."""
+"""Writing a segment of a conversion, proving that it is there, joining several, and counting what came of it.
+
+Each lies in a folder of its own, as "data" and the target's suffix, since some formats write more files than one: those
+have names that begin with "data", too.
+"""
 
 from __future__ import annotations
 
@@ -65,13 +69,14 @@ class Write:
     schema: Schema
     format: str
     options: dict[str, Any]
-    path: str
+    folder: str
+    suffix: str
 
     def run(self, bench: Bench) -> Wrote:
         """Write the file, and return what is in it."""
         tally, skipped = Tally(), 0
-        with whole_file(self.path) as temporary:
-            writer = _writer(self.format, temporary, self.schema, self.options)
+        with whole_folder(self.folder) as temporary:
+            writer = _writer(self.format, data_path(temporary, self.suffix), self.schema, self.options)
             for record in self._records(bench):
                 if isinstance(record, RecordError):
                     skipped += 1
@@ -85,8 +90,8 @@ class Write:
             number=self.number,
             tally=tally,
             skipped=skipped,
-            file_nbytes=nbytes_of(self.path),
-            crc32=crc32_of(self.path),
+            file_nbytes=nbytes_of(self.folder),
+            crc32=crc32_of(self.folder),
         )
 
     def _records(self, bench: Bench) -> Iterator[Sample | RecordError]:
@@ -112,18 +117,18 @@ class Write:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prove:
-    """Read a file of an earlier attempt again, to see that it is what the journal says."""
+    """Read a segment of an earlier attempt again, to see that it is what the journal says."""
 
     number: int
-    path: str
+    folder: str
     file_nbytes: int
     crc32: int
 
     def run(self, bench: Bench) -> bool:
         """Say whether it is."""
-        if not os.path.exists(self.path) or nbytes_of(self.path) != self.file_nbytes:
+        if not os.path.exists(self.folder) or nbytes_of(self.folder) != self.file_nbytes:
             return False
-        return crc32_of(self.path) == self.crc32
+        return crc32_of(self.folder) == self.crc32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,13 +138,16 @@ class Join:
     number: int
     format: str
     parts: tuple[str, ...]
-    path: str
+    """The segments' folders."""
+    folder: str
+    suffix: str
 
     def run(self, bench: Bench) -> int:
         """Make the file, and return its size."""
-        with whole_file(self.path) as temporary:
-            named(self.format).load().joined(list(self.parts), temporary)
-        return nbytes_of(self.path)
+        parts = [data_path(part, self.suffix) for part in self.parts]
+        with whole_folder(self.folder) as temporary:
+            named(self.format).load().joined(parts, data_path(temporary, self.suffix))
+        return nbytes_of(self.folder)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,28 +179,32 @@ class Count:
             raise SourceError(f"{self.path} holds {found} samples; {self.expected} were written to it")
 
 
+def data_path(folder: str, suffix: str) -> str:
+    """Return the file that a format writes in a segment's folder."""
+    return os.path.join(folder, f"data{suffix}")
+
+
 @contextmanager
-def whole_file(path: str) -> Iterator[str]:
-    """Give a name beside `path` to write to; then sync it and rename it to `path`. After an error it is removed."""
-    folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f"new-{os.getpid()}-{name}")
+def whole_folder(path: str) -> Iterator[str]:
+    """Give a new folder to write in; then sync it and rename it to `path`. After an error it is removed."""
+    parent, name = os.path.split(path)
+    temporary = os.path.join(parent, f"new-{os.getpid()}-{name}")
     _remove(temporary)
+    os.mkdir(temporary)
     try:
         yield temporary
         sync_file(temporary)
         _remove(path)
         os.rename(temporary, path)
-        sync_folder(folder)
+        sync_folder(parent)
     except BaseException:
         _remove(temporary)
         raise
 
 
-def _remove(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    elif os.path.lexists(path):
-        os.remove(path)
+def _remove(folder: str) -> None:
+    if os.path.lexists(folder):
+        shutil.rmtree(folder)
 
 
 def _writer(format: str, path: str, schema: Schema, options: dict[str, Any]) -> Any:

@@ -110,21 +110,37 @@ class Target:
         if not os.path.isdir(folder):
             raise SourceError(f"there is no folder {folder} to write to")
 
-    def publish(self, finished: list[str]) -> list[str]:
-        """Rename the finished files, which lie in `partial`, to their names; can be repeated after a kill.
+    def publish(self, folders: list[str], *, overwrite: bool) -> list[str]:
+        """Rename the finished files, each in its folder in `partial`, to their names; can be repeated after a kill.
 
         Returns:
             The names.
+
+        Raises:
+            SourceError: one is there already, and may not be replaced.
         """
-        names = self.names(len(finished))
-        for made, name in zip(finished, names, strict=True):
-            if os.path.lexists(made):
-                os.replace(made, name)
-        for stale in set(self.present()) - set(names):
-            os.remove(stale)
+        names = self.names(len(folders))
+        moves = [move for folder, name in zip(folders, names, strict=True) for move in self._moves(folder, name)]
+        for _, name in moves:
+            if os.path.lexists(name) and (not overwrite or os.path.isdir(name)):
+                raise SourceError(f"{name} is there already; move it away, and the same command goes on")
+        for made, name in moves:
+            os.replace(made, name)
+        if overwrite:
+            for stale in sorted(set(self.present()) - set(names)):
+                os.remove(stale)
         sync_folder(os.path.dirname(self.path) or ".")
         _clear(self.partial)
         return names
+
+    def _moves(self, folder: str, name: str) -> list[tuple[str, str]]:
+        """Return the files in a folder and what each is to be called; the data come last."""
+        stem = name[: len(name) - len(self.suffix)]
+        inside = os.path.join(self.partial, folder)
+        made = os.listdir(inside) if os.path.isdir(inside) else []
+        data = f"data{self.suffix}"
+        own = [(os.path.join(inside, one), stem + one.removeprefix("data")) for one in sorted(made) if one != data]
+        return [*own, (os.path.join(inside, data), name)] if data in made else own
 
 
 def _clear(partial: str) -> None:

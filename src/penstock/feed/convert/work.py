@@ -18,7 +18,7 @@ from penstock.feed.convert.journal import Journal
 from penstock.feed.convert.plan import Plan, contents, grouped, planned
 from penstock.feed.convert.progress import Meter
 from penstock.feed.convert.reading import Layout, Recipe
-from penstock.feed.convert.segment import Count, Join, Prove, Write, Wrote
+from penstock.feed.convert.segment import Count, Join, Prove, Write, Wrote, data_path
 from penstock.feed.convert.target import Target, nbytes_of
 from penstock.feed.sources.base import Source
 from penstock.feed.sources.sample import Errors
@@ -75,7 +75,7 @@ class Work:
                     with closing(Crew(self._workers, journal.lock)) as crew:
                         self._make(journal, crew, verify=verify)
                 done = journal.last("finished") or {}
-                names = self._target.publish(done["files"])
+                names = self._target.publish(done["folders"], overwrite=overwrite)
             except PenstockError:
                 if not journal.all("wrote"):  # whoever mends the command is not to stumble over what is left of this
                     shutil.rmtree(self._target.partial, ignore_errors=True)
@@ -110,8 +110,9 @@ class Work:
         """Do all that can be done before the result gets its name."""
         plan = self._plan(journal, crew)
         wrote, resumed = self._write(plan, journal, crew)
-        files, counts = self._join(plan, wrote, journal, crew)
-        result = Recipe.of(tuple(files), format=self._target.kind.name, fields=list(plan.schema))
+        folders, counts = self._join(plan, wrote, journal, crew)
+        files = tuple(data_path(folder, self._target.suffix) for folder in folders)
+        result = Recipe.of(files, format=self._target.kind.name, fields=list(plan.schema))
         skipped = sum(one.skipped for one in wrote) + plan.lost
         if verify:
             self._meter.begin("comparing", sum(counts))
@@ -130,7 +131,7 @@ class Work:
             tally.add_tally(one.tally)
         journal.append(
             "finished",
-            files=files,
+            folders=[os.path.basename(folder) for folder in folders],
             samples=tally.samples,
             checksum=tally.checksum(),
             skipped=skipped,
@@ -155,10 +156,10 @@ class Work:
     # ── segments ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _part(self, number: int) -> str:
-        return os.path.join(self._target.partial, f"part-{number:06d}{self._target.suffix}")
+        return os.path.join(self._target.partial, f"part-{number:06d}")
 
     def _file(self, number: int) -> str:
-        return os.path.join(self._target.partial, f"file-{number:06d}{self._target.suffix}")
+        return os.path.join(self._target.partial, f"file-{number:06d}")
 
     def _write(self, plan: Plan, journal: Journal, crew: Crew) -> tuple[list[Wrote], int]:
         """Write the segments that are not written yet; return all, and the samples that were written before."""
@@ -175,7 +176,8 @@ class Work:
                 schema=plan.schema,
                 format=self._target.kind.name,
                 options=self._writer_options,
-                path=self._part(number),
+                folder=self._part(number),
+                suffix=self._target.suffix,
             )
             for number in range(count)
             if number not in wrote
@@ -196,7 +198,7 @@ class Work:
                     inside.update(group)
                     kept.add(os.path.basename(self._file(number)))
         proofs = [
-            Prove(number=number, path=self._part(number), file_nbytes=one.file_nbytes, crc32=one.crc32)
+            Prove(number=number, folder=self._part(number), file_nbytes=one.file_nbytes, crc32=one.crc32)
             for number, one in said.items()
             if number not in inside
         ]
@@ -224,17 +226,20 @@ class Work:
         return bool(sizes) and os.path.exists(path) and nbytes_of(path) == sizes[-1]
 
     def _join(self, plan: Plan, wrote: list[Wrote], journal: Journal, crew: Crew) -> tuple[list[str], tuple[int, ...]]:
-        """Make the files; return them, and how many samples each has."""
+        """Make the files; return their folders, and how many samples each has."""
         groups = self._groups(plan, wrote)
         counts = tuple(sum(wrote[number].tally.samples for number in group) for group in groups)
-        files = [self._part(group[0]) if len(group) == 1 else self._file(number) for number, group in enumerate(groups)]
+        folders = [
+            self._part(group[0]) if len(group) == 1 else self._file(number) for number, group in enumerate(groups)
+        ]
         self._meter.begin("joining", None)
         tasks = [
             Join(
                 number=number,
                 format=self._target.kind.name,
                 parts=tuple(self._part(one) for one in group),
-                path=self._file(number),
+                folder=self._file(number),
+                suffix=self._target.suffix,
             )
             for number, group in enumerate(groups)
             if len(group) > 1 and not self._is_joined(number, journal)
@@ -242,12 +247,16 @@ class Work:
         for task, nbytes in crew.run(tasks, self._meter):
             journal.append("joined", number=task.number, nbytes=nbytes)
         for one in (one for group in groups if len(group) > 1 for one in group):
-            if os.path.lexists(self._part(one)):
-                os.remove(self._part(one))
+            shutil.rmtree(self._part(one), ignore_errors=True)
         checks = [
-            Count(number=number, path=path, format=self._target.kind.name, expected=count)
-            for number, (path, count) in enumerate(zip(files, counts, strict=True))
+            Count(
+                number=number,
+                path=data_path(folder, self._target.suffix),
+                format=self._target.kind.name,
+                expected=count,
+            )
+            for number, (folder, count) in enumerate(zip(folders, counts, strict=True))
         ]
         for _ in crew.run(checks, self._meter):
             pass
-        return files, counts
+        return folders, counts

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from penstock.core.errors import RecordError
 from penstock.feed.sources.base import Source
-from penstock.feed.sources.sample import Sample, plain
+from penstock.feed.sources.measure import nbytes_of
+from penstock.feed.sources.sample import Sample
 from penstock.feed.sources.stream import Stream
 
 
@@ -59,21 +60,6 @@ def in_order(source: Source | Stream) -> Iterator[Sample | RecordError]:
             yield from source.read(shard, 0, 1)
         except RecordError as error:
             yield error
-
-
-def nbytes_of(sample: Sample) -> int:
-    """Return the bytes of a sample's values.
-
-    >>> nbytes_of({"x": np.zeros(3, np.float32), "t": "äb"})
-    15
-    """
-    return sum(_nbytes(plain(value)) for value in sample.values())
-
-
-def _nbytes(value: Any) -> int:
-    if isinstance(value, np.ndarray | np.generic):
-        return value.nbytes
-    return len(value.encode("utf-8", "surrogatepass")) if isinstance(value, str) else len(value)
 
 
 def _read(source: Source, index: int) -> Sample | RecordError:
