@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,6 +133,34 @@ def test_penstocks_loader_counts_epochs_of_a_seeded_stream(persistent: bool) -> 
     assert first != second
     alone = penstock.DataLoader(numbers(20, 20).shuffled(seed=5), batch_size=4, num_workers=2)
     assert [torch.cat(list(alone)).tolist() for _ in range(2)] == [first, second]
+
+
+class Fatal(Numbers):
+    """Kills the worker that reads a record, once, in its second pass."""
+
+    fatal = -1
+    trace = ""
+
+    def read(self, shard: Shard, first: int, step: int) -> Iterator[Any]:
+        for value in super().read(shard, first, step):
+            if value == self.fatal and self.epoch == 2 and not os.path.exists(self.trace):
+                open(self.trace, "x").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield value
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_that_dies_in_a_later_pass_is_replaced_in_that_pass(method: str, tmp_path: Path) -> None:
+    def passes(fatal: int) -> list[list[int]]:
+        stream = Fatal([Shard("0", 12), Shard("1", 12)], Way(shuffle=True, seed=2, window=3))
+        stream.fatal, stream.trace = fatal, str(tmp_path / "killed")
+        loader = penstock.DataLoader(
+            stream, batch_size=2, num_workers=2, persistent_workers=True, multiprocessing_context=method
+        )
+        return [torch.cat(list(loader)).tolist() for _ in range(3)]
+
+    assert passes(1007) == passes(-1)
+    assert (tmp_path / "killed").exists()
 
 
 def test_ranks_share_out_the_records(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,6 +134,11 @@ class Stream(IterableDataset[Any]):
         self._epoch = epoch
         self._is_set = True
 
+    @property
+    def epoch(self) -> int:
+        """The pass that workers are at, or that this process begins next."""
+        return self._epoch
+
     def begin_pass(self) -> None:
         """Count a pass that this process's workers begin: penstock's DataLoader calls it before they do."""
         if self._has_begun and not self._is_set:

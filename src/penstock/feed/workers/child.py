@@ -66,6 +66,8 @@ class ChildOptions:
     """Where to run, or None for anywhere."""
     replay_sizes: tuple[int, ...] = ()
     """Sizes of the batches of an iterable dataset that this worker's dead predecessor has delivered already."""
+    epoch: int | None = None
+    """The pass of a stream in which the predecessor died; the payload may be of an earlier one."""
 
 
 class Descriptor:
@@ -167,6 +169,8 @@ class _Worker:
         stack_in_slots()
         try:
             job: Job = payload.open()
+            if options.epoch is not None:
+                job.dataset.set_epoch(options.epoch)
             info: Any = WorkerInfo(id=options.worker, num_workers=options.workers, seed=seed, dataset=job.dataset)
             if options.watch:
                 self._witness = Witness()

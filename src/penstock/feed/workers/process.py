@@ -22,6 +22,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from penstock.core.errors import WorkerStartError
+from penstock.feed.sources.stream import Stream
 from penstock.feed.transport import channel, codec
 from penstock.feed.transport.control import Control
 from penstock.feed.transport.slab import Handle, Slab, attach
@@ -102,7 +103,10 @@ class ProcessPool:
     def replace(self, worker: int, replay_sizes: tuple[int, ...] = ()) -> None:
         """Start a successor for a dead worker."""
         self._control.forget(worker)
-        self.processes[worker] = self._spawn(worker, replace(self._options, replay_sizes=replay_sizes))
+        dataset = self._job.dataset
+        epoch = dataset.epoch if isinstance(dataset, Stream) else None
+        options = replace(self._options, replay_sizes=replay_sizes, epoch=epoch)
+        self.processes[worker] = self._spawn(worker, options)
 
     def resize(self, workers: int) -> bool:
         """Start workers or let the last ones go, until there are `workers`.
