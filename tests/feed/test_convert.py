@@ -100,6 +100,82 @@ def test_samples_come_out_equal_and_in_order(tmp_path: Path, tfrecord: Path, wor
     assert sorted(os.listdir(tmp_path)) == ["back.tfrecord", "in.tfrecord", "out.lmdb"]
 
 
+RICH = ("hdf5", "parquet", "arrow", "lmdb", "tar", "jsonl", "tfrecord")
+ENDINGS = {"hdf5": ".h5", "images": "", "tokens": ".npy"}
+
+
+def rng_images(count: int) -> list[Sample]:
+    rng = np.random.default_rng(0)
+    return [
+        {"image": rng.integers(0, 255, (3, 8, 9), np.uint8), "label": np.int64(rng.integers(4))} for _ in range(count)
+    ]
+
+
+def rng_tokens(count: int) -> list[Sample]:
+    rng = np.random.default_rng(0)
+    return [{"tokens": rng.integers(0, 60_000, int(rng.integers(1, 30))).astype(np.uint16)} for _ in range(count)]
+
+
+def rng_flat(count: int) -> list[Sample]:
+    rng = np.random.default_rng(0)
+    return [{"y": number, "t": f'é,\n"{number}', "f": float(rng.standard_normal())} for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("samples", "kinds"),
+    [
+        (made(24), RICH),
+        (rng_flat(24), (*RICH, "csv")),
+        (rng_tokens(24), (*RICH, "tokens")),
+        (rng_images(24), (*RICH, "images")),
+    ],
+    ids=["rich", "flat", "tokens", "images"],
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_samples_go_from_any_format_to_any_other_and_come_back_equal(
+    tmp_path: Path, samples: list[Sample], kinds: tuple[str, ...], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "_LEAST_NBYTES", 64)  # so that there are parts to be joined
+    order = list(kinds)
+    random.Random(seed).shuffle(order)
+    at, format = write(tmp_path / "in.tfrecord", samples), "tfrecord"
+    for number, kind in enumerate(order):
+        ending = ENDINGS.get(kind, f".{kind}")
+        out = tmp_path / f"{number}{ending}"
+        done = convert(at, out, format=format, to=kind, workers=0, verify=True)
+        assert (done.samples, done.checksum) == (24, checksum(samples)), kind
+        sharded = tmp_path / f"{number}s{ending}"
+        done = convert(at, sharded, format=format, to=kind, workers=0, verify=True, shards=2)
+        assert (len(done.files), done.checksum) == (2, checksum(samples)), kind
+        at, format = out, kind
+
+
+def test_companions_of_files_get_their_names_too(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.tfrecord", rng_tokens(50))
+    convert(source, tmp_path / "out.npy", shards=2, workers=0)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "in.tfrecord",
+        "out-000000.idx.npy",
+        "out-000000.npy",
+        "out-000001.idx.npy",
+        "out-000001.npy",
+    ]
+    (tmp_path / "other.idx.npy").write_bytes(b"precious")
+    with pytest.raises(SourceError, match=r"other\.idx\.npy is there already; move it away"):
+        convert(source, tmp_path / "other.npy", workers=0)
+    assert not (tmp_path / "other.npy").exists()
+    (tmp_path / "other.idx.npy").unlink()
+    assert convert(source, tmp_path / "other.npy", workers=0).samples == 50
+
+
+def test_encoded_pictures_are_copied_as_they_are(tmp_path: Path) -> None:
+    convert(write(tmp_path / "in.tfrecord", rng_images(9)), tmp_path / "pictures", to="images", workers=0)
+    done = convert(tmp_path / "pictures", tmp_path / "out.tar", fields=["encoded", "label"], workers=0, verify=True)
+    assert done.samples == 9
+    sample = next(iter(open_source(str(tmp_path / "out.tar"))))
+    assert sample["encoded"].startswith(b"\x89PNG")
+
+
 def test_many_files_come_in_and_many_go_out(tmp_path: Path) -> None:
     samples = made(101)
     for number, first in enumerate(range(0, 101, 25)):

@@ -31,8 +31,8 @@ class Compare:
     def run(self, bench: Bench) -> tuple[str, Tally]:
         """Return where they first differ, or "", and what is equal."""
         pair = zip_longest(
-            self._samples(bench, self.one, self.one_stretches),
-            self._samples(bench, self.other, self.other_stretches),
+            samples_of(bench, self.one, self.one_stretches, self.errors),
+            samples_of(bench, self.other, self.other_stretches, self.errors),
         )
         tally = Tally()
         for one, other in pair:
@@ -46,18 +46,20 @@ class Compare:
             bench.count(1, tally.nbytes - before)
         return "", tally
 
-    def _samples(self, bench: Bench, recipe: Recipe, stretches: tuple[Stretch, ...]) -> Iterator[Sample]:
-        reader = bench.reader(recipe)
-        for stretch in stretches:
-            try:
-                for record in reader.records(stretch):
-                    if not isinstance(record, RecordError):
-                        yield record
-                    elif self.errors == "raise":
-                        raise record
-            except RecordError:
-                if self.errors == "raise":
-                    raise
+
+def samples_of(bench: Bench, recipe: Recipe, stretches: tuple[Stretch, ...], errors: Errors) -> Iterator[Sample]:
+    """Yield the samples of a source's stretches; broken records are left out, if `errors` is "skip"."""
+    reader = bench.reader(recipe)
+    for stretch in stretches:
+        try:
+            for record in reader.records(stretch):
+                if not isinstance(record, RecordError):
+                    yield record
+                elif errors == "raise":
+                    raise record
+        except RecordError:
+            if errors == "raise":
+                raise
 
 
 def compare(
@@ -70,6 +72,7 @@ def compare(
     *,
     errors: Errors,
     in_step: bool,
+    is_ordered: bool = True,
 ) -> Tally:
     """Read two sources, and see that they hold equal samples in the same order.
 
@@ -83,10 +86,19 @@ def compare(
         errors: "skip" leaves out broken records of either.
         in_step: whether records of the same number are to be compared, so that parts can be read at once; else all are
             read in one go.
+        is_ordered: whether the order has to be the same; else checksums are compared.
 
     Raises:
         SourceError: they differ; the message says where.
     """
+    if not is_ordered:
+        tallies = [
+            _summed(recipe, layout, crew, report, errors)
+            for recipe, layout in ((one, one_layout), (other, other_layout))
+        ]
+        if tallies[0] != tallies[1]:
+            raise SourceError(f"{_name(one)} and {_name(other)} differ: they do not hold the same samples")
+        return tallies[0]
     total, most = one_layout.total, max(one_layout.total, other_layout.total)
     size = _RECORDS if in_step and total == other_layout.total else max(1, most)
     tasks = [
@@ -106,6 +118,36 @@ def compare(
         if words:
             raise SourceError(f"{_name(one)} and {_name(other)} differ: {words}")
         tally.add_tally(counted)
+    return tally
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sum:
+    """Read records for their checksum."""
+
+    number: int
+    recipe: Recipe
+    stretches: tuple[Stretch, ...]
+    errors: Errors
+
+    def run(self, bench: Bench) -> Tally:
+        """Return it."""
+        tally = Tally()
+        for sample in samples_of(bench, self.recipe, self.stretches, self.errors):
+            before = tally.nbytes
+            tally.add(sample)
+            bench.count(1, tally.nbytes - before)
+        return tally
+
+
+def _summed(recipe: Recipe, layout: Layout, crew: Crew, report: Report, errors: Errors) -> Tally:
+    tally = Tally()
+    tasks = [
+        Sum(number=number, recipe=recipe, stretches=layout.stretches(first, first + _RECORDS), errors=errors)
+        for number, first in enumerate(range(0, layout.total, _RECORDS))
+    ]
+    for _, one in crew.run(tasks, report):
+        tally.add_tally(one)
     return tally
 
 

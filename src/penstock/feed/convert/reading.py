@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -159,6 +160,12 @@ class Reader:
 def _close(records: Iterator[Any] | None) -> None:
     with contextlib.suppress(AttributeError):  # a generator has it, other iterators need not
         records.close()  # type: ignore[union-attr]
+
+
+def layout_of(recipe: Recipe, counts: tuple[int, ...]) -> Layout:
+    """Return the layout of files that have so many samples each."""
+    with closing(recipe.open()) as source:
+        return Layout((sum(counts),) if isinstance(source, Source) else counts)
 
 
 def declared(source: Source | Stream) -> Schema | None:

@@ -104,6 +104,7 @@ def _compared(recipe: Recipe, target: Target, errors: Errors, workers: int, mete
             meter,
             errors=errors,
             in_step=one.layout.total == other.layout.total and errors == "raise",
+            is_ordered=target.is_ordered(one.schema),
         )
     return Conversion(
         samples=tally.samples,

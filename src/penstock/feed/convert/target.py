@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from penstock.core.errors import OptionError, SourceError
 from penstock.feed.sources.formats import Format, named, of_path
+from penstock.feed.sources.sample import Schema
 from penstock.feed.sources.storage import is_remote, spelled_out
 
 
@@ -73,6 +74,10 @@ class Target:
     def partial(self) -> str:
         """The folder in which the work is done. Braces in its name would be spelled out when its files are read."""
         return self.path.translate(str.maketrans("{}", "()")) + ".partial"
+
+    def is_ordered(self, schema: Schema) -> bool:
+        """Say whether samples come back in the order in which they were written: pictures come class by class."""
+        return not (self.kind.name == "images" and "label" in schema)
 
     def names(self, count: int) -> list[str]:
         """Return the paths of `count` files.

@@ -17,7 +17,7 @@ from penstock.feed.convert.fingerprint import Fingerprint
 from penstock.feed.convert.journal import Journal
 from penstock.feed.convert.plan import Plan, contents, grouped, planned
 from penstock.feed.convert.progress import Meter
-from penstock.feed.convert.reading import Layout, Recipe
+from penstock.feed.convert.reading import Recipe, layout_of
 from penstock.feed.convert.segment import Count, Join, Prove, Write, Wrote, data_path
 from penstock.feed.convert.target import Target, nbytes_of
 from penstock.feed.sources.base import Source
@@ -120,11 +120,12 @@ class Work:
                 self._recipe,
                 result,
                 plan.layout,
-                Layout(counts),
+                layout_of(result, counts),
                 crew,
                 self._meter,
                 errors=self._errors,
                 in_step=not skipped,
+                is_ordered=self._target.is_ordered(plan.schema),
             )
         tally = Tally()
         for one in wrote:
