@@ -150,3 +150,81 @@ def test_tune_prints_the_line_to_paste_and_keeps_it(
     assert cli.main(["tune", "tunable:step"]) == 2
     assert cli.main(["tune", "tunable:loader", "--ram", "much"]) == 2
     assert "'much' is no size" in capsys.readouterr().err
+
+
+def test_convert_and_inspect_say_what_they_did(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.h5"
+    source.write_text("".join(json.dumps({"x": number, "t": "é"}) + "\n" for number in range(50)))
+    assert cli.main(["convert", str(source), str(out), "--fields", "label=x,t", "--verify", "--workers", "0"]) == 0
+    text = capsys.readouterr()
+    assert re.fullmatch(
+        rf"{re.escape(str(out))}: 50 samples, [\d.]+ KiB, in \d+\.\d s\n"
+        r"  verified: read again, and every sample is equal\n  sum-sha256:[0-9a-f]{64}\n",
+        text.out,
+    )
+    assert text.err == ""
+    assert cli.main(["convert", str(source), str(out)]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"penstock: {out} is there already; --overwrite (overwrite=True) replaces it at the end\n"
+    )
+    assert cli.main(["convert", str(source), str(out), "--overwrite", "--json", "--workers", "0"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "penstock.convert/1"
+    assert cli.main(["convert", str(source), str(out), "--overwrite", "--quiet", "--workers", "0"]) == 0
+    assert capsys.readouterr().out == ""
+    assert cli.main(["inspect", str(out), "--seconds", "0.01", "--samples", "1"]) == 0
+    text = capsys.readouterr()
+    assert "hdf5, 1 file" in text.out
+    assert "samples: 50" in text.out
+    assert "x  int64, 0 to 49, mean 24.5" in text.out
+    assert cli.main(["inspect", str(out), "--seconds", "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "penstock.inspect/1"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["convert", "nothing.jsonl", "out.h5"],
+        ["convert", "in.jsonl", "out.nothing"],
+        ["convert", "in.jsonl", "out.h5", "--to", "nothing"],
+        ["convert", "in.jsonl", "out.h5", "--fields", "a=,b"],
+        ["convert", "in.jsonl", "out.h5", "--fields", "nothing"],
+        ["convert", "in.jsonl", "out.h5", "--option", "nothing"],
+        ["convert", "in.jsonl", "out.h5", "--option", "nothing=1"],
+        ["convert", "in.jsonl", "out.h5", "--to-option", "nothing=1"],
+        ["convert", "in.jsonl", "out.h5", "--shard-size", "much"],
+        ["convert", "in.jsonl", "out.h5", "--workers", "-1"],
+        ["convert", "in.jsonl", "in.jsonl"],
+        ["inspect", "nothing.h5"],
+        ["inspect", "in.jsonl", "--format", "hdf5"],
+        ["inspect", "in.jsonl", "--option", "nothing=1"],
+        ["inspect", "in.jsonl", "--samples", "-1"],
+    ],
+)
+def test_what_cannot_be_converted_or_inspected_is_one_line_and_exit_code_2(
+    words: list[str], tmp_path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.jsonl").write_text('{"x": 1}\n')
+    assert cli.main(words) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_inspect_writes_pictures(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    from PIL import Image
+
+    for number in range(4):
+        Image.new("RGB", (40, 30), (number * 60, 0, 0)).save(tmp_path / f"{number}.png")
+    sheet = tmp_path / "sheet" / "of.png"
+    sheet.parent.mkdir()
+    assert cli.main(["inspect", str(tmp_path), "--seconds", "0", "--samples", "4", "--picture", str(sheet)]) == 0
+    assert f"the samples' images are in {sheet}" in capsys.readouterr().err
+    with Image.open(sheet) as image:
+        assert image.size > (384, 192)
+    (tmp_path / "in.jsonl").write_text('{"x": 1}\n')
+    assert (
+        cli.main(["inspect", str(tmp_path / "in.jsonl"), "--seconds", "0", "--picture", str(tmp_path / "no.png")]) == 0
+    )
+    assert "no sample has an image" in capsys.readouterr().err
+    assert not (tmp_path / "no.png").exists()

@@ -148,7 +148,8 @@ def test_a_contact_sheet_holds_all_and_is_written_and_drawn(tmp_path: Path) -> N
         200,
     ]
     save(sheet, str(tmp_path / "sheet.png"))
-    assert np.array_equal(np.asarray(Image.open(tmp_path / "sheet.png")), sheet)
+    with Image.open(tmp_path / "sheet.png") as written:
+        assert np.array_equal(np.asarray(written), sheet)
     rows = half_blocks(sheet, 28)
     assert (len(rows), len(rows[0])) == (9, 28)
     with pytest.raises(SourceError, match="cannot be written"):
