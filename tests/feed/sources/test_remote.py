@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
 import random
+import re
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import fsspec
@@ -81,10 +87,10 @@ def test_an_empty_file_is_empty(files: Files) -> None:
 
 def test_ranges_are_fetched_side_by_side_and_only_a_few_ahead(files: Files) -> None:
     with QUICK.open(f"{files.url}/a.bin") as file:
-        file.read(20_000 * 4)  # the reader has found its pace
+        file.read(20_001)  # the first range has been read
         files.together = threading.Barrier(4, action=lambda: setattr(files, "together", None))
         raw: Any = file.raw
-        assert file.read(20_000 * 5) == DATA[80_000:180_000]
+        assert file.read(20_000 * 5) == DATA[20_001:120_001]
         assert files.together is None, "four were waiting at the same time"
         assert len(raw._ranges) <= 1 + QUICK.ahead
 
@@ -258,13 +264,13 @@ def test_connections_are_kept_between_files_and_no_thread_of_fsspec_begins(files
 
 
 def test_a_missing_package_is_named_with_its_extra(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
+    monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(ExtraError, match=r'pip install "penstock\[s3\]"'):
         Storage().open("s3://bucket/a")
-    monkeypatch.setitem(__import__("sys").modules, "aiohttp", None)
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(ExtraError, match=r'pip install "penstock\[remote\]"'):
         Storage().open(f"{files.url}/a.bin")
-    monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
+    monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(ExtraError, match=r'pip install "penstock\[remote\]"'):
         Storage().nbytes("memory://a")
 
@@ -337,3 +343,79 @@ def test_workers_of_any_kind_read_remote_files(files: Files, loader: Any, contex
         batches = loader(slices, batch_size=2, num_workers=2, collate_fn=list, multiprocessing_context=context)
         assert b"".join(one for batch in batches for one in batch) == DATA
         assert open_in_the_parent.read() == DATA[30_000:]
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "import os; os.fork() or os._exit(0)"])
+def test_a_program_ends_quietly_with_a_file_open(files: Files, end: str) -> None:
+    script = f"""
+from penstock.feed.sources.storage import Storage
+file = Storage(range_nbytes=1000).open({files.url + "/a.bin"!r})
+file.read(5000)
+{end}
+"""
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-X", "dev", "-c", script], capture_output=True, text=True, timeout=60)
+    assert "Unclosed" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Task was destroyed" not in done.stderr
+    assert time.monotonic() - began < 30
+
+
+# ── hostile servers ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_server_that_answers_nonsense_gives_no_foreign_error(seed: int) -> None:
+    chance = random.Random(seed)
+    storage = Storage(retries=1, stall_s=0.3, timeout_s=2, range_nbytes=500)
+    with _Raw(chance).running() as port:
+        for _ in range(15):
+            with (
+                contextlib.suppress(SourceError),
+                storage.open(f"http://127.0.0.1:{port}/a") as file,
+            ):
+                assert file.read() == BODY
+
+
+BODY = DATA[:1000]
+
+
+class _Raw:
+    """A server whose answers are right but for some bytes of their heads."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+
+    @contextmanager
+    def running(self) -> Iterator[int]:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.settimeout(0.05)
+            ended = threading.Event()
+            thread = threading.Thread(target=self._serve, args=(server, ended))
+            thread.start()
+            try:
+                yield server.getsockname()[1]
+            finally:
+                ended.set()
+                thread.join()
+
+    def _serve(self, server: socket.socket, ended: threading.Event) -> None:
+        while not ended.is_set():
+            with contextlib.suppress(OSError):
+                connection, _ = server.accept()
+                with connection:
+                    connection.settimeout(0.5)
+                    self._answer(connection)
+
+    def _answer(self, connection: socket.socket) -> None:
+        question = connection.recv(65536)
+        wanted = re.search(rb"bytes=(\d+)-(\d+)", question)
+        start, end = (int(wanted[1]), int(wanted[2]) + 1) if wanted else (0, len(BODY))
+        end = min(end, len(BODY))
+        head = bytearray(
+            b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes %d-%d/%d\r\nContent-Length: %d\r\nETag: 1\r\n"
+            b"Connection: close\r\n\r\n" % (start, end - 1, len(BODY), end - start)
+        )
+        for _ in range(self._chance.choice([0, 0, 1, 3])):
+            head[self._chance.randrange(len(head))] = self._chance.randrange(256)
+        connection.sendall(bytes(head) + BODY[start:end])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -99,7 +100,7 @@ def test_braces_are_spelled_out() -> None:
 
 
 def test_braces_of_remote_files_are_never_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
+    monkeypatch.setitem(sys.modules, "fsspec", None)
     found = Storage().expand("s3://bucket/train-{000..127}.tar")
     assert len(found) == 128
     assert found[127] == "s3://bucket/train-127.tar"
@@ -198,14 +199,14 @@ def test_a_file_that_is_not_in_s3_is_missed_at_once(s3: Proxy) -> None:
 
 def test_credentials_that_are_wrong_or_missing_say_what_to_do(s3: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     s3.answer = lambda *_: (403, {}, b"<Error><Code>InvalidAccessKeyId</Code></Error>")  # type: ignore[method-assign]
-    with pytest.raises(SourceError, match="may not be read .*403.*AWS_PROFILE"):
+    with pytest.raises(SourceError, match=r"may not be read .*403.*AWS_PROFILE"):
         QUICK.open("s3://bucket/train/0.txt")
     assert len(s3.requests) == 1
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
-    with pytest.raises(SourceError, match="may not be read .*NoCredentialsError.*AWS_PROFILE"):
+    with pytest.raises(SourceError, match=r"may not be read .*NoCredentialsError.*AWS_PROFILE"):
         Storage(stall_s=1.0).open("s3://bucket/train/0.txt")
     assert len(s3.requests) == 1
 

@@ -1,7 +1,7 @@
 """A remote file, read in order: ranges of it are fetched side by side, ahead of the reader.
 
     ranges      of 8 MiB, at multiples of it; the reader gets the bytes of one as they come, not when it is whole
-    ahead       1, then 2, then 4 of them are under way while one is read: who looks at a header only fetches two
+    ahead       one more is under way while the first is read, and 4 after that: who looks at a header fetches two
     cut         an answer that ends early is asked for again from where it broke off
     failed      what may pass is tried again, see `Retries`; what will not is a `SourceError` at once
     changed     size and ETag (or time) are noted when it is opened: another version is an error, never a mixture
@@ -29,6 +29,7 @@ RANGE_NBYTES = 8 << 20
 AHEAD = 4
 _WITHOUT_RANGES_NBYTES = 256 << 20
 _PROGRESS_NBYTES = 64 << 10
+_MOMENT_S = 0.02
 
 _Result = TypeVar("_Result")
 _INHERITED: list[Any] = []
@@ -79,9 +80,15 @@ class _Range:
         self.start = start
         self.data = bytearray(end - start)
         self.filled = 0
+        self.wanted = 0
+        """What the reader waits for; it is not woken for less."""
         self.error: BaseException | None = None
         self.future: Future[None] | None = None
         self._arrived = arrived
+
+    def is_ready(self) -> bool:
+        """Say whether what is wanted has come, or never will."""
+        return self.filled >= self.wanted or self.error is not None
 
     def add(self, piece: bytes) -> None:
         """Take what has come; anything beyond the range is left out."""
@@ -89,7 +96,8 @@ class _Range:
         self.data[self.filled : self.filled + count] = piece[:count]
         with self._arrived:
             self.filled += count
-            self._arrived.notify_all()
+            if self.filled >= self.wanted or self.filled == len(self.data):
+                self._arrived.notify_all()
 
     def end(self, future: Future[None]) -> None:
         """Take note that no more will come."""
@@ -137,7 +145,7 @@ class RemoteFile(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer` with what has come, and wait only if nothing has.
+        """Fill `buffer`; with less at the end of a range, before an error, and where more does not come at once.
 
         Raises:
             SourceError: it could not be read, or is not what it was.
@@ -150,7 +158,10 @@ class RemoteFile(io.RawIOBase):
         here = self._fetched(self._position // self._range_nbytes)
         offset = self._position - here.start
         with self._arrived:
-            self._arrived.wait_for(lambda: here.filled > offset or here.error is not None)
+            here.wanted = min(offset + len(view), len(here.data))
+            if not self._arrived.wait_for(here.is_ready, _MOMENT_S):
+                here.wanted = offset + 1
+                self._arrived.wait_for(here.is_ready)
         if here.filled <= offset:
             self._drop(lambda _: True)
             raise here.error or SourceError(f"{shown(self._url)}: a range ended early")
@@ -183,7 +194,7 @@ class RemoteFile(io.RawIOBase):
             _INHERITED.append((self._line, self._ranges))
             self._line, self._ranges, self._arrived = hold(), {}, threading.Condition()
         if number == self._last + 1:
-            self._reach = min(2 * self._reach, self._ahead)
+            self._reach = self._ahead
         elif number not in self._ranges:
             self._reach = min(1, self._ahead)
         self._last = number
