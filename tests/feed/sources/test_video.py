@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import penstock
 from penstock.core.errors import OptionError, RecordError, SourceError
@@ -133,16 +134,20 @@ def test_frames_at_any_times_are_found_and_tell_them(tmp_path: Path) -> None:
     source.close()
 
 
-def test_a_size_is_scaled_to_cover_and_the_middle_cut_out(tmp_path: Path) -> None:
+def test_a_size_is_resize_and_center_crop_of_torchvision_within_1(tmp_path: Path) -> None:
     path = record(tmp_path / "a.mp4", shape=(96, 160))
-    with av.open(str(path)) as container:
-        frame = next(container.decode(video=0))
-        scaled = frame.reformat(width=80, height=48, format="rgb24", interpolation="BILINEAR").to_ndarray()
+    whole, _ = decoded(path)
+    first = Image.fromarray(whole[0].transpose(1, 2, 0))
+    covering = np.asarray(first.resize((80, 48), Image.Resampling.BILINEAR))[:, 16:64].transpose(2, 0, 1)
+    stretched = np.asarray(first.resize((32, 40), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
     source = clips(path, frames=2, size=48)
-    np.testing.assert_array_equal(source[0]["video"][0], scaled[:, 16:64].transpose(2, 0, 1))
-    assert source.schema["video"].words() == "uint8[2, 3, 48, 48]"
-    assert clips(path, frames=2).schema["video"].words() == "uint8[2, 3, ?, ?]"
+    assert np.abs(source[0]["video"][0].astype(int) - covering).max() <= 1
     source.close()
+    source = clips(path, frames=2, size=(40, 32), resize="stretch")
+    assert np.abs(source[0]["video"][0].astype(int) - stretched).max() <= 1
+    source.close()
+    assert source.schema["video"].words() == "uint8[2, 3, 40, 32]"
+    assert clips(path, frames=2).schema["video"].words() == "uint8[2, 3, ?, ?]"
 
 
 # ── folders, fields, loaders ────────────────────────────────────────────────────────────────────────────────
@@ -262,7 +267,7 @@ def test_no_clips_at_all_and_numbers_that_cannot_be_are_errors(tmp_path: Path) -
     path = record(tmp_path / "a.mp4", count=5)
     with pytest.raises(SourceError, match="6 frames"):
         clips(path, frames=6)
-    for options in ({"frames": 0}, {"stride": 0}, {"step": 0}, {"size": 0}):
+    for options in ({"frames": 0}, {"stride": 0}, {"step": 0}, {"size": 0}, {"resize": "fit"}):
         with pytest.raises(OptionError):
             clips(path, **options)
 

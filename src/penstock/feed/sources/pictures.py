@@ -185,27 +185,23 @@ def sides(size: Size) -> tuple[int, int]:
     return height, width
 
 
-def covering(whole: tuple[int, int], wanted: tuple[int, int]) -> tuple[int, int]:
-    """Return the height and width to which `whole` is brought to cover `wanted`, to the pixel as torchvision's Resize.
+def resized(pixels: np.ndarray, crop: Crop, wanted: tuple[int, int] | None, resize: Resize) -> np.ndarray:
+    """Return a part of height x width x 3 pixels, brought to the size that is wanted, as 3 x height x width.
 
-    >>> covering((375, 500), (224, 224))
-    (224, 298)
+    >>> resized(np.zeros((375, 500, 3), np.uint8), (0, 0, 375, 500), (224, 224), "cover").shape
+    (3, 224, 224)
     """
-    height, width = wanted
-    if height * whole[1] >= width * whole[0]:
-        width = max(width, int(height * whole[1] / whole[0]))
-    else:
-        height = max(height, int(width * whole[0] / whole[1]))
-    return height, width
-
-
-def middle(whole: tuple[int, int], wanted: tuple[int, int]) -> tuple[int, int]:
-    """Return top and left of the middle of `whole`, as torchvision's CenterCrop.
-
-    >>> middle((224, 298), (224, 224))
-    (0, 37)
-    """
-    return round((whole[0] - wanted[0]) / 2), round((whole[1] - wanted[1]) / 2)
+    top, left, rows, columns = crop
+    part = pixels[top : top + rows, left : left + columns].transpose(2, 0, 1)
+    if wanted is None or wanted == (rows, columns):
+        return part
+    height, width = _covering((rows, columns), wanted) if resize == "cover" else wanted
+    if (height, width) != (rows, columns):
+        batch = torch.from_numpy(part)[None]  # channels last, which torch has vector code for
+        batch = torch.nn.functional.interpolate(batch, size=(height, width), mode="bilinear", antialias=True)
+        part = batch[0].numpy()
+    top, left = round((height - wanted[0]) / 2), round((width - wanted[1]) / 2)  # as torchvision's CenterCrop
+    return part[:, top : top + wanted[0], left : left + wanted[1]]
 
 
 # ── decoders ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -230,7 +226,7 @@ def _by_turbo(
         raise
     except (ValueError, MemoryError):
         return None
-    return _brought(pixels, _scaled(crop, (height, width), pixels.shape), wanted, resize)
+    return resized(pixels, _scaled(crop, (height, width), pixels.shape), wanted, resize)
 
 
 def _by_pillow(
@@ -243,7 +239,7 @@ def _by_pillow(
             shrink = _shrink(wanted, crop)
             picture.draft(None, (width // shrink, height // shrink))
         pixels = np.array(_rgb(picture))  # writable, as asarray's would not be
-    return _brought(pixels, _scaled(crop, (height, width), pixels.shape), wanted, resize)
+    return resized(pixels, _scaled(crop, (height, width), pixels.shape), wanted, resize)
 
 
 @functools.cache
@@ -342,19 +338,11 @@ def _scaled(crop: Crop, whole: tuple[int, int], decoded: tuple[int, ...]) -> Cro
     return top, left, bottom - top, right - left
 
 
-def _brought(pixels: np.ndarray, crop: Crop, wanted: tuple[int, int] | None, resize: Resize) -> np.ndarray:
-    """Return a part of height x width x 3 pixels, brought to the size that is wanted, as 3 x height x width."""
-    top, left, rows, columns = crop
-    part = pixels[top : top + rows, left : left + columns].transpose(2, 0, 1)
-    if wanted is None or wanted == (rows, columns):
-        return part
-    height, width = covering((rows, columns), wanted) if resize == "cover" else wanted
-    if (height, width) != (rows, columns):
-        batch = torch.from_numpy(part)[None]
-        part = (
-            torch.nn.functional.interpolate(batch, size=(height, width), mode="bilinear", antialias=True)
-            .squeeze(0)
-            .numpy()
-        )
-    top, left = middle((height, width), wanted)
-    return part[:, top : top + wanted[0], left : left + wanted[1]]
+def _covering(whole: tuple[int, int], wanted: tuple[int, int]) -> tuple[int, int]:
+    """Return the height and width that cover `wanted` in the shape of `whole`: those of torchvision's Resize."""
+    height, width = wanted
+    if height * whole[1] >= width * whole[0]:
+        width = max(width, int(height * whole[1] / whole[0]))
+    else:
+        height = max(height, int(width * whole[0] / whole[1]))
+    return height, width

@@ -1,6 +1,6 @@
 """Videos: clips of a few frames each, found by an index of every file's frames, decoded by ffmpeg (the package av).
 
-    video       uint8 (frames, 3, height, width): red, green, blue, as ffmpeg's swscale makes them
+    video       uint8 (frames, 3, height, width): red, green, blue, as ffmpeg's swscale makes them; resized as pictures
     label       the number of the class folder, as of pictures; not there without class folders
     start       the time of the first frame in seconds, as the file counts it
     path        the file's path, if it is asked for by name
@@ -22,7 +22,6 @@ import copy
 import os
 import threading
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -36,7 +35,7 @@ from penstock.core.errors import OptionError, PenstockError, RecordError, Source
 from penstock.feed.sources.base import PerProcess, Source
 from penstock.feed.sources.class_folders import ClassFolders, Paths
 from penstock.feed.sources.extras import need
-from penstock.feed.sources.pictures import Size, covering, middle, sides
+from penstock.feed.sources.pictures import Resize, Size, resized, sides
 from penstock.feed.sources.sample import Errors, Field, Sample, Schema, Selection
 from penstock.feed.sources.storage import Storage
 
@@ -64,6 +63,7 @@ def opened(
     stride: int = 1,
     step: int | None = None,
     size: Size | None = None,
+    resize: Resize = "cover",
     labels: bool | None = None,
     max_pixels: int = MAX_PIXELS,
     max_record_nbytes: int = 1 << 30,
@@ -79,7 +79,8 @@ def opened(
         stride: from one frame of a clip to its next; 1 takes each.
         step: frames from the beginning of a clip to that of the next; frames * stride where it is None, so that clips
             follow each other.
-        size: of every frame: (height, width), or one number. The shorter side is brought to it and the middle cut out.
+        size: of every frame: (height, width), or one number; None leaves each video its own.
+        resize: "cover" (torchvision's Resize and CenterCrop) or "stretch", see `pictures.decode`.
         labels: whether class folders make labels; None for where there are some.
         max_pixels: of one frame, as it lies in the file.
         max_record_nbytes: of one clip.
@@ -92,6 +93,8 @@ def opened(
     step = frames * stride if step is None else step
     if frames < 1 or stride < 1 or step < 1:
         raise OptionError(f"frames={frames}, stride={stride} and step={step} have to be 1 or more")
+    if resize not in ("cover", "stretch"):
+        raise OptionError(f"resize={resize!r} is neither 'cover' nor 'stretch'")
     wanted = None if size is None else sides(size)
     if wanted is not None and frames * 3 * wanted[0] * wanted[1] > max_record_nbytes:
         raise OptionError(f"{frames} frames of {wanted} pixels are more than {max_record_nbytes} bytes")
@@ -110,6 +113,7 @@ def opened(
         np.arange(frames) * stride,
         step,
         size=wanted,
+        resize=resize,
         storage=storage,
         limits=(max_pixels, max_record_nbytes),
     )
@@ -214,6 +218,7 @@ class Clips(Source):
         step: int,
         *,
         size: tuple[int, int] | None,
+        resize: Resize,
         storage: Storage,
         limits: tuple[int, int],
     ) -> None:
@@ -226,6 +231,7 @@ class Clips(Source):
         self._offsets = offsets
         self._step = step
         self._size = size
+        self._resize: Resize = resize
         self._storage = storage
         self._max_pixels, self._max_record_nbytes = limits
         counts = [max(0, (len(film.names) - int(offsets[-1]) - 1) // step + 1) for film in films]
@@ -295,9 +301,9 @@ class Clips(Source):
     def _video(self, path: str, film: _Film, wanted: list[int], index: int) -> np.ndarray:
         players = self._players.get()
         with _broken(path, index):
-            player = players.take(path) or _Player(self._storage.local(path), film, self._max_pixels)
+            player = players.take(path, wanted[0]) or _Player(self._storage.local(path), film, self._max_pixels)
             try:
-                canvas = _Canvas(len(wanted), self._size, self._max_record_nbytes)
+                canvas = _Canvas(len(wanted), self._size, self._resize, self._max_record_nbytes)
                 if not player.play(wanted, canvas.put):
                     raise RecordError(path, -1, index, "frames that the file tells of cannot be decoded")
             except BaseException:
@@ -310,9 +316,10 @@ class Clips(Source):
 class _Canvas:
     """Takes frames, and makes one array of them."""
 
-    def __init__(self, frames: int, size: tuple[int, int] | None, max_nbytes: int) -> None:
+    def __init__(self, frames: int, size: tuple[int, int] | None, resize: Resize, max_nbytes: int) -> None:
         self._frames = frames
         self._size = size
+        self._resize: Resize = resize
         self._max_nbytes = max_nbytes
         self._reformatter = need("av.video.reformatter", "video").VideoReformatter()
         self._whole: tuple[int, int] = (0, 0)
@@ -329,11 +336,8 @@ class _Canvas:
             self._made = np.empty(shape, np.uint8)
         if self._size is None and whole != self._whole:
             raise ValueError(f"a frame has {whole} pixels, and the clip's first {self._whole}; say size=")
-        size = self._size or whole
-        height, width = covering(whole, size)
-        drawn = self._reformatter.reformat(frame, width, height, "rgb24", interpolation="BILINEAR").to_ndarray()
-        top, left = middle((height, width), size)
-        self._made[number] = drawn[top : top + size[0], left : left + size[1]]
+        pixels = self._reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
+        self._made[number] = resized(pixels, (0, 0, *whole), self._size, self._resize).transpose(1, 2, 0)
 
     def video(self) -> np.ndarray:
         """Return the frames, (frames, 3, height, width)."""
@@ -376,6 +380,10 @@ class _Player:
                     return True
         self._begin()
         return self._found(wanted, put)
+
+    def closeness(self, first: int) -> float:
+        """Return how close this is before a frame, the more the closer; least where it is behind it."""
+        return self._last - first if self._last is not None and self._last < first else -float("inf")
 
     def close(self) -> None:
         """Close the file."""
@@ -437,29 +445,30 @@ class _Players:
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._idle: OrderedDict[tuple[str, int], _Player] = OrderedDict()
-        self._given = 0
+        self._idle: list[tuple[str, _Player]] = []
 
-    def take(self, path: str) -> _Player | None:
-        """Return a player of this file that nobody uses, if there is one."""
+    def take(self, path: str, first: int) -> _Player | None:
+        """Return a player of this file that nobody uses, the one closest before a frame; None if there is none."""
         with self._lock:
-            key = next((key for key in self._idle if key[0] == path), None)
-            return None if key is None else self._idle.pop(key)
+            own = [number for number, (other, _) in enumerate(self._idle) if other == path]
+            if not own:
+                return None
+            best = max(own, key=lambda number: self._idle[number][1].closeness(first))
+            return self._idle.pop(best)[1]
 
     def give(self, path: str, player: _Player) -> None:
         """Keep a player for the next clip."""
         with self._lock:
-            self._given += 1
-            self._idle[path, self._given] = player
-            oldest = self._idle.popitem(last=False)[1] if len(self._idle) > self._most else None
+            self._idle.append((path, player))
+            oldest = self._idle.pop(0)[1] if len(self._idle) > self._most else None
         if oldest is not None:
             oldest.close()
 
     def close(self) -> None:
         """Close all of them."""
         with self._lock:
-            players, self._idle = list(self._idle.values()), OrderedDict()
-        for player in players:
+            players, self._idle = self._idle, []
+        for _, player in players:
             player.close()
 
 
