@@ -127,7 +127,8 @@ def _reader(field: Any) -> _Reader | str:
     pa = need("pyarrow", "parquet")
     type, metadata = field.type, field.metadata or {}
     if isinstance(type, pa.BaseExtensionType):
-        made = _reader(pa.field("", type.storage_type, metadata={**metadata, _EXTENSION: type.extension_name.encode()}))
+        metadata |= {_EXTENSION: type.extension_name.encode(), _EXTENSION_METADATA: str(type).encode()}
+        made = _reader(pa.field("", type.storage_type, metadata=metadata))
         if isinstance(made, str):
             return made
         if isinstance(type, pa.FixedShapeTensorType):
@@ -164,7 +165,7 @@ def _own(type: Any, metadata: dict[bytes, bytes]) -> _Reader | str:
     if found is not None:
         field = Field("array", found[1], tuple(None if size == "?" else int(size) for size in found[2].split(", ")))
     if need("pyarrow", "parquet").types.is_struct(type):
-        if b'"permutation"' in metadata.get(_EXTENSION_METADATA, b""):
+        if b"permutation" in metadata.get(_EXTENSION_METADATA, b""):
             return "it is a tensor whose axes are permuted"
         made = _own_shaped(type, field)
     else:
@@ -345,10 +346,7 @@ class _Spans(Column):
         count = len(array) + 1 if len(array) else 0
         start = array.offset * dtype.itemsize
         self._offsets = np.frombuffer(offsets if offsets is not None else b"", dtype, count, start if count else 0)
-        if count and (
-            self._offsets[0] < 0 or (np.diff(self._offsets) < 0).any() or self._offsets[-1] > len(self._data)
-        ):
-            raise SourceError("a column's values lie outside of its bytes")
+        _check_offsets(self._offsets, len(self._data))
 
     def raw(self, row: int) -> memoryview:
         """Return a view of a row's bytes."""
@@ -372,6 +370,9 @@ class _Coded(Column):
         super().__init__(_valid(array))
         self._entries = make(array.dictionary)
         self._numbers = _flat(array.indices, _number(array.type.index_type))
+        there = self._numbers if self.valid is None else self._numbers[self.valid]
+        if there.size and not (0 <= int(there.min()) and int(there.max()) < len(array.dictionary)):
+            raise SourceError(f"a column has entries outside of its dictionary of {len(array.dictionary)}")
 
     def value(self, row: int) -> Any:
         """Return the entry."""
@@ -398,6 +399,7 @@ class _Level:
         if need("pyarrow", "parquet").types.is_fixed_size_list(array.type):
             return cls(None, array.type.list_size, array.offset, _valid(array.values))
         offsets = array.offsets.to_numpy() if len(array) else np.zeros(1, np.int32)
+        _check_offsets(offsets, len(array.values))
         return cls(offsets, 0, 0, _valid(array.values))
 
     def within(self, first: int, last: int) -> tuple[int, int, int]:
@@ -465,6 +467,12 @@ class _Shaped(Column):
         if any(one not in (None, other) for one, other in zip(self._field.shape, shape, strict=True)):
             raise SourceError(f"its shape is {shape}, and it should be {self._field.words()}")
         return values.reshape(shape)
+
+
+def _check_offsets(offsets: np.ndarray, end: int) -> None:
+    """Raise SourceError unless offsets ascend, and end where what they point to does, or before."""
+    if offsets.size and (offsets[0] < 0 or (offsets[1:] < offsets[:-1]).any() or offsets[-1] > end):
+        raise SourceError("a column's values lie outside of what holds them")
 
 
 def _checked(values: np.ndarray) -> np.ndarray:

@@ -27,7 +27,8 @@ __all__ = ["ParquetSource", "Writer", "joined", "opened", "unfit"]
 _TAIL_NBYTES = 64 << 10
 _MOST_FOOTER_NBYTES = 256 << 20
 _PIECE_NBYTES = 16 << 20
-_PIECE_ROWS = 1 << 16
+_FEWEST_ROWS, _MOST_ROWS = 16, 4096
+"""Of a row group, that are unpacked at once: each of them may be as large as its column's dictionary."""
 
 
 def opened(
@@ -63,8 +64,6 @@ def opened(
             first = 0
             for number in range(metadata.num_row_groups):
                 rows = metadata.row_group(number).num_rows
-                if rows < 0:
-                    raise SourceError(f"{path}: row group {number} has {rows} rows")
                 groups.append(Group(file, number, first, rows))
                 first += rows
     return ParquetSource(paths, groups, schemas, fields, options, storage)
@@ -96,7 +95,11 @@ class ParquetSource(TableSource):
             metadata = footers[path] = footer(self._storage, path)
         there = leaves(self._schemas[group.file])
         columns = [".".join(leaf.path) for name in names if not isinstance(leaf := there[name], str)]
-        rows = self._checked(metadata.row_group(group.number), self._storage.nbytes(path))
+        row_group = metadata.row_group(group.number)
+        nbytes, limit = row_group.total_byte_size, self._options.max_group_nbytes
+        if not 0 <= nbytes <= limit:
+            raise SourceError(f"a row group has {nbytes} bytes unpacked; max_group_nbytes is {limit}")
+        rows = min(_MOST_ROWS, max(_FEWEST_ROWS, _PIECE_NBYTES * row_group.num_rows // max(1, nbytes)))
         with parquet.ParquetFile(self._storage.local(path), metadata=metadata, page_checksum_verification=True) as file:
             yield from file.iter_batches(rows, row_groups=[group.number], columns=columns, use_threads=False)
 
@@ -104,33 +107,6 @@ class ParquetSource(TableSource):
         """Let go of what this process keeps."""
         self._footers.close()
         super().close()
-
-    def _checked(self, group: Any, file_nbytes: int) -> int:
-        """Return how many rows to unpack at a time.
-
-        Raises:
-            SourceError: what the footer says of a row group cannot be, or is more than `max_group_nbytes`.
-        """
-        limit = self._options.max_group_nbytes
-        if group.total_byte_size > limit:
-            raise SourceError(f"a row group has {group.total_byte_size} bytes; max_group_nbytes is {limit}")
-        rows: int = max(
-            1, min(group.num_rows, _PIECE_ROWS, group.num_rows * _PIECE_NBYTES // max(1, group.total_byte_size))
-        )
-        for number in range(group.num_columns):
-            column = group.column(number)
-            begins = [column.data_page_offset]
-            if column.has_dictionary_page and column.dictionary_page_offset is not None:
-                begins.append(column.dictionary_page_offset)
-                if column.physical_type == "BYTE_ARRAY":  # each row may be all of the dictionary
-                    rows = max(1, min(rows, limit // max(1, column.total_uncompressed_size)))
-            packed, unpacked = column.total_compressed_size, column.total_uncompressed_size
-            if min(begins) < 4 or packed < 0 or min(begins) + packed > file_nbytes or not 0 <= unpacked <= limit:
-                raise SourceError(
-                    f"column {column.path_in_schema!r} has {packed} bytes from byte {min(begins)} on, {unpacked} "
-                    f"unpacked; the file has {file_nbytes} and max_group_nbytes is {limit}"
-                )
-        return rows
 
 
 def footer(storage: Storage, path: str) -> Any:

@@ -29,6 +29,8 @@ HELD_NBYTES = 512 << 20
 MOST_GROUP_NBYTES = 2 << 30
 """Of a group that is unpacked."""
 
+_MOST_ROWS = 1 << 48
+
 
 @contextmanager
 def translated(path: str, what: str = "it cannot be read") -> Iterator[None]:
@@ -103,6 +105,8 @@ class TableSource(Source):
         self.where = paths[0] if len(paths) == 1 else f"{paths[0]} and others"
         self._paths = tuple(paths)
         self._groups = tuple(group for group in groups if group.rows)
+        if any(group.rows < 0 for group in groups) or sum(group.rows for group in groups) > _MOST_ROWS:
+            raise SourceError(f"{self.where}: it says that it has {sum(group.rows for group in groups)} rows")
         self._schemas = tuple(schemas)
         self._selection = fields
         self._options = options
@@ -221,7 +225,8 @@ def chosen(paths: Sequence[str], schemas: Sequence[Any], fields: Selection) -> t
     names: dict[str, str] = {}
     found: Schema = {}
     for path, schema in zip(paths, schemas, strict=True):
-        there = leaves(schema)
+        with translated(path):
+            there = leaves(schema)
         names = fields.names(there, path)
         for name, inner in names.items():
             leaf = there[inner]
