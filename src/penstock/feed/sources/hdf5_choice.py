@@ -13,7 +13,7 @@ from penstock.feed.sources.sample import Selection
 Describe = Callable[[str, Any], dict[str, Column]]
 """Given a name and h5py's dataset (or group of ragged arrays), returns the fields that it is."""
 
-_MOST_DATASETS = 10_000
+_MOST_OBJECTS = 10_000
 
 
 def chosen(group: Any, fields: Selection, describe: Describe) -> dict[str, Column]:
@@ -67,22 +67,27 @@ def _dataset(group: Any, name: str) -> Any:
 
 
 def _all(group: Any) -> dict[str, Any]:
-    """Return the datasets that have rows, and the groups of ragged arrays, by their paths in the group."""
+    """Return the datasets that have rows, and the groups of ragged arrays, by their paths in the group.
+
+    Group by group: the library's own walk, `visititems`, crashes on some files that are corrupt (HDF5 2.0.0).
+    """
     h5py = need("h5py", "hdf5")
     found: dict[str, Any] = {}
-    ragged: list[str] = []
-
-    def see(name: str, one: Any) -> bool | None:
-        if isinstance(one, h5py.Group) and RAGGED in one.attrs:
-            ragged.append(f"{name}/")
-            found[name] = one
-        elif isinstance(one, h5py.Dataset) and one.shape:
-            found[name] = one
-        return True if len(found) > _MOST_DATASETS else None
-
-    if group.visititems(see):
-        raise SourceError(f"{_where(group)} has more than {_MOST_DATASETS} datasets; choose some with fields=")
-    return {name: one for name, one in found.items() if not name.startswith(tuple(ragged))}
+    seen = 0
+    groups = [("", group)]
+    for prefix, here in groups:
+        for name in here:
+            seen += 1
+            if seen > _MOST_OBJECTS:  # or a link that leads back
+                raise SourceError(f"{_where(group)} has more than {_MOST_OBJECTS} objects; choose some with fields=")
+            if not isinstance(here.get(name, getlink=True), h5py.HardLink):
+                continue
+            one = here[name]
+            if isinstance(one, h5py.Group) and RAGGED not in one.attrs:
+                groups.append((f"{prefix}{name}/", one))
+            elif isinstance(one, h5py.Group) or (isinstance(one, h5py.Dataset) and one.shape):
+                found[prefix + name] = one
+    return found
 
 
 def _of_one_length(there: dict[str, Any], where: str) -> dict[str, Any]:
