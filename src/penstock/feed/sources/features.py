@@ -33,6 +33,7 @@ MARK = "__penstock__"
 """The feature that says what the others are."""
 
 _SHAPE = "/shape"
+_NATIVE: dict[str, np.dtype] = {"f": np.dtype(np.float32), "i": np.dtype(np.int64)}
 _DTYPES = {np.dtype(code).name: np.dtype(code) for code in "?bBhHiIqQefdgFDG"}
 _MOST_DIMENSIONS = 64
 
@@ -64,7 +65,7 @@ def natural(values: Values, *, is_text: bool = False, is_array: bool = False) ->
     (np.int64(7), array([7]), 'cat')
     """
     if isinstance(values, np.ndarray):
-        return values[0] if len(values) == 1 and not is_array else values.astype(values.dtype.newbyteorder("="))
+        return values[0] if len(values) == 1 and not is_array else values.astype(_NATIVE[values.dtype.kind])
     if values and isinstance(values[0], bytes):
         found = [_decoded(value) for value in values] if is_text else values
         return found[0] if len(found) == 1 and not is_array else found

@@ -20,6 +20,7 @@ import shutil
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -101,6 +102,11 @@ class Parse:
     arrays: frozenset[str] = frozenset()
     sequence: bool = False
 
+    @cached_property
+    def _wanted(self) -> frozenset[str] | None:
+        chosen = self.fields.chosen
+        return None if chosen is None else companions([name for _, name in chosen])
+
     def sample(self, record: bytes) -> Sample:
         """Return a record's sample.
 
@@ -109,8 +115,7 @@ class Parse:
         """
         if self.raw:
             return {"record": record}
-        chosen = self.fields.chosen
-        wanted = None if chosen is None else companions([name for _, name in chosen])
+        chosen, wanted = self.fields.chosen, self._wanted
         features = parsed(record, wanted)
         try:
             if MARK in features:
