@@ -1,7 +1,8 @@
 """The maker: indices → samples → a batch in a room. The same code runs in every body.
 
 What it does to a dataset is what torch's fetchers do: `__getitems__` when there is one, else `__getitem__` per index,
-`next` for iterable datasets, and the collate function once per batch.
+`next` for iterable datasets, and the collate function once per batch. A collate function that has a method
+`collate_into(samples, room)` is given the room, and writes the batch there itself (see `PadCollate`).
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from torch.utils.data import default_collate
 
 from penstock.core.batch import BatchSpec, ColumnSpec
 from penstock.feed.collate import BatchWriter, collate_samples, room_needed
-from penstock.feed.transport.room import Room
+from penstock.feed.transport.room import NoRoomError, Room
 
 Tick = Callable[[int], None]
 """Called with the row before each sample is made; may raise to abandon the batch."""
+
+Enlarge = Callable[[int], Room]
+"""Called with the bytes that a batch needs, when its room is too small; returns one of that size."""
 
 
 class Skip:
@@ -103,6 +107,7 @@ class BatchMaker:
         self._job = job
         self._getitems = getattr(job.dataset, "__getitems__", None)
         self._by_rows = job.auto_collation and job.collate_fn is default_collate
+        self._collate_into = getattr(job.collate_fn, "collate_into", None)
         self._stream: Iterator[Any] = iter(())
         self._ended = False
         self._position = 0
@@ -123,7 +128,7 @@ class BatchMaker:
         *,
         tick: Tick | None = None,
         part: Part | None = None,
-        enlarge: Callable[[int], Room] | None = None,
+        enlarge: Enlarge | None = None,
     ) -> Made:
         """Make the batch of `indices`, or the `part` of it that they are, in `room` where that pays.
 
@@ -137,7 +142,7 @@ class BatchMaker:
         if not self._job.auto_collation:
             self._make_one(indices, made, tick)
         elif self._getitems is not None and not self._job.iterable:
-            self._make_bulk(indices, made, tick)
+            self._make_bulk(indices, made, tick, enlarge)
         else:
             self._make_rows(indices, made, tick, part, enlarge)
         made.collate_ns = time.perf_counter_ns() - began - made.fetch_ns
@@ -160,7 +165,7 @@ class BatchMaker:
 
     # ── a whole batch in one call of the dataset ────────────────────────────────────────────────────────────
 
-    def _make_bulk(self, indices: Sequence[Any], made: Made, tick: Tick | None) -> None:
+    def _make_bulk(self, indices: Sequence[Any], made: Made, tick: Tick | None, enlarge: Enlarge | None) -> None:
         if tick is not None:
             tick(0)
         began = time.perf_counter_ns()
@@ -171,7 +176,7 @@ class BatchMaker:
                 raise
             samples = self._fetch(indices, made, tick)
         made.fetch_ns = time.perf_counter_ns() - began
-        self._collate(samples, made)
+        self._collate(samples, made, 0, enlarge)
 
     # ── sample by sample ────────────────────────────────────────────────────────────────────────────────────
 
@@ -181,7 +186,7 @@ class BatchMaker:
         made: Made,
         tick: Tick | None,
         part: Part | None,
-        enlarge: Callable[[int], Room] | None,
+        enlarge: Enlarge | None,
     ) -> None:
         head = self._timed_fetch(indices[:1], 0, made, tick)
         made.samples = len(head)
@@ -190,7 +195,7 @@ class BatchMaker:
         writer = self._begin(head, len(indices), made, part, enlarge)
         if writer is None:
             rest = self._timed_fetch(indices[1:], 1, made, tick)
-            self._finish_list([*head, *rest], len(indices), made, part)
+            self._finish_list([*head, *rest], len(indices), made, part, enlarge)
             return
         writer.add(head[0])
         for row in range(1, len(indices)):
@@ -208,7 +213,7 @@ class BatchMaker:
         count: int,
         made: Made,
         part: Part | None,
-        enlarge: Callable[[int], Room] | None,
+        enlarge: Enlarge | None,
     ) -> BatchWriter | None:
         """See to room for the batch that begins with `head`; return a writer for it where writing row by row pays."""
         if not (self._by_rows and head and made.room is not None):
@@ -247,25 +252,36 @@ class BatchMaker:
                 made.samples = wanted
             made.batch = writer.finish()
 
-    def _finish_list(self, samples: list[Any], wanted: int, made: Made, part: Part | None) -> None:
+    def _finish_list(
+        self, samples: list[Any], wanted: int, made: Made, part: Part | None, enlarge: Enlarge | None
+    ) -> None:
         if part is not None:
             made.samples = len(samples)
             made.part = ColumnSpec(0), [samples]
         elif self._is_dropped(len(samples), wanted):
             made.ended = True
         else:
-            self._collate(samples, made, wanted)
+            self._collate(samples, made, wanted, enlarge)
 
     def _is_dropped(self, got: int, wanted: int) -> bool:
         return self._job.iterable and self._job.drop_last and self._ended and got < wanted
 
-    def _collate(self, samples: list[Any], made: Made, wanted: int = 0) -> None:
+    def _collate(self, samples: list[Any], made: Made, wanted: int, enlarge: Enlarge | None) -> None:
         if not samples:
             raise NothingLeftError(made)
         if len(samples) < wanted and self._job.keep_batch_size and not self._ended:
             samples = list(itertools.islice(itertools.cycle(samples), wanted))
         made.samples = len(samples)
-        made.batch = collate_samples(samples, made.room) if self._by_rows else self._job.collate_fn(samples)
+        if self._by_rows:
+            made.batch = collate_samples(samples, made.room)
+        elif self._collate_into is not None and made.room is not None and enlarge is not None:
+            try:
+                made.batch = self._collate_into(samples, made.room)
+            except NoRoomError as error:
+                made.room = enlarge(error.needed)
+                made.batch = self._collate_into(samples, made.room)
+        else:
+            made.batch = self._job.collate_fn(samples)
 
     # ── samples under the error policy ──────────────────────────────────────────────────────────────────────
 
