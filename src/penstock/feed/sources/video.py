@@ -188,14 +188,14 @@ def _by_packets(container: Any, stream: Any) -> _Film | None:
     names: list[int] = []
     keys: list[int] = []
     for packet in container.demux(stream):
-        if not packet.size or packet.is_discard:
+        if not packet.size:
             continue
         if packet.pts is None or len(names) >= _MAX_FRAMES:
             return None
-        if packet.is_keyframe:
+        if packet.is_keyframe and not (keys and packet.is_discard):
             keys.append(packet.pts)
-        if keys and packet.pts >= keys[0]:  # what lies before the first keyframe cannot be decoded
-            names.append(packet.pts)
+        if keys and packet.pts >= keys[0] and not packet.is_discard:  # before the first keyframe none can be decoded,
+            names.append(packet.pts)  # and an edit list cuts out what it discards
     ordered = np.unique(np.asarray(names, np.int64))
     if len(ordered) != len(names):
         return None
@@ -250,11 +250,6 @@ class Clips(Source):
     def class_to_idx(self) -> dict[str, int]:
         """The label of each class."""
         return {name: number for number, name in enumerate(self._classes)}
-
-    @property
-    def runs(self) -> np.ndarray:
-        """The clips of each file."""
-        return np.unique(self._ends)
 
     @property
     def schema(self) -> Schema:
