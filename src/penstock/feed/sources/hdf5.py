@@ -30,12 +30,13 @@ from penstock.feed.sources.hdf5_choice import chosen
 from penstock.feed.sources.hdf5_fields import Column, columns_of
 from penstock.feed.sources.hdf5_file import LIBRARY_ERRORS, File
 from penstock.feed.sources.hdf5_heap import Heap
+from penstock.feed.sources.hdf5_join import joined
 from penstock.feed.sources.hdf5_rows import rows_of
 from penstock.feed.sources.hdf5_write import Writer, unfit
 from penstock.feed.sources.sample import Errors, Sample, Schema, Selection
 from penstock.feed.sources.storage import Storage
 
-__all__ = ["Hdf5", "Writer", "opened", "unfit"]
+__all__ = ["Hdf5", "Writer", "joined", "opened", "unfit"]
 
 _MOST_RUNS = 1 << 24
 _COLLECTION_NBYTES = 4096

@@ -138,7 +138,9 @@ def layout_of(dataset: Any, path: str, nbytes: int, most_nbytes: int, *, on_heap
     table, filters = _table(dataset, known.grid, nbytes), _filters(dataset)
     if table is None or filters is None:
         return known
-    fill = bytes(REFERENCE.itemsize) if on_heap else np.asarray(dataset.fillvalue, dtype).tobytes()
+    fill = bytes(dtype.itemsize)
+    if len(table.numbers) < math.prod(known.grid) and not on_heap:  # HDF5 2.0.0 crashes on a fill value that is corrupt
+        fill = np.asarray(dataset.fillvalue, dtype).tobytes()
     return replace(known, dtype=dtype, way="chunks", filters=filters, fill=fill, table=table)
 
 
