@@ -14,10 +14,10 @@ any process. As without a lock in LMDB, nobody may write a file while it is read
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import partial
-
-import numpy as np
+from itertools import accumulate
 
 from penstock.core.errors import RecordError, SourceError
 from penstock.feed.sources.base import PerProcess, Source
@@ -35,6 +35,8 @@ NOT_SAMPLES = frozenset(
 """Keys of entries that tell about the others."""
 
 _COMMIT_NBYTES = 16 << 20
+_SMALL_NBYTES = 1 << 20
+"""A value up to this is read without asking first whether the file has it."""
 
 
 def opened(
@@ -71,12 +73,12 @@ class LMDBSource(Source):
         self._files = tuple(files)
         self._fields = fields
         self._max_record_nbytes = max_record_nbytes
-        self._starts = np.cumsum([0, *map(len, files)])
+        self._starts = [0, *accumulate(map(len, files))]
         self._descriptors = [PerProcess(partial(_open, one.path), os.close) for one in files]
         self._is_packed = [self._begins_packed(number) for number in range(len(files))]
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return self._starts[-1]
 
     def read(self, index: int) -> Sample:
         """Return a sample; its arrays are its own, and may be written to."""
@@ -99,8 +101,8 @@ class LMDBSource(Source):
             descriptor.close()
 
     def _place(self, index: int) -> tuple[int, int]:
-        file = int(np.searchsorted(self._starts, index, "right")) - 1
-        return file, index - int(self._starts[file])
+        file = bisect_right(self._starts, index) - 1
+        return file, index - self._starts[file]
 
     def _begins_packed(self, file: int) -> bool:
         if not len(self._files[file]):
@@ -122,13 +124,16 @@ class LMDBSource(Source):
         page, within = divmod(place, one.page_nbytes)
         on_overflow = within == PAGE.size  # no node of a leaf begins there: its places of nodes do
         descriptor = self._descriptors[file].get()
+        head = bytearray(PAGE.size if on_overflow else 0)
         try:
-            if place + nbytes > os.fstat(descriptor).st_size:
-                raise self._broken(file, number, f"it is truncated: its {nbytes} bytes do not end in the file")
-            head, value = bytearray(PAGE.size if on_overflow else 0), bytearray(nbytes)
-            _fill(descriptor, [head, value], place - len(head))
+            if nbytes > _SMALL_NBYTES and place + nbytes > os.fstat(descriptor).st_size:
+                raise OSError("it is truncated")
+            value = bytearray(nbytes)
+            found = os.preadv(descriptor, [head, value], place - len(head)) - len(head)
+            if found < nbytes:
+                _fill(descriptor, memoryview(value)[max(0, found) :], place + max(0, found))
         except OSError as error:
-            raise self._broken(file, number, f"it cannot be read: {error}") from error
+            raise self._broken(file, number, f"its {nbytes} bytes cannot be read: {error}") from error
         if on_overflow:
             own, _, flags, low, high = PAGE.unpack(head)
             if own != page or not flags & OVERFLOW or (low | high << 16) * one.page_nbytes < PAGE.size + nbytes:
@@ -155,18 +160,13 @@ def _open(path: str) -> int:
     return descriptor
 
 
-def _fill(descriptor: int, buffers: list[bytearray], place: int) -> None:
-    """Read into all of `buffers`; one read may give less than was asked for."""
-    waiting = [memoryview(buffer) for buffer in buffers if buffer]
-    while waiting:
-        found = os.preadv(descriptor, waiting, place)
+def _fill(descriptor: int, rest: memoryview, place: int) -> None:
+    """Read what a first read has not given: it may give less than was asked for."""
+    while rest:
+        found = os.preadv(descriptor, [rest], place)
         if not found:
-            raise OSError(f"it ends at byte {place}")
-        place += found
-        while waiting and found >= len(waiting[0]):
-            found -= len(waiting.pop(0))
-        if waiting:
-            waiting[0] = waiting[0][found:]
+            raise OSError("it is truncated")
+        rest, place = rest[found:], place + found
 
 
 class Writer:

@@ -134,20 +134,19 @@ class _Place:
     nbytes: int
 
     def value(self, view: memoryview) -> Any:
-        raw = view[self.at : self.at + self.nbytes]
         if self.kind == "bytes":
-            return bytes(raw)
+            return bytes(view[self.at : self.at + self.nbytes])
         if self.kind == "text":
             try:
-                return str(raw, "utf-8")
+                return str(view[self.at : self.at + self.nbytes], "utf-8")
             except UnicodeDecodeError as error:
                 raise SourceError(f"field {self.name!r} is no UTF-8: {error}") from error
         if not self.nbytes:
             return np.empty(self.shape, self.dtype)
-        array = np.frombuffer(raw, self.dtype)
+        array = np.ndarray(self.shape, self.dtype, view, self.at)
         if self.dtype.kind == "b" and array.view(np.uint8).max() > 1:
             raise SourceError(f"field {self.name!r} is bool, and holds bytes that are neither 0 nor 1")
-        return array.reshape(self.shape) if self.kind == "array" else array[0]
+        return array if self.kind == "array" else array[()]
 
 
 def _raw(name: str, value: Any) -> tuple[str, int, tuple[int, ...], bytes]:
