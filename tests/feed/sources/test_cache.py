@@ -6,8 +6,10 @@ import errno
 import io
 import multiprocessing
 import os
+import random
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,24 @@ def cache(tmp_path: Path) -> Cache:
 
 
 def names(cache: Cache) -> list[str]:
-    return sorted(name for name in os.listdir(cache.folder) if name != "lock")
+    return sorted(name for name in os.listdir(cache.folder) if name not in ("lock", "users"))
+
+
+def kept(cache: Cache, name: str) -> None:
+    """Have a copy that nobody was given the path of."""
+    filling = cache.begin(name, 1000)
+    assert filling is not None
+    body(filling)
+    filling.finish()
+
+
+def used(cache: Cache, name: str, time: float | None = None) -> None:
+    if time is not None:
+        os.utime(os.path.join(cache.folder, name), (time, time))
+        return
+    file = cache.open(name, 1000)
+    assert file is not None
+    file.close()
 
 
 def body(filling: Filling) -> None:
@@ -154,45 +173,69 @@ def test_a_copy_that_fails_leaves_nothing_and_the_next_one_tries_again(cache: Ca
 
 def test_the_least_recently_used_copies_make_room(cache: Cache) -> None:
     for at, name in enumerate("abc"):
-        os.utime(cache.path(name, 1000, body), (at, at))
-    cache.path("a", 1000, never)  # is used again
-    cache.path("d", 1000, body)
+        kept(cache, name)
+        used(cache, name, at)
+    used(cache, "a")
+    kept(cache, "d")
     assert names(cache) == ["a", "c", "d"]
 
 
 def test_a_copy_that_is_read_is_not_removed(cache: Cache) -> None:
     for at, name in enumerate("abc"):
-        os.utime(cache.path(name, 1000, body), (at, at))
+        kept(cache, name)
+        used(cache, name, at)
     file = cache.open("a", 1000)
     assert file is not None
-    os.utime(os.path.join(cache.folder, "a"), (0, 0))
+    used(cache, "a", 0)
     with file:
-        cache.path("d", 1000, body)
+        kept(cache, "d")
         assert names(cache) == ["a", "c", "d"]
         assert file.read() == BODY
-    cache.path("e", 1000, body)
+    kept(cache, "e")
     assert names(cache) == ["c", "d", "e"]
 
 
+def test_a_copy_whose_path_was_given_stays_while_the_process_lives(cache: Cache) -> None:
+    child = FORK.Process(target=cache.path, args=("a", 1000, body))
+    child.start()
+    child.join()
+    child.close()
+    path = cache.path("b", 1000, body)
+    for name in "cdef":
+        kept(cache, name)
+    assert names(cache) == ["b", "e", "f"]
+    assert Path(path).read_bytes() == BODY
+    assert len(os.listdir(os.path.join(cache.folder, "users"))) == 1, "and the note of who has ended is gone"
+
+
+def test_a_process_of_another_machine_is_believed_for_a_day(cache: Cache) -> None:
+    for name in "abc":
+        kept(cache, name)
+    note = Path(cache.folder) / "users" / "elsewhere-1.17.4711"
+    note.parent.mkdir(exist_ok=True)
+    note.write_text("a\nb\nc\n")
+    with pytest.raises(SourceError, match="full of files that are in use"):
+        kept(cache, "d")
+    os.utime(note, (0, 0))
+    kept(cache, "d")
+    assert not note.exists()
+
+
 def test_a_copy_that_is_open_keeps_its_bytes_when_it_is_removed(cache: Cache) -> None:
-    with open(cache.path("a", 1000, body), "rb") as file:
+    kept(cache, "a")
+    with open(os.path.join(cache.folder, "a"), "rb") as file:
         for name in "bcd":
-            cache.path(name, 1000, body)
+            kept(cache, name)
         assert names(cache) == ["b", "c", "d"]
         assert file.read() == BODY
 
 
 def test_a_cache_full_of_files_in_use_says_so(cache: Cache) -> None:
-    files = []
     for name in "abc":
         cache.path(name, 1000, body)
-        files.append(cache.open(name, 1000))
-    with pytest.raises(SourceError, match="full of files that are being read; raise cache_nbytes by 500 or more"):
+    with pytest.raises(SourceError, match="full of files that are in use; raise cache_nbytes by 500 or more"):
         cache.path("d", 1000, body)
     assert names(cache) == ["a", "b", "c"]
-    for file in files:
-        assert file is not None
-        file.close()
 
 
 def test_copies_that_are_being_made_count(cache: Cache) -> None:
@@ -245,6 +288,53 @@ def test_the_default_folder_is_the_users(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/somebody")
     assert default_folder() == "/home/somebody/.cache/penstock/remote"
+
+
+def test_many_processes_that_are_killed_at_any_moment_leave_a_whole_cache(cache: Cache) -> None:
+    children = [_worker(cache, seed) for seed in range(3)]
+    for at in range(20):
+        children.append(_worker(cache, 10 + at))
+        time.sleep(0.03)
+        victim = children.pop(0)
+        os.kill(victim.pid or 0, signal.SIGKILL)
+        victim.join()
+        assert victim.exitcode == -signal.SIGKILL, "it found a copy that is not whole"
+        victim.close()
+    for child in children:
+        child.kill()
+        child.join()
+        child.close()
+    kept(cache, "z")
+    assert not [name for name in names(cache) if name.endswith(".part")]
+    for name in names(cache):
+        assert name == "z" or (Path(cache.folder) / name).read_bytes() == name.encode() * 1000
+
+
+def _worker(cache: Cache, seed: int) -> Any:
+    child = FORK.Process(target=_work, args=(cache, seed))
+    child.start()
+    return child
+
+
+def _work(cache: Cache, seed: int) -> None:
+    chance = random.Random(seed)
+    while True:
+        name = chance.choice("abcdef")
+        file = cache.open(name, 1000)
+        if file is not None:
+            with file:
+                assert file.read() == name.encode() * 1000
+            continue
+        try:
+            filling = cache.begin(name, 1000, in_passing=chance.random() < 0.5)
+        except SourceError:  # two are being read, and one is being made
+            continue
+        if filling is not None:
+            with filling:
+                for _ in range(10 if chance.random() < 0.8 else 5):
+                    filling.write(name.encode() * 100)
+                if filling.written == 1000:
+                    filling.finish()
 
 
 # ── copies made while a file is read ────────────────────────────────────────────────────────────────────────

@@ -278,7 +278,7 @@ def test_a_local_copy_is_downloaded_once_whatever_happens(http: Files, tmp_path:
         thread.join()
     assert len(set(paths)) == 1
     assert Path(paths[0]).read_bytes() == text(1)
-    assert sorted(os.listdir(tmp_path)) == sorted([os.path.basename(paths[0]), "lock"])
+    assert sorted(os.listdir(tmp_path)) == sorted([os.path.basename(paths[0]), "lock", "users"])
     http.plan = Plan()
     http.requests.clear()
     assert storage.local(f"{http.url}/train/1.txt") == paths[0]

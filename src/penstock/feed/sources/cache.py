@@ -5,14 +5,15 @@
     KEY-NAME.part         one being made, locked (flock) by who makes it; others wait
     KEY-NAME.read.part    one that is made while a stream reads the file; others read past the cache
     lock                  taken while room is made
+    users/                which copies are needed by processes that were given their paths, see `users`
 
 A process may be killed at any moment: the kernel lets go of its locks, a copy gets its name only when it is whole and
 on the disk, and the next process that makes a copy removes every .part that nobody has locked.
 
-The folder holds at most `nbytes`, copies being made among them. For a new one the least recently used are removed,
-except for those that are locked (shared) because they are being read through `Cache.open`. Others may be open too: on
-POSIX who has opened a file keeps its bytes when its name is gone. The locks need a file system that has them: local
-ones, Lustre with -o flock, NFS from version 4 on.
+The folder holds at most `nbytes`, copies being made among them. For a new one the least recently used are removed, but
+for those that are being read through `Cache.open`, which are locked (shared), and those whose path a living process was
+given by `Cache.path`. All processes belong to one user. The file system must have locks: local ones do, Lustre with
+-o flock, NFS from version 4 on.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import io
 import os
 import re
 import shutil
+import stat
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -31,6 +33,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from penstock.core.errors import SourceError
+from penstock.feed.sources import users
 
 _PART = ".part"
 _READ = ".read"
@@ -80,14 +83,19 @@ class Cache:
     def path(self, name: str, nbytes: int, write: Callable[[Filling], None]) -> str:
         """Return the path of a copy, made by `write` if there is none. One process makes it, others wait.
 
+        The copy stays as long as this process lives.
+
         Raises:
             SourceError: there is no room for it.
         """
         while True:
             file = self.open(name, nbytes)
             if file is not None:
-                file.close()
-                return os.path.join(self.folder, name)
+                with file, self._told(name, nbytes):  # who removes a copy looks at the notes when nobody has it locked
+                    users.note(self.folder, name)
+                    path = os.path.join(self.folder, name)
+                    if _is_at(file.fileno(), path):
+                        return path
             filling = self.begin(name, nbytes)
             if filling is not None:
                 with filling:
@@ -147,12 +155,12 @@ class Cache:
                 for _, size, path in sorted(copies):
                     if excess <= 0:
                         break
-                    if not path.endswith(_PART) and _remove_unlocked(path):
+                    if not path.endswith(_PART) and _remove_unneeded(path):
                         excess -= size
                 if excess > 0:
                     raise SourceError(
                         f"a copy of {name} needs {nbytes} bytes, and the cache {self.folder}, which may hold "
-                        f"{self.nbytes}, is full of files that are being read; raise cache_nbytes by {excess} or more"
+                        f"{self.nbytes}, is full of files that are in use; raise cache_nbytes by {excess} or more"
                     )
                 if nbytes > shutil.disk_usage(self.folder).free:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -161,19 +169,24 @@ class Cache:
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
     def _clean_up(self) -> None:
-        for entry in os.scandir(self.folder):
-            if entry.name.endswith(_PART):
-                _remove_unlocked(entry.path)
+        users.clean_up(self.folder)
+        for path in self._paths():
+            if path.endswith(_PART):
+                _remove_unneeded(path)
 
     def _copies(self) -> list[tuple[float, int, str]]:
         """Return when each was last used, its size and its path."""
         found = []
-        for entry in os.scandir(self.folder):
-            if entry.name != _LOCK and entry.is_file(follow_symlinks=False):
-                with suppress(FileNotFoundError):
-                    status = entry.stat()
-                    found.append((status.st_mtime, status.st_size, entry.path))
+        for path in self._paths():
+            with suppress(FileNotFoundError):
+                status = os.stat(path, follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode):
+                    found.append((status.st_mtime, status.st_size, path))
         return found
+
+    def _paths(self) -> list[str]:
+        names = os.listdir(self.folder)
+        return [os.path.join(self.folder, name) for name in names if name not in (_LOCK, users.FOLDER)]
 
     @contextmanager
     def _told(self, name: str, nbytes: int) -> Iterator[None]:
@@ -353,16 +366,17 @@ def _is_whole(path: str, nbytes: int) -> bool:
         return False
 
 
-def _remove_unlocked(path: str) -> bool:
-    """Remove a file unless somebody has it locked; say whether its room is free."""
+def _remove_unneeded(path: str) -> bool:
+    """Remove a file unless somebody has it locked, or needs it; say whether its room is free."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return True
-    except PermissionError:  # another user's
-        return False
     try:
         if not _locked(descriptor, waits=False):
+            return False
+        folder, name = os.path.split(path)
+        if name in users.needed(folder):
             return False
         if _is_at(descriptor, path):
             os.unlink(path)

@@ -141,8 +141,8 @@ class Storage:
     def local(self, path: str) -> str:
         """Return the path of a local file with the same bytes, for formats that jump about in it.
 
-        A remote file is looked for in `cache` (or the user's own cache folder), and downloaded if it is not there. To
-        be called in the process that opens the file, before each time it does: a copy that is not open may be removed.
+        A remote file is looked for in `cache` (or the user's own cache folder), and downloaded if it is not there. The
+        copy stays as long as this process lives, so that its workers find it; all that is asked for must fit the cache.
 
         Raises:
             SourceError: there is none, or no room for a copy.
