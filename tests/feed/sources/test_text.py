@@ -57,6 +57,20 @@ def test_a_text_becomes_tokens(file: Path) -> None:
     assert renamed["b"].tolist() == [6]
 
 
+def test_special_tokens_are_not_cut_off(tmp_path: Path) -> None:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "[CLS]": 1, "[SEP]": 2}, unk_token="a"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    path = tmp_path / "tokenizer.json"
+    tokenizer.save(str(path))
+    sample = {"text": "a a a a a a"}
+    assert Tokenized(path, max_length=4)(sample)["tokens"].tolist() == [1, 0, 0, 2]
+    assert Tokenized(path, max_length=1)(sample)["tokens"].tolist() == [1]
+    assert Tokenized(path, max_length=4, special_tokens=False)(sample)["tokens"].tolist() == [0, 0, 0, 0]
+
+
 @pytest.mark.parametrize("index", [False, True])
 @pytest.mark.parametrize("loader", [TorchDataLoader, penstock.DataLoader])
 @pytest.mark.parametrize("workers", [0, 2])

@@ -30,7 +30,7 @@ class Tokenized:
         tokenizer: the file, as `tokenizers.Tokenizer.save` writes it (tokenizer.json).
         text: the field that holds the text; samples come without it unless `keep_text`.
         tokens: the field that the tokens go to.
-        max_length: the most tokens of a sample; the rest is cut off.
+        max_length: the most tokens of a sample; the rest of the text is cut off, not the special tokens behind it.
         special_tokens: whether the tokenizer adds those of its model, as [CLS] and [SEP].
         eos: a token's name, as in "<|endoftext|>", that is added behind the text (and is not cut off).
         dtype: of the tokens.
@@ -67,7 +67,9 @@ class Tokenized:
         self._special_tokens = special_tokens
         self._dtype = dtype
         self._keep_text = keep_text
-        self._opened: PerProcess[tuple[Any, list[int]]] = PerProcess(partial(_opened, path, eos, dtype), _closed)
+        self._opened: PerProcess[tuple[Any, list[int]]] = PerProcess(
+            partial(_opened, path, eos, dtype, max_length), _closed
+        )
 
     def __call__(self, sample: Mapping[str, Any]) -> Sample:
         """Return the sample with tokens: an array of `dtype`, in one dimension."""
@@ -82,14 +84,14 @@ class Tokenized:
         except TypeError as error:
             raise SourceError(f"the text {value[:40]!r} cannot be tokenized: {error}") from error
         ids = encoded.ids
-        if self._max_length is not None:
-            ids = ids[: max(0, self._max_length - len(end))]
+        if self._max_length is not None:  # the tokenizer has cut it, unless its own special tokens alone are more
+            ids = ids[: self._max_length - len(end)]
         made = {name: one for name, one in sample.items() if self._keep_text or name != self._text}
-        made[self._tokens] = np.array([*ids, *end][: self._max_length], self._dtype)
+        made[self._tokens] = np.array([*ids, *end], self._dtype)
         return made
 
 
-def _opened(path: str, eos: str | None, dtype: str) -> tuple[Any, list[int]]:
+def _opened(path: str, eos: str | None, dtype: str, max_length: int | None) -> tuple[Any, list[int]]:
     """Return the tokenizer of a file, and the tokens to be added behind a text."""
     if get_worker_info() is not None:
         os.environ.setdefault(_PARALLELISM, "false")  # read when the first text is tokenized
@@ -101,14 +103,14 @@ def _opened(path: str, eos: str | None, dtype: str) -> tuple[Any, list[int]]:
     limit = np.iinfo(dtype).max
     if tokenizer.get_vocab_size() > limit + 1:
         raise OptionError(f"dtype={dtype!r} has no room for the {tokenizer.get_vocab_size()} tokens of {path}")
-    tokenizer.no_truncation()
-    tokenizer.no_padding()  # both are PadCollate's and max_length's
-    if eos is None:
-        return tokenizer, []
-    end = tokenizer.token_to_id(eos)
-    if end is None:
+    end = [] if eos is None else [tokenizer.token_to_id(eos)]
+    if None in end:
         raise OptionError(f"eos={eos!r} is no token of {path}")
-    return tokenizer, [end]
+    tokenizer.no_padding()  # which is PadCollate's
+    tokenizer.no_truncation()
+    if max_length is not None and max_length > len(end):
+        tokenizer.enable_truncation(max_length - len(end))  # special tokens behind the text stay
+    return tokenizer, end
 
 
 def _closed(_: tuple[Any, list[int]]) -> None:
