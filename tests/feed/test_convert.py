@@ -297,10 +297,55 @@ def test_a_format_that_cannot_hold_the_samples_says_why_and_nothing_is_left(
     tmp_path: Path, tfrecord: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = named("lmdb").load()
-    monkeypatch.setattr(module, "unfit", lambda schema: f"no room for {schema['x'].words()}")
+    ragged = Field("array", "float32", (3, None))
+    monkeypatch.setattr(module, "unfit", lambda schema: "no room for float32[3, ?]" if schema["x"] == ragged else "")
     with pytest.raises(SourceError, match=r"no room for float32\[3, \?\]; choose fields with"):
         convert(tfrecord, tmp_path / "out.lmdb", workers=0)
     assert os.listdir(tmp_path) == ["in.tfrecord"]
+
+
+def test_what_the_first_sample_shows_is_told_before_all_are_looked_through(tmp_path: Path, tfrecord: Path) -> None:
+    heard: list[Progress] = []
+    with pytest.raises(SourceError, match="CSV holds numbers and text only"):
+        convert(tfrecord, tmp_path / "out.csv", workers=0, progress=heard.append)
+    assert {one.samples for one in heard} == {0}
+
+
+def test_sizes_that_differ_late_are_seen(tmp_path: Path) -> None:
+    samples = [{"x": np.zeros(3, np.float32), "y": 1.5} for _ in range(50)]
+    samples[40]["x"] = np.zeros(4, np.float32)
+    source = tmp_path / "in.jsonl"
+    writer = (
+        named("jsonl")
+        .load()
+        .Writer(str(source), {"x": Field("array", "float32", (None,)), "y": Field("number", "float64")})
+    )
+    for sample in samples:
+        writer.write(sample)
+    writer.close()
+    convert(source, tmp_path / "out.h5", workers=0, verify=True)
+    assert read(tmp_path / "out.h5")[40]["x"].shape == (4,)
+
+
+def test_options_of_the_writer_are_those_of_whoever_reads_it(tmp_path: Path) -> None:
+    samples = [{"tokens": np.array([70_000, number], np.uint32)} for number in range(30)]
+    source = write(tmp_path / "in.lmdb", samples)
+    done = convert(source, tmp_path / "out.bin", writer_options={"dtype": "uint32"}, workers=0, verify=True, shards=2)
+    assert done.samples == 30
+    write(tmp_path / "flat.lmdb", rng_flat(10))
+    convert(tmp_path / "flat.lmdb", tmp_path / "o.csv", writer_options={"delimiter": ";"}, workers=0, verify=True)
+
+
+def test_what_no_format_has_room_for_is_told_with_its_field(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"a": 1, "b": {"c": null}}\n')
+    with pytest.raises(SourceError, match=r"'b/c'.*choose fields with fields="):
+        convert(tmp_path / "in.jsonl", tmp_path / "out.h5", workers=0)
+    assert convert(tmp_path / "in.jsonl", tmp_path / "out.h5", fields=["a"], workers=0).samples == 1
+
+
+def test_a_format_that_is_only_read_says_so(tmp_path: Path, tfrecord: Path) -> None:
+    with pytest.raises(SourceError, match="video is read by penstock, and not written"):
+        convert(tfrecord, tmp_path / "out.mp4", workers=0)
 
 
 def test_samples_that_differ_in_their_fields_are_told(tmp_path: Path) -> None:

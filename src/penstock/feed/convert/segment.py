@@ -157,6 +157,7 @@ class Count:
     number: int
     path: str
     format: str
+    options: dict[str, Any]
     expected: int
 
     def run(self, bench: Bench) -> None:
@@ -165,7 +166,7 @@ class Count:
         Raises:
             SourceError: there are more or fewer.
         """
-        reader = Reader(Recipe.of((self.path,), format=self.format))
+        reader = Reader(Recipe.of((self.path,), format=self.format, options=self.options))
         try:
             layout = known_layout(reader.source)
             if layout is not None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.core.errors import PenstockError, SourceError
@@ -63,6 +64,8 @@ class Work:
         self._writer_options = writer_options
         self._meter = meter
         self._module = target.kind.load()
+        if not hasattr(self._module, "Writer"):
+            raise SourceError(f"{target.path}: {target.kind.name} is read by penstock, and not written")
 
     def run(self, found: Fingerprint, *, overwrite: bool, verify: bool, began: float) -> Conversion:
         """Do it, or what is left of it."""
@@ -112,7 +115,8 @@ class Work:
         wrote, resumed = self._write(plan, journal, crew)
         folders, counts = self._join(plan, wrote, journal, crew)
         files = tuple(data_path(folder, self._target.suffix) for folder in folders)
-        result = Recipe.of(files, format=self._target.kind.name, fields=list(plan.schema))
+        options = self._options_to_read()
+        result = Recipe.of(files, format=self._target.kind.name, fields=list(plan.schema), options=options)
         skipped = sum(one.skipped for one in wrote) + plan.lost
         if verify:
             self._meter.begin("comparing", sum(counts))
@@ -140,19 +144,42 @@ class Work:
             verified=verify,
         )
 
+    def _options_to_read(self) -> dict[str, Any]:
+        """Return the writer's options that whoever reads the result has to say, too: a delimiter, a dtype."""
+        known = inspect.signature(self._module.opened).parameters
+        return {name: value for name, value in self._writer_options.items() if name in known}
+
     def _plan(self, journal: Journal, crew: Crew) -> Plan:
         entry = journal.last("planned")
         if entry is not None:
             return Plan.of_json(entry)
+        self._refuse_early()
         held = contents(self._recipe, self._errors, crew, self._workers, self._meter, journal)
-        reason = self._module.unfit(held.schema)
-        if reason:
-            raise SourceError(f"{self._target.path}: {reason}; choose fields with fields= (--fields a,b)")
+        self._refuse(self._module.unfit(held.schema))
         with closing(self._recipe.open()) as source:
             runs = source.runs if isinstance(source, Source) else None
         plan = planned(held, self._target, runs, self._workers, joins=hasattr(self._module, "joined"))
         journal.append("planned", **plan.to_json())
         return plan
+
+    def _refuse_early(self) -> None:
+        """Refuse what the first sample shows already, before all are looked through.
+
+        Raises:
+            SourceError: the format can hold it neither as it is nor if sizes should turn out to differ.
+        """
+        with closing(self._recipe.open()) as source:
+            try:
+                schema = source.schema
+            except SourceError:  # told with its place when it is looked at
+                return
+        wide = {name: replace(field, shape=(None,) * len(field.shape)) for name, field in schema.items()}
+        if self._module.unfit(wide):
+            self._refuse(self._module.unfit(schema))
+
+    def _refuse(self, reason: str) -> None:
+        if reason:
+            raise SourceError(f"{self._target.path}: {reason}; choose fields with fields= (--fields a,b)")
 
     # ── segments ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -254,6 +281,7 @@ class Work:
                 number=number,
                 path=data_path(folder, self._target.suffix),
                 format=self._target.kind.name,
+                options=self._options_to_read(),
                 expected=count,
             )
             for number, (folder, count) in enumerate(zip(folders, counts, strict=True))
