@@ -129,12 +129,10 @@ def _below(folder: str, root: str, suffixes: tuple[str, ...], storage: Storage) 
 def _remote(folder: str, root: str, suffixes: tuple[str, ...], storage: Storage) -> dict[str, list[str]]:
     by_class: dict[str, list[str]] = {"": []}
     start = os.path.join(folder, "")
-    for path in sorted(storage.expand(f"{start}**")):
-        inner = path.removeprefix(start)
-        if not path.lower().endswith(suffixes) or any(part.startswith(".") for part in inner.split("/")):
-            continue
-        name, slash, _ = inner.partition("/")
-        by_class.setdefault(name if slash else "", []).append(path.removeprefix(root))
+    for path in storage.list(folder):
+        if path.lower().endswith(suffixes):
+            name, slash, _ = path.removeprefix(start).partition("/")
+            by_class.setdefault(name if slash else "", []).append(path.removeprefix(root))
     return by_class
 
 

@@ -5,37 +5,34 @@
     start       the time of the first frame in seconds, as the file counts it
     path        the file's path, if it is asked for by name
 
-    clip i of a file    frames i * step, i * step + stride, ... of those that decoding it from its beginning would give
-    a file's index      the presentation time of every packet, and which packets are keyframes: read once, when the
-                        source is opened, without decoding. Frames are known by their time, so that decoding may begin
-                        at the keyframe before them. MP4, MOV, MKV, WebM, FLV and TS hold these times. Files that do not
-                        (AVI, MPEG with frames out of order) are decoded once to be counted, and then for each clip from
-                        their beginning: exact, and slow where they are long.
+    clip i of a file    frames i * step, i * step + stride, ... of those that decoding it from its beginning would give,
+                        exactly these, wherever decoding begins
 
-A file is decoded by one thread: loaders decode many at a time. Rotation that a file asks for is not applied. Files are
-opened as one of some containers, and can name no other file or address.
+All files are read once when the source is opened, for an index of their frames (film.py), and a clip is decoded from
+the keyframe before it on (player.py). A file is decoded by one thread: loaders decode many at a time. Rotation that a
+file asks for is not applied. Files whose containers tell no times (AVI with frames out of order) are decoded from their
+beginning for each clip: slow where they are long.
 """
 
 from __future__ import annotations
 
 import copy
 import os
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from penstock.core.errors import OptionError, PenstockError, RecordError, SourceError
+from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.feed.sources.base import PerProcess, Source
 from penstock.feed.sources.class_folders import ClassFolders, Paths
 from penstock.feed.sources.extras import need
+from penstock.feed.sources.film import Film, broken, film_of
 from penstock.feed.sources.pictures import Resize, Size, resized, sides
+from penstock.feed.sources.player import Player, Players
 from penstock.feed.sources.sample import Errors, Field, Sample, Schema, Selection
 from penstock.feed.sources.storage import Storage
 
@@ -46,11 +43,8 @@ MAX_PIXELS = 8192 * 8192
 """The most that a frame may have."""
 
 _FIELDS = ("video", "label", "start", "path")
-_CONTAINERS = ("mov", "matroska", "webm", "avi", "mpegts", "mpeg", "flv", "asf", "ogg")
-_WITH_TIMES = ("mov", "matroska", "webm", "mpegts", "flv")
 _OPEN_FILES = 8
 _INDEXING_THREADS = 8
-_MAX_FRAMES = 1 << 26
 
 
 def opened(
@@ -122,89 +116,6 @@ def opened(
     return source
 
 
-# ── which frames there are ──────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class _Film:
-    """The frames of one file."""
-
-    names: np.ndarray
-    """What each is known by, in order, int64: its time in units of `second`; its number where times are not told."""
-
-    keys: np.ndarray
-    """The names of the keyframes."""
-
-    second: float
-    """How many units a second has."""
-
-    has_times: bool
-
-
-def _indexed(paths: Sequence[str], storage: Storage, errors: Errors, max_pixels: int) -> list[_Film]:
-    need("av", "video")
-
-    def index(number: int) -> _Film | RecordError:
-        try:
-            return _film(paths[number], storage.local(paths[number]), max_pixels)
-        except RecordError as error:
-            return error
-
-    found: list[_Film] = []
-    with ThreadPoolExecutor(min(_INDEXING_THREADS, os.cpu_count() or 1, len(paths))) as threads:
-        for film in threads.map(index, range(len(paths))):
-            if isinstance(film, RecordError):
-                if errors == "raise":
-                    threads.shutdown(cancel_futures=True)
-                    raise film
-                warnings.warn(f"left out: {film}", stacklevel=4)
-                film = _Film(np.zeros(0, np.int64), np.zeros(0, np.int64), 1.0, True)
-            found.append(film)
-    return found
-
-
-def _film(path: str, local: str, max_pixels: int) -> _Film:
-    with _broken(path, "index"):
-        container = _open(local, max_pixels)
-        try:
-            stream = container.streams.video[0]
-            has_times = container.format.name.split(",")[0] in _WITH_TIMES or not stream.codec_context.has_b_frames
-            if has_times:
-                film = _by_packets(container, stream)
-                if film is not None:
-                    return film
-                container.close()
-                container = _open(local, max_pixels)
-                stream = container.streams.video[0]
-            count = sum(1 for _ in container.decode(stream))
-            rate = float(stream.average_rate or 1)
-            return _Film(np.arange(count, dtype=np.int64), np.zeros(min(count, 1), np.int64), rate, False)
-        finally:
-            container.close()
-
-
-def _by_packets(container: Any, stream: Any) -> _Film | None:
-    """Return the frames that packets tell of; None where they do not tell all, or one twice."""
-    names: list[int] = []
-    keys: list[int] = []
-    for packet in container.demux(stream):
-        if not packet.size:
-            continue
-        if packet.pts is None or len(names) >= _MAX_FRAMES:
-            return None
-        if packet.is_keyframe and not (keys and packet.is_discard):
-            keys.append(packet.pts)
-        if keys and packet.pts >= keys[0] and not packet.is_discard:  # before the first keyframe none can be decoded,
-            names.append(packet.pts)  # and an edit list cuts out what it discards
-    ordered = np.unique(np.asarray(names, np.int64))
-    if len(ordered) != len(names):
-        return None
-    return _Film(ordered, np.unique(np.asarray(keys, np.int64)), float(1 / stream.time_base), True)
-
-
-# ── clips ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 class Clips(Source):
     """The clips of some videos. Made by `penstock.open`."""
 
@@ -212,7 +123,7 @@ class Clips(Source):
         self,
         where: str,
         files: ClassFolders,
-        films: list[_Film],
+        films: list[Film],
         chosen: dict[str, str],
         offsets: np.ndarray,
         step: int,
@@ -236,7 +147,7 @@ class Clips(Source):
         self._max_pixels, self._max_record_nbytes = limits
         counts = [max(0, (len(film.names) - int(offsets[-1]) - 1) // step + 1) for film in films]
         self._ends = np.cumsum([0, *counts])
-        self._players: PerProcess[_Players] = PerProcess(partial(_Players, _OPEN_FILES), _Players.close)
+        self._players: PerProcess[Players] = PerProcess(partial(Players, _OPEN_FILES), Players.close)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -293,10 +204,10 @@ class Clips(Source):
         """Close the files that this process has open."""
         self._players.close()
 
-    def _video(self, path: str, film: _Film, wanted: list[int], index: int) -> np.ndarray:
+    def _video(self, path: str, film: Film, wanted: list[int], index: int) -> np.ndarray:
         players = self._players.get()
-        with _broken(path, index):
-            player = players.take(path, wanted[0]) or _Player(self._storage.local(path), film, self._max_pixels)
+        with broken(path, index):
+            player = players.take(path, wanted[0]) or Player(self._storage.local(path), film, self._max_pixels)
             try:
                 canvas = _Canvas(len(wanted), self._size, self._resize, self._max_record_nbytes)
                 if not player.play(wanted, canvas.put):
@@ -341,163 +252,23 @@ class _Canvas:
         return self._made.transpose(0, 3, 1, 2)
 
 
-# ── decoding ────────────────────────────────────────────────────────────────────────────────────────────────
+def _indexed(paths: Sequence[str], storage: Storage, errors: Errors, max_pixels: int) -> list[Film]:
+    need("av", "video")
 
+    def index(number: int) -> Film | SourceError:
+        try:
+            return film_of(paths[number], storage.local(paths[number]), max_pixels)
+        except SourceError as error:
+            return error
 
-class _Player:
-    """Decodes one file, here and there. Used by one thread at a time."""
-
-    def __init__(self, path: str, film: _Film, max_pixels: int) -> None:
-        self._path = path
-        self._film = film
-        self._max_pixels = max_pixels
-        self._can_seek = film.has_times
-        self._last: int | None = None
-        self._container: Any = None
-        self._decoding: Iterator[tuple[int, Any]] = iter(())
-        self._begin()
-
-    def play(self, wanted: list[int], put: Callable[[int, Any], None]) -> bool:
-        """Give `put` the frames with these names, numbered; return whether all came.
-
-        A file's own index may lead to a later keyframe than was asked for, or to none: the one before is tried then,
-        and after that the file from its beginning.
-        """
-        keys = self._film.keys
-        before = int(np.searchsorted(keys, wanted[0], side="right")) - 1
-        is_ahead = self._last is not None and self._last < wanted[0]
-        if is_ahead and (not self._can_seek or keys[before] <= self._last) and self._found(wanted, put):
-            return True
-        for key in keys[max(1, before - 1) : before + 1][::-1]:
-            if self._can_seek:
-                self._seek(int(key))
-                if self._found(wanted, put):
-                    return True
-        self._begin()
-        return self._found(wanted, put)
-
-    def closeness(self, first: int) -> float:
-        """Return how close this is before a frame, the more the closer; least where it is behind it."""
-        return self._last - first if self._last is not None and self._last < first else -float("inf")
-
-    def close(self) -> None:
-        """Close the file."""
-        self._decoding = iter(())
-        if self._container is not None:
-            self._container.close()
-            self._container = None
-
-    def _found(self, wanted: list[int], put: Callable[[int, Any], None]) -> bool:
-        number = 0
-        for name, frame in self._decoding:
-            self._last = name
-            if name > wanted[number]:
-                return False
-            if name == wanted[number]:
-                put(number, frame)
-                number += 1
-                if number == len(wanted):
-                    return True
-        self._last = None
-        return False
-
-    def _begin(self) -> None:
-        self.close()
-        self._container = _open(self._path, self._max_pixels)
-        self._last = None
-        self._decoding = self._frames(sought=False)
-
-    def _seek(self, name: int) -> None:
-        self._last = None
-        self._container.seek(name, stream=self._container.streams.video[0], backward=True)
-        self._decoding = self._frames(sought=True)
-
-    def _frames(self, *, sought: bool) -> Iterator[tuple[int, Any]]:
-        stream = self._container.streams.video[0]
-        if not self._film.has_times:
-            yield from enumerate(self._container.decode(stream))
-            return
-        floor: int | None = None
-        is_first = sought
-        for packet in self._container.demux(stream):
-            if floor is None:
-                if not packet.is_keyframe:
-                    continue
-                floor = packet.pts
-            for frame in packet.decode():
-                if frame.pts is None or frame.pts < floor:  # those before it may lean on frames that were not read
-                    continue
-                if is_first and frame.pts > floor:  # no keyframe: each frame refreshes a part of the picture, and
-                    self._can_seek = False  # ffmpeg gives none until it takes the picture to be whole, too early
-                    return
-                is_first = False
-                yield frame.pts, frame
-
-
-class _Players:
-    """Open files: the ones used last."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._lock = threading.Lock()
-        self._idle: list[tuple[str, _Player]] = []
-
-    def take(self, path: str, first: int) -> _Player | None:
-        """Return a player of this file that nobody uses, the one closest before a frame; None if there is none."""
-        with self._lock:
-            own = [number for number, (other, _) in enumerate(self._idle) if other == path]
-            if not own:
-                return None
-            best = max(own, key=lambda number: self._idle[number][1].closeness(first))
-            return self._idle.pop(best)[1]
-
-    def give(self, path: str, player: _Player) -> None:
-        """Keep a player for the next clip."""
-        with self._lock:
-            self._idle.append((path, player))
-            oldest = self._idle.pop(0)[1] if len(self._idle) > self._most else None
-        if oldest is not None:
-            oldest.close()
-
-    def close(self) -> None:
-        """Close all of them."""
-        with self._lock:
-            players, self._idle = self._idle, []
-        for _, player in players:
-            player.close()
-
-
-def _open(path: str, max_pixels: int) -> Any:
-    av = need("av", "video")
-    options = {
-        "format_whitelist": ",".join(_CONTAINERS),  # a playlist would open what it names
-        "protocol_whitelist": "file",
-    }
-    container = av.open(f"file:{os.path.abspath(path)}", options=options, metadata_errors="replace")
-    try:
-        if not container.streams.video:
-            raise ValueError("it has no video")
-        context = container.streams.video[0].codec_context
-        if context is None:
-            raise ValueError("this ffmpeg has no decoder for it")
-        if context.width * context.height > max_pixels:
-            raise ValueError(
-                f"frames of {context.width} x {context.height} pixels; {max_pixels} are the most (max_pixels)"
-            )
-        context.options = {"max_pixels": str(max_pixels)}
-        context.thread_count = 1
-    except BaseException:
-        container.close()
-        raise
-    return container
-
-
-@contextmanager
-def _broken(path: str, key: object) -> Iterator[None]:
-    """Make a RecordError of what ffmpeg raises."""
-    try:
-        yield
-    except PenstockError:
-        raise
-    except (need("av", "video").FFmpegError, OSError, ValueError, LookupError, ArithmeticError, MemoryError) as error:
-        raise RecordError(path, -1, key, f"it cannot be decoded: {error}") from error
+    found: list[Film] = []
+    with ThreadPoolExecutor(min(_INDEXING_THREADS, os.cpu_count() or 1, len(paths))) as threads:
+        for film in threads.map(index, range(len(paths))):
+            if isinstance(film, SourceError):
+                if errors == "raise":
+                    threads.shutdown(cancel_futures=True)
+                    raise film
+                warnings.warn(f"left out: {film}", stacklevel=4)
+                film = Film(np.zeros(0, np.int64), np.zeros(0, np.int64), 1.0, True)
+            found.append(film)
+    return found
