@@ -9,6 +9,8 @@ import random
 import struct
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,10 @@ from torch.utils.data import DataLoader as TorchDataLoader
 import penstock
 from penstock.core.errors import ExtraError, OptionError, RecordError, SourceError
 from penstock.feed.sources import tfrecord
-from penstock.feed.sources.example import MalformedError, parsed, sequences, serialised
+from penstock.feed.sources.example import parsed, sequences, serialised
+from penstock.feed.sources.example_places import Places
 from penstock.feed.sources.pieces import PIECE_NBYTES
+from penstock.feed.sources.protobuf import MalformedError
 from penstock.feed.sources.sample import Field, Schema, schema_of
 
 
@@ -302,6 +306,34 @@ def test_broken_messages_are_broken_for_protobuf_too(record: bytes, data: Any) -
                 raise
         else:
             assert expected.keys() <= found.keys()
+
+
+def outcome(parse: Callable[[bytes], dict[str, Any]], record: bytes) -> Any:
+    try:
+        return {name: [type(values), *values] for name, values in parse(record).items()}
+    except MalformedError:
+        return MalformedError
+
+
+USUAL = st.fixed_dictionaries(
+    {"a": st.binary(max_size=200).map(lambda value: [value]), "b": st.lists(INTS, min_size=1, max_size=60)},
+    optional={"c": FLOATS.map(lambda values: np.array(values, np.float32))},
+)
+
+
+@given(st.lists(st.one_of(USUAL.map(serialised), EXAMPLE), min_size=1, max_size=4), st.data())
+@settings(max_examples=100, deadline=None)
+def test_what_was_learnt_from_one_record_does_not_change_another(records: list[bytes], data: Any) -> None:
+    for record in list(records):
+        for _ in range(3):  # of the same length
+            mutant = bytearray(record)
+            for _ in range(data.draw(st.integers(0, 2)) if mutant else 0):
+                mutant[data.draw(st.integers(0, len(mutant) - 1))] = data.draw(st.integers(0, 255))
+            records.append(bytes(mutant))
+    for wanted in (None, {"a", "c"}):
+        places = Places(wanted)
+        for record in records * 2:
+            assert outcome(places.parsed, record) == outcome(partial(parsed, wanted=wanted), record)
 
 
 @given(st.dictionaries(st.text(max_size=5), st.one_of(st.lists(st.binary(), min_size=1), st.lists(INTS, min_size=1))))

@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import SourceError
-from penstock.feed.sources.example import MalformedError, Values, entry
+from penstock.feed.sources.example import Values, entry
+from penstock.feed.sources.protobuf import MalformedError
 from penstock.feed.sources.sample import Field, Sample, Schema, plain, widened
 
 MARK = "__penstock__"

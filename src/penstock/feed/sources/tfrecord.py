@@ -28,10 +28,12 @@ import numpy as np
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.feed.sources import tfrecord_index
 from penstock.feed.sources.base import PerProcess, Source
-from penstock.feed.sources.example import MalformedError, enclosed, parsed, sequences
+from penstock.feed.sources.example import enclosed, parsed, sequences
+from penstock.feed.sources.example_places import Places
 from penstock.feed.sources.extras import need
 from penstock.feed.sources.features import MARK, Marked, Marks, companions, natural, unfit
 from penstock.feed.sources.pieces import Created, Pieces
+from penstock.feed.sources.protobuf import MalformedError
 from penstock.feed.sources.sample import Errors, Sample, Schema, Selection
 from penstock.feed.sources.storage import Storage, is_remote
 from penstock.feed.sources.stream import Shard, Stream
@@ -107,6 +109,10 @@ class Parse:
         chosen = self.fields.chosen
         return None if chosen is None else companions([name for _, name in chosen])
 
+    @cached_property
+    def _places(self) -> Places:
+        return Places(self._wanted)
+
     def sample(self, record: bytes) -> Sample:
         """Return a record's sample.
 
@@ -115,8 +121,8 @@ class Parse:
         """
         if self.raw:
             return {"record": record}
-        chosen, wanted = self.fields.chosen, self._wanted
-        features = parsed(record, wanted)
+        chosen = self.fields.chosen
+        features = self._places.parsed(record)
         try:
             if MARK in features:
                 marks = Marks.of(features[MARK])
@@ -126,7 +132,9 @@ class Parse:
                 for name, values in features.items()
             }
             if self.sequence:
-                sample.update((name, self._rows(name, steps)) for name, steps in sequences(record, wanted).items())
+                sample.update(
+                    (name, self._rows(name, steps)) for name, steps in sequences(record, self._wanted).items()
+                )
             if chosen is None:
                 return sample
             if any(name not in sample for _, name in chosen):

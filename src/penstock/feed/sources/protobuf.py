@@ -1,0 +1,194 @@
+"""protobuf's wire format: a message is fields in any order, each a tag and a value.
+
+The tag is a varint of `number << 3 | type`. By its type the value is a varint (0), 8 bytes (1), a varint of a length
+and as many bytes (2), a group up to its end (3, 4), or 4 bytes (5). A varint has 7 bits in a byte, the lowest first,
+and the highest bit of each byte but the last is set; a negative int64 is one of 10 bytes.
+https://protobuf.dev/programming-guides/encoding/
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+WORD = 1 << 64
+_FEW_NBYTES = 128
+"""Up to here a loop over varints is faster than NumPy's first calls."""
+_DEEPEST = 100
+_FLOAT: np.dtype = np.dtype("<f4")
+
+
+class MalformedError(ValueError):
+    """These bytes are no such message."""
+
+
+def floats(data: bytes, at: int, end: int) -> np.ndarray:
+    """Return packed floats: a float32 array, which cannot be written to.
+
+    Raises:
+        MalformedError: one ends in its middle.
+    """
+    if (end - at) % 4:
+        raise MalformedError(f"{end - at} bytes of packed floats are not a multiple of 4")
+    return np.frombuffer(data, _FLOAT, (end - at) // 4, at)
+
+
+def int64s(data: bytes, at: int, end: int) -> list[int] | np.ndarray:
+    """Return packed integers: a list where they are few, else an int64 array.
+
+    Raises:
+        MalformedError: a varint is too long, or ends in its middle.
+
+    >>> int64s(bytes([1, 0x80, 2]), 0, 3)
+    [1, 256]
+    """
+    if end - at <= _FEW_NBYTES:
+        return _few_int64s(data[at:end])
+    packed = np.frombuffer(data, np.uint8, end - at, at)
+    lasts = np.flatnonzero(packed < 0x80)
+    if len(lasts) == len(packed):
+        return packed.astype(np.int64)
+    if not len(lasts) or lasts[-1] != len(packed) - 1:
+        raise MalformedError("a varint ends in its middle")
+    firsts = np.concatenate([[0], lasts[:-1] + 1])
+    lengths = lasts - firsts + 1
+    if lengths.max() > 10:
+        raise MalformedError("a varint is longer than 10 bytes")
+    found: np.ndarray = (packed[firsts] & 0x7F).astype(np.uint64)
+    for number in range(1, int(lengths.max())):
+        longer = np.flatnonzero(lengths > number)
+        bits = (packed[firsts[longer] + number] & 0x7F).astype(np.uint64)
+        found[longer] |= bits << np.uint64(7 * number)
+    return found.view(np.int64)
+
+
+def _few_int64s(data: bytes) -> list[int]:
+    values = []
+    value = shift = 0
+    for byte in data:
+        value |= (byte & 0x7F) << shift
+        if byte >= 0x80:
+            shift += 7
+            continue
+        if shift >= 63:
+            if shift > 63:
+                break
+            value = signed(value % WORD)
+        values.append(value)
+        value = shift = 0
+    if shift:
+        raise MalformedError("a varint ends in its middle, or is longer than 10 bytes")
+    return values
+
+
+def tagged(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """Return a field's tag, and where its value begins.
+
+    Raises:
+        MalformedError: it is no tag.
+    """
+    tag = data[at]
+    if tag < 0x80:
+        return tag, at + 1
+    tag, at = varint(data, at, end)
+    if tag >= 1 << 32:
+        raise MalformedError("the number of a field is too large")
+    return tag, at
+
+
+def span(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """Return where a value with a length begins and ends.
+
+    Raises:
+        MalformedError: there is less.
+    """
+    length = data[at] if at < end else 0x80
+    at += 1
+    if length >= 0x80:
+        length, at = varint(data, at - 1, end)
+    if length > end - at:
+        raise MalformedError(f"a field is {length} bytes long, and {end - at} are left")
+    return at, at + length
+
+
+def varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    """Return an integer of 64 bits without a sign, and where it ends.
+
+    Raises:
+        MalformedError: it is too long, or ends in its middle.
+    """
+    if at + 2 <= end and data[at + 1] < 0x80 <= data[at]:  # lengths of some hundred bytes: the most frequent
+        return data[at] & 0x7F | data[at + 1] << 7, at + 2
+    value = 0
+    for number in range(10):
+        if at >= end:
+            raise MalformedError("a varint ends in its middle")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << (7 * number)
+        if byte < 0x80:
+            return value % WORD, at
+    raise MalformedError("a varint is longer than 10 bytes")
+
+
+def signed(value: int) -> int:
+    """Return the signed integer that has these 64 bits."""
+    return value - WORD if value >= WORD >> 1 else value
+
+
+def after(data: bytes, at: int, end: int, tag: int, depth: int = 0) -> int:
+    """Return where an unknown field ends, whose tag has been read.
+
+    Raises:
+        MalformedError: it is no field, or ends in its middle.
+    """
+    kind = tag & 7
+    if tag < 8:
+        raise MalformedError("a field has the number 0")
+    if kind == 0:
+        _, at = varint(data, at, end)
+    elif kind in (1, 5):
+        at += 8 if kind == 1 else 4
+    elif kind == 2:
+        _, at = span(data, at, end)
+    elif kind == 3 and depth < _DEEPEST:
+        return _after_group(data, at, end, tag, depth + 1)
+    else:
+        raise MalformedError(f"a field has the type {kind}, where none can be")
+    if at > end:
+        raise MalformedError("a field ends in its middle")
+    return at
+
+
+def _after_group(data: bytes, at: int, end: int, begun: int, depth: int) -> int:
+    while at < end:
+        tag, at = tagged(data, at, end)
+        if tag & 7 == 4:
+            if tag >> 3 != begun >> 3:
+                break
+            return at
+        at = after(data, at, end, tag, depth)
+    raise MalformedError("a group has no end")
+
+
+# ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def field(number: int, value: bytes) -> bytes:
+    """Return a field with a length; of the numbers up to 15."""
+    return bytes([number << 3 | 2]) + varint_of(len(value)) + value
+
+
+def varint_of(value: int) -> bytes:
+    """Return the varint of an integer without a sign.
+
+    >>> varint_of(300).hex()
+    'ac02'
+    """
+    if value < 0x80:
+        return bytes([value])
+    found = bytearray()
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
