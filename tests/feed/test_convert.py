@@ -100,6 +100,14 @@ def test_samples_come_out_equal_and_in_order(tmp_path: Path, tfrecord: Path, wor
     assert sorted(os.listdir(tmp_path)) == ["back.tfrecord", "in.tfrecord", "out.lmdb"]
 
 
+def test_a_source_that_says_what_it_holds_is_read_once(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.hdf5", made(40))
+    heard: list[Progress] = []
+    convert(source, tmp_path / "out.lmdb", workers=2, progress=heard.append, verify=True)
+    assert max(one.samples for one in heard if one.stage == "looking") == 0
+    assert_equal(read(tmp_path / "out.lmdb"), made(40))
+
+
 RICH = ("hdf5", "parquet", "arrow", "lmdb", "tar", "jsonl", "tfrecord")
 ENDINGS = {"hdf5": ".h5", "images": "", "tokens": ".npy"}
 

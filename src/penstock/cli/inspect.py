@@ -12,11 +12,10 @@ from penstock.cli.convert import options_of
 from penstock.core.errors import ExtraError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from penstock.feed.inspect import Inspection
 
 _COLUMNS = 100
+_DRAWN = 4
 
 
 class Inspect:
@@ -59,53 +58,46 @@ class Inspect:
             seconds=args.seconds,
             options=options_of(args.option),
         )
-        sheet = _sheet(found, is_needed=args.picture is not None)
         if args.picture is not None:
-            _save(sheet, args.picture)
+            _save(found, args.picture)
         if args.json:
             print(json.dumps(found.to_json(), indent=2))
             return 0
         print(render(found), end="")
-        if sheet is not None and args.picture is None and sys.stdout.isatty():
-            _draw(sheet)
+        if args.picture is None and sys.stdout.isatty():
+            _draw(found)
         return 0
 
 
-def _sheet(found: Inspection, *, is_needed: bool) -> np.ndarray | None:
-    """Return the samples' images as one; None where there are none, or Pillow is missing and nobody asked for it."""
-    from penstock.feed.inspect.picture import contact_sheet, images_of
+def _save(found: Inspection, path: Path) -> None:
+    """Write the samples' images to a file."""
+    from penstock.feed.inspect.picture import contact_sheet, images_of, save
 
-    try:
-        images = images_of(found.shown)
-        return contact_sheet(images) if images else None
-    except ExtraError:
-        if is_needed:
-            raise
-        return None
-
-
-def _save(sheet: np.ndarray | None, path: Path) -> None:
-    from penstock.feed.inspect.picture import save
-
-    if sheet is None:
+    images = images_of(found.shown)
+    if not images:
         print("penstock: no sample has an image, so no picture is written", file=sys.stderr)
         return
-    save(sheet, str(path))
+    save(contact_sheet(images), str(path))
     print(f"penstock: the samples' images are in {path}", file=sys.stderr)
 
 
-def _draw(sheet: np.ndarray) -> None:
-    """Draw an image in the terminal, two pixels to a character."""
+def _draw(found: Inspection) -> None:
+    """Draw the first images in the terminal, two pixels to a character, if it has the colours, and Pillow is there."""
     from rich.console import Console
     from rich.style import Style
     from rich.text import Text
 
-    from penstock.feed.inspect.picture import half_blocks
+    from penstock.feed.inspect.picture import contact_sheet, half_blocks, images_of
 
     console = Console()
     if console.color_system not in ("256", "truecolor"):
         return
-    for row in half_blocks(sheet, min(console.width, _COLUMNS)):
+    try:
+        images = images_of(found.shown)[:_DRAWN]
+        rows = half_blocks(contact_sheet(images, columns=len(images)), min(console.width, _COLUMNS)) if images else []
+    except ExtraError:
+        return
+    for row in rows:
         line = Text()
         for above, below in row:
             line.append("▀", Style.parse(f"rgb({','.join(map(str, above))}) on rgb({','.join(map(str, below))})"))

@@ -78,6 +78,8 @@ class Crew:
         if self._wanted == 0:
             yield from self._alone(tasks, report)
             return
+        if not tasks:
+            return
         self._start(min(self._wanted, len(tasks)))
         deal = Deal(tasks, len(self._workers))
         under_way: dict[Connection, tuple[int, Task]] = {}

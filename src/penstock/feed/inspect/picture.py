@@ -50,14 +50,14 @@ def as_image(value: Any) -> np.ndarray | None:
     return np.ascontiguousarray(np.broadcast_to(value, (*value.shape[:2], 3)))
 
 
-def contact_sheet(images: list[np.ndarray], cell: int = _CELL) -> np.ndarray:
-    """Return one image with all of them, each within a cell of that many pixels.
+def contact_sheet(images: list[np.ndarray], *, cell: int = _CELL, columns: int | None = None) -> np.ndarray:
+    """Return one image with all of them, each within a cell of that many pixels; a third wider than high, by default.
 
     Raises:
         ExtraError: Pillow is not installed.
     """
     image_module = need("PIL.Image", "images")
-    columns = max(1, min(len(images), round(len(images) ** 0.5 * 1.3)))
+    columns = columns or max(1, min(len(images), round(len(images) ** 0.5 * 1.3)))
     rows = -(-len(images) // columns)
     step = cell + _GAP
     sheet = np.full((rows * step - _GAP, columns * step - _GAP, 3), 24, np.uint8)
