@@ -142,6 +142,10 @@ class ArrowSource(TableSource):
                 column.validate(full="_view" in str(column.type))  # of others columns.py checks what is left
         yield batch
 
+    def offset(self, group: Group) -> int:
+        """Return the byte at which a batch's message begins."""
+        return self._files[group.file].batches[group.number].begin
+
     def cost(self, batch: Any) -> int:
         """Return the bytes that keeping a batch costs: a view of a map costs little."""
         nbytes: int = batch.nbytes

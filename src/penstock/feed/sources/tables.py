@@ -41,13 +41,17 @@ def translated(path: str, what: str = "it cannot be read") -> Iterator[None]:
     Traceback (most recent call last):
     penstock.core.errors.SourceError: a.parquet: it cannot be read: no
     """
-    pa = need("pyarrow", "parquet")
     try:
         yield
     except SourceError:
         raise
-    except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
+    except foreign() as error:
         raise SourceError(f"{path}: {what}: {str(error)[:500]}") from error
+
+
+def foreign() -> tuple[type[Exception], ...]:
+    """Return what Arrow raises about damaged files."""
+    return need("pyarrow", "parquet").ArrowException, OSError, ValueError, MemoryError, OverflowError
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,10 @@ class TableSource(Source):
         """Return the bytes that keeping a batch costs."""
         return int(batch.nbytes)
 
+    def offset(self, group: Group) -> int:
+        """Return the byte at which a group begins; -1 where nobody knows."""
+        return -1
+
     def read(self, index: int) -> Sample:
         """Return a sample."""
         number = bisect_right(self._starts, index) - 1
@@ -181,13 +189,14 @@ class TableSource(Source):
         group = self._groups[number]
         unpacked = Unpacked()
         try:
-            with translated(self._paths[group.file], "a group cannot be unpacked"):
-                for batch in self.batches(group, self._names.values()):
-                    self._add(batch, unpacked)
+            for batch in self.batches(group, self._names.values()):
+                self._add(batch, unpacked)
         except SourceError as error:
-            if getattr(error.__cause__, "errno", None):
-                raise  # the disk's, and may be gone the next time
             return str(error)
+        except foreign() as error:
+            if getattr(error, "errno", None):  # the disk's, and may be gone the next time
+                raise SourceError(f"{self._paths[group.file]} cannot be read: {error}") from error
+            return f"its group cannot be unpacked: {str(error)[:500]}"
         if unpacked.starts[-1] != group.rows:
             return f"its group has {unpacked.starts[-1]} rows, and {group.rows} by the file's own account"
         return unpacked
@@ -201,7 +210,10 @@ class TableSource(Source):
             leaf = there.get(inner)
             if leaf is None or isinstance(leaf, str) or leaf.field != self._fields[name]:
                 raise SourceError(f"its column {inner!r} is not what the file's schema says")
-            columns.append((name, leaf.column(batch)))
+            try:
+                columns.append((name, leaf.column(batch)))
+            except SourceError as error:
+                raise SourceError(f"field {name!r}: {error}") from error
         unpacked.pieces.append(columns)
         unpacked.starts.append(unpacked.starts[-1] + batch.num_rows)
         unpacked.nbytes += self.cost(batch)
@@ -213,7 +225,7 @@ class TableSource(Source):
 
     def _broken(self, number: int, row: int, reason: str) -> RecordError:
         group = self._groups[number]
-        return RecordError(self._paths[group.file], -1, group.first + row, reason)
+        return RecordError(self._paths[group.file], self.offset(group), group.first + row, reason)
 
 
 def chosen(paths: Sequence[str], schemas: Sequence[Any], fields: Selection) -> tuple[dict[str, str], Schema]:
