@@ -143,6 +143,15 @@ def test_nothing_is_an_error(tmp_path: Path) -> None:
         folder(tmp_path / "nowhere")
 
 
+def test_a_folder_that_cannot_be_listed_is_an_error_with_its_name(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(SourceError, match="data cannot be listed: Permission denied"):
+        folder(root)
+
+
 def test_a_folder_in_memory_of_fsspec_is_read(tmp_path: Path) -> None:
     fsspec = pytest.importorskip("fsspec")
     memory = fsspec.filesystem("memory")

@@ -70,7 +70,10 @@ class ClassFolders:
             raise SourceError(f"{folders[0]} is a folder and {other} is a file; name either folders or files")
         root = os.path.join(paths[0], "") if len(folders) == 1 else ""
         if folders:
-            found = [_below(folder, root, suffixes, storage) for folder in folders]
+            try:
+                found = [_below(folder, root, suffixes, storage) for folder in folders]
+            except OSError as error:
+                raise SourceError(f"{error.filename} cannot be listed: {error.strerror}") from error
         else:
             if labels:
                 raise OptionError("labels=True needs a folder with class folders, and was given files")

@@ -5,7 +5,15 @@
     path        the file's path, if it is asked for by name
     encoded     the file's bytes as they are, if they are asked for by name: for a decoder of your own, or to copy them
 
-Which files there are, and in what order: class_folders.py.
+Which files there are, and in what order: class_folders.py. A crop of your own is cut from the encoded picture, of which
+libjpeg-turbo then decodes no more than `size` needs:
+
+    def random_crop(sample):
+        height, width = dimensions(sample["encoded"])
+        crop = ...                                              # top, left, height, width: drawn from these
+        return {"image": decode(sample["encoded"], crop=crop, size=224, resize="stretch"), "label": sample["label"]}
+
+    penstock.open("train/", fields=["encoded", "label"]).map(random_crop)
 """
 
 from __future__ import annotations
@@ -20,7 +28,7 @@ from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.feed.sources.base import Source
 from penstock.feed.sources.class_folders import ClassFolders
 from penstock.feed.sources.pictures import MAX_PIXELS, Resize, Size, decode, encode, sides, suffix
-from penstock.feed.sources.sample import Errors, Field, Sample, Schema, Selection
+from penstock.feed.sources.sample import Errors, Field, Sample, Schema, Selection, field_of
 from penstock.feed.sources.storage import Storage, is_remote
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -226,6 +234,16 @@ class Writer:
         quality: of JPEG.
         classes: the names of the class folders, by label; their numbers, of five digits, where there are none. Labels
             are read back from the names' order, so these have to be sorted.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     image = np.full((3, 4, 4), 7, np.uint8)
+    ...     writer = Writer(f"{folder}/out", {"image": field_of(image), "label": field_of(1)})
+    ...     writer.write({"image": image, "label": 1})
+    ...     writer.close()
+    ...     source = opened([f"{folder}/out"], storage=Storage(), fields=Selection(), errors="raise", size=2)
+    ...     source.classes, source[0]["label"], source[0]["image"].max()
+    (('00000', '00001'), 1, np.uint8(7))
     """
 
     def __init__(
