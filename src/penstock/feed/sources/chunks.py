@@ -40,11 +40,11 @@ class Chunks:
     def get(self, key: Hashable, unpack: Callable[[], np.ndarray]) -> np.ndarray:
         """Return the chunk `key`; `unpack` makes it if it is not held. Others who want the same one wait for it."""
         with self._lock:
-            self._readers.add(threading.get_ident())
             found = self._held.get(key)
             if found is not None:
                 self._held.move_to_end(key)
                 return found
+            self._readers.add(threading.get_ident())
             gate = self._gates.setdefault(key, threading.Lock())
         with gate:
             with self._lock:

@@ -72,7 +72,7 @@ class Column:
             chunks: those of this field that were unpacked, of all files.
             heap: of the file.
         """
-        rows = rows_of(self.layout, file, chunks)
+        rows = rows_of(self.layout, file, chunks, in_spans=self.offsets is not None)
         if self.offsets is not None and self.shapes is not None:
             starts, shapes = (rows_of(one, file, chunks) for one in (self.offsets, self.shapes))
             return _Ragged(self, rows, starts, shapes, file).value

@@ -61,17 +61,17 @@ class File:
         """
         nbytes = into.nbytes
         self._check(offset, nbytes, key)
-        room = into.reshape(-1).view(np.uint8).data
-        done = 0
         try:
             if self._descriptor < 0:
                 self._open()
-            while done < nbytes and (more := os.preadv(self._descriptor, [room[done:]], offset + done)):
-                done += more
+            done = os.preadv(self._descriptor, [into.data], offset)
+            while 0 < done < nbytes:
+                more = os.preadv(self._descriptor, [into.reshape(-1).view(np.uint8)[done:].data], offset + done)
+                done = done + more if more else -1
         except OSError as error:
             raise RecordError(self.path, offset, key, f"cannot be read: {error}") from error
-        if done < nbytes:
-            raise RecordError(self.path, offset, key, f"the file ends {nbytes - done} bytes too early")
+        if done != nbytes:
+            raise RecordError(self.path, offset, key, f"the file ends before its {nbytes} bytes do")
 
     def _check(self, offset: int, nbytes: int, key: object) -> None:
         if not 0 <= offset <= offset + nbytes <= self.nbytes:

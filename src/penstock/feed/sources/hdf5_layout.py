@@ -43,7 +43,9 @@ class Table:
 
     def find(self, number: int) -> tuple[int, int, int] | None:
         """Return a chunk's offset, size and skipped filters; None if it was never written."""
-        at = int(np.searchsorted(self.numbers, number))
+        at = number
+        if at >= len(self.numbers) or self.numbers[at] != number:  # some were never written
+            at = int(np.searchsorted(self.numbers, number))
         if at == len(self.numbers) or self.numbers[at] != number:
             return None
         return int(self.offsets[at]), int(self.sizes[at]), int(self.skipped[at])

@@ -15,6 +15,9 @@ from penstock.feed.sources.chunks import Chunks
 from penstock.feed.sources.hdf5_file import File
 from penstock.feed.sources.hdf5_layout import Layout
 
+_BLOCK_NBYTES = 4096
+"""Of rows in place that are read together, where they are small."""
+
 
 class Rows(Protocol):
     """Gives the rows of one dataset, in any thread."""
@@ -30,15 +33,16 @@ class Rows(Protocol):
         """Return several rows."""
 
 
-def rows_of(layout: Layout, file: File, chunks: Chunks) -> Rows:
+def rows_of(layout: Layout, file: File, chunks: Chunks, *, in_spans: bool = False) -> Rows:
     """Return what reads the rows of a dataset.
 
     Args:
         layout: where they lie.
         file: in which.
         chunks: those that were unpacked.
+        in_spans: whether many rows are asked for at a time, and not single ones.
     """
-    if layout.is_in_place:
+    if layout.is_in_place and (in_spans or layout.row_nbytes >= _BLOCK_NBYTES // 4):
         return InPlace(layout, file)
     return Unpacked(layout, file, chunks)
 
@@ -53,52 +57,59 @@ class InPlace:
     def __init__(self, layout: Layout, file: File) -> None:
         self._layout = layout
         self._file = file
+        self._row_nbytes = layout.row_nbytes
 
     def row(self, index: int) -> Any:
         """Return a row."""
-        return self.span(index, index + 1)[0]
+        found = np.empty(self._layout.shape, self._layout.dtype)
+        self._fill(found, index, 1)
+        return found if found.ndim else found[()]
 
     def span(self, start: int, stop: int) -> np.ndarray:
         """Return several rows."""
         found = np.empty((stop - start, *self._layout.shape), self._layout.dtype)
         rows = self._layout.rows if self._layout.way == "chunks" else max(1, self._layout.count)
         for at in _cuts(start, stop, rows):
-            self._fill(found[at - start : min(stop, (at // rows + 1) * rows) - start], at)
+            part = found[at - start : min(stop, (at // rows + 1) * rows) - start]
+            self._fill(part, at, len(part))
         return found
 
-    def _fill(self, part: np.ndarray, start: int) -> None:
+    def _fill(self, part: np.ndarray, start: int, count: int) -> None:
         layout, file = self._layout, self._file
         key = f"{layout.name}[{start}]"
         if layout.table is None:
-            file.read(layout.offset + start * layout.row_nbytes, part, key)
+            file.read(layout.offset + start * self._row_nbytes, part, key)
             return
         number, skipped = divmod(start, layout.rows)
         chunk = layout.table.find(number)
         if chunk is None:
             part[...] = filled(layout, part.shape)
             return
-        if chunk[1] < (skipped + len(part)) * layout.row_nbytes:
+        if chunk[1] < (skipped + count) * self._row_nbytes:
             raise RecordError(file.path, chunk[0], key, f"its chunk has no more than {chunk[1]} bytes")
-        file.read(chunk[0] + skipped * layout.row_nbytes, part, key)
+        file.read(chunk[0] + skipped * self._row_nbytes, part, key)
 
 
 class Unpacked:
-    """Rows of chunks that have to be unpacked, here or by the library; the chunks are kept a while."""
+    """Rows of chunks that have to be unpacked, here or by the library, or of blocks of small rows; kept a while."""
 
     def __init__(self, layout: Layout, file: File, chunks: Chunks) -> None:
         self._layout = layout
         self._file = file
         self._chunks = chunks
+        self._rows = layout.rows
+        if layout.way == "contiguous":
+            self._rows = max(1, _BLOCK_NBYTES // layout.row_nbytes)
 
     def row(self, index: int) -> Any:
         """Return a row: a copy, as a row must not keep its chunk alive."""
-        number, at = divmod(index, self._layout.rows)
-        row = self._get(number)[at]
+        number, at = divmod(index, self._rows)
+        row = (self._unpack(number) if self._rows == 1 else self._get(number))[at]
         return row.copy() if isinstance(row, np.ndarray) else row
 
     def span(self, start: int, stop: int) -> np.ndarray:
         """Return several rows."""
-        rows = self._layout.rows
+        rows = self._rows
         parts = [
             self._get(at // rows)[at % rows : min(stop - at // rows * rows, rows)] for at in _cuts(start, stop, rows)
         ]
@@ -109,10 +120,14 @@ class Unpacked:
 
     def _unpack(self, number: int) -> np.ndarray:
         layout = self._layout
-        start = number * layout.rows
-        stop = min(start + layout.rows, layout.count)
+        start = number * self._rows
+        stop = min(start + self._rows, layout.count)
         if layout.way == "library":
             return self._file.rows(layout.name, start, stop)
+        if layout.way == "contiguous":
+            block = np.empty((stop - start, *layout.shape), layout.dtype)
+            self._file.read(layout.offset + start * layout.row_nbytes, block, f"{layout.name}[{start}]")
+            return block
         if layout.chunk[1:] == layout.shape:
             return self._chunk(number)[: stop - start]
         whole = np.empty((stop - start, *layout.shape), layout.dtype)
