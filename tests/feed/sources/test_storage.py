@@ -12,6 +12,7 @@ from typing import Any
 
 import boto3
 import fsspec
+import numpy as np
 import pytest
 from faulty import Files, Plan, Proxy
 from moto.server import ThreadedMotoServer
@@ -19,6 +20,8 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock
 from penstock.core.errors import SourceError
+from penstock.feed.sources.formats import named
+from penstock.feed.sources.sample import schema_of
 from penstock.feed.sources.storage import Storage, is_remote, spelled_out
 from penstock.feed.sources.stream import Shard, Stream
 
@@ -211,6 +214,12 @@ def test_credentials_that_are_wrong_or_missing_say_what_to_do(s3: Proxy, monkeyp
     assert len(s3.requests) == 1
 
 
+def test_a_profile_that_is_not_there_is_an_error(s3: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(SourceError, match=r"may not be read .*ProfileNotFound.*AWS_PROFILE"):
+        QUICK.open("s3://bucket/train/0.txt")
+
+
 def test_a_file_of_s3_that_changes_is_an_error(s3: Proxy) -> None:
     with QUICK.open("s3://bucket/train/0.txt") as file:
         file.read(10)
@@ -245,6 +254,37 @@ def test_every_sample_comes_once_from_s3(s3: Proxy, tmp_path: Path, loader: Any,
         assert left == [*(f"{shard}.txt" for shard in range(SHARDS)), "lock"]
         assert Counter(stream) == everything()
         assert {method for method, _, _ in s3.requests} == {"HEAD"}
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix", "url"),
+    [
+        ("jsonl", ".jsonl", "s3://bucket/jsonl/{0..2}.jsonl"),
+        ("tar", ".tar", "s3://bucket/tar/*.tar"),
+        ("hdf5", ".h5", "s3://bucket/hdf5/"),
+    ],
+)
+def test_penstock_open_reads_every_sample_of_s3_once(
+    s3: Proxy, moto: tuple[str, int], tmp_path: Path, name: str, suffix: str, url: str
+) -> None:
+    client = boto3.client("s3", endpoint_url="http://{}:{}".format(*moto))
+    for shard in range(3):
+        samples = [{"number": np.int64(shard * 100 + at), "text": f"sample {at}"} for at in range(40)]
+        path = str(tmp_path / f"{shard}{suffix}")
+        writer = named(name).load().Writer(path, schema_of(samples[0]))
+        for sample in samples:
+            writer.write(sample)
+        writer.close()
+        client.put_object(Bucket="bucket", Key=f"{name}/{shard}{suffix}", Body=Path(path).read_bytes())
+    client.close()
+    s3.plan = Plan(share=0.2, seed=3)
+    source = penstock.open(url, cache=tmp_path / "cache")
+    batches = penstock.DataLoader(source, batch_size=7, num_workers=2)
+    assert sorted(int(number) for batch in batches for number in batch["number"]) == [
+        shard * 100 + at for shard in range(3) for at in range(40)
+    ]
+    source.close()
+    assert not [name for name in os.listdir(tmp_path / "cache") if name.endswith(".part")]
 
 
 def test_every_sample_comes_once_from_a_web_server(http: Files) -> None:

@@ -93,8 +93,7 @@ class Line:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        for one in self.connected.values():
-            await one.close()
+        await asyncio.gather(*(one.close() for one in self.connected.values()), return_exceptions=True)
 
 
 def hold() -> Line:

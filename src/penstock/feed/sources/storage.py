@@ -59,7 +59,7 @@ class Storage:
     """What one request asks for."""
 
     ahead: int = remote.AHEAD
-    """How many requests of an open file are under way ahead of its reader."""
+    """How many requests of an open file are under way ahead of its reader; it holds the bytes of one more."""
 
     def __post_init__(self) -> None:
         if self.range_nbytes < 1 or self.ahead < 0 or self.cache_nbytes < 0:

@@ -86,10 +86,13 @@ class Wire:
         """Close its connections."""
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
-        begin = getattr(self._fs, "set_session", None) or getattr(self._fs, "_set_session", None)
-        if begin is not None and getattr(self._fs, "async_impl", False):
-            session = await begin()
+        session = self._session()
+        if session is not None:
             await session.close()
+
+    def _session(self) -> Any:
+        """Return what holds the connections, if there is one yet."""
+        return getattr(self._fs, "_session", None)
 
     def _inner(self, url: str) -> str:
         return str(self._fs._strip_protocol(url))
@@ -140,6 +143,9 @@ class S3(Wire):
                     yield piece
         finally:
             body.close()
+
+    def _session(self) -> Any:
+        return self._fs._s3
 
     async def _ask(self, url: str, method: str, **arguments: Any) -> Any:
         bucket, key, version = self._fs.split_path(url)
