@@ -28,7 +28,7 @@ from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.feed.sources.base import Source
 from penstock.feed.sources.class_folders import ClassFolders
 from penstock.feed.sources.pictures import MAX_PIXELS, Resize, Size, decode, encode, sides, suffix
-from penstock.feed.sources.sample import Errors, Field, Sample, Schema, Selection, field_of
+from penstock.feed.sources.sample import Errors, Field, Sample, Schema, Selection
 from penstock.feed.sources.storage import Storage, is_remote
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -236,6 +236,7 @@ class Writer:
             are read back from the names' order, so these have to be sorted.
 
     >>> import tempfile
+    >>> from penstock.feed.sources.sample import field_of
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     image = np.full((3, 4, 4), 7, np.uint8)
     ...     writer = Writer(f"{folder}/out", {"image": field_of(image), "label": field_of(1)})
