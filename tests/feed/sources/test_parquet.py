@@ -374,3 +374,14 @@ def tried(path: Path) -> bool:
             refused = True
     source.close()
     return refused
+
+
+def test_a_remote_file_is_read_when_a_row_group_of_it_is(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    table(tmp_path / "a.parquet", {"x": np.arange(20_000)}, row_group_size=4000)
+    fsspec.filesystem("memory").put(str(tmp_path / "a.parquet"), "/folder/a.parquet")
+    source = penstock.open("memory://folder/a.parquet", cache=tmp_path / "cache")
+    assert len(source) == 20_000
+    assert not any(path.is_file() for path in (tmp_path / "cache").rglob("*"))
+    assert [source[index]["x"] for index in range(0, 20_000, 99)] == list(range(0, 20_000, 99))
+    source.close()

@@ -147,8 +147,8 @@ class LMDBSource(Source):
 
 def _file(path: str, storage: Storage) -> str:
     """Return the file that a path stands for."""
-    inner = os.path.join(path, "data.mdb")
-    return inner if os.path.isdir(path) else storage.local(path)
+    local = storage.local(path)
+    return os.path.join(local, "data.mdb") if os.path.isdir(local) else local
 
 
 def _open(path: str) -> int:

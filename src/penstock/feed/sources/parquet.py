@@ -83,16 +83,15 @@ class ParquetSource(TableSource):
     ) -> None:
         super().__init__(paths, groups, schemas, fields, options)
         self._storage = storage
-        self._footers: PerProcess[dict[str, Any]] = PerProcess(dict, dict.clear)
+        self._known: PerProcess[dict[str, tuple[Any, str]]] = PerProcess(dict, dict.clear)
 
     def batches(self, group: Group, names: Iterable[str]) -> Iterator[Any]:
         """Yield a row group's record batches, of some MiB each: what they unpack to is known when they have."""
         parquet = need("pyarrow.parquet", "parquet")
-        path = self._paths[group.file]
-        footers = self._footers.get()
-        metadata = footers.get(path)
-        if metadata is None:
-            metadata = footers[path] = footer(self._storage, path)
+        path, known = self._paths[group.file], self._known.get()
+        if path not in known:
+            known[path] = footer(self._storage, path), self._storage.local(path)
+        metadata, local = known[path]
         there = leaves(self._schemas[group.file])
         columns = [".".join(leaf.path) for name in names if not isinstance(leaf := there[name], str)]
         row_group = metadata.row_group(group.number)
@@ -100,12 +99,12 @@ class ParquetSource(TableSource):
         if not 0 <= nbytes <= limit:
             raise SourceError(f"a row group has {nbytes} bytes unpacked; max_group_nbytes is {limit}")
         rows = min(_MOST_ROWS, max(_FEWEST_ROWS, _PIECE_NBYTES * row_group.num_rows // max(1, nbytes)))
-        with parquet.ParquetFile(self._storage.local(path), metadata=metadata, page_checksum_verification=True) as file:
+        with parquet.ParquetFile(local, metadata=metadata, page_checksum_verification=True) as file:
             yield from file.iter_batches(rows, row_groups=[group.number], columns=columns, use_threads=False)
 
     def close(self) -> None:
         """Let go of what this process keeps."""
-        self._footers.close()
+        self._known.close()
         super().close()
 
 
