@@ -25,8 +25,8 @@ from webdataset.autodecode import Decoder
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 import penstock
-from penstock.core.errors import RecordError, SourceError
-from penstock.feed.sources import npy, tar
+from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.feed.sources import npy, pictures, tar
 from penstock.feed.sources.pieces import PIECE_NBYTES
 from penstock.feed.sources.sample import Field, Schema, schema_of
 
@@ -338,6 +338,22 @@ def test_fields_are_suffixes(theirs: str) -> None:
         next(iter(penstock.open(theirs, fields=["png"])))
     with pytest.raises(RecordError, match="no field 'z'"):
         next(iter(penstock.open(written(Path(theirs).parent / "b.tar", [{"x": "a"}]), fields=["z"])))
+
+
+def test_pictures_are_decoded_where_that_is_asked_for(tmp_path: Path) -> None:
+    pixels = np.arange(3 * 5 * 7, dtype=np.uint8).reshape(3, 5, 7)
+    data = pictures.encode(pixels)
+    other = archived(tmp_path / "a.tar", ("a.PNG", data), ("b.png", data[:50]), ("c.bin", data))
+    ours = written(tmp_path / "b.tar", [{"image": data, "raw": data}], extensions={"image": "png"})
+    with pytest.warns(UserWarning, match="record b at byte 1024: its member 'png' cannot be decoded"):
+        first, last = penstock.open(other, decode="images", errors="skip")
+    np.testing.assert_array_equal(first["png"], pixels)
+    assert last["bin"] == data
+    (sample,) = penstock.open(ours, decode="images")
+    np.testing.assert_array_equal(sample["image"], pixels)
+    assert sample["raw"] == data
+    with pytest.raises(OptionError, match="decode='pil'"):
+        penstock.open(ours, decode="pil")
 
 
 @pytest.mark.parametrize("loader", [TorchDataLoader, penstock.DataLoader])

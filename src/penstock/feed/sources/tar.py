@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
-from penstock.core.errors import RecordError, SourceError
+from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.feed.sources.pieces import Created, Pieces
 from penstock.feed.sources.sample import Errors, Sample, Schema, Selection, widened
 from penstock.feed.sources.storage import Storage, is_remote
 from penstock.feed.sources.stream import Shard, Stream
-from penstock.feed.sources.tar_fields import KEY, ByLayout, BySuffix, Layout, encoded, split, suffix_of, unfit
+from penstock.feed.sources.tar_fields import KEY, ByLayout, BySuffix, Decode, Layout, encoded, split, suffix_of, unfit
 from penstock.feed.sources.tar_headers import BLOCK_NBYTES, END, Member, Note, header, members, note, padding
 
 __all__ = ["Samples", "Writer", "joined", "opened", "unfit"]
@@ -32,7 +32,7 @@ def opened(
     storage: Storage,
     fields: Selection,
     errors: Errors,
-    decode: bool = True,
+    decode: Decode = True,
     parse_json: bool = False,
     max_record_nbytes: int = MOST_NBYTES,
 ) -> Samples:
@@ -44,13 +44,17 @@ def opened(
         fields: which members a sample gets, by their suffixes ("jpg", or the first that is there of "jpg;png"), or by
             the fields' names in archives of ours. `__key__` is the sample's name.
         errors: what to do with broken samples.
-        decode: make integers, text and arrays of members, as their suffix says; without it all are bytes.
+        decode: make integers, text and arrays of members, as their suffix says; with "images" also pixels of pictures,
+            uint8[3, height, width]; without it all are bytes.
         parse_json: make of JSON what it says; else it is text.
         max_record_nbytes: a larger sample is broken.
 
     Raises:
         SourceError: an archive cannot be read.
+        OptionError: `decode` is nothing of the kind.
     """
+    if decode not in (False, True, "images"):
+        raise OptionError(f"decode={decode!r} is none of True, False and 'images'")
     by_suffix = BySuffix(fields=fields, decode=decode, parse_json=parse_json)
     return Samples(paths, storage, errors, by_suffix, most=max_record_nbytes)
 
@@ -110,7 +114,7 @@ class Samples(Stream):
     def _by(self, path: str, said: Note) -> ByLayout | None:
         try:
             layout = Layout.of(said.text) if self._by_suffix.decode else None
-            return None if layout is None else ByLayout(layout, self._by_suffix.fields)
+            return None if layout is None else ByLayout(layout, self._by_suffix.fields, self._by_suffix.decode)
         except SourceError as error:
             raise RecordError(path, 0, "of its fields", str(error)) from error
 

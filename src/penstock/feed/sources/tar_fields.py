@@ -14,7 +14,9 @@ What a suffix ends on says what it holds:
     json jsn                     text; `parse_json=True` makes of it what it says. Of that, which may be anything, no
                                  batch can be made in general, and so it is not done unasked.
     npy                          an array of numbers; pickled objects are refused
-    anything else                bytes: images, which a decoder gives their size; and pickles, which nobody should load
+    jpg jpeg png webp            bytes, as a picture's size is the decoder's business; `decode="images"` makes pixels of
+                                 them, uint8[3, height, width], as `pictures` does
+    anything else                bytes; pickles, too, which nobody should load
 
 Archives of ours begin with a comment (of a pax header, which other programs pass over) that says what fields there are:
 JSON {"penstock": 1, "count": samples, "numbered": keys are numbers of 9 digits, "fields": {NAME: [kind, dtype, shape,
@@ -34,19 +36,22 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from penstock.core.errors import SourceError
-from penstock.feed.sources import npy
+from penstock.feed.sources import npy, pictures
 from penstock.feed.sources.sample import Field, Sample, Schema, Selection, plain
 
 KEY = "__key__"
 
+Decode = bool | Literal["images"]
+
 _INTEGER = ("cls", "cls2", "index", "inx", "id")
 _TEXT = ("txt", "text", "transcript")
 _JSON = ("json", "jsn")
+_PICTURES = ("jpg", "jpeg", "png", "webp")
 _METADATA = re.compile(r"__[^/]*__($|/)")
 _INTEGERS = {np.dtype(code).name for code in "bBhHiIqQ"}
 _VERSION = 1
@@ -74,7 +79,7 @@ class BySuffix:
 
     Args:
         fields: which suffixes a sample gets; one may be several, of which the first that is there is taken: "jpg;png".
-        decode: as the table above says; without it everything is bytes.
+        decode: as the table above says, "images" with pictures; without it everything is bytes.
         parse_json: give what JSON says in place of its text.
 
     >>> BySuffix(fields=Selection.of({"y": "cls"})).sample("0001", {"cls": b"7"})
@@ -82,7 +87,7 @@ class BySuffix:
     """
 
     fields: Selection
-    decode: bool = True
+    decode: Decode = True
     parse_json: bool = False
 
     def wants(self, suffix: str) -> bool:
@@ -120,10 +125,12 @@ class BySuffix:
                 return data.decode()
             if ending in _JSON:
                 return json.loads(data) if self.parse_json else data.decode()
+            if ending in _PICTURES and self.decode == "images":
+                return pictures.decode(data)
             if ending == "npy":
                 array = npy.unpacked(data)
                 return array[()] if array.ndim == 0 else array
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # SourceError is a ValueError
             raise SourceError(f"its member {suffix!r} cannot be decoded: {error}") from error
         return data
 
@@ -147,7 +154,7 @@ def suffix_of(name: str, field: Field, extension: str = "bin") -> str:
     if field.kind == "text":
         known: tuple[str, ...] = ("txt", *_TEXT, *_JSON)
     elif field.kind == "bytes":
-        known = (extension, "jpg", "jpeg", "png", "webp")
+        known = (extension, *_PICTURES)
     elif field.kind == "number" and field.dtype in _INTEGERS:
         known = _INTEGER
     else:
@@ -220,12 +227,14 @@ class ByLayout:
     Args:
         layout: what the archive says of itself.
         fields: which fields a sample gets.
+        decode: "images" makes pixels of bytes that a member with a picture's suffix holds.
 
     Raises:
         SourceError: it has no such fields.
     """
 
-    def __init__(self, layout: Layout, fields: Selection) -> None:
+    def __init__(self, layout: Layout, fields: Selection, decode: Decode = True) -> None:
+        self._decode = decode
         self._schema = layout.schema
         self._suffixes = layout.suffixes
         self._names = fields.names([*layout.schema, KEY] if fields.chosen else layout.schema, "it")
@@ -250,7 +259,8 @@ class ByLayout:
             if data is None:
                 raise SourceError(f"its member {self._suffixes[name]!r} is missing")
             try:
-                sample[own] = decoded(self._schema[name], data)
+                is_picture = self._decode == "images" and self._suffixes[name].rpartition(".")[2].lower() in _PICTURES
+                sample[own] = pictures.decode(data) if is_picture else decoded(self._schema[name], data)
             except (ValueError, OverflowError) as error:
                 raise SourceError(f"its member {self._suffixes[name]!r} cannot be decoded: {error}") from error
         return sample

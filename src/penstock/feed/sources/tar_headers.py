@@ -15,6 +15,7 @@ which only `comment` is looked at. https://pubs.opengroup.org/onlinepubs/9699919
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -103,8 +104,7 @@ def _read(path: str, block: bytes, offset: int, longer: dict[str, str]) -> tuple
     kind = block[156:157]
     if block[257:263] == b"ustar\0" and block[345]:
         name = f"{_text(block[345:500])}/{name}"
-    checksum = _number(block[148:156])
-    if checksum != sum(block[:148]) + 8 * 0x20 + sum(block[156:]):
+    if _number(block[148:156]) != _sum(block):
         raise RecordError(path, offset, name[:100], "the checksum of its header is wrong, and so the rest is lost")
     nbytes = _number(block[124:136])
     if kind not in b"xXgLK":
@@ -154,11 +154,21 @@ def _number(field: bytes) -> int | None:
     """Return a number in octal, or a binary one; None where it is neither, or negative."""
     if field[0] & 0x80:
         return int.from_bytes(field[1:], "big") if field[0] == 0x80 else None
-    text = field.partition(b"\0")[0].strip()
+    digits = field.partition(b"\0")[0].strip()
     try:
-        return int(text, 8) if text.isdigit() else None if text else 0
+        return int(digits, 8) if digits.isdigit() else None if digits else 0
     except ValueError:
         return None
+
+
+def _sum(block: bytes) -> int:
+    """Return the sum of a header's bytes, with spaces in the place of its checksum.
+
+    The lower half of Adler-32 is 1 and the sum of the bytes, modulo 65521, which 256 bytes do not reach: the fastest
+    sum of bytes that there is.
+    """
+    halves = (zlib.adler32(block[:256]) & 0xFFFF) + (zlib.adler32(block[256:]) & 0xFFFF) - 2
+    return halves - sum(block[148:156]) + 8 * 0x20
 
 
 def header(name: str, nbytes: int) -> bytes:
