@@ -86,7 +86,8 @@ def test_members_are_fields(tmp_path: Path) -> None:
     path = written(
         tmp_path / "a.jsonl",
         '{"i": 1, "f": 0.5, "b": true, "t": "ü", "n": null, "l": [1, 2], "m": [[1.5, 2], [3, 4]], "o": {"p": {"q": 7}},'
-        ' "texts": ["a", "b"], "ragged": [[1], [2, 3]], "mixed": [1, "a"], "none": [], "u": [18446744073709551615]}\n',
+        ' "texts": ["a", "b"], "ragged": [[1], [2, 3]], "mixed": [1, "a"],'
+        ' "objects": [{"a": [{}]}], "none": [], "u": [18446744073709551615]}\n',
     )
     (sample,) = jsonl(path)
     assert {name: value for name, value in sample.items() if not isinstance(value, np.ndarray)} == {
@@ -99,6 +100,7 @@ def test_members_are_fields(tmp_path: Path) -> None:
         "texts": ["a", "b"],
         "ragged": [[1], [2, 3]],
         "mixed": [1, "a"],
+        "objects": [{"a": [{}]}],
     }
     assert [sample[name].dtype.name for name in "lmu"] == ["int64", "float64", "uint64"]
     assert sample["m"].tolist() == [[1.5, 2.0], [3.0, 4.0]]
@@ -145,7 +147,7 @@ def test_blank_lines_marks_and_carriage_returns_are_no_matter(tmp_path: Path, su
         (b'{"x": 1} 2', "there is more"),
         (b"[1, 2]", "a list, not an object"),
         (b"3", "a number, not an object"),
-        (b'{"x": 1, "x": 2}', "the key 'x' is there twice"),
+        (b'{"x": 1, "x": 2}', "the field 'x' is there twice"),
         (b'{"a/b": 1, "a": {"b": 2}}', "the field 'a/b' is there twice"),
         (b'{"x": "\xff"}', "utf-8"),
         (b'{"x": "\\ud800"}', "surrogates"),

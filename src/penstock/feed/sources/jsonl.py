@@ -22,6 +22,7 @@ Blank lines are no records. A line with the same key twice is broken.
 
 from __future__ import annotations
 
+import array
 import base64
 import binascii
 import bisect
@@ -173,14 +174,15 @@ class _Lines:
                 raise OptionError(f"dtypes[{name!r}] is {dtype!r}, and has to be one of {', '.join(sorted(_DTYPES))}")
         self.longest = longest
         self._chosen = fields.chosen
+        self._wanted = None if fields.chosen is None else {own for _, own in fields.chosen}
         self._dtypes = {name: np.dtype(dtype) for name, dtype in dtypes.items()}
-        self._decode = json.JSONDecoder(object_pairs_hook=_members).raw_decode
+        self._decode = json.JSONDecoder(object_pairs_hook=tuple).raw_decode
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_decode": None}  # the decoder has a scanner in C
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _decode=json.JSONDecoder(object_pairs_hook=_members).raw_decode)
+        self.__dict__.update(state, _decode=json.JSONDecoder(object_pairs_hook=tuple).raw_decode)
 
     def sample(self, line: bytes) -> Sample:
         """Return the sample of a line.
@@ -195,75 +197,85 @@ class _Lines:
             members, end = self._decode(text)
             if end != len(text):
                 raise ValueError(f"after {end} characters of JSON there is more")
-            if not isinstance(members, dict):
+            if type(members) is not tuple:
                 raise ValueError(f"it holds {_WORDS.get(type(members), 'a number')}, not an object")
             if "\\ud" in text or "\\uD" in text:
                 json.dumps(members, ensure_ascii=False).encode()  # half of a pair of surrogates is no text
             found: Sample = {}
-            _spread(members, "", found)
+            self._spread(members, "", found)
         except RecursionError:
             raise ValueError("lists or objects lie too deep in each other") from None
-        if self._chosen is not None:
-            missing = [own for _, own in self._chosen if own not in found]
-            if missing:
-                raise ValueError(f"it has no field {missing[0]!r}")
-            found = {name: found[own] for name, own in self._chosen}
-        return {name: self._value(name, value) for name, value in found.items()}
+        if self._chosen is None:
+            return found
+        missing = [own for _, own in self._chosen if own not in found]
+        if missing:
+            raise ValueError(f"it has no field {missing[0]!r}")
+        return {name: found[own] for name, own in self._chosen}
 
-    def _value(self, name: str, value: Any) -> Any:
-        dtype = self._dtypes.get(name)
-        kind = type(value)
-        if kind is list:
-            return _array(value, dtype)
-        if kind is dict:
-            return _unpacked(value)
-        if kind is int and not -(1 << 63) <= value < 1 << 63:
-            if value >= 1 << 64 or value < 0:
-                raise ValueError(f"field {name!r} is an integer that does not fit into 64 bits")
-            return np.uint64(value)
-        if dtype is None or kind not in (int, float, bool):
-            return value
-        return _array([value], dtype)[0]
-
-
-_WORDS = {dict: "an object", list: "a list", str: "a text", bool: "a bool", type(None): "null"}
-
-
-def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} is there twice")
-    return members
+    def _spread(self, members: tuple[tuple[str, Any], ...], before: str, into: Sample) -> None:
+        """Put an object's members into a sample."""
+        for own, value in members:
+            name = before + own if before else own
+            if name in into:
+                raise ValueError(f"the field {name!r} is there twice")
+            kind = type(value)
+            if kind is str:
+                into[name] = value
+            elif kind is tuple:
+                packed = dict(value)
+                if "base64" in packed and len(packed) == len(value) and packed.keys() in _PACKED:
+                    into[name] = _unpacked(packed)
+                else:
+                    self._spread(value, f"{name}/", into)
+            elif self._wanted is not None and name not in self._wanted:
+                into[name] = None
+            elif kind is list:
+                into[name] = _array(value, self._dtypes.get(name))
+            else:
+                into[name] = _number(value, kind, self._dtypes.get(name))
 
 
-def _spread(members: dict[str, Any], before: str, into: Sample) -> None:
-    for own, value in members.items():
-        name = before + own
-        if type(value) is dict and not _is_packed(value):
-            _spread(value, f"{name}/", into)
-        elif name in into:
-            raise ValueError(f"the field {name!r} is there twice")
-        else:
-            into[name] = value
+_WORDS = {list: "a list", str: "a text", bool: "a bool", type(None): "null"}
+_PACKED = ({"base64"}, {"dtype", "shape", "base64"})
+
+
+def _number(value: Any, kind: type, dtype: np.dtype[Any] | None) -> Any:
+    if kind is int and not -(1 << 63) <= value < 1 << 63:
+        if value >= 1 << 64 or value < 0:
+            raise ValueError("it has an integer that does not fit into 64 bits")
+        return np.uint64(value)
+    if dtype is None or value is None:
+        return value
+    return _array([value], dtype)[0]
 
 
 def _array(value: list[Any], dtype: np.dtype[Any] | None) -> Any:
     """Return an array of a list of numbers; any other list as it is."""
+    kind = _CODES.get(type(value[0])) if value and (dtype is None or dtype.kind == "f") else None
+    if kind is not None:
+        try:
+            quick = np.frombuffer(array.array(kind[0], value), kind[1])  # half of what NumPy takes to look at them all
+        except (TypeError, OverflowError):
+            pass  # others among them
+        else:
+            return quick if dtype is None else quick.astype(dtype)
     kinds: set[type] = set()
     if not _is_of_numbers(value, kinds):
-        return value
+        return _as_it_is(value)
     try:
-        array = np.asarray(value, dtype)
+        made = np.asarray(value, dtype)
     except OverflowError as error:
         raise ValueError(str(error)) from error
     except ValueError:
         return value  # lists of different lengths
-    if array.dtype.kind not in "biufc" or (array.dtype.kind in "biu" and float in kinds):
+    if made.dtype.kind not in "biufc" or (made.dtype.kind in "biu" and float in kinds):
         raise ValueError(f"a list holds numbers that do not fit into {'64 bits' if dtype is None else dtype}")
-    if array.dtype.kind == "f" and dtype is None and kinds and float not in kinds:
+    if made.dtype.kind == "f" and dtype is None and kinds and float not in kinds:
         raise ValueError("a list holds integers that no one type of 64 bits has")
-    return array
+    return made
+
+
+_CODES = {float: ("d", np.float64), int: ("q", np.int64)}
 
 
 def _is_of_numbers(value: list[Any], kinds: set[type]) -> bool:
@@ -275,8 +287,11 @@ def _is_of_numbers(value: list[Any], kinds: set[type]) -> bool:
     return here <= {int, float, bool}
 
 
-def _is_packed(value: dict[str, Any]) -> bool:
-    return "base64" in value and value.keys() in ({"base64"}, {"dtype", "shape", "base64"})
+def _as_it_is(value: Any) -> Any:
+    """Return a list that is no array, its objects as dicts."""
+    if type(value) is list:
+        return [_as_it_is(one) for one in value]
+    return {name: _as_it_is(one) for name, one in value} if type(value) is tuple else value
 
 
 def _unpacked(value: dict[str, Any]) -> Any:
@@ -294,8 +309,8 @@ def _unpacked(value: dict[str, Any]) -> Any:
     little = np.dtype(dtype).newbyteorder("<")
     if math.prod(shape) * little.itemsize != len(data):
         raise ValueError(f'"base64" has {len(data)} bytes; {dtype} of shape {str(shape)[:80]} has others')
-    array = np.frombuffer(data, little).astype(dtype)
-    return array.reshape(shape) if shape else array[0]
+    made = np.frombuffer(data, little).astype(dtype)
+    return made.reshape(shape) if shape else made[0]
 
 
 class Writer:
