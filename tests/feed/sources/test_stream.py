@@ -193,6 +193,23 @@ def test_broken_records_are_left_out_and_counted() -> None:
     assert stream.skipped == 2
 
 
+class Missing(Numbers):
+    def read(self, shard: Shard, first: int, step: int) -> Iterator[Any]:
+        if shard.name == "1":
+            raise SourceError("there is no file '1'")
+        return super().read(shard, first, step)
+
+
+def test_a_shard_that_cannot_be_opened_is_told_once_and_the_others_are_read() -> None:
+    shards = [Shard(str(number), 2) for number in range(3)]
+    with pytest.warns(UserWarning, match="the shard cannot be read: there is no file '1'"):
+        assert list(Missing(shards, errors="skip")) == [0, 1, 2000, 2001]
+    loader = penstock.DataLoader(Missing(shards), batch_size=2, num_workers=1, errors="skip")
+    assert torch.cat(list(loader)).tolist() == [0, 1, 2000, 2001]
+    with pytest.raises(RecordError, match="1: record 0: the shard cannot be read"):
+        list(Missing(shards))
+
+
 def test_a_loader_counts_broken_records() -> None:
     stream = numbers(8)
     stream.broken = frozenset({3})

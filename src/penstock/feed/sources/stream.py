@@ -355,7 +355,8 @@ class _Pass:
     def _next_record(self) -> Sample | RecordError:
         while self._block is None or self.place.at >= len(self._block):
             if self._block is not None:
-                self.place = replace(self._next, block=self.place.block + 1, at=0)
+                self._next.block = self.place.block + 1
+                self.place = self._next
             at = self.place.at
             self._block = self._draw()
             if not self._block:
@@ -381,8 +382,8 @@ class _Pass:
             part, count = opened[turn]
             try:
                 record = next(self._reader(part, count), None)
-            except RecordError as error:
-                record = error
+            except SourceError as error:  # the rest of this shard cannot be read; the others can
+                record = self._told(error, part, count)
                 self._readers[part] = iter(())
             if record is None:
                 self._readers.pop(part, None)
@@ -396,6 +397,13 @@ class _Pass:
             order = self.plan.rng(2, self.plan.rank, self.plan.worker, place.block).permutation(len(block))
             block = [block[number] for number in order]
         return block
+
+    def _told(self, error: SourceError, number: int, count: int) -> RecordError:
+        if isinstance(error, RecordError):
+            return error
+        part = self._parts[number]
+        name = self._stream.shards[part.shard].name
+        return RecordError(name, -1, part.first + count * part.step, f"the shard cannot be read: {error}")
 
     def _reader(self, number: int, count: int) -> Iterator[Sample | RecordError]:
         reader = self._readers.get(number)
