@@ -208,6 +208,8 @@ def test_class_folders_make_labels_and_short_videos_no_clips(root: Path) -> None
     source = clips(root, ["label", "path"], frames=4)
     found = [(Path(sample["path"]).name, sample["label"]) for sample in source]
     assert found == [("b.mp4", 0)] * 2 + [("c.mkv", 0)] * 2 + [("a.mp4", 1)] * 5
+    np.testing.assert_array_equal(source.labels, [0] * 4 + [1] * 5)
+    assert clips(root, labels=False, frames=4).labels is None
     assert source.classes == ("jump", "run")
     assert source.class_to_idx == {"jump": 0, "run": 1}
 
@@ -304,6 +306,66 @@ def test_frames_and_clips_that_are_too_large_are_refused(tmp_path: Path) -> None
     with pytest.raises(OptionError, match="bytes"):
         clips(path, frames=4, size=48, max_record_nbytes=4 * 3 * 48 * 48 - 1)
     clips(path).close()
+
+
+def growing(path: Path, shapes: list[tuple[int, int]]) -> Path:
+    """Make a video whose frames change their size, ten of each."""
+    with av.open(str(path), "w") as copy:
+        target = None
+        for number, shape in enumerate(shapes):
+            part = record(path.with_name(f"part{number}.webm"), "libvpx", {"g": "5"}, count=10, shape=shape)
+            with av.open(str(part)) as container:
+                target = target or copy.add_stream_from_template(container.streams.video[0])
+                for packet in container.demux(video=0):
+                    if packet.dts is not None:
+                        packet.pts, packet.dts = packet.pts + number * 400, packet.dts + number * 400
+                        packet.stream = target
+                        copy.mux(packet)
+    return path
+
+
+def test_frames_that_change_their_size_need_one_that_is_asked_for(tmp_path: Path) -> None:
+    path = growing(tmp_path / "a.webm", [(48, 64), (96, 128)])
+    source = clips(path, frames=4)
+    assert [source[number]["video"].shape[2] for number in (0, 1, 3, 4)] == [48, 48, 96, 96]
+    with pytest.raises(RecordError, match="say size="):
+        source[2]
+    source.close()
+    source = clips(path, frames=4, size=16)
+    assert {sample["video"].shape for sample in source} == {(4, 3, 16, 16)}
+    source.close()
+
+
+def test_frames_that_grow_beyond_what_the_header_says_are_refused(tmp_path: Path) -> None:
+    source = clips(growing(tmp_path / "a.webm", [(48, 64), (96, 128)]), frames=5, max_pixels=48 * 64)
+    assert source[1]["video"].shape == (5, 3, 48, 64)
+    with pytest.raises(RecordError, match="cannot be decoded"):
+        source[2]
+    source.close()
+
+
+def test_a_file_without_video_is_an_error(tmp_path: Path) -> None:
+    with av.open(str(tmp_path / "a.mkv"), "w") as container:
+        stream = container.add_stream("pcm_s16le", rate=8000)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.int16), format="s16", layout="mono")
+        frame.rate = 8000
+        container.mux(stream.encode(frame))
+    with pytest.raises(RecordError, match="no video"):
+        clips(tmp_path)
+
+
+def test_remote_videos_are_read_from_copies(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    path = record(tmp_path / "a.mp4")
+    whole, _ = decoded(path)
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/videos/walk/a.mp4", path.read_bytes())
+    try:
+        source = penstock.open("memory://videos/", format="video", frames=4, cache=tmp_path / "cache")
+        np.testing.assert_array_equal(source[3]["video"], whole[12:16])
+        source.close()
+    finally:
+        memory.rm("/videos", recursive=True)
 
 
 def test_no_clips_at_all_and_numbers_that_cannot_be_are_errors(tmp_path: Path) -> None:

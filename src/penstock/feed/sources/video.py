@@ -163,6 +163,11 @@ class Clips(Source):
         return {name: number for number, name in enumerate(self._classes)}
 
     @property
+    def labels(self) -> np.ndarray | None:
+        """The label of every clip, int32, without reading any: what a sampler weighs by. None without labels."""
+        return None if self._labels is None else np.repeat(self._labels, np.diff(self._ends))
+
+    @property
     def schema(self) -> Schema:
         """What samples hold; without `size` frames differ in theirs from file to file."""
         height, width = self._size or (None, None)
