@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.core.errors import OptionError, RecordError, SourceError, WorkerError
 from penstock.feed.convert import Conversion, Progress, convert, plan, work
-from penstock.feed.convert.canon import Tally
+from penstock.feed.convert.canon import Tally, difference, encoded
 from penstock.feed.convert.crew import Crew
 from penstock.feed.convert.journal import Journal, crc32_of
 from penstock.feed.convert.plan import Contents, grouped, planned
@@ -29,7 +31,7 @@ from penstock.feed.sources.formats import named
 from penstock.feed.sources.open import open as open_source
 from penstock.feed.sources.sample import Field, Sample, schema_of, widened
 from penstock.feed.sources.stream import Stream
-from tests.feed.sources.made import assert_same
+from tests.feed.sources.made import assert_same, datasets
 
 
 def made(count: int, seed: int = 0) -> list[Sample]:
@@ -613,6 +615,42 @@ class Suicide:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def test_a_folder_that_cannot_be_written_to_is_told(tmp_path: Path, tfrecord: Path) -> None:
+    (tmp_path / "out.lmdb.partial").write_text("a file in its place")
+    with pytest.raises(SourceError, match="where the work is to be done, cannot be made"):
+        convert(tfrecord, tmp_path / "out.lmdb", workers=0)
+
+
+def test_a_journal_that_cannot_be_written_ends_the_conversion_and_says_what_is_kept(
+    tmp_path: Path, tfrecord: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = Journal.append
+
+    def full(journal: Journal, what: str, **values: Any) -> None:
+        if what == "finished":
+            raise OSError(28, "No space left on device")
+        append(journal, what, **values)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "append", full)
+        with pytest.raises(SourceError, match=r"could not be finished: .* No space left") as caught:
+            convert(tfrecord, tmp_path / "out.lmdb", workers=0)
+    assert caught.value.__notes__ == [
+        f"300 samples are kept in {tmp_path}/out.lmdb.partial; when it is mended the same call goes on"
+    ]
+    assert convert(tfrecord, tmp_path / "out.lmdb", workers=0).resumed == 300
+
+
+def test_a_program_need_not_guard_its_main(tmp_path: Path, tfrecord: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from penstock.feed.convert import convert\n"
+        f"print(convert({str(tfrecord)!r}, {str(tmp_path / 'out.lmdb')!r}, workers=2).samples)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("300\n", "")
+
+
 def test_a_full_disk_is_told_and_gone_on_from(tmp_path: Path, tfrecord: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.feed.convert import segment
 
@@ -666,3 +704,41 @@ def test_the_checksum_of_a_folder_knows_its_names(tmp_path: Path) -> None:
 
 def test_a_conversion_is_frozen() -> None:
     assert Conversion.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+# ── the canonical form ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_samples_have_one_form_if_and_only_if_they_are_equal(data: st.DataObject) -> None:
+    _, drawn = data.draw(datasets())
+    for one in drawn:
+        turned = dict(reversed(list(one.items())))
+        swapped = {name: _swapped(value) for name, value in turned.items()}
+        assert difference(one, swapped) == ""
+        assert b"".join(encoded(one)) == b"".join(encoded(swapped))
+        for other in drawn:
+            is_same = b"".join(encoded(one)) == b"".join(encoded(other))
+            assert is_same == (difference(one, other) == "")
+            if is_same:
+                assert_same(one, other)
+    tallies = [Tally(), Tally()]
+    for tally, samples in zip(tallies, (drawn, drawn[::-1]), strict=True):
+        for sample in samples:
+            tally.add(sample)
+    assert tallies[0] == tallies[1]
+
+
+def _swapped(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return np.asfortranarray(value.astype(value.dtype.newbyteorder(">")))
+    return value
+
+
+def test_every_nan_is_one_and_a_zero_has_a_sign() -> None:
+    odd = np.array([0x7FC00001, 0xFFC00000], np.uint32).view(np.float32)
+    assert difference({"x": odd}, {"x": np.full(2, np.nan, np.float32)}) == ""
+    assert difference({"x": np.float32(0.0)}, {"x": np.float32(-0.0)}) == "field 'x' has other values"
+    assert difference({"x": np.complex64(complex(np.nan, 1))}, {"x": np.complex64(complex(np.nan, 1))}) == ""
+    assert difference({"x": 1}, {"y": 1}) == "one has the fields ['x'], the other ['y']"

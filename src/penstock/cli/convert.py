@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.bar import shown
-from penstock.core.errors import OptionError
+from penstock.core.errors import OptionError, PenstockError
 
 if TYPE_CHECKING:
     from penstock.feed.convert import Conversion
@@ -85,6 +85,9 @@ class Convert:
                     verify=args.verify,
                     progress=progress,
                 )
+        except PenstockError as error:
+            print(f"penstock: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
+            return 2
         except KeyboardInterrupt:
             print("penstock: interrupted; the same command goes on where this one stopped", file=sys.stderr)
             return 128 + signal.SIGINT

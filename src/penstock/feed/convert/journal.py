@@ -128,9 +128,12 @@ def _locked(folder: str) -> int:
     """
     deadline = time.monotonic() + _ORPHANS_S
     while True:
-        os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, "lock")
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            os.makedirs(folder, exist_ok=True)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise SourceError(f"{folder}, where the work is to be done, cannot be made: {error}") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -79,10 +79,13 @@ class Work:
                         self._make(journal, crew, verify=verify)
                 done = journal.last("finished") or {}
                 names = self._target.publish(done["folders"], overwrite=overwrite)
-            except PenstockError:
-                if not journal.all("wrote"):  # whoever mends the command is not to stumble over what is left of this
-                    shutil.rmtree(self._target.partial, ignore_errors=True)
+            except PenstockError as error:
+                self._leave(journal, error)
                 raise
+            except OSError as error:
+                failure = SourceError(f"{self._target.path} could not be finished: {error}")
+                self._leave(journal, failure)
+                raise failure from error
         return Conversion(
             samples=done["samples"],
             files=tuple(names),
@@ -93,6 +96,16 @@ class Work:
             resumed=done["resumed"],
             verified=done["verified"],
         )
+
+    def _leave(self, journal: Journal, error: PenstockError) -> None:
+        """Keep what an earlier end has left, if it is worth it, and say so."""
+        kept = sum({entry["number"]: entry["samples"] for entry in journal.all("wrote")}.values())
+        if kept:
+            error.add_note(
+                f"{kept} samples are kept in {self._target.partial}; when it is mended the same call goes on"
+            )
+        else:  # whoever mends the command is not to stumble over it
+            shutil.rmtree(self._target.partial, ignore_errors=True)
 
     def _settings(self, found: Fingerprint) -> dict[str, Any]:
         recipe, target = self._recipe, self._target
