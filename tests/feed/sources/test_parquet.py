@@ -282,6 +282,44 @@ def test_files_are_joined(tmp_path: Path, compression: str) -> None:
     assert source.runs.tolist() == [0, 10, 20, 30]
 
 
+def test_a_buffer_may_be_used_again_for_the_next_sample(tmp_path: Path) -> None:
+    buffer = np.zeros(3)
+    writer = Writer(str(tmp_path / "a.parquet"), schema_of({"x": buffer}))
+    for number in range(3):
+        buffer[:] = number
+        writer.write({"x": buffer})
+    writer.close()
+    assert [sample["x"][0] for sample in rows(tmp_path / "a.parquet")] == [0, 1, 2]
+
+
+def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
+    for schema, words in (
+        ({"x": Field("number", "complex64")}, "Arrow has no type"),
+        ({"x": Field("array", "uint8", (1 << 31,))}, "1073741824 are the most"),
+        ({}, "without a field"),
+    ):
+        assert words in parquet.unfit(schema)
+        with pytest.raises(SourceError, match=words):
+            Writer(str(tmp_path / "a.parquet"), schema)
+
+
+def test_a_group_that_is_damaged_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table(tmp_path / "a.parquet", {"x": np.arange(100)}, row_group_size=50)
+    asked = []
+
+    def broken(*args: Any) -> Any:
+        asked.append(args)
+        raise OSError("broken")
+
+    monkeypatch.setattr(ParquetSource, "batches", broken)
+    source = read(tmp_path / "a.parquet")
+    for index in range(50):
+        with pytest.raises(RecordError, match=f"record {index}: its group cannot be unpacked: broken"):
+            source[index]
+    assert len(asked) == 1
+    source.close()
+
+
 def test_row_groups_are_neither_large_nor_many(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", [{"x": np.zeros(1 << 18)} for _ in range(9)])
     assert read(tmp_path / "a.parquet").runs.tolist() == [0, 4, 8, 9]

@@ -285,19 +285,21 @@ class _Blocks(Column):
 
 def _blocks(array: Any, dtype: str, shape: tuple[int, ...] = (), order: tuple[int, ...] = ()) -> Column:
     """Return a column of numbers, or of lists whose sizes are fixed; `order` are axes as samples have them."""
-    rows, valid, holes = len(array), _valid(array), np.zeros(len(array), bool)
+    rows, valid = len(array), _valid(array)
     start, count = 0, rows
+    holes: np.ndarray | None = None
     while need("pyarrow", "parquet").types.is_fixed_size_list(array.type):
         size = array.type.list_size
         start, count = (array.offset + start) * size, count * size
         array = array.values
         inner = _valid(array)
         if inner is not None:
-            holes |= ~inner[start : start + count].reshape(rows, -1).all(axis=1)
+            missing: np.ndarray = ~inner[start : start + count].reshape(rows, -1).all(axis=1)
+            holes = missing if holes is None else holes | missing
     values = _flat(array, dtype)[start : start + count].reshape(rows, *shape)
     if order:
         values = values.transpose(0, *(axis + 1 for axis in order))
-    return _Blocks(valid, values, holes if holes.any() else None)
+    return _Blocks(valid, values, holes)
 
 
 def _raw_blocks(array: Any, dtype: str, shape: tuple[int, ...]) -> Column:

@@ -20,7 +20,7 @@ GROUP_NBYTES = 8 << 20
 GROUP_ROWS = 1024
 
 _DTYPES = {"float16": "halffloat", "float32": "float", "float64": "double"}
-_SHAPE_LIMIT = 1 << 31
+_MOST_NBYTES = 1 << 30
 
 
 class Sink(Protocol):
@@ -46,7 +46,9 @@ def unfit(schema: Schema) -> str:
             return f"field {name!r} is {field.words()}, which Arrow has no type for"
         if len(field.shape) > 32:
             return f"field {name!r} has {len(field.shape)} dimensions; 32 are the most"
-    return ""
+        if field.nbytes() > _MOST_NBYTES:
+            return f"field {name!r} has {field.nbytes()} bytes a sample; {_MOST_NBYTES} are the most"
+    return "" if schema else "without a field, nobody knows how many samples there are"
 
 
 def arrow_schema(schema: Schema, layout: Layout, where: str) -> Any:
@@ -86,12 +88,11 @@ class TableWriter:
         Raises:
             SourceError: it does not fit the schema, or the disk is full.
         """
-        row = {name: plain(value) for name, value in sample.items()}
-        if widened(self._schema, row, self._path) != self._schema:
+        if widened(self._schema, sample, self._path) != self._schema:
             raise SourceError(f"{self._path}: a sample does not have the shapes that the schema says")
+        row = {name: _own(plain(value)) for name, value in sample.items()}
         self._rows.append(row)
-        self._nbytes += sum(value.nbytes if isinstance(value, np.ndarray) else 16 for value in row.values())
-        self._nbytes += sum(len(value) for value in row.values() if isinstance(value, str | bytes))
+        self._nbytes += sum(map(_nbytes, row.values()))
         if len(self._rows) >= GROUP_ROWS or self._nbytes >= GROUP_NBYTES:
             self._flush()
 
@@ -115,6 +116,15 @@ class TableWriter:
             self._sink.write_batch(pa.record_batch(columns, schema=self._arrow))
         self._rows.clear()
         self._nbytes = 0
+
+
+def _own(value: Any) -> Any:
+    """Return a value that whoever gave it cannot change any more."""
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _nbytes(value: Any) -> int:
+    return value.nbytes if isinstance(value, np.ndarray | np.generic) else len(value)
 
 
 def _field(name: str, field: Field, layout: Layout) -> Any:

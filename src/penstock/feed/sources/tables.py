@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ HELD_NBYTES = 512 << 20
 MOST_GROUP_NBYTES = 2 << 30
 """Of a group that is unpacked."""
 
-_MOST_ROWS = 1 << 48
+_MOST_ROWS = 1 << 40
 
 
 @contextmanager
@@ -149,8 +149,8 @@ class TableSource(Source):
         number = bisect_right(self._starts, index) - 1
         row = within = index - self._starts[number]
         unpacked = self._held.get().get(number, self._unpack)
-        if isinstance(unpacked, str):
-            raise self._broken(number, row, unpacked)
+        if unpacked.failure:
+            raise self._broken(number, row, unpacked.failure)
         if len(unpacked.pieces) > 1:
             piece = bisect_right(unpacked.starts, row) - 1
             within = row - unpacked.starts[piece]
@@ -184,7 +184,7 @@ class TableSource(Source):
         """Let go of what this process keeps."""
         self._held.close()
 
-    def _unpack(self, number: int) -> Unpacked | str:
+    def _unpack(self, number: int) -> Unpacked:
         """Return a group's columns, or why it cannot be unpacked."""
         group = self._groups[number]
         unpacked = Unpacked()
@@ -192,13 +192,14 @@ class TableSource(Source):
             for batch in self.batches(group, self._names.values()):
                 self._add(batch, unpacked)
         except SourceError as error:
-            return str(error)
+            return Unpacked(failure=str(error))
         except foreign() as error:
             if getattr(error, "errno", None):  # the disk's, and may be gone the next time
                 raise SourceError(f"{self._paths[group.file]} cannot be read: {error}") from error
-            return f"its group cannot be unpacked: {str(error)[:500]}"
+            return Unpacked(failure=f"its group cannot be unpacked: {str(error)[:500]}")
         if unpacked.starts[-1] != group.rows:
-            return f"its group has {unpacked.starts[-1]} rows, and {group.rows} by the file's own account"
+            reason = f"its group has {unpacked.starts[-1]} rows, and {group.rows} by the file's own account"
+            return Unpacked(failure=reason)
         return unpacked
 
     def _add(self, batch: Any, unpacked: Unpacked) -> None:
@@ -261,8 +262,8 @@ class Unpacked:
     """The first row of each piece, and the number of rows."""
     pieces: list[list[tuple[str, Column]]] = field(default_factory=list)
     nbytes: int = 0
-    used: int = 0
-    """When it was asked for last."""
+    failure: str = ""
+    """Why there are none."""
 
 
 class Held:
@@ -270,39 +271,39 @@ class Held:
 
     def __init__(self, most_nbytes: int) -> None:
         self._most_nbytes = most_nbytes
-        self._groups: dict[int, Unpacked | str] = {}
+        self._groups: OrderedDict[int, Unpacked] = OrderedDict()
+        self._nbytes = 0
         self._turns: dict[int, threading.Lock] = {}
         self._lock = threading.Lock()
-        self._time = count(1)
 
-    def get(self, number: int, unpack: Callable[[int], Unpacked | str]) -> Unpacked | str:
+    def get(self, number: int, unpack: Callable[[int], Unpacked]) -> Unpacked:
         """Return group `number`; one thread unpacks it, and others that ask for it wait."""
-        found = self._groups.get(number)
-        if found is None:
-            with self._lock:
-                turn = self._turns.setdefault(number, threading.Lock())
-            with turn:
-                found = self._groups.get(number)
-                if found is None:
-                    found = unpack(number)
-                    self._keep(number, found)
-        if not isinstance(found, str):
-            found.used = next(self._time)
-        return found
+        with self._lock:
+            found = self._groups.get(number)
+            if found is not None:
+                self._groups.move_to_end(number)
+                return found
+            turn = self._turns.setdefault(number, threading.Lock())
+        with turn:
+            found = self._groups.get(number)
+            if found is None:
+                found = unpack(number)
+                self._keep(number, found)
+            return found
 
     def clear(self) -> None:
         """Let go of all."""
         with self._lock:
             self._groups.clear()
+            self._nbytes = 0
 
-    def _keep(self, number: int, unpacked: Unpacked | str) -> None:
+    def _keep(self, number: int, unpacked: Unpacked) -> None:
         with self._lock:
             self._turns.pop(number, None)
+            if number in self._groups:
+                self._nbytes -= self._groups.pop(number).nbytes
             self._groups[number] = unpacked
-            kept = {one: group for one, group in self._groups.items() if not isinstance(group, str) and one != number}
-            nbytes = sum(group.nbytes for group in kept.values()) + getattr(unpacked, "nbytes", 0)
-            for one in sorted(kept, key=lambda one: kept[one].used):
-                if nbytes <= self._most_nbytes:
-                    break
-                nbytes -= kept[one].nbytes
-                del self._groups[one]
+            self._nbytes += unpacked.nbytes
+            while self._nbytes > self._most_nbytes and len(self._groups) > 1:
+                _, old = self._groups.popitem(last=False)
+                self._nbytes -= old.nbytes
