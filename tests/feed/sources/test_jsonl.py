@@ -6,6 +6,7 @@ import gzip
 import json
 import pickle
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,14 @@ def test_a_broken_line_is_told_and_the_next_is_read(tmp_path: Path, line: bytes,
     source.close()
 
 
+def test_many_broken_lines_take_no_longer_than_others(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", "x\n" * 200_000)
+    began = time.process_time()
+    found = outcomes(jsonl(path))
+    assert [error.offset for error in found] == list(range(0, 400_000, 2))
+    assert time.process_time() - began < 20
+
+
 def test_pairs_of_surrogates_are_text(tmp_path: Path) -> None:
     (sample,) = jsonl(written(tmp_path / "a.jsonl", r'{"x": "\ud83d\ude00"}'))
     assert sample["x"] == "😀"
@@ -232,6 +241,8 @@ def test_a_truncated_gzip_file_gives_what_it_has(tmp_path: Path) -> None:
     assert sum(1 for _ in jsonl(path)) == 600_000
     with pytest.raises(OptionError, match="gzip"):
         jsonl(path, index=True)
+    with pytest.raises(SourceError, match="cannot be read"):
+        jsonl(tmp_path, index=True)
 
 
 def test_parts_are_joined(tmp_path: Path) -> None:

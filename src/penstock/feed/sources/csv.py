@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import OptionError, RecordError, SourceError
-from penstock.feed.sources.lines import blocks, is_blank
+from penstock.feed.sources.lines import LONGEST, blocks, is_blank
 from penstock.feed.sources.pieces import PIECE_NBYTES, Created, Pieces
 from penstock.feed.sources.sample import Errors, Sample, Schema, Selection, plain, widened
 from penstock.feed.sources.storage import Storage
@@ -51,7 +51,7 @@ def opened(
     dtypes: Mapping[str, str] | None = None,
     delimiter: str | None = None,
     header: Sequence[str] | None = None,
-    max_record_nbytes: int = 1 << 30,
+    max_record_nbytes: int = LONGEST,
 ) -> CsvRows:
     """Open CSV files as a stream.
 

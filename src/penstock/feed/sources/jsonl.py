@@ -39,7 +39,7 @@ import numpy as np
 
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.feed.sources.base import PerProcess, Source
-from penstock.feed.sources.lines import blocks, is_blank, is_gzip, line_starts
+from penstock.feed.sources.lines import LONGEST, blocks, is_blank, is_gzip, line_starts
 from penstock.feed.sources.pieces import Created
 from penstock.feed.sources.sample import Errors, Sample, Schema, Selection, plain, widened
 from penstock.feed.sources.storage import Storage
@@ -61,7 +61,7 @@ def opened(
     errors: Errors,
     index: bool = False,
     dtypes: Mapping[str, str] | None = None,
-    max_record_nbytes: int = 1 << 30,
+    max_record_nbytes: int = LONGEST,
 ) -> JsonLines | IndexedJsonLines:
     """Open JSONL files: a stream, or with `index` a source with random access.
 
@@ -100,12 +100,14 @@ class JsonLines(Stream):
         ahead = first  # lines to pass over until the next that is wanted
         with closing(blocks(self._storage, shard.name, lines.longest)) as pieces:
             for block in pieces:
+                offsets: list[int] = []
                 there = [at for at, line in enumerate(block.lines) if not is_blank(line)]
                 for at in there[ahead::step]:
                     try:
                         yield lines.sample(block.lines[at])
                     except ValueError as error:
-                        yield RecordError(shard.name, block.offset_of(at), f"line {block.number + at}", str(error))
+                        offsets = offsets or block.offsets()
+                        yield RecordError(shard.name, offsets[at], f"line {block.number + at}", str(error))
                 ahead = ahead - len(there) if ahead >= len(there) else (ahead - len(there)) % step
 
 
@@ -114,14 +116,9 @@ class IndexedJsonLines(Source):
 
     def __init__(self, paths: list[str], lines: _Lines) -> None:
         self.where = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
-        for path in paths:
-            if is_gzip(path):
-                raise OptionError(
-                    f"{path} is packed by gzip, so that its lines have no index; unpack it, or index=False"
-                )
         self._paths = paths
         self._lines = lines
-        self._starts = [line_starts(path) for path in paths]
+        self._starts = [_indexed(path) for path in paths]
         self._ends = list(itertools.accumulate(len(starts) - 1 for starts in self._starts))
         self._files: PerProcess[dict[int, int]] = PerProcess(dict, _close_all)
 
@@ -157,6 +154,15 @@ class IndexedJsonLines(Source):
         if len(line) < nbytes:
             raise ValueError(f"the file ends {nbytes - len(line)} bytes too early; it was longer when it was opened")
         return line
+
+
+def _indexed(path: str) -> np.ndarray:
+    try:
+        if not is_gzip(path):
+            return line_starts(path)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error}") from error
+    raise OptionError(f"{path} is packed by gzip, so that its lines have no index; unpack it, or index=False")
 
 
 def _close_all(descriptors: dict[int, int]) -> None:

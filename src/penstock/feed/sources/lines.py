@@ -9,6 +9,7 @@ A UTF-8 byte order mark at the beginning is left out. Of a line longer than the 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ import numpy as np
 
 from penstock.feed.sources.pieces import PIECE_NBYTES, Pieces
 from penstock.feed.sources.storage import Storage
+
+LONGEST = 1 << 28
+"""Bytes of a line, where nothing says another limit: what is made of a line takes several times its bytes."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _GZIP = b"\x1f\x8b"
@@ -37,9 +41,10 @@ class Block:
     lines: list[bytes]
     """Without their line feeds. One that is longer than the limit is cut, one byte behind it."""
 
-    def offset_of(self, at: int) -> int:
-        """Return where line `at` of this block begins."""
-        return self.offset + at + sum(map(len, self.lines[:at]))
+    def offsets(self) -> list[int]:
+        """Return where each line begins."""
+        ends = itertools.accumulate((len(line) + 1 for line in self.lines[:-1]), initial=self.offset)
+        return list(ends)
 
 
 def blocks(storage: Storage, path: str, longest: int) -> Generator[Block, None, None]:
