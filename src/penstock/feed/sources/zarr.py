@@ -1,0 +1,334 @@
+"""Zarr: the arrays of a group are the fields of its samples, and their rows are the samples. Versions 2 and 3.
+
+fields      arrays of numbers, and of strings and bytes of one dimension, that have as many rows as the largest one;
+            an array that is not in a group is the field "array"
+reading     by the zarr package, chunk (or shard) by chunk; a chunk is unpacked once and kept a while
+runs        the chunks of the largest field
+Writer      version 3, chunks of about 1 MiB. Arrays and numbers are arrays, text is an array of strings. Bytes, and
+            arrays whose shapes differ, are a group with the attribute "penstock_ragged", {"kind", "shape" with -1
+            where they differ}, and in it
+                values     the elements of all, one after another
+                offsets    int64 (samples,): where each begins in `values`
+                shapes     int64 (samples, dimensions)
+"""
+
+from __future__ import annotations
+
+import bisect
+import copy
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import RecordError, SourceError
+from penstock.feed.sources.base import PerProcess, Source
+from penstock.feed.sources.chunks import Chunks
+from penstock.feed.sources.extras import need
+from penstock.feed.sources.sample import Errors, Field, Sample, Schema, Selection
+from penstock.feed.sources.storage import Storage, is_remote
+from penstock.feed.sources.zarr_write import ERRORS, RAGGED, Writer, unfit
+
+__all__ = ["Writer", "Zarr", "opened", "unfit"]
+
+_NUMBERS = "biufc"
+_MOST_RUNS = 1 << 24
+
+
+def opened(
+    paths: list[str],
+    *,
+    storage: Storage,
+    fields: Selection,
+    errors: Errors = "raise",
+    max_record_nbytes: int = 1 << 30,
+    chunk_cache_nbytes: int = 256 << 20,
+) -> Zarr:
+    """Open Zarr groups.
+
+    Args:
+        paths: of the groups: folders, or URLs.
+        storage: says which exist; the zarr package itself reads from URLs.
+        fields: which arrays; all with as many rows as the largest one has, if it does not say.
+        errors: what to do with broken records is up to the DataLoader; not used.
+        max_record_nbytes: larger rows of chunks are refused.
+        chunk_cache_nbytes: the most that unpacked chunks of one field take, in each process.
+
+    Raises:
+        SourceError: there is no such group, it is broken, or its arrays cannot be fields.
+        ExtraError: the zarr package is not installed.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     writer = Writer(f"{folder}/a.zarr", {"x": Field("array", "float32", (2,))})
+        ...     writer.write({"x": np.ones(2, np.float32)})
+        ...     writer.close()
+        ...     opened([f"{folder}/a.zarr"], storage=Storage(), fields=Selection())[0]
+        {'x': array([1., 1.], dtype=float32)}
+    """
+    local = [path if is_remote(path) else storage.local(path) for path in paths]
+    return Zarr([_looked_up(path, fields, max_record_nbytes) for path in local], chunk_cache_nbytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One field of one group."""
+
+    name: str
+    """Of its array, or its group if it is ragged; "" for an array that is not in a group."""
+
+    field: Field
+    count: int
+    rows: int
+    """Of the array (of the elements, if it is ragged) that lie in one row of chunks."""
+
+    row_nbytes: int
+    is_ragged: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looked:
+    """What was found in one group."""
+
+    path: str
+    columns: dict[str, Column]
+
+    @property
+    def count(self) -> int:
+        """How many samples there are."""
+        return next(iter(self.columns.values())).count
+
+
+class Zarr(Source):
+    """Samples of Zarr groups, by number.
+
+    Args:
+        groups: what was found in them.
+        chunk_cache_nbytes: the most that unpacked chunks of one field take.
+
+    Raises:
+        SourceError: the groups have different fields.
+    """
+
+    def __init__(self, groups: Sequence[Looked], chunk_cache_nbytes: int) -> None:
+        self.where = groups[0].path if len(groups) == 1 else f"{groups[0].path} and {len(groups) - 1} more"
+        self._groups = list(groups)
+        self._schema = {name: column.field for name, column in groups[0].columns.items()}
+        for group in groups[1:]:
+            if {name: column.field for name, column in group.columns.items()} != self._schema:
+                raise SourceError(f"{group.path} has other fields than {groups[0].path}")
+        self._ends = list(itertools.accumulate(group.count for group in groups))
+        self._reading = PerProcess(partial(_Reading, self._groups, chunk_cache_nbytes), _Reading.close)
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def read(self, index: int) -> Sample:
+        """Return a sample.
+
+        Raises:
+            RecordError: it is broken.
+        """
+        number = bisect.bisect_right(self._ends, index)
+        own = index - (self._ends[number - 1] if number else 0)
+        reading = self._reading.get()
+        return {name: reading.value(number, name, own) for name in self._schema}
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of every sample."""
+        return dict(self._schema)
+
+    @property
+    def runs(self) -> np.ndarray | None:
+        """Where the chunks of the largest field begin; None where rows have chunks of their own."""
+        first = self._groups[0].columns
+        name = max(self._schema, key=lambda name: (not first[name].is_ragged) * first[name].row_nbytes)
+        columns = [group.columns[name] for group in self._groups]
+        count = sum(column.count // column.rows for column in columns)
+        if all(column.rows == 1 or column.is_ragged for column in columns) or count > _MOST_RUNS:
+            return None
+        starts = [
+            end - column.count + np.arange(0, column.count, column.rows)
+            for column, end in zip(columns, self._ends, strict=True)
+        ]
+        return np.append(np.concatenate(starts), len(self))
+
+    def narrow(self, fields: Sequence[str]) -> Zarr:
+        """Return a source with these fields only; the others' chunks are not read. Both close together."""
+        narrow = copy.copy(self)
+        narrow._schema = {name: self._schema[name] for name in fields}
+        return narrow
+
+    def close(self) -> None:
+        """Forget this process's arrays and chunks."""
+        self._reading.close()
+
+
+class _Reading:
+    """The groups as one process has them open. Any thread may read: the zarr package reads in a thread of its own."""
+
+    def __init__(self, groups: list[Looked], chunk_cache_nbytes: int) -> None:
+        self._groups = groups
+        self._open: dict[int, Any] = {}
+        self._arrays: dict[tuple[int, str], Any] = {}
+        self._chunks = {
+            name: Chunks(column.rows * column.row_nbytes, chunk_cache_nbytes)
+            for name, column in groups[0].columns.items()
+        }
+
+    def value(self, number: int, name: str, index: int) -> Any:
+        column = self._groups[number].columns[name]
+        if not column.is_ragged:
+            row = self._rows(number, name, column.name, index, index + 1)[0]
+            return _as_field(row, column.field, self._groups[number].path, f"{name}[{index}]")
+        start = int(self._rows(number, name, f"{column.name}/offsets", index, index + 1)[0])
+        shape = tuple(self._rows(number, name, f"{column.name}/shapes", index, index + 1)[0].tolist())
+        total = self._array(number, f"{column.name}/values").shape[0]
+        stop = start + math.prod(shape)
+        wide = column.field.shape if column.field.kind == "array" else (None,)
+        fits = all(size >= 0 and other in (None, size) for size, other in zip(shape, wide, strict=True))
+        if not fits or not 0 <= start <= stop <= total:
+            raise RecordError(
+                self._groups[number].path, -1, f"{name}[{index}]", f"elements {start} to {stop} of {total}, as {shape}"
+            )
+        value = self._rows(number, name, f"{column.name}/values", start, stop).reshape(shape)
+        return value.tobytes() if column.field.kind == "bytes" else value
+
+    def _array(self, number: int, name: str) -> Any:
+        found = self._arrays.get((number, name))
+        if found is None:
+            if number not in self._open:
+                self._open[number] = need("zarr", "zarr").open(self._groups[number].path, mode="r")
+            found = self._arrays[number, name] = self._open[number][name] if name else self._open[number]
+        return found
+
+    def _rows(self, number: int, field: str, name: str, start: int, stop: int) -> np.ndarray:
+        """Return a copy of some rows, as they must not keep their chunk alive."""
+        try:
+            array = self._array(number, name)
+            rows = _rows_of(array)
+            parts = []
+            for at in range(start // rows, -(-stop // rows)):
+                chunk = self._chunks[field].get((number, name, at), partial(_chunk, array, at * rows, rows))
+                parts.append(chunk[max(0, start - at * rows) : stop - at * rows])
+            return np.concatenate(parts) if parts else np.empty((0, *array.shape[1:]), array.dtype)
+        except ERRORS as error:
+            raise RecordError(
+                self._groups[number].path, -1, f"{name}[{start}]", f"zarr says {type(error).__name__}: {error}"
+            ) from error
+
+    def close(self) -> None:
+        self._arrays.clear()
+        self._open.clear()
+
+
+def _chunk(array: Any, start: int, rows: int) -> np.ndarray:
+    return np.asarray(array[start : start + rows])
+
+
+def _rows_of(array: Any) -> int:
+    return int((array.shards or array.chunks)[0])
+
+
+def _as_field(value: Any, field: Field, path: str, key: str) -> Any:
+    if field.kind == "bytes":
+        return bytes(value)
+    if field.kind == "text":
+        try:
+            return value.decode() if isinstance(value, bytes) else str(value)
+        except UnicodeDecodeError as error:
+            raise RecordError(path, -1, key, f"its text is not UTF-8: {error}") from error
+    return value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("="))
+
+
+# ── what is there ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _looked_up(path: str, fields: Selection, most_nbytes: int) -> Looked:
+    zarr = need("zarr", "zarr")
+    try:
+        root = zarr.open(path, mode="r")
+        there = {"array": ("", root)} if isinstance(root, zarr.Array) else _all(root)
+        found = fields.names(_of_one_length(there) if fields.chosen is None else there, path)
+        columns = {new: _column(path, *there[own], most_nbytes) for new, own in found.items()}
+    except SourceError:
+        raise
+    except ERRORS as error:
+        raise SourceError(f"{path} cannot be read as Zarr: {type(error).__name__}: {error}") from error
+    if not columns:
+        raise SourceError(f"{path} has no arrays with rows")
+    if len({column.count for column in columns.values()}) > 1:
+        counts = ", ".join(f"{name!r} has {column.count}" for name, column in columns.items())
+        raise SourceError(f"{path}: the fields of samples need one number of rows; {counts}")
+    return Looked(path=path, columns=columns)
+
+
+def _all(group: Any, prefix: str = "") -> dict[str, tuple[str, Any]]:
+    """Return arrays, and groups of ragged ones, by name: each with its path."""
+    found = {f"{prefix}{name}": (f"{prefix}{name}", array) for name, array in sorted(group.arrays()) if array.shape}
+    for name, inner in sorted(group.groups()):
+        if RAGGED in inner.attrs:
+            found[f"{prefix}{name}"] = (f"{prefix}{name}", inner)
+        else:
+            found |= _all(inner, f"{prefix}{name}/")
+    return found
+
+
+def _of_one_length(there: dict[str, tuple[str, Any]]) -> dict[str, Any]:
+    largest = max(((_nbytes(one), _count(one)) for _, one in there.values()), default=(0, 0))[1]
+    return {name: one for name, (_, one) in there.items() if _count(one) == largest}
+
+
+def _count(one: Any) -> int:
+    return int((one["offsets"] if RAGGED in one.attrs else one).shape[0])
+
+
+def _nbytes(one: Any) -> int:
+    array = one["values"] if RAGGED in one.attrs else one
+    return int(math.prod(array.shape) * array.dtype.itemsize)
+
+
+def _column(path: str, name: str, one: Any, most_nbytes: int) -> Column:
+    is_ragged = RAGGED in one.attrs
+    array = one["values"] if is_ragged else one
+    row_nbytes = math.prod(array.shape[1:]) * int(array.dtype.itemsize)
+    if row_nbytes * _rows_of(array) > most_nbytes:
+        raise SourceError(
+            f"{path}: chunks of array {name!r} are {row_nbytes * _rows_of(array)} bytes for all columns; {most_nbytes} "
+            "are the most; raise max_record_nbytes if that is right"
+        )
+    field = _ragged_field(path, name, one) if is_ragged else _field(array, f"{path}: array {name!r}")
+    return Column(
+        name=name, field=field, count=_count(one), rows=_rows_of(array), row_nbytes=row_nbytes, is_ragged=is_ragged
+    )
+
+
+def _ragged_field(path: str, name: str, group: Any) -> Field:
+    said, values, shapes, offsets = group.attrs[RAGGED], group["values"], group["shapes"], group["offsets"]
+    sizes = tuple(None if size < 0 else int(size) for size in said["shape"])
+    whole = np.dtype(np.int64)
+    if (
+        said["kind"] not in ("array", "bytes")
+        or (values.ndim, offsets.ndim) != (1, 1)
+        or values.dtype.kind not in _NUMBERS
+        or (offsets.dtype, shapes.dtype) != (whole, whole)
+        or shapes.shape != (offsets.shape[0], len(sizes))
+    ):
+        raise SourceError(f"{path}: {name!r} is no group of ragged arrays: {dict(group.attrs)}")
+    return Field("bytes") if said["kind"] == "bytes" else Field("array", values.dtype.name, sizes)
+
+
+def _field(array: Any, where: str) -> Field:
+    dtype, shape = array.dtype, tuple(array.shape[1:])
+    if dtype.kind in _NUMBERS:
+        name = dtype.newbyteorder("=").name
+        return Field("array", name, shape) if shape else Field("number", name)
+    if shape or dtype.kind not in "TUSO":
+        raise SourceError(f"{where} holds {dtype} of shape {shape} in each sample, which no field can hold")
+    return Field("bytes" if dtype.kind == "O" else "text")
