@@ -18,6 +18,7 @@ from PIL import Image
 
 import penstock
 from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.feed.sources import film, films
 from penstock.feed.sources.sample import Selection
 from penstock.feed.sources.storage import Storage
 from penstock.feed.sources.video import Clips, opened
@@ -306,6 +307,50 @@ def test_frames_and_clips_that_are_too_large_are_refused(tmp_path: Path) -> None
     with pytest.raises(OptionError, match="bytes"):
         clips(path, frames=4, size=48, max_record_nbytes=4 * 3 * 48 * 48 - 1)
     clips(path).close()
+
+
+def test_an_index_is_kept_and_only_new_and_changed_videos_are_read(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def counted(path: str, local: str, max_pixels: int) -> film.Film:
+        read.append(Path(path).name)
+        return film.film_of(path, local, max_pixels)
+
+    monkeypatch.setattr(films, "film_of", counted)
+    kept = str(tmp_path / "videos.npz")
+    first = clips(root, frames=4, index=kept)
+    assert sorted(read) == ["a.mp4", "b.mp4", "c.mkv", "short.mp4"]
+    read.clear()
+    second = clips(root, frames=4, index=kept)
+    assert not read
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one["video"], other["video"])
+        assert (one["label"], one["start"]) == (other["label"], other["start"])
+    record(root / "jump" / "short.mp4", count=7)
+    record(root / "run" / "new.mp4", count=4)
+    third = clips(root, frames=4, index=kept)
+    assert sorted(read) == ["new.mp4", "short.mp4"]
+    assert len(third) == len(first) + 2
+    assert sorted(os.listdir(tmp_path)) == ["data", "videos.npz"]
+    for source in (first, second, third):
+        source.close()
+
+
+def test_what_is_no_index_is_not_used(root: Path, tmp_path: Path) -> None:
+    clips(root, index=str(tmp_path / "good.npz"), frames=4)
+    good = (tmp_path / "good.npz").read_bytes()
+    np.savez(tmp_path / "other.npz", x=np.zeros(3))
+    np.savez(tmp_path / "old.npz", version=np.int64(0))
+    (tmp_path / "cut.npz").write_bytes(good[: len(good) // 2])
+    (tmp_path / "text.npz").write_text("text")
+    for name in ("other", "cut", "text"):
+        with pytest.raises(SourceError, match="no index of videos"):
+            clips(root, index=str(tmp_path / f"{name}.npz"), frames=4)
+    assert len(clips(root, index=str(tmp_path / "old.npz"), frames=4)) == 9
+    with pytest.raises(SourceError, match="cannot be written"):
+        clips(root, index=str(tmp_path / "nowhere" / "a.npz"), frames=4)
 
 
 def growing(path: Path, shapes: list[tuple[int, int]]) -> Path:

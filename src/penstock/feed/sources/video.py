@@ -8,19 +8,16 @@
     clip i of a file    frames i * step, i * step + stride, ... of those that decoding it from its beginning would give,
                         exactly these, wherever decoding begins
 
-All files are read once when the source is opened, for an index of their frames (film.py), and a clip is decoded from
-the keyframe before it on (player.py). A file is decoded by one thread: loaders decode many at a time. Rotation that a
-file asks for is not applied. Files whose containers tell no times (AVI with frames out of order) are decoded from their
-beginning for each clip: slow where they are long.
+All files are read when the source is opened, for an index of their frames (film.py) that may be kept (films.py), and a
+clip is decoded from the keyframe before it on (player.py). A file is decoded by one thread: loaders decode many at a
+time. Rotation that a file asks for is not applied. Files whose containers tell no times (AVI with frames out of order)
+are decoded from their beginning for each clip: slow where they are long.
 """
 
 from __future__ import annotations
 
 import copy
-import os
-import warnings
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -30,7 +27,8 @@ from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.feed.sources.base import PerProcess, Source
 from penstock.feed.sources.class_folders import ClassFolders, Paths
 from penstock.feed.sources.extras import need
-from penstock.feed.sources.film import Film, broken, film_of
+from penstock.feed.sources.film import Film, broken
+from penstock.feed.sources.films import indexed
 from penstock.feed.sources.pictures import Resize, Size, resized, sides
 from penstock.feed.sources.player import Player, Players
 from penstock.feed.sources.sample import Errors, Field, Sample, Schema, Selection
@@ -44,7 +42,6 @@ MAX_PIXELS = 8192 * 8192
 
 _FIELDS = ("video", "label", "start", "path")
 _OPEN_FILES = 8
-_INDEXING_THREADS = 8
 
 
 def opened(
@@ -61,6 +58,7 @@ def opened(
     labels: bool | None = None,
     max_pixels: int = MAX_PIXELS,
     max_record_nbytes: int = 1 << 30,
+    index: str | None = None,
 ) -> Clips:
     """Open a folder of videos, several, or the videos themselves.
 
@@ -78,6 +76,8 @@ def opened(
         labels: whether class folders make labels; None for where there are some.
         max_pixels: of one frame, as it lies in the file.
         max_record_nbytes: of one clip.
+        index: a file (.npz) that keeps what was learned of the videos, made if it is not there: the next time only
+            those that are new or changed are read.
 
     Raises:
         SourceError: there are no videos, or none is as long as a clip.
@@ -97,12 +97,12 @@ def opened(
     chosen = {name: name for name in known if name != "path"}
     if fields.chosen is not None:
         chosen = fields.names(known, paths[0])
-    index = _indexed(files.paths, storage, errors, max_pixels)
+    films = indexed(files.paths, storage, errors, max_pixels, kept_in=index)
     span = (frames - 1) * stride + 1
     source = Clips(
         paths[0],
         files,
-        index,
+        films,
         chosen,
         np.arange(frames) * stride,
         step,
@@ -255,25 +255,3 @@ class _Canvas:
         if self._made is None:
             raise ValueError("a clip without frames")
         return self._made.transpose(0, 3, 1, 2)
-
-
-def _indexed(paths: Sequence[str], storage: Storage, errors: Errors, max_pixels: int) -> list[Film]:
-    need("av", "video")
-
-    def index(number: int) -> Film | SourceError:
-        try:
-            return film_of(paths[number], storage.local(paths[number]), max_pixels)
-        except SourceError as error:
-            return error
-
-    found: list[Film] = []
-    with ThreadPoolExecutor(min(_INDEXING_THREADS, os.cpu_count() or 1, len(paths))) as threads:
-        for film in threads.map(index, range(len(paths))):
-            if isinstance(film, SourceError):
-                if errors == "raise":
-                    threads.shutdown(cancel_futures=True)
-                    raise film
-                warnings.warn(f"left out: {film}", stacklevel=4)
-                film = Film(np.zeros(0, np.int64), np.zeros(0, np.int64), 1.0, True)
-            found.append(film)
-    return found
