@@ -310,7 +310,8 @@ def test_broken_messages_are_broken_for_protobuf_too(record: bytes, data: Any) -
 
 def outcome(parse: Callable[[bytes], dict[str, Any]], record: bytes) -> Any:
     try:
-        return {name: [type(values), *values] for name, values in parse(record).items()}
+        found = parse(record)
+        return {name: values.tobytes() if isinstance(values, np.ndarray) else values for name, values in found.items()}
     except MalformedError:
         return MalformedError
 
@@ -445,6 +446,36 @@ def test_a_length_beyond_the_file_takes_no_memory(tmp_path: Path) -> None:
     for name in ("a.tfrecord", "b.tfrecord"):
         with pytest.raises(RecordError, match="it is 4611686018427387904 bytes long"):
             list(penstock.open(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("features", "why"),
+    [
+        ({"x": [b""]}, "to have the shape"),
+        ({"x": [b""], "x/shape": [0, -1]}, "to have the shape"),
+        ({"x": [b""], "x/shape": [b"0", b"1"]}, "to have the shape"),
+        ({"x": [b""], "x/shape": np.zeros(2)}, "to have the shape"),
+        ({"x": [b""], "x/shape": [0, 1 << 62]}, "cannot have the shape"),
+        ({"x": [b""], "x/shape": [1, 1]}, "0 bytes for the shape"),
+        ({"x": [b"", b""], "x/shape": [0, 0]}, "is no int16"),
+        ({"x": np.zeros(0), "x/shape": [0, 0]}, "is no int16"),
+        ({}, "'x' is missing"),
+        ({"__penstock__": [b"{"]}, "cannot be understood"),
+        ({"__penstock__": [b"[" * 100_000]}, "cannot be understood"),
+        ({"__penstock__": [1]}, "holds 1 values"),
+        ({"__penstock__": [b'{"x":["array","object",[1]]}']}, "the dtype 'object'"),
+        ({"__penstock__": [b'{"x":["array",[],[1]]}']}, "the dtype"),
+        ({"__penstock__": [b'{"x":["array","int8",[-1]]}']}, "tells of"),
+        ({"__penstock__": [b'{"x":["text","",[]]}'], "x": [b"\xff"]}, "no UTF-8"),
+        ({"__penstock__": [b'{"x":["text","",[]]}'], "x": [7]}, "should be text"),
+        ({"__penstock__": [b'{"x":["number","int64",[]]}'], "x": [7, 8]}, "2 values"),
+    ],
+)
+def test_what_contradicts_itself_is_broken(tmp_path: Path, features: dict[str, Any], why: str) -> None:
+    said = {"__penstock__": [b'{"x":["array","int16",[null,null]]}']}
+    (tmp_path / "a.tfrecord").write_bytes(framed(serialised({**said, **features})))
+    with pytest.raises(RecordError, match=f"record 0 at byte 0: .*{why}"):
+        list(penstock.open(tmp_path / "a.tfrecord"))
 
 
 def test_a_missing_field_is_told(numbers: Path) -> None:

@@ -233,8 +233,8 @@ def _value(features: Mapping[str, Values], name: str, field: Field) -> Any:
 
 def _shape(features: Mapping[str, Values], name: str, field: Field) -> tuple[int, ...]:
     values = features.get(name + _SHAPE, [])
-    shape = tuple(int(size) for size in values)
-    fits = len(shape) == len(field.shape) <= _MOST_DIMENSIONS and all(
+    shape = tuple(int(size) for size in values if isinstance(size, int | np.integer))
+    fits = len(values) == len(shape) == len(field.shape) <= _MOST_DIMENSIONS and all(
         size >= 0 and wanted in (None, size) for size, wanted in zip(shape, field.shape, strict=True)
     )
     if not fits:
@@ -251,6 +251,9 @@ def _array(values: Values, name: str, field: Field, shape: tuple[Any, ...]) -> n
     nbytes = raw.nbytes if isinstance(raw, np.ndarray) else len(raw)
     if nbytes != math.prod(shape) * dtype.itemsize:
         raise MalformedError(f"its field {name!r} has {nbytes} bytes for the shape {shape} of {field.dtype}")
-    if isinstance(raw, np.ndarray):
-        return raw.reshape(shape).astype(dtype)
-    return np.ndarray(shape, dtype.newbyteorder("<"), raw).astype(dtype)
+    try:
+        if isinstance(raw, np.ndarray):
+            return raw.reshape(shape).astype(dtype)
+        return np.ndarray(shape, dtype.newbyteorder("<"), raw).astype(dtype)
+    except (ValueError, OverflowError) as error:  # no bytes, and yet a dimension that is too large, or too many
+        raise MalformedError(f"its field {name!r} cannot have the shape {shape[:_MOST_DIMENSIONS]}: {error}") from error
