@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -105,6 +106,27 @@ def test_an_empty_file_has_no_fields(tmp_path: Path) -> None:
     found = inspect(tmp_path / "in.tfrecord", seconds=0.01)
     assert (found.looked_at, found.fields, found.shown) == (0, {}, [])
     assert "samples: unknown" in render(found)
+
+
+@pytest.mark.parametrize(("kind", "words"), [("hdf5", "chunks ["), ("parquet", "zstd")])
+def test_formats_tell_how_their_data_lie(tmp_path: Path, kind: str, words: str) -> None:
+    found = inspect(write(tmp_path / f"in.{kind}", kind, made(20)), seconds=0)
+    assert any(words in said for said in found.layout.values())
+    assert found.runs is None or found.runs >= 1
+    assert "object" not in str(found.layout)
+
+
+@pytest.mark.parametrize("kind", ["tfrecord", "lmdb", "hdf5", "parquet", "tar", "jsonl"])
+def test_damaged_files_end_in_a_report_or_an_error_of_ours(tmp_path: Path, kind: str) -> None:
+    path = write(tmp_path / f"in.{kind}", kind, made(20))
+    data, rng = path.read_bytes(), np.random.default_rng(0)
+    for _ in range(30):
+        damaged = bytearray(data)
+        for at in rng.integers(0, len(data), 8):
+            damaged[at] ^= 1 << int(rng.integers(8))
+        path.write_bytes(damaged[: int(rng.integers(len(data) // 2, len(data) + 1))])
+        with contextlib.suppress(SourceError):
+            render(inspect(path, seconds=0.01))
 
 
 # ── pictures ────────────────────────────────────────────────────────────────────────────────────────────────

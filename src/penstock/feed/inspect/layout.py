@@ -6,22 +6,23 @@ import os
 from typing import Any
 
 from penstock.feed.sources.extras import need
+from penstock.feed.sources.hdf5_file import LIBRARY_ERRORS
 from penstock.feed.sources.storage import is_remote
+from penstock.feed.sources.tables import foreign
 
 _MOST = 64
 
 
 def layout_of(format: str, paths: list[str]) -> dict[str, str]:
     """Return words about the first file, by dataset or column; {} where the format has nothing to say."""
-    if is_remote(paths[0]):
+    path = paths[0]
+    if is_remote(path) or not os.path.isfile(path):
         return {}
-    if paths[0].endswith((".gz", ".tgz")):
+    if path.endswith((".gz", ".tgz")):
         return {"file": "gzip"}
-    if format == "hdf5" and os.path.isfile(paths[0]):
-        return _of_hdf5(paths[0])
-    if format == "parquet" and os.path.isfile(paths[0]):
-        return _of_parquet(paths[0])
-    return {}
+    if format == "hdf5":
+        return _of_hdf5(path)
+    return _of_parquet(path) if format == "parquet" else {}
 
 
 def _of_hdf5(path: str) -> dict[str, str]:
@@ -31,20 +32,36 @@ def _of_hdf5(path: str) -> dict[str, str]:
     def note(name: str, item: Any) -> bool | None:
         if isinstance(item, h5py.Dataset):
             chunks = f"chunks {list(item.chunks)}" if item.chunks else "not chunked"
-            found[name] = f"{item.dtype}{list(item.shape)}, {chunks}, {item.compression or 'not compressed'}"
+            found[name] = (
+                f"{_type(h5py, item.dtype)}{list(item.shape)}, {chunks}, {item.compression or 'not compressed'}"
+            )
         return True if len(found) >= _MOST else None
 
-    with h5py.File(path, "r") as file:
-        file.visititems(note)
+    try:
+        with h5py.File(path, "r") as file:
+            file.visititems(note)
+    except LIBRARY_ERRORS:  # of another dataset than those that could be opened
+        return found
     return found
 
 
+def _type(h5py: Any, dtype: Any) -> str:
+    if h5py.check_string_dtype(dtype) is not None:
+        return "text"
+    base = h5py.check_vlen_dtype(dtype)
+    return f"{base} of variable length " if base is not None else str(dtype)
+
+
 def _of_parquet(path: str) -> dict[str, str]:
-    metadata = need("pyarrow.parquet", "parquet").ParquetFile(path).metadata
-    found = {"file": f"{metadata.num_row_groups} row groups, {metadata.num_rows} rows, by {metadata.created_by}"}
-    if metadata.num_row_groups:
-        group = metadata.row_group(0)
-        for number in range(min(group.num_columns, _MOST)):
-            column = group.column(number)
-            found[column.path_in_schema] = f"{column.physical_type.lower()}, {column.compression.lower()}"
+    try:
+        with need("pyarrow.parquet", "parquet").ParquetFile(path) as file:
+            metadata = file.metadata
+            by = metadata.created_by
+            found = {"file": f"{metadata.num_row_groups} row groups, {metadata.num_rows} rows, by {by}"}
+            groups = [metadata.row_group(0)] if metadata.num_row_groups else []
+            columns = [group.column(number) for group in groups for number in range(min(group.num_columns, _MOST))]
+            for column in columns:
+                found[column.path_in_schema] = f"{column.physical_type.lower()}, {column.compression.lower()}"
+    except foreign():
+        return {}
     return found
