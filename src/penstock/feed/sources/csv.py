@@ -110,17 +110,17 @@ class CsvRows(Stream):
 
 
 class _Row:
-    """A record, not split yet if it has no quotes."""
+    """A record; split when its values are asked for, if one line holds all of it."""
 
-    __slots__ = ("_delimiter", "_found", "_line", "number", "offset")
+    __slots__ = ("_found", "_line", "_rows", "number", "offset")
 
     def __init__(
-        self, offset: int, number: int, line: bytes, delimiter: str, found: list[str] | ValueError | None
+        self, offset: int, number: int, line: bytes, rows: _Rows, found: list[str] | ValueError | None = None
     ) -> None:
         self.offset = offset
         self.number = number
         self._line = line
-        self._delimiter = delimiter
+        self._rows = rows
         self._found = found
 
     def values(self) -> list[str]:
@@ -129,11 +129,24 @@ class _Row:
         Raises:
             ValueError: why it is broken.
         """
-        if isinstance(self._found, ValueError):
-            raise self._found
         if self._found is not None:
-            return self._found
-        return self._line.decode().removesuffix("\r").split(self._delimiter)
+            return self.told()
+        text = self._line.decode().removesuffix("\r")
+        if '"' not in text:
+            return text.split(self._rows.delimiter)
+        found = self._rows.value.findall(text)
+        return [quoted.replace('""', '"') if quoted else bare for quoted, bare in found]
+
+    def told(self) -> list[str]:
+        """Return its values, those with quotes as `_Quoted`.
+
+        Raises:
+            ValueError: why it is broken.
+        """
+        found = self._rows.split(self._line, iter(())) if self._found is None else self._found
+        if isinstance(found, ValueError):
+            raise found
+        return found
 
 
 class _Quoted(str):
@@ -143,26 +156,29 @@ class _Quoted(str):
 
 
 class _Rows:
-    """Finds where records begin and end, and splits those with quotes."""
+    """Finds where records begin and end, and splits them."""
 
     def __init__(self, storage: Storage, delimiter: str, longest: int) -> None:
+        self.delimiter = delimiter
         self._storage = storage
-        self._delimiter = delimiter
         self._longest = longest
+        end = re.escape(delimiter)
+        quoted, bare = r'"([^"]*+(?:""[^"]*+)*+)"', rf'([^"{end}]*+)'
+        self.value = re.compile(f"(?:^|{end})(?:{quoted}|{bare})")
+        """Of a line that is a whole record, with all its quotes in order: which `_whole` says."""
+        self._whole = re.compile(f"(?:{quoted}|{bare})(?:{end}(?:{quoted}|{bare}))*+\r?".encode())
 
     def of(self, path: str) -> Generator[_Row, None, None]:
         """Yield the records of a file, the header among them."""
         lines = self._lines(path)
         for offset, number, line in lines:
             if len(line) > self._longest:
-                yield self._row(offset, number, self._too_long())
+                yield _Row(offset, number, line, self, self._too_long())
             elif b'"' in line:
-                yield self._row(offset, number, self._split(line, lines))
+                is_whole = self._whole.fullmatch(line) is not None
+                yield _Row(offset, number, line, self, None if is_whole else self.split(line, lines))
             elif not is_blank(line):
-                yield _Row(offset, number, line, self._delimiter, None)
-
-    def _row(self, offset: int, number: int, found: list[str] | ValueError) -> _Row:
-        return _Row(offset, number, b"", self._delimiter, found)
+                yield _Row(offset, number, line, self)
 
     def _lines(self, path: str) -> Generator[tuple[int, int, bytes], None, None]:
         with contextlib.closing(blocks(self._storage, path, self._longest)) as pieces:
@@ -172,7 +188,7 @@ class _Rows:
                     yield offset, number, line
                     offset += len(line) + 1
 
-    def _split(self, line: bytes, lines: Iterator[tuple[int, int, bytes]]) -> list[str] | ValueError:
+    def split(self, line: bytes, lines: Iterator[tuple[int, int, bytes]]) -> list[str] | ValueError:
         """Return the values of a record that begins with `line`; takes more lines where quotes are open."""
         values: list[str] = []
         nbytes = len(line)
@@ -180,7 +196,7 @@ class _Rows:
             text, at = line.decode(), 0
             while True:
                 if text[at : at + 1] != '"':
-                    end = text.find(self._delimiter, at)
+                    end = text.find(self.delimiter, at)
                     if end < 0:
                         values.append(text[at:].removesuffix("\r"))
                         return values
@@ -201,7 +217,7 @@ class _Rows:
                 values.append(_Quoted("".join(held).replace('""', '"')))
                 if text[end + 1 :] in ("", "\r"):
                     return values
-                if text[end + 1] != self._delimiter:
+                if text[end + 1] != self.delimiter:
                     return ValueError(f"after the closing quote comes {text[end + 1 : end + 11]!r}, not a delimiter")
                 at = end + 2
         except UnicodeDecodeError as error:
@@ -233,7 +249,7 @@ def _looked_at(rows: _Rows, path: str, header: Sequence[str] | None) -> tuple[li
                 if row.offset > _LOOKED_AT_NBYTES:
                     break
                 try:
-                    values = row.values()
+                    values = row.told()
                 except ValueError:
                     continue
                 if len(values) == len(names):
