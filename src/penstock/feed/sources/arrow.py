@@ -132,7 +132,10 @@ class ArrowSource(TableSource):
         """Yield a record batch."""
         nbytes, limit = self._files[group.file].batches[group.number].unpacked_nbytes, self._options.max_group_nbytes
         if nbytes is not None and nbytes > limit:
-            raise SourceError(f"a batch has {nbytes} bytes unpacked; max_group_nbytes is {limit}")
+            raise SourceError(
+                f"its batch has {nbytes} bytes unpacked, all of which are held to read a row: write the file with "
+                f"smaller ones, or without compression, or raise max_group_nbytes, which is {limit}"
+            )
         there = leaves(self._schemas[group.file])
         columns = {leaf.path[0] for name in names if not isinstance(leaf := there[name], str)}
         batch = self._maps[group.file].get().batch(group.number, columns)

@@ -294,7 +294,7 @@ def _blocks(array: Any, dtype: str, shape: tuple[int, ...] = (), order: tuple[in
         array = array.values
         inner = _valid(array)
         if inner is not None:
-            missing: np.ndarray = ~inner[start : start + count].reshape(rows, -1).all(axis=1)
+            missing = np.logical_not(inner[start : start + count].reshape(rows, -1).all(axis=1))
             holes = missing if holes is None else holes | missing
     values = _flat(array, dtype)[start : start + count].reshape(rows, *shape)
     if order:

@@ -4,6 +4,10 @@ See columns.py for the types that are read, and how arrays are written; arrays a
 A file is opened for each row group that is unpacked, with a footer that was read once: no handle stays open, none
 crosses a fork, and threads read at the same time. Columns that no field is taken from are not read.
 
+What a row group unpacks to is known from the footer, and checked while it is unpacked, some MiB at a time. Within one
+such piece Arrow's reader believes the file: a column made for it, of few bytes that stand for very many values, can take
+memory far above `max_group_nbytes`. Limit the memory of processes that read files of people whom you do not trust.
+
 Whoever asks for rows in a random order across row groups makes each of them be unpacked again and again: `RunOrder`, or
 `shuffle=True` of penstock's DataLoader, keeps to some of them at a time.
 """
@@ -97,7 +101,10 @@ class ParquetSource(TableSource):
         row_group = metadata.row_group(group.number)
         nbytes, limit = row_group.total_byte_size, self._options.max_group_nbytes
         if not 0 <= nbytes <= limit:
-            raise SourceError(f"a row group has {nbytes} bytes unpacked; max_group_nbytes is {limit}")
+            raise SourceError(
+                f"its row group has {nbytes} bytes unpacked, all of which are held to read a row: write the file with "
+                f"smaller ones (row_group_size=), or raise max_group_nbytes, which is {limit}"
+            )
         rows = min(_MOST_ROWS, max(_FEWEST_ROWS, _PIECE_NBYTES * row_group.num_rows // max(1, nbytes)))
         with parquet.ParquetFile(local, metadata=metadata, page_checksum_verification=True) as file:
             yield from file.iter_batches(rows, row_groups=[group.number], columns=columns, use_threads=False)
