@@ -5,7 +5,7 @@ A file is opened for each row group that is unpacked, with a footer that was rea
 crosses a fork, and threads read at the same time. Columns that no field is taken from are not read.
 
 What a row group unpacks to is known from the footer, and checked while it is unpacked, some MiB at a time. Within one
-such piece Arrow's reader believes the file: a column made for it, of few bytes that stand for very many values, can take
+such piece Arrow's reader believes the file: a column made for it, a few bytes that stand for very many values, can take
 memory far above `max_group_nbytes`. Limit the memory of processes that read files of people whom you do not trust.
 
 Whoever asks for rows in a random order across row groups makes each of them be unpacked again and again: `RunOrder`, or
