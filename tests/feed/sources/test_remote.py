@@ -364,6 +364,14 @@ file.read(5000)
 # ── hostile servers ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_a_server_that_promises_an_answer_and_gives_none_is_not_waited_for(files: Files) -> None:
+    honest = files.answer
+    answers = iter([(100, {}, b""), (206, {"Transfer-Encoding": "chunked"}, b"")])
+    files.answer = lambda *question: next(answers, None) or honest(*question)  # type: ignore[method-assign]
+    with QUICK.open(f"{files.url}/a.bin") as file:
+        assert file.read() == DATA
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_server_that_answers_nonsense_gives_no_foreign_error(seed: int) -> None:
     chance = random.Random(seed)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import sys
 import threading
 from collections import Counter
@@ -232,6 +234,34 @@ def test_a_file_of_s3_that_changes_is_an_error(s3: Proxy) -> None:
         s3.answer = other  # type: ignore[method-assign]
         with pytest.raises(SourceError, match="was changed while it was read"):
             file.read()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_an_s3_server_that_answers_nonsense_gives_no_foreign_error(s3: Proxy, seed: int) -> None:
+    chance, honest = random.Random(seed), s3.answer
+
+    def lying(method: str, path: str, headers: Any) -> Any:
+        status, told, data = honest(method, path, headers)
+        body, told = bytearray(data), dict(told)
+        what = chance.choice(["body", "header", "lost", "status", "short", ""])
+        if what == "body" and body:
+            body[chance.randrange(len(body))] = chance.randrange(256)
+        elif what == "header":
+            told[chance.choice(list(told))] = str(chance.randrange(10**20))
+        elif what == "lost":
+            told.pop(chance.choice(list(told)))
+        elif what == "status":
+            status = chance.choice([100, 200, 204, 206, 301, 304, 400, 405, 409, 418, 599, 999])
+        elif what == "short":
+            body = body[: chance.randrange(len(body) + 1)]
+        return status, told, bytes(body)
+
+    s3.answer = lying  # type: ignore[method-assign]
+    storage = Storage(retries=1, stall_s=0.2, timeout_s=2)
+    for _ in range(6):
+        for ask in (storage.list, storage.expand, storage.nbytes, lambda url: storage.open(url).close()):
+            with contextlib.suppress(SourceError):
+                ask("s3://bucket/train/*.txt" if ask == storage.expand else "s3://bucket/train/1.txt")
 
 
 # ── streams ─────────────────────────────────────────────────────────────────────────────────────────────────

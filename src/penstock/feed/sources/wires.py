@@ -12,19 +12,25 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.core.errors import ExtraError, SourceError
 from penstock.feed.sources.extras import need
 from penstock.feed.sources.line import Line
 from penstock.feed.sources.retries import TransientError
 
+_Result = TypeVar("_Result")
+
 _PIECE_NBYTES = 1 << 20
-_CONNECTIONS = 32
+_READS = 32
+"""Ranges that are read at the same time; others wait for their turn, which is no failure."""
+_CONNECTIONS = 2 * _READS
+_LONGEST_S = 600.0
+"""For what shows no progress before its end: a listing, a range of a filesystem that is nothing special."""
 _PASSING_CODES = {"RequestTimeout", "RequestTimeoutException", "SlowDown", "InternalError", "ServiceUnavailable"}
 _PASSING_STATUS = {408, 425, 429}
 _VERSIONS = ("ETag", "etag", "generation", "md5Hash", "LastModified", "last_modified", "updated", "mtime", "created")
@@ -44,8 +50,10 @@ class Stamp:
 class Wire:
     """A filesystem of fsspec that is nothing special."""
 
-    def __init__(self, fs: Any) -> None:
+    def __init__(self, fs: Any, stall_s: float) -> None:
         self._fs = fs
+        self._turns = asyncio.Semaphore(_READS)
+        self._answer_s = 2 * stall_s  # the libraries' own timeouts come first: but they have holes, as after HTTP 100
         # Those that are not asynchronous are not made for several threads either: memory://'s files have one position.
         self._thread = None if fs.async_impl else ThreadPoolExecutor(1, "penstock remote")
 
@@ -69,7 +77,8 @@ class Wire:
             SourceError: the file is not what it was when `stamp` was taken, or cannot be read.
             TransientError: that may be different the next time.
         """
-        data = await self._call(url, "cat_file", self._inner(url), start, end)
+        async with self._turns:
+            data = await self._call(url, "cat_file", self._inner(url), start, end)
         if await self.stamp(url) != stamp:
             raise changed(url)
         yield data
@@ -104,10 +113,17 @@ class Wire:
 
     async def _call(self, url: str, name: str, *arguments: Any) -> Any:
         with self._border(url):
-            if self._thread is None:
-                return await getattr(self._fs, f"_{name}")(*arguments)
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, getattr(self._fs, name), *arguments)
+            async with asyncio.timeout(_LONGEST_S):
+                return await self._called(name, *arguments)
+
+    async def _called(self, name: str, *arguments: Any) -> Any:
+        if self._thread is None:
+            return await getattr(self._fs, f"_{name}")(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, getattr(self._fs, name), *arguments)
+
+    async def _in_time(self, answer: Awaitable[_Result]) -> _Result:
+        async with asyncio.timeout(self._answer_s):
+            return await answer
 
     @contextmanager
     def _border(self, url: str) -> Iterator[None]:
@@ -115,6 +131,8 @@ class Wire:
             yield
         except (SourceError, TransientError):
             raise
+        except TimeoutError as error:
+            raise TransientError("the server did not answer in time") from error
         except self._foreign() as error:
             raise told(url, error) from error
 
@@ -132,17 +150,18 @@ class S3(Wire):
 
     async def read(self, url: str, start: int, end: int, stamp: Stamp) -> AsyncIterator[bytes]:
         """Give bytes `start` to `end` in pieces. The ETag is compared, not sent: some servers know no If-Match."""
-        answer = await self._ask(url, "get_object", Range=f"bytes={start}-{end - 1}")
-        body = answer["Body"]
-        try:
-            if str(answer.get("ETag") or answer.get("LastModified") or "") != stamp.version:
-                raise changed(url)
-            _check_range(url, answer.get("ContentRange", ""), start, stamp)
-            with self._border(url):
-                while piece := await body.read(_PIECE_NBYTES):
-                    yield piece
-        finally:
-            body.close()
+        async with self._turns:
+            answer = await self._ask(url, "get_object", Range=f"bytes={start}-{end - 1}")
+            body = answer["Body"]
+            try:
+                if str(answer.get("ETag") or answer.get("LastModified") or "") != stamp.version:
+                    raise changed(url)
+                _check_range(url, answer.get("ContentRange", ""), start, stamp)
+                with self._border(url):
+                    while piece := await self._in_time(body.read(_PIECE_NBYTES)):
+                        yield piece
+            finally:
+                body.close()
 
     def _session(self) -> Any:
         return self._fs._s3
@@ -153,7 +172,7 @@ class S3(Wire):
             arguments["VersionId"] = version
         with self._border(url):
             # fsspec's method for a range keeps nothing of an answer that is cut, and shows no ETag.
-            return await self._fs._call_s3(method, Bucket=bucket, Key=key, **arguments)
+            return await self._in_time(self._fs._call_s3(method, Bucket=bucket, Key=key, **arguments))
 
     def _foreign(self) -> tuple[type[Exception], ...]:
         botocore = need("botocore.exceptions", "s3")
@@ -169,7 +188,7 @@ class Http(Wire):
         async with self._get(url, 0, 1) as answer:
             total = answer.headers.get("Content-Range", "").rpartition("/")[2]
             if answer.status in (206, 416) and total.isdecimal():
-                await answer.read()  # a connection whose answer was not read is closed
+                await self._in_time(answer.read())  # a connection whose answer was not read is closed
                 return Stamp(int(total), _version(answer))
             length = answer.headers.get("Content-Length", "")
             if answer.status == 200 and length.isdecimal():
@@ -178,7 +197,7 @@ class Http(Wire):
 
     async def read(self, url: str, start: int, end: int, stamp: Stamp) -> AsyncIterator[bytes]:
         """Give bytes `start` to `end` in pieces; from a server that has no ranges all before them is read again."""
-        async with self._get(url, start, end if stamp.has_ranges else None) as answer:
+        async with self._turns, self._get(url, start, end if stamp.has_ranges else None) as answer:
             if answer.status == 416 or _version(answer) != stamp.version:
                 raise changed(url)
             left_out = 0
@@ -188,7 +207,7 @@ class Http(Wire):
                 left_out = start
             else:
                 raise TransientError(f"the server answered a range with HTTP {answer.status}")
-            async for piece in answer.content.iter_any():
+            while piece := await self._in_time(answer.content.readany()):
                 yield piece[left_out:]
                 left_out = max(left_out - len(piece), 0)
 
@@ -199,7 +218,7 @@ class Http(Wire):
             headers["Range"] = f"bytes={start}-{end - 1}"
         with self._border(url):
             session = await self._fs.set_session()
-            async with session.get(self._fs.encode_url(url), headers=headers) as answer:
+            async with await self._in_time(session.get(self._fs.encode_url(url), headers=headers)) as answer:
                 if answer.status >= 400 and answer.status != 416:
                     wait = answer.headers.get("Retry-After", "")
                     raise answered(url, answer.status, wait_s=float(wait) if wait.isdecimal() else 0.0)
@@ -250,7 +269,7 @@ def _made(kind: Any, scheme: str, options: dict[str, Any], stall_s: float) -> Wi
         }
         fs = kind(**options)
         fs.retries = 1
-        return S3(fs)
+        return S3(fs, stall_s)
     if scheme in ("http", "https"):
         aiohttp = need("aiohttp", "remote")
         options["client_kwargs"] = {
@@ -259,8 +278,8 @@ def _made(kind: Any, scheme: str, options: dict[str, Any], stall_s: float) -> Wi
             "auto_decompress": False,
             "read_bufsize": _PIECE_NBYTES,
         }
-        return Http(kind(**options))
-    return Wire(kind(**options))
+        return Http(kind(**options), stall_s)
+    return Wire(kind(**options), stall_s)
 
 
 def _configured(kind: Any, option: str) -> dict[str, Any]:
