@@ -495,6 +495,29 @@ def test_without_the_package_only_checksums_are_missing(numbers: Path, monkeypat
     source.close()
 
 
+def test_a_pass_that_is_given_up_leaves_nothing_open(numbers: Path) -> None:
+    stream = penstock.open([numbers] * 3).shuffled(seed=0, window=2)
+    assert next(iter(stream))
+    stream.close()
+
+
+def test_remote_files_are_read(numbers: Path) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/records/a.tfrecord", numbers.read_bytes())
+    memory.pipe("/records/b.tfrecord.gz", gzip.compress(numbers.read_bytes()))
+    big = framed(serialised({"n": [50], "pad": [bytes(3 * PIECE_NBYTES)]}))
+    memory.pipe("/records/c.tfrecord", big + numbers.read_bytes())
+    try:
+        found = [sample["n"] for sample in penstock.open("memory://records/*", format="tfrecord", fields=["n"])]
+        assert found == [*range(50), *range(50), 50, *range(50)]
+        stream = penstock.open("memory://records/c.tfrecord")
+        assert [sample["n"] for sample in stream.read(stream.shards[0], 1, 2)] == list(range(0, 50, 2))
+    finally:
+        memory.rm("/records", recursive=True)
+
+
 # ── by number ───────────────────────────────────────────────────────────────────────────────────────────────
 
 

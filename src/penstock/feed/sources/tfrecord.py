@@ -1,24 +1,14 @@
-"""TFRecord files: a stream of framed records, or a source by number; with tf.train.Example in them, or anything else.
+"""TFRecord files: a stream of records, or a source by number; with tf.train.Example in them, or anything else.
 
-A record in the file, little-endian:
-
-    8 bytes     length of the data
-    4 bytes     masked CRC-32C of those 8 bytes
-    length      data: a serialised tf.train.Example, see `example` and `features`
-    4 bytes     masked CRC-32C of the data
-
-A checksum is masked as ((crc >> 15) | (crc << 17)) + 0xA282EAD8, modulo 2^32. gzip may pack the whole file, or parts of
-it one after another. https://www.tensorflow.org/tutorials/load_data/tfrecord
-
-Checksums need the package google-crc32c (the extra "tfrecord"); `check=False` reads without them.
+See `tfrecord_frames` for the file's layout, `example` and `features` for what is in a record. Checksums need the
+package google-crc32c (the extra "tfrecord"); `check=False` reads without them.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -30,21 +20,19 @@ from penstock.feed.sources import tfrecord_index
 from penstock.feed.sources.base import PerProcess, Source
 from penstock.feed.sources.example import enclosed, parsed, sequences
 from penstock.feed.sources.example_places import Places
-from penstock.feed.sources.extras import need
 from penstock.feed.sources.features import MARK, Marked, Marks, companions, natural, unfit
 from penstock.feed.sources.pieces import Created, Pieces
 from penstock.feed.sources.protobuf import MalformedError
 from penstock.feed.sources.sample import Errors, Sample, Schema, Selection
 from penstock.feed.sources.storage import Storage, is_remote
 from penstock.feed.sources.stream import Shard, Stream
+from penstock.feed.sources.tfrecord_frames import FOOTER, FRAME_NBYTES, HEADER, checksum_of, framed, too_short
 
 __all__ = ["Indexed", "Records", "Writer", "joined", "opened", "unfit"]
 
 MOST_NBYTES = 1 << 30
 """The longest record that is believed."""
 
-_HEADER = struct.Struct("<QI")
-_FOOTER = struct.Struct("<I")
 _FILES_OPEN = 64
 
 
@@ -86,7 +74,7 @@ def opened(
     if index not in (False, True, "save"):
         raise OptionError(f"index={index!r} is none of False, True and 'save'")
     if check:
-        _checksum()
+        checksum_of()
     parse = Parse(fields=fields, raw=raw, text=frozenset(text), arrays=frozenset(arrays), sequence=sequence)
     if not index:
         return Records(paths, storage, errors, parse, check=check, most=max_record_nbytes)
@@ -172,8 +160,8 @@ class Records(Stream):
         """
         pieces = Pieces(self._storage, shard.name)
         try:
-            for number, offset, record in _framed(
-                pieces, first, step, _checksum() if self._check else None, self._most
+            for number, offset, record in framed(
+                pieces, first, step, checksum_of() if self._check else None, self._most
             ):
                 if isinstance(record, RecordError):
                     yield record
@@ -189,57 +177,6 @@ class Records(Stream):
 def _count(path: str) -> int | None:
     begins = None if is_remote(path) else tfrecord_index.saved(path)
     return None if begins is None else len(begins) - 1
-
-
-def _framed(
-    pieces: Pieces, first: int, step: int, checksum: Callable[[bytes], int] | None, most: int
-) -> Iterator[tuple[int, int, bytes | RecordError]]:
-    """Yield the number, the offset and the data of every step-th record, or what is wrong with it."""
-    path, wanted, number = pieces.path, first, -1
-    while True:
-        number += 1
-        pieces.key, offset = number, pieces.offset
-        header = pieces.take(_HEADER.size)
-        if not header:
-            return
-        if len(header) < _HEADER.size:
-            raise RecordError(path, offset, number, f"its header has {len(header)} bytes of {_HEADER.size}")
-        length, masked = _HEADER.unpack(header)
-        if checksum is not None and checksum(header[:8]) != masked:
-            raise RecordError(path, offset, number, "the checksum of its length is wrong, and so the rest is lost")
-        if pieces.total is not None and length + _FOOTER.size > pieces.total - pieces.offset:
-            raise RecordError(path, offset, number, _too_short(length, pieces.total - pieces.offset))
-        if number != wanted or length > most:
-            skipped = pieces.skip(length + _FOOTER.size)
-            if skipped < length + _FOOTER.size:
-                raise RecordError(path, offset, number, _too_short(length, skipped))
-            if number == wanted:
-                wanted += step
-                yield number, offset, RecordError(path, offset, number, f"{length} bytes; {most} are the most")
-            continue
-        wanted += step
-        record, footer = pieces.take(length), pieces.take(_FOOTER.size)
-        if len(footer) < _FOOTER.size:
-            raise RecordError(path, offset, number, _too_short(length, len(record)))
-        if checksum is not None and checksum(record) != _FOOTER.unpack(footer)[0]:
-            yield number, offset, RecordError(path, offset, number, "the checksum of its data is wrong")
-            continue
-        yield number, offset, record
-
-
-def _too_short(length: int, there: int) -> str:
-    return f"it is {length} bytes long, and the file ends after {there} of them"
-
-
-def _checksum() -> Callable[[bytes], int]:
-    """Return the function that makes a masked CRC-32C."""
-    crc32c: Callable[[bytes], int] = need("google_crc32c", "tfrecord").value
-
-    def masked(data: bytes) -> int:
-        crc = crc32c(data)
-        return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-    return masked
 
 
 # ── by number ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -262,8 +199,7 @@ class Indexed(Source):
         found = tfrecord_index.saved(path)
         if found is not None:
             return found
-        checksum = _checksum() if self._check else None
-        found = tfrecord_index.offsets(path, checksum and (lambda data, masked: checksum(data) == masked))
+        found = tfrecord_index.offsets(path, checksum_of() if self._check else None)
         if save:
             tfrecord_index.save(path, found)
         return found
@@ -276,20 +212,20 @@ class Indexed(Source):
         part = int(np.searchsorted(self._firsts, index, "right")) - 1
         path, number = self._paths[part], index - int(self._firsts[part])
         begin, end = (int(at) for at in self._begins[part][number : number + 2])
-        length = end - begin - tfrecord_index.FRAME_NBYTES
+        length = end - begin - FRAME_NBYTES
         if length > self._most:
             raise RecordError(path, begin, number, f"{length} bytes; {self._most} are the most")
-        framed = self._files.get().read(path, begin, end - begin)
-        if len(framed) < end - begin:
-            raise RecordError(path, begin, number, _too_short(length, len(framed)))
-        said, of_length = _HEADER.unpack_from(framed)
-        (of_record,) = _FOOTER.unpack_from(framed, len(framed) - _FOOTER.size)
-        record = framed[_HEADER.size : -_FOOTER.size]
+        found = self._files.get().read(path, begin, end - begin)
+        if len(found) < end - begin:
+            raise RecordError(path, begin, number, too_short(length, len(found)))
+        said, of_length = HEADER.unpack_from(found)
+        (of_record,) = FOOTER.unpack_from(found, len(found) - FOOTER.size)
+        record = found[HEADER.size : -FOOTER.size]
         if said != length:
             raise RecordError(path, begin, number, f"it is {said} bytes long; the index says {length}")
         if self._check:
-            checksum = _checksum()
-            if checksum(framed[:8]) != of_length or checksum(record) != of_record:
+            checksum = checksum_of()
+            if checksum(found[:8]) != of_length or checksum(record) != of_record:
                 raise RecordError(path, begin, number, "its checksum is wrong")
         try:
             return self._parse.sample(record)
@@ -350,7 +286,7 @@ class Writer:
 
     def __init__(self, path: str, schema: Schema) -> None:
         self._marked = Marked(schema)
-        self._checksum = _checksum()
+        self._checksum = checksum_of()
         self._file = Created(path)
 
     def write(self, sample: Sample) -> None:
@@ -361,9 +297,9 @@ class Writer:
         """
         record = enclosed(self._marked.entries(sample))
         length = len(record).to_bytes(8, "little")
-        self._file.write(length + _FOOTER.pack(self._checksum(length)))
+        self._file.write(length + FOOTER.pack(self._checksum(length)))
         self._file.write(record)
-        self._file.write(_FOOTER.pack(self._checksum(record)))
+        self._file.write(FOOTER.pack(self._checksum(record)))
 
     def close(self) -> None:
         """Finish the file."""

@@ -7,27 +7,23 @@ which it begins, a space, and its bytes with its frame (the length and the two c
 from __future__ import annotations
 
 import os
-import struct
 from array import array
 from collections.abc import Callable
 
 import numpy as np
 
 from penstock.core.errors import RecordError, SourceError
+from penstock.feed.sources.tfrecord_frames import FRAME_NBYTES, HEADER, too_short
 
-FRAME_NBYTES = 16
-"""A record's length (8), the checksum of it (4), and that of the data (4)."""
-
-_HEADER = struct.Struct("<QI")
 _BLOCK_NBYTES = 4096
 
 
-def offsets(path: str, check: Callable[[bytes, int], bool] | None) -> np.ndarray:
+def offsets(path: str, checksum: Callable[[bytes], int] | None) -> np.ndarray:
     """Return where each record of a local file begins, and the end of the last one. Reads nothing but their headers.
 
     Args:
         path: the file; not one that gzip packed.
-        check: says whether a checksum is that of some bytes; None looks at none.
+        checksum: makes them of bytes; None looks at none.
 
     Returns:
         int64[n + 1].
@@ -42,24 +38,23 @@ def offsets(path: str, check: Callable[[bytes, int], bool] | None) -> np.ndarray
             total = os.fstat(file.fileno()).st_size
             block, begin, at = b"", 0, 0
             while at < total:
-                if at + _HEADER.size > begin + len(block):
+                if at + HEADER.size > begin + len(block):
                     block, begin = os.pread(file.fileno(), _BLOCK_NBYTES, at), at
-                length = _length(path, block[at - begin : at - begin + _HEADER.size], at, len(begins) - 1, check)
+                length = _length(path, block[at - begin : at - begin + HEADER.size], at, len(begins) - 1, checksum)
+                if FRAME_NBYTES + length > total - at:
+                    raise RecordError(path, at, len(begins) - 1, too_short(length, total - at - HEADER.size))
                 at += FRAME_NBYTES + length
-                if at > total:
-                    reason = f"it is {length} bytes long, and the file ends {at - total} bytes before that"
-                    raise RecordError(path, begins[-1], len(begins) - 1, reason)
                 begins.append(at)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error}") from error
     return np.frombuffer(begins, np.int64).copy()
 
 
-def _length(path: str, header: bytes, at: int, number: int, check: Callable[[bytes, int], bool] | None) -> int:
-    if len(header) < _HEADER.size:
-        raise RecordError(path, at, number, f"its header has {len(header)} bytes of {_HEADER.size}")
-    length, checksum = _HEADER.unpack(header)
-    if check is not None and not check(header[:8], checksum):
+def _length(path: str, header: bytes, at: int, number: int, checksum: Callable[[bytes], int] | None) -> int:
+    if len(header) < HEADER.size:
+        raise RecordError(path, at, number, f"its header has {len(header)} bytes of {HEADER.size}")
+    length, masked = HEADER.unpack(header)
+    if checksum is not None and checksum(header[:8]) != masked:
         raise RecordError(
             path, at, number, "the checksum of its length is wrong; gzip packed the file, or it is broken"
         )
