@@ -135,6 +135,14 @@ def test_text_in_chunks(tmp_path: Path, options: dict[str, Any]) -> None:
         assert {sample["unset"] for sample in source} == {""}
 
 
+def test_short_texts_of_a_large_heap_collection(tmp_path: Path) -> None:
+    texts = [f"text {number}" for number in range(5000)]
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["text"] = texts
+    with reading(tmp_path / "a.h5") as source:
+        assert [source[number]["text"] for number in range(4999, -1, -1)] == texts[::-1]
+
+
 def test_strings_as_fortran_and_c_write_them(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for name, padding, raw in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import tempfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from tests.feed.sources.made import assert_same, datasets
 
 RNG = np.random.default_rng(0)
 zarr.config.set({"threading.max_workers": 1})
-zarr.array(np.zeros(1))[:]  # the package's threads stay for as long as the process does
+with tempfile.TemporaryDirectory() as folder:  # the package's threads stay for as long as the process does
+    zarr.save(f"{folder}/a.zarr", np.zeros(1))
 
 
 def reading(*paths: Path, fields: Any = None, **options: Any) -> Any:
@@ -131,11 +133,11 @@ def test_what_cannot_be_a_field_is_said(tmp_path: Path) -> None:
 
 
 def test_broken_groups_give_our_errors_only(tmp_path: Path) -> None:
-    schema, samples = many(12)
+    schema, samples = many(6)
     path = written(tmp_path / "a.zarr", schema, samples)
     files = sorted(file for file in path.rglob("*") if file.is_file())
     outcomes = set()
-    for number in range(250):
+    for number in range(100):
         rng = np.random.default_rng(number)
         file = files[number % len(files)]
         whole = file.read_bytes()
@@ -150,7 +152,7 @@ def test_broken_groups_give_our_errors_only(tmp_path: Path) -> None:
         file.write_bytes(data)
         try:
             with reading(path) as source:
-                for index in range(min(len(source), 12)):
+                for index in range(min(len(source), 6)):
                     try:
                         source[index]
                         outcomes.add("read")

@@ -8,21 +8,32 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-
-import numpy as np
+from typing import Generic, Protocol, TypeVar
 
 from penstock.feed.sources.order import WINDOW
 
 _SMALL = 16 << 20
 
 
-class Chunks:
+class Weighed(Protocol):
+    """Says what it takes in memory, as an array does."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes."""
+
+
+_Chunk = TypeVar("_Chunk", bound=Weighed)
+
+
+class Chunks(Generic[_Chunk]):
     """The chunks of one field that this process has unpacked; those that nobody asked for the longest go first.
 
     Args:
         chunk_nbytes: of the largest one.
         most_nbytes: never holds more, but for the one that was asked for last.
 
+    >>> import numpy as np
     >>> chunks = Chunks(8, 1 << 20)
     >>> chunks.get(3, lambda: np.zeros(1)) is chunks.get(3, lambda: np.ones(1))
     True
@@ -32,12 +43,12 @@ class Chunks:
         self._chunk_nbytes = chunk_nbytes
         self._most_nbytes = most_nbytes
         self._lock = threading.Lock()
-        self._held: OrderedDict[Hashable, np.ndarray] = OrderedDict()
+        self._held: OrderedDict[Hashable, _Chunk] = OrderedDict()
         self._held_nbytes = 0
         self._gates: dict[Hashable, threading.Lock] = {}
         self._readers: set[int] = set()
 
-    def get(self, key: Hashable, unpack: Callable[[], np.ndarray]) -> np.ndarray:
+    def get(self, key: Hashable, unpack: Callable[[], _Chunk]) -> _Chunk:
         """Return the chunk `key`; `unpack` makes it if it is not held. Others who want the same one wait for it."""
         with self._lock:
             found = self._held.get(key)
@@ -59,7 +70,7 @@ class Chunks:
                     self._gates.pop(key, None)
         return found
 
-    def _keep(self, key: Hashable, chunk: np.ndarray) -> None:
+    def _keep(self, key: Hashable, chunk: _Chunk) -> None:
         with self._lock:
             wanted = max(_SMALL, 2 * WINDOW * self._chunk_nbytes * len(self._readers))
             room = min(self._most_nbytes, wanted)

@@ -29,7 +29,7 @@ from penstock.feed.sources.extras import need
 from penstock.feed.sources.hdf5_choice import chosen
 from penstock.feed.sources.hdf5_fields import Column, columns_of
 from penstock.feed.sources.hdf5_file import LIBRARY_ERRORS, File
-from penstock.feed.sources.hdf5_heap import Heap
+from penstock.feed.sources.hdf5_heap import Collection, Heap
 from penstock.feed.sources.hdf5_join import joined
 from penstock.feed.sources.hdf5_rows import rows_of
 from penstock.feed.sources.hdf5_write import Writer, unfit
@@ -40,7 +40,7 @@ __all__ = ["Hdf5", "Writer", "joined", "opened", "unfit"]
 
 _MOST_RUNS = 1 << 24
 _COLLECTION_NBYTES = 4096
-_COLLECTIONS_NBYTES = 4 << 20
+_COLLECTIONS_NBYTES = 16 << 20
 
 
 def opened(
@@ -203,11 +203,11 @@ class _Reading:
         self._files = [File(file.path, file.nbytes) for file in files]
         self._columns = [file.columns for file in files]
         self._max_record_nbytes = max_record_nbytes
-        self._chunks = {
+        self._chunks: dict[str, Chunks[np.ndarray]] = {
             name: Chunks(max(file.columns[name].chunk_nbytes for file in files), chunk_cache_nbytes)
             for name in files[0].columns
         }
-        self._collections = Chunks(_COLLECTION_NBYTES, _COLLECTIONS_NBYTES)
+        self._collections: Chunks[Collection] = Chunks(_COLLECTION_NBYTES, _COLLECTIONS_NBYTES)
         self._lock = threading.Lock()
         self._readers: dict[int, dict[str, Callable[[int], Any]]] = {}
 

@@ -64,7 +64,7 @@ class Column:
         """All its bytes, but for those on the heap."""
         return self.layout.count * self.layout.row_nbytes
 
-    def reader(self, file: File, chunks: Chunks, heap: Heap) -> Callable[[int], Any]:
+    def reader(self, file: File, chunks: Chunks[np.ndarray], heap: Heap) -> Callable[[int], Any]:
         """Return what reads values, in any thread.
 
         Args:

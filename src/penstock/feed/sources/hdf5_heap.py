@@ -9,6 +9,7 @@ all numbers   little-endian; sizes and addresses of 8 bytes, in files of 4-byte 
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,19 +23,57 @@ _COLLECTION = struct.Struct("<4sB3xQ")
 _OBJECT = struct.Struct("<HHxxxxQ")
 
 
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """Objects that were read together."""
+
+    data: np.ndarray
+    starts: np.ndarray
+    """By an object's number: where its bytes begin; 0 for one that is not there."""
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory."""
+        return self.data.nbytes + self.starts.nbytes
+
+    @classmethod
+    def of(cls, data: np.ndarray) -> Collection:
+        """Look all objects up once: a collection of short texts has thousands, and they can only be walked."""
+        starts = {}
+        at, end, raw = _COLLECTION.size, len(data), data.data
+        while at + _OBJECT.size <= end:
+            number, _, nbytes = _OBJECT.unpack_from(raw, at)
+            at += _OBJECT.size
+            if number == 0 or at + nbytes > end:
+                break
+            starts[number] = at
+            at += -(-nbytes // 8) * 8
+        table = np.zeros(max(starts, default=0) + 1, np.int64)
+        table[list(starts.keys())] = list(starts.values())
+        return cls(data, table)
+
+    def find(self, number: int) -> memoryview | None:
+        """Return an object's bytes."""
+        start = int(self.starts[number]) if number < len(self.starts) else 0
+        if start == 0:
+            return None
+        _, _, nbytes = _OBJECT.unpack_from(self.data.data, start - _OBJECT.size)
+        return self.data.data[start : start + nbytes]
+
+
 class Heap:
     """Reads objects of a file's heap. Any thread may.
 
     Args:
         file: which.
-        chunks: collections that were read.
+        collections: those that were read.
         most_nbytes: one that is larger is refused.
     """
 
-    def __init__(self, file: File, chunks: Chunks, most_nbytes: int) -> None:
+    def __init__(self, file: File, collections: Chunks[Collection], most_nbytes: int) -> None:
         self._file = file
         self._most_nbytes = most_nbytes
-        self._collections = chunks
+        self._collections = collections
 
     def get(self, reference: Any, itemsize: int, key: object) -> memoryview:
         """Return the bytes that an element refers to.
@@ -50,21 +89,12 @@ class Heap:
         count, address, number = reference.item()
         if count == 0 or address == 0:
             return memoryview(b"")
-        found = self._collections.get((self._file.path, address), partial(self._read, address, key)).data
-        at = _COLLECTION.size
-        while at + _OBJECT.size <= len(found):
-            this, _, nbytes = _OBJECT.unpack_from(found, at)
-            at += _OBJECT.size
-            if this == number and number:
-                if count * itemsize > nbytes or at + nbytes > len(found):
-                    break
-                return memoryview(found)[at : at + count * itemsize]
-            if this == 0:
-                break
-            at += -(-nbytes // 8) * 8
-        raise RecordError(self._file.path, address, key, f"the heap has no object {number} of {count} elements there")
+        found = self._collections.get((self._file.path, address), partial(self._read, address, key)).find(number)
+        if found is None or len(found) < count * itemsize:
+            raise RecordError(self._file.path, address, key, f"the heap has no object {number} of {count} elements")
+        return found[: count * itemsize]
 
-    def _read(self, address: int, key: object) -> np.ndarray:
+    def _read(self, address: int, key: object) -> Collection:
         head = self._file.take(address, _COLLECTION.size, key)
         signature, version, nbytes = _COLLECTION.unpack(head.data)
         if signature != b"GCOL" or version != 1:
@@ -73,4 +103,4 @@ class Heap:
             raise RecordError(
                 self._file.path, address, key, f"a heap collection of {nbytes} bytes; {self._most_nbytes} are the most"
             )
-        return self._file.take(address, nbytes, key)
+        return Collection.of(self._file.take(address, nbytes, key))

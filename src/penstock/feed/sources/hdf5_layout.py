@@ -130,8 +130,9 @@ def layout_of(dataset: Any, path: str, nbytes: int, most_nbytes: int, *, on_heap
             f"{chunk_nbytes}; {most_nbytes} are the most; raise max_record_nbytes if that is right"
         )
     if known.rows * known.row_nbytes > most_nbytes:
-        known = replace(known, chunk=())
         way = "library"
+    if way == "library" and (known.dtype.hasobject or known.rows * known.row_nbytes > most_nbytes):
+        known = replace(known, chunk=())  # row by row: nobody knows what its objects take in memory
     if way == "library" or 0 in whole:
         return known
     dtype = REFERENCE if on_heap else known.dtype

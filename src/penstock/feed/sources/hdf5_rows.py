@@ -33,7 +33,7 @@ class Rows(Protocol):
         """Return several rows."""
 
 
-def rows_of(layout: Layout, file: File, chunks: Chunks, *, in_spans: bool = False) -> Rows:
+def rows_of(layout: Layout, file: File, chunks: Chunks[np.ndarray], *, in_spans: bool = False) -> Rows:
     """Return what reads the rows of a dataset.
 
     Args:
@@ -93,7 +93,7 @@ class InPlace:
 class Unpacked:
     """Rows of chunks that have to be unpacked, here or by the library, or of blocks of small rows; kept a while."""
 
-    def __init__(self, layout: Layout, file: File, chunks: Chunks) -> None:
+    def __init__(self, layout: Layout, file: File, chunks: Chunks[np.ndarray]) -> None:
         self._layout = layout
         self._file = file
         self._chunks = chunks

@@ -98,8 +98,12 @@ class Writer:
         packing = {"compression": "gzip", "compression_opts": level, "shuffle": True} if compression else {}
         with _saying(path):
             self._file = need("h5py", "hdf5").File(path, "w")
-        with _saying(path):
-            self._columns = {name: _column(self._file, name, field, packing) for name, field in schema.items()}
+        try:
+            with _saying(path):
+                self._columns = {name: _column(self._file, name, field, packing) for name, field in schema.items()}
+        except SourceError:
+            self._file.close()
+            raise
 
     def write(self, sample: Sample) -> None:
         """Add a sample.

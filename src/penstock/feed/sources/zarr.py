@@ -177,7 +177,7 @@ class _Reading:
         self._groups = groups
         self._open: dict[int, Any] = {}
         self._arrays: dict[tuple[int, str], Any] = {}
-        self._chunks = {
+        self._chunks: dict[str, Chunks[np.ndarray]] = {
             name: Chunks(column.rows * column.row_nbytes, chunk_cache_nbytes)
             for name, column in groups[0].columns.items()
         }
