@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.json
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -81,6 +82,16 @@ def test_lines_are_json_to_the_letter(tmp_path: Path) -> None:
     found = json.loads(line, parse_constant=refused)
     assert found["z"] == [0, 1, 2]
     assert found["x"]["dtype"] == "float64"
+
+
+def test_pyarrow_reads_what_was_written(tmp_path: Path) -> None:
+    samples = [{"i": n, "f": n / 7, "b": n % 2 == 0, "t": f"ü\n{n}", "l": np.arange(n + 1)} for n in range(5)]
+    writer = Writer(str(tmp_path / "a.jsonl"), {**schema_of(samples[0]), "l": Field("array", "int64", (None,))})
+    for sample in samples:
+        writer.write(sample)
+    writer.close()
+    table = pyarrow.json.read_json(tmp_path / "a.jsonl")
+    assert table.to_pylist() == [{**sample, "l": sample["l"].tolist()} for sample in samples]
 
 
 def test_members_are_fields(tmp_path: Path) -> None:
