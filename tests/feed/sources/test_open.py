@@ -81,6 +81,7 @@ def test_what_cannot_be_opened_is_told(
         ([".zgroup", "x/0"], "zarr"),
         (["zarr.json"], "zarr"),
         (["cat/1.jpg", "dog/2.PNG", "notes.csv"], "images"),
+        (["run/1.mp4", "walk/2.mkv"], "video"),
         (["b.tar", "a.tar", "README"], "tar"),
         (["x/1.parquet", ".hidden/2.csv"], "parquet"),
     ],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -53,7 +55,7 @@ FORMATS = (
 )
 
 
-FOLDERS = ("images", "lmdb", "zarr")
+FOLDERS = ("images", "lmdb", "video", "zarr")
 """Formats whose data may be a folder."""
 
 
@@ -89,13 +91,13 @@ def guessed(path: str, storage: Storage) -> tuple[Format, list[str]]:
     """
     found = of_path(path)
     is_folder = (found is None or path.endswith("/")) if is_remote(path) else os.path.isdir(path)
-    if found is not None and (found.name in FOLDERS or not is_folder):
+    if found is not None and (found.name in ("lmdb", "zarr") or not is_folder):
         return found, [path]
     if not is_folder:
         known = ", ".join(suffix for one in FORMATS for suffix in one.suffixes)
         raise SourceError(f"{path} has no name that tells its format ({known}); say format=")
-    files = storage.list(path)
-    own = {file.removeprefix(path).lstrip("/") for file in files[:_LOOKED_AT]}
+    files = storage.list(path) if is_remote(path) else [*itertools.islice(_walked(path), _LOOKED_AT)]
+    own = {file.removeprefix(path).lstrip("/") for file in files}
     if "data.mdb" in own:
         return named("lmdb"), [path]
     if own & {"zarr.json", ".zgroup", ".zarray"} or any(_is_zarr(path, name) for name in (".zgroup", ".zarray")):
@@ -104,14 +106,20 @@ def guessed(path: str, storage: Storage) -> tuple[Format, list[str]]:
     if not counted:
         raise SourceError(f"the folder {path} has no file whose name tells a format; say format=")
     (most, _), *others = counted.most_common()
-    if others and most != "images":
+    if others and most not in ("images", "video"):
         raise SourceError(
             f"the folder {path} holds {', '.join(f'{count} of {name}' for name, count in counted.most_common())}; "
             "say format=, or name the files"
         )
-    if most == "images":
-        return named("images"), [path]
-    return named(most), [file for file in files if of_path(file) is named(most)]
+    if most in ("images", "video"):  # which look through their folders by themselves
+        return named(most), [path]
+    return named(most), [file for file in storage.list(path) if of_path(file) is named(most)]
+
+
+def _walked(path: str) -> Iterator[str]:
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (os.path.join(folder, name) for name in sorted(names) if not name.startswith("."))
 
 
 def _is_zarr(path: str, name: str) -> bool:
