@@ -1,30 +1,23 @@
 """Arrow IPC: files (Feather version 2), and streams as Hugging Face's datasets keeps them; record batches are groups.
 
-    file      "ARROW1", 2 bytes; messages as in a stream; a footer; int32 bytes of it; "ARROW1"
-    stream    messages, and at the end 0xFFFFFFFF and int32 0, or nothing
-    message   0xFFFFFFFF (missing before version 0.15), int32 bytes of metadata; metadata, a FlatBuffer; a body
-
 Which batches there are, and how many rows each has, is taken from the messages' metadata: bodies stay unread. Files are
-mapped into memory, and samples of batches that are not compressed are views of the map. See columns.py for the types
-that are read, and how arrays are written ("tensors", unless asked otherwise).
+mapped into memory, and samples of batches that are not compressed are views of the map. arrow_messages.py describes the
+format, arrow_fields.py the types that are read and how arrays are written ("tensors", unless asked otherwise).
 
 Nobody may write or shorten a file while it is mapped.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
-import struct
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from penstock.core.errors import SourceError
+from penstock.feed.sources.arrow_fields import Layout, leaves
+from penstock.feed.sources.arrow_messages import File, scanned
 from penstock.feed.sources.base import PerProcess
-from penstock.feed.sources.columns import Layout, leaves
 from penstock.feed.sources.extras import need
 from penstock.feed.sources.sample import Errors, Schema, Selection
 from penstock.feed.sources.storage import Storage
@@ -33,8 +26,6 @@ from penstock.feed.sources.tables import HELD_NBYTES, MOST_GROUP_NBYTES, Group, 
 
 __all__ = ["ArrowSource", "Writer", "joined", "opened", "unfit"]
 
-_MAGIC = b"ARROW1"
-_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 _VIEW_NBYTES = 16 << 10
 
 
@@ -75,41 +66,6 @@ def opened(
         for place, (first, batch) in enumerate(zip(file.firsts(), file.batches, strict=True))
     ]
     return ArrowSource(paths, groups, [file.schema for file in files], fields, options, files)
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A batch or a dictionary, and where its message lies."""
-
-    kind: int
-    begin: int
-    end: int
-    rows: int
-    unpacked_nbytes: int | None
-    """Of its body; None where that is not compressed."""
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """What was found in a file."""
-
-    path: str
-    is_stream: bool
-    schema: Any
-    batches: tuple[Message, ...]
-    has_dictionaries: bool
-    dictionary_nbytes: int
-    """Of dictionaries, unpacked."""
-    is_packed: bool
-    """Whether batches are compressed."""
-
-    def firsts(self) -> list[int]:
-        """Return the first row of each batch."""
-        first, found = 0, []
-        for batch in self.batches:
-            found.append(first)
-            first += batch.rows
-        return found
 
 
 class ArrowSource(TableSource):
@@ -212,119 +168,6 @@ class _Map:
             if self._whole is None:
                 self._whole = list(self._pa.ipc.open_stream(self._buffer))
             return self._whole
-
-
-# ── messages ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def scanned(path: str) -> File:
-    """Return which batches a file or a stream has.
-
-    Raises:
-        SourceError: it is damaged, or neither.
-    """
-    pa = need("pyarrow", "parquet")
-    with translated(path):
-        nbytes = os.path.getsize(path)
-        if nbytes < 8:
-            raise SourceError(f"{path}: {nbytes} bytes are no Arrow data")
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            is_stream = data[:6] != _MAGIC
-            try:
-                messages = list(_messages(path, data, 0 if is_stream else 8))
-            except struct.error as error:
-                raise SourceError(f"{path}: its messages' metadata are damaged: {error}") from error
-        with pa.memory_map(path) as mapped:
-            reader = pa.ipc.open_stream(mapped) if is_stream else pa.ipc.open_file(mapped)
-            schema = reader.schema
-    batches = tuple(message for message in messages if message.kind == _BATCH)
-    dictionaries = [message for message in messages if message.kind == _DICTIONARY]
-    dictionary_nbytes = sum(message.unpacked_nbytes or 0 for message in dictionaries)
-    is_packed = any(message.unpacked_nbytes is not None for message in messages)
-    if is_stream and dictionaries:  # all of it is read at once
-        dictionary_nbytes += sum(batch.unpacked_nbytes or 0 for batch in batches)
-    return File(path, is_stream, schema, batches, bool(dictionaries), dictionary_nbytes, is_packed)
-
-
-def _messages(path: str, data: mmap.mmap, at: int) -> Iterator[Message]:
-    """Yield the batches and dictionaries of a stream.
-
-    Raises:
-        SourceError: one does not end in the file.
-    """
-    while at + 4 <= len(data):
-        begin = at
-        (nbytes,) = struct.unpack_from("<i", data, at)
-        at += 4
-        if nbytes == -1 and at + 4 <= len(data):
-            (nbytes,) = struct.unpack_from("<i", data, at)
-            at += 4
-        if nbytes == 0:
-            return
-        if not 0 < nbytes <= len(data) - at:
-            raise SourceError(
-                f"{path}: the message at byte {begin} has {nbytes} bytes of metadata: truncated or corrupt"
-            )
-        metadata, at = data[at : at + nbytes], at + nbytes
-        kind, table, body_nbytes = _header(metadata)
-        if not 0 <= body_nbytes <= len(data) - at:
-            raise SourceError(f"{path}: the message at byte {begin} has {body_nbytes} bytes: truncated or corrupt")
-        if kind in (_DICTIONARY, _BATCH):
-            if kind == _DICTIONARY:
-                table = _table(metadata, _slot(metadata, table, 1))
-            unpacked = _unpacked(metadata, table, data, at, body_nbytes)
-            yield Message(kind, begin, at + body_nbytes, _field(metadata, "<q", table, 0), unpacked)
-        at += body_nbytes
-
-
-def _header(metadata: bytes) -> tuple[int, int, int]:
-    """Return a message's kind, where its header lies in the metadata, and the bytes of its body."""
-    root = _table(metadata, 0)
-    place = _slot(metadata, root, 2)
-    header = _table(metadata, place) if place else 0
-    return _field(metadata, "<B", root, 1), header, _field(metadata, "<q", root, 3)
-
-
-def _unpacked(metadata: bytes, table: int, data: mmap.mmap, body: int, body_nbytes: int) -> int | None:
-    """Return how many bytes a batch's buffers say that they unpack to; None where they are not compressed."""
-    if not _slot(metadata, table, 3):
-        return None
-    place = _slot(metadata, table, 2)
-    vector = _table(metadata, place) if place else 0
-    total = 0
-    for number in range(_number(metadata, "<I", vector) if vector else 0):
-        offset, nbytes = struct.unpack_from("<qq", metadata, vector + 4 + 16 * number)
-        if nbytes >= 8 and 0 <= offset <= body_nbytes - 8:
-            (unpacked,) = struct.unpack_from("<q", data, body + offset)
-            total += nbytes if unpacked == -1 else max(0, unpacked)
-    return total
-
-
-def _table(data: bytes, place: int) -> int:
-    """Return where what an offset at `place` points to begins."""
-    return place + _number(data, "<I", place)
-
-
-def _slot(data: bytes, table: int, number: int) -> int:
-    """Return where field `number` of a FlatBuffer's table lies; 0 where the table does not have it."""
-    vtable = table - _number(data, "<i", table)
-    within = 4 + 2 * number
-    if vtable < 0 or within >= struct.unpack_from("<H", data, vtable)[0]:
-        return 0
-    offset = _number(data, "<H", vtable + within)
-    return table + offset if offset else 0
-
-
-def _field(data: bytes, format: str, table: int, number: int) -> int:
-    """Return the number that field `number` of a table holds; 0, its default, where the table does not have it."""
-    place = _slot(data, table, number)
-    return _number(data, format, place) if place else 0
-
-
-def _number(data: bytes, format: str, place: int) -> int:
-    if place < 0:
-        raise struct.error("an offset before the beginning")
-    return int(struct.unpack_from(format, data, place)[0])
 
 
 class Writer(TableWriter):

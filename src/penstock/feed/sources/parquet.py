@@ -1,8 +1,8 @@
 """Parquet files: their rows by number, row group by row group.
 
-See columns.py for the types that are read, and how arrays are written; arrays are written "raw" unless asked otherwise.
-A file is opened for each row group that is unpacked, with a footer that was read once: no handle stays open, none
-crosses a fork, and threads read at the same time. Columns that no field is taken from are not read.
+See arrow_fields.py for the types that are read, and how arrays are written ("raw", unless asked otherwise). A file
+is opened for each row group that is unpacked, with a footer that was read once: no handle stays open, none crosses a
+fork, and threads read at the same time. Columns that no field is taken from are not read.
 
 What a row group unpacks to is known from the footer, and checked while it is unpacked, some MiB at a time. Within one
 such piece Arrow's reader believes the file: a column made for it, a few bytes that stand for very many values, can take
@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.core.errors import SourceError
+from penstock.feed.sources.arrow_fields import Layout, leaves
 from penstock.feed.sources.base import PerProcess
-from penstock.feed.sources.columns import Layout, leaves
 from penstock.feed.sources.extras import need
 from penstock.feed.sources.sample import Errors, Schema, Selection
 from penstock.feed.sources.storage import Storage

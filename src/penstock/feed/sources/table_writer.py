@@ -1,6 +1,6 @@
 """Writes samples as the rows of an Arrow table, group by group: what the writers of Parquet and Arrow files share.
 
-See columns.py for what arrays become.
+See arrow_fields.py for what arrays become.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.core.errors import SourceError
-from penstock.feed.sources.columns import ARRAY_METADATA, VARIABLE_TENSOR, Layout
+from penstock.feed.sources.arrow_fields import ARRAY_METADATA, VARIABLE_TENSOR, Layout
 from penstock.feed.sources.extras import need
 from penstock.feed.sources.sample import Field, Sample, Schema, plain, widened
 from penstock.feed.sources.tables import translated

@@ -1,6 +1,6 @@
 """Tables, as Parquet and Arrow files hold them: rows lie in groups, a group is unpacked whole, a row is a sample.
 
-See columns.py for what columns hold. A process keeps some unpacked groups, so that samples that lie together cost one
+arrow_fields.py says what columns hold. A process keeps some unpacked groups, so that samples that lie together cost one
 unpacking: `runs` says where groups begin. Samples' arrays are views of what was unpacked, and read-only.
 """
 
@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.feed.sources.arrow_fields import leaves
 from penstock.feed.sources.base import PerProcess, Source
-from penstock.feed.sources.columns import Column, leaves
+from penstock.feed.sources.columns import Column
 from penstock.feed.sources.extras import need
 from penstock.feed.sources.sample import Sample, Schema, Selection, plain
 
