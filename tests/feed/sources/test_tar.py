@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -362,6 +363,30 @@ def test_loaders_share_samples_out(theirs: str, loader: Any) -> None:
     batches = list(loader(stream, batch_size=4, num_workers=3))
     assert sorted(torch.cat([batch["cls"] for batch in batches]).tolist()) == sorted([*range(20)] * 2)
     assert batches[0]["seg.npy"].dtype == torch.int64
+
+
+def test_a_pass_that_is_given_up_leaves_nothing_open(theirs: str) -> None:
+    stream = penstock.open([theirs] * 3, fields=["cls"]).shuffled(seed=0, window=2)
+    assert next(iter(stream))
+    stream.close()
+
+
+def test_remote_archives_are_read(theirs: str, tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/archives/a.tar", Path(theirs).read_bytes())
+    memory.pipe("/archives/b.tgz", gzip.compress(Path(theirs).read_bytes()))
+    big = archived(tmp_path / "c.tar", *((f"{n}.cls", str(n).encode().zfill(PIECE_NBYTES * 2)) for n in range(3)))
+    memory.pipe("/archives/c.tar", Path(big).read_bytes())
+    try:
+        found = [
+            sample["cls"] for sample in penstock.open("memory://archives/*", format="tar", fields=["cls"], decode=False)
+        ]
+        assert [int(data) for data in found[:40]] == [*range(20)] * 2
+        assert len(found) == 43
+        stream = penstock.open("memory://archives/c.tar", decode=False)
+        assert [sample["__key__"] for sample in stream.read(stream.shards[0], 0, 2)] == ["0", "2"]
+    finally:
+        memory.rm("/archives", recursive=True)
 
 
 # ── broken archives ─────────────────────────────────────────────────────────────────────────────────────────

@@ -1,7 +1,8 @@
 """Tar shards: members of an archive that share a name are a sample, as WebDataset has it.
 
-See `tar_fields` for what becomes a sample and how its members are decoded, `tar_headers` for the archive itself. gzip
-may pack an archive. Nothing is ever unpacked to the disk, and a path in an archive is nothing but a name.
+See `tar_fields` for what becomes a sample and how its members are decoded, `tar_layout` for archives of ours, and
+`tar_headers` for the archive itself, which gzip may have packed. Nothing is ever unpacked to the disk, and a path in an
+archive is nothing but a name.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from penstock.feed.sources.pieces import Created, Pieces
 from penstock.feed.sources.sample import Errors, Sample, Schema, Selection, widened
 from penstock.feed.sources.storage import Storage, is_remote
 from penstock.feed.sources.stream import Shard, Stream
-from penstock.feed.sources.tar_fields import KEY, ByLayout, BySuffix, Decode, Layout, encoded, split, suffix_of, unfit
+from penstock.feed.sources.tar_fields import KEY, BySuffix, Decode, split
 from penstock.feed.sources.tar_headers import BLOCK_NBYTES, END, Member, Note, header, members, note, padding
+from penstock.feed.sources.tar_layout import ByLayout, Layout, encoded, suffix_of, unfit
 
 __all__ = ["Samples", "Writer", "joined", "opened", "unfit"]
 
@@ -159,7 +161,7 @@ def _layout(storage: Storage, path: str) -> Layout | None:
 
 
 class Writer:
-    """Writes samples as members; see `tar_fields` for how. A name that ends in .gz or .tgz has gzip pack them.
+    """Writes samples as members; see `tar_layout` for how. A name that ends in .gz or .tgz has gzip pack them.
 
     Archives of the same samples are the same, byte for byte. A text field `__key__` names its sample; without it keys
     are numbers.
