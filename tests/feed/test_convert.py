@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +34,10 @@ from penstock.feed.sources.open import open as open_source
 from penstock.feed.sources.sample import Field, Sample, schema_of, widened
 from penstock.feed.sources.stream import Stream
 from tests.feed.sources.made import assert_same, datasets
+
+zarr.config.set({"threading.max_workers": 1})
+with tempfile.TemporaryDirectory() as _folder:  # the package's threads stay for as long as the process does
+    zarr.create_array(f"{_folder}/a.zarr", data=np.zeros(8), chunks=(2,))
 
 
 def made(count: int, seed: int = 0) -> list[Sample]:
@@ -134,7 +140,7 @@ def rng_flat(count: int) -> list[Sample]:
 @pytest.mark.parametrize(
     ("samples", "kinds"),
     [
-        (made(24), RICH),
+        (made(24), (*RICH, "zarr")),
         (rng_flat(24), (*RICH, "csv")),
         (rng_tokens(24), (*RICH, "tokens")),
         (rng_images(24), (*RICH, "images")),
@@ -278,6 +284,10 @@ def test_a_source_is_not_written_over_nor_into(tmp_path: Path, tfrecord: Path) -
         convert(tmp_path, tmp_path / "out.lmdb", workers=0)
     with pytest.raises(SourceError, match="lies in the source"):
         convert(tfrecord, tfrecord, workers=0, overwrite=True)
+    write(tmp_path / "out-000001.tfrecord", made(3))
+    for source in (str(tmp_path / "*.tfrecord"), str(tmp_path / "{in,out-000001}.tfrecord")):
+        with pytest.raises(SourceError, match="lies in the source"):
+            convert(source, tmp_path / "out.tfrecord", workers=0, shards=3, overwrite=True)
     assert_equal(read(tfrecord), made(300))
 
 

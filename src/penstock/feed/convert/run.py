@@ -20,6 +20,7 @@ from penstock.feed.convert.reading import Recipe
 from penstock.feed.convert.target import Target, nbytes_of
 from penstock.feed.convert.work import Conversion, Work
 from penstock.feed.sources.sample import Errors
+from penstock.feed.sources.storage import Storage, is_remote
 
 _SMALL_NBYTES = 4 << 20
 
@@ -124,11 +125,14 @@ def _keep_apart(path: str | tuple[str, ...], target: Target) -> None:
     Raises:
         SourceError: it does.
     """
-    for one in (path,) if isinstance(path, str) else path:
+    names = {target.path, *target.names(1 if target.is_numbered else target.shards or 1), *target.present()}
+    made = {os.path.realpath(name): name for name in names}
+    for one in Storage().expand(path):
+        if is_remote(one):
+            continue
         source = os.path.realpath(one)
-        for name in {target.path, *target.names(1 if target.is_numbered else target.shards or 1)}:
-            made = os.path.realpath(name)
-            if made == source or made.startswith(source + os.sep):
+        for real, name in made.items():
+            if real == source or real.startswith(source + os.sep):
                 raise SourceError(f"{name} lies in the source {one}; write it elsewhere")
 
 
