@@ -53,11 +53,10 @@ def framed(
         length, masked = HEADER.unpack(header)
         if checksum is not None and checksum(header[:8]) != masked:
             raise RecordError(path, offset, number, "the checksum of its length is wrong, and so the rest is lost")
-        if pieces.total is not None and length + FOOTER.size > pieces.total - pieces.offset:
-            raise RecordError(path, offset, number, too_short(length, pieces.total - pieces.offset))
         if number != wanted or length > most:
-            skipped = pieces.skip(length + FOOTER.size)
-            if skipped < length + FOOTER.size:
+            rest = length + FOOTER.size
+            skipped = pieces.skip(rest)
+            if skipped < rest:
                 raise RecordError(path, offset, number, too_short(length, skipped))
             if number == wanted:
                 wanted += step
