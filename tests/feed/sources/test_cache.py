@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import SourceError
-from penstock.feed.sources.cache import Cache, CopyingFile, Filling, default_folder, name_of
+from penstock.feed.sources.cache import Cache, Filling, default_folder, name_of
+from penstock.feed.sources.cache_copying import CopyingFile
 
 FORK = multiprocessing.get_context("fork")
 BODY = bytes(range(250)) * 4  # 1000 bytes

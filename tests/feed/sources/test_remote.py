@@ -25,9 +25,9 @@ from torch.utils.data import Dataset
 
 import penstock
 from penstock.core.errors import ExtraError, OptionError, SourceError
+from penstock.feed.sources.remote_failures import shown
 from penstock.feed.sources.retries import Patience, Retries, TransientError
 from penstock.feed.sources.storage import Storage
-from penstock.feed.sources.wires import shown
 
 DATA = random.Random(0).randbytes(300_000)
 QUICK = Storage(range_nbytes=20_000, stall_s=0.3, retries=6, timeout_s=20)
@@ -35,7 +35,7 @@ QUICK = Storage(range_nbytes=20_000, stall_s=0.3, retries=6, timeout_s=20)
 
 @pytest.fixture(autouse=True)
 def _hang_up_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.feed.sources.line.LINGER_S", 0.05)
+    monkeypatch.setattr("penstock.feed.sources.remote_line.LINGER_S", 0.05)
 
 
 @pytest.fixture
@@ -288,6 +288,15 @@ def test_a_host_that_is_not_there_is_an_error() -> None:
 def test_messages_show_no_secrets() -> None:
     assert shown("https://host/a?X-Amz-Signature=1") == "https://host/a?…"
     assert shown("ftp://me:secret@host/a") == "ftp://host/a"
+
+
+def test_what_the_user_has_configured_for_fsspec_is_sent(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(fsspec.config.conf, "http", {"headers": {"Authorization": "Bearer token"}})
+    honest, seen = files.answer, []
+    files.answer = lambda *question: seen.append(question[2]["Authorization"]) or honest(*question)
+    with QUICK.open(f"{files.url}/a.bin") as file:
+        assert file.read() == DATA
+    assert set(seen) == {"Bearer token"}
 
 
 @pytest.mark.parametrize("options", [{"retries": -1}, {"timeout_s": 0}, {"stall_s": 0}, {"range_nbytes": 0}])

@@ -33,7 +33,7 @@ SHARDS, LINES = 5, 700
 
 @pytest.fixture(autouse=True)
 def _hang_up_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.feed.sources.line.LINGER_S", 0.05)
+    monkeypatch.setattr("penstock.feed.sources.remote_line.LINGER_S", 0.05)
 
 
 @pytest.fixture(scope="module")

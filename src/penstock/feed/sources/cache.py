@@ -5,7 +5,7 @@
     KEY-NAME.part         one being made, locked (flock) by who makes it; others wait
     KEY-NAME.read.part    one that is made while a stream reads the file; others read past the cache
     lock                  taken while room is made
-    users/                which copies are needed by processes that were given their paths, see `users`
+    users/                which copies are needed by processes that were given their paths, see `cache_users`
 
 A process may be killed at any moment: the kernel lets go of its locks, a copy gets its name only when it is whole and
 on the disk, and the next process that makes a copy removes every .part that nobody has locked.
@@ -26,14 +26,13 @@ import os
 import re
 import shutil
 import stat
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from penstock.core.errors import SourceError
-from penstock.feed.sources import users
+from penstock.feed.sources import cache_users as users
 
 _PART = ".part"
 _READ = ".read"
@@ -260,68 +259,6 @@ class Filling:
     def _end(self) -> None:
         part, self._part = self._part, -1
         _let_go(part)
-
-
-class CopyingFile(io.RawIOBase):
-    """A file that is copied while it is read. The copy is finished when all of it has been read, or nearly.
-
-    Args:
-        file: read in order; it is closed with this one. A reader that leaves a gap leaves it out of the copy.
-        filling: the copy.
-        has_rest: says whether the bytes from some place on can be read without waiting long.
-    """
-
-    def __init__(self, file: io.RawIOBase, filling: Filling, has_rest: Callable[[int], bool]) -> None:
-        super().__init__()
-        self._file = file
-        self._filling = filling
-        self._has_rest = has_rest
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def seekable(self) -> bool:
-        """It is."""
-        return True
-
-    def tell(self) -> int:
-        """Return the place of the next byte."""
-        return self._file.tell()
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a place."""
-        return self._file.seek(offset, whence)
-
-    def readinto(self, buffer: Any) -> int:
-        """Read, and copy what the copy lacks."""
-        start = self._file.tell()
-        count: int = self._file.readinto(buffer)
-        known = self._filling.written - start
-        if self._filling.is_open and 0 <= known < count:
-            try:
-                self._filling.write(memoryview(buffer).cast("B")[known:count])
-                if self._filling.written == self._filling.nbytes:
-                    self._filling.finish()
-            except SourceError as error:  # the disk is full: what is read is good all the same
-                warnings.warn(f"not kept: {error}", RuntimeWarning, stacklevel=2)
-                self._filling.close()
-        return count
-
-    def close(self) -> None:
-        """Close the file, and finish the copy or remove it."""
-        if self.closed:
-            return
-        try:
-            # Formats stop at their own end, and some bytes of padding may follow.
-            if self._filling.is_open and self._filling.written and self._has_rest(self._filling.written):
-                self.seek(self._filling.written)
-                while self.read(1 << 20):
-                    pass
-        finally:
-            self._filling.close()
-            self._file.close()
-            super().close()
 
 
 class _Locked(io.FileIO):

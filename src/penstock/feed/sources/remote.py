@@ -21,9 +21,10 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from penstock.core.errors import SourceError
-from penstock.feed.sources.line import Line, hold
+from penstock.feed.sources.remote_failures import shown
+from penstock.feed.sources.remote_line import Line, hold
+from penstock.feed.sources.remote_wires import Stamp, Wire, connected
 from penstock.feed.sources.retries import Patience, Retries, TransientError
-from penstock.feed.sources.wires import Stamp, Wire, connected, shown
 
 RANGE_NBYTES = 8 << 20
 AHEAD = 4

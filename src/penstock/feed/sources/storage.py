@@ -25,9 +25,10 @@ from urllib.parse import unquote
 
 from penstock.core.errors import OptionError, SourceError
 from penstock.feed.sources import remote
-from penstock.feed.sources.cache import Cache, CopyingFile, Filling, default_folder, name_of
+from penstock.feed.sources.cache import Cache, Filling, default_folder, name_of
+from penstock.feed.sources.cache_copying import CopyingFile
+from penstock.feed.sources.remote_wires import Stamp
 from penstock.feed.sources.retries import Retries
-from penstock.feed.sources.wires import Stamp
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
