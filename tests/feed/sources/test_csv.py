@@ -20,9 +20,9 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock
 from penstock.core.errors import OptionError, RecordError, SourceError
-from penstock.feed.sources import csv as csv_module
 from penstock.feed.sources import lines as lines_module
 from penstock.feed.sources.csv import Writer, joined, opened, unfit
+from penstock.feed.sources.rows import Row, Rows
 from penstock.feed.sources.sample import Field, Selection, plain
 from penstock.feed.sources.storage import Storage
 
@@ -180,11 +180,11 @@ def test_a_broken_row_is_told_and_the_next_is_read(tmp_path: Path, row: bytes, r
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(line=st.text('",\rab\\|.', max_size=14), delimiter=st.sampled_from(",|.\\"))
 def test_lines_with_quotes_are_split_alike_quickly_and_by_character(line: str, delimiter: str) -> None:
-    finder = csv_module._Rows(Storage(), delimiter, 1000)
+    finder = Rows(Storage(), delimiter, 1000)
     quick = finder._whole.fullmatch(line.encode())
     slow = finder.split(line.encode(), iter(()))
     if quick:
-        assert csv_module._Row(0, 1, line.encode(), finder).values() == slow
+        assert Row(0, 1, line.encode(), finder).values() == slow
     elif isinstance(slow, list):  # a quote within a value that has no quotes
         assert '"' in line
 

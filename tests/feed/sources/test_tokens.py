@@ -18,9 +18,10 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock
 from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.feed.sources.packing import packed
 from penstock.feed.sources.sample import Field, Selection
 from penstock.feed.sources.storage import Storage
-from penstock.feed.sources.tokens import IGNORED, Writer, joined, opened, packed, unfit
+from penstock.feed.sources.tokens import IGNORED, Writer, joined, opened, unfit
 
 INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 SIZES = st.lists(st.integers(0, 12), max_size=12)

@@ -18,14 +18,15 @@ import contextlib
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from penstock.core.errors import OptionError, RecordError, SourceError
-from penstock.feed.sources.lines import LONGEST, blocks, is_blank
+from penstock.feed.sources.lines import LONGEST, blocks
 from penstock.feed.sources.pieces import PIECE_NBYTES, Created, Pieces
+from penstock.feed.sources.rows import Quoted, Row, Rows
 from penstock.feed.sources.sample import Errors, Sample, Schema, Selection, plain, widened
 from penstock.feed.sources.storage import Storage
 from penstock.feed.sources.stream import Shard, Stream
@@ -73,7 +74,7 @@ def opened(
         delimiter = "\t" if ".tsv" in paths[0].lower().rpartition("/")[2] else ","
     if len(delimiter) != 1 or delimiter in '"\r\n' or not delimiter.isascii():
         raise OptionError(f"delimiter={delimiter!r} has to be one ASCII character, and no quote")
-    rows = _Rows(storage, delimiter, max_record_nbytes)
+    rows = Rows(storage, delimiter, max_record_nbytes)
     names, kinds = _looked_at(rows, paths[0], header)
     for name, kind in (dtypes or {}).items():
         if name not in names:
@@ -89,7 +90,7 @@ def opened(
 class CsvRows(Stream):
     """Rows of CSV files, one after another."""
 
-    def __init__(self, paths: list[str], rows: _Rows, columns: _Columns, errors: Errors) -> None:
+    def __init__(self, paths: list[str], rows: Rows, columns: _Columns, errors: Errors) -> None:
         super().__init__([Shard(path) for path in paths], errors=errors)
         self.where = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
         self._rows = rows
@@ -109,136 +110,7 @@ class CsvRows(Stream):
                     yield RecordError(shard.name, row.offset, f"line {row.number}", str(error))
 
 
-class _Row:
-    """A record; split when its values are asked for, if one line holds all of it."""
-
-    __slots__ = ("_found", "_line", "_rows", "number", "offset")
-
-    def __init__(
-        self, offset: int, number: int, line: bytes, rows: _Rows, found: list[str] | ValueError | None = None
-    ) -> None:
-        self.offset = offset
-        self.number = number
-        self._line = line
-        self._rows = rows
-        self._found = found
-
-    def values(self) -> list[str]:
-        """Return its values.
-
-        Raises:
-            ValueError: why it is broken.
-        """
-        if self._found is not None:
-            return self.told()
-        text = self._line.decode().removesuffix("\r")
-        if '"' not in text:
-            return text.split(self._rows.delimiter)
-        found = self._rows.value.findall(text)
-        return [quoted.replace('""', '"') if quoted else bare for quoted, bare in found]
-
-    def told(self) -> list[str]:
-        """Return its values, those with quotes as `_Quoted`.
-
-        Raises:
-            ValueError: why it is broken.
-        """
-        found = self._rows.split(self._line, iter(())) if self._found is None else self._found
-        if isinstance(found, ValueError):
-            raise found
-        return found
-
-
-class _Quoted(str):
-    """A value that had quotes."""
-
-    __slots__ = ()
-
-
-class _Rows:
-    """Finds where records begin and end, and splits them."""
-
-    def __init__(self, storage: Storage, delimiter: str, longest: int) -> None:
-        self.delimiter = delimiter
-        self._storage = storage
-        self._longest = longest
-        end = re.escape(delimiter)
-        quoted, bare = r'"([^"]*+(?:""[^"]*+)*+)"', rf'([^"{end}]*+)'
-        self.value = re.compile(f"(?:^|{end})(?:{quoted}|{bare})")
-        """Of a line that is a whole record, with all its quotes in order: which `_whole` says."""
-        self._whole = re.compile(f"(?:{quoted}|{bare})(?:{end}(?:{quoted}|{bare}))*+\r?".encode())
-
-    def of(self, path: str) -> Generator[_Row, None, None]:
-        """Yield the records of a file, the header among them."""
-        lines = self._lines(path)
-        for offset, number, line in lines:
-            if len(line) > self._longest:
-                yield _Row(offset, number, line, self, self._too_long())
-            elif b'"' in line:
-                is_whole = self._whole.fullmatch(line) is not None
-                yield _Row(offset, number, line, self, None if is_whole else self.split(line, lines))
-            elif not is_blank(line):
-                yield _Row(offset, number, line, self)
-
-    def _lines(self, path: str) -> Generator[tuple[int, int, bytes], None, None]:
-        with contextlib.closing(blocks(self._storage, path, self._longest)) as pieces:
-            for block in pieces:
-                offset = block.offset
-                for number, line in enumerate(block.lines, block.number):
-                    yield offset, number, line
-                    offset += len(line) + 1
-
-    def split(self, line: bytes, lines: Iterator[tuple[int, int, bytes]]) -> list[str] | ValueError:
-        """Return the values of a record that begins with `line`; takes more lines where quotes are open."""
-        values: list[str] = []
-        nbytes = len(line)
-        try:
-            text, at = line.decode(), 0
-            while True:
-                if text[at : at + 1] != '"':
-                    end = text.find(self.delimiter, at)
-                    if end < 0:
-                        values.append(text[at:].removesuffix("\r"))
-                        return values
-                    values.append(text[at:end])
-                    at = end + 1
-                    continue
-                held, at = [], at + 1
-                while (end := _closing_quote(text, at)) < 0:
-                    held.append(text[at:])
-                    following = next(lines, None)
-                    if following is None:
-                        return ValueError("a quote is not closed before the file ends")
-                    nbytes += len(following[2]) + 1
-                    if nbytes > self._longest:
-                        return self._too_long()
-                    text, at = "\n" + following[2].decode(), 0
-                held.append(text[at:end])
-                values.append(_Quoted("".join(held).replace('""', '"')))
-                if text[end + 1 :] in ("", "\r"):
-                    return values
-                if text[end + 1] != self.delimiter:
-                    return ValueError(f"after the closing quote comes {text[end + 1 : end + 11]!r}, not a delimiter")
-                at = end + 2
-        except UnicodeDecodeError as error:
-            return error
-
-    def _too_long(self) -> ValueError:
-        return ValueError(f"it is longer than max_record_nbytes={self._longest}; perhaps a quote is not closed")
-
-
-def _closing_quote(text: str, at: int) -> int:
-    """Return where the first quote is that is not one of two; -1 without.
-
-    >>> _closing_quote('a""b"', 0), _closing_quote('a""', 0)
-    (4, -1)
-    """
-    while (at := text.find('"', at)) >= 0 and text[at + 1 : at + 2] == '"':
-        at += 2
-    return at
-
-
-def _looked_at(rows: _Rows, path: str, header: Sequence[str] | None) -> tuple[list[str], list[str]]:
+def _looked_at(rows: Rows, path: str, header: Sequence[str] | None) -> tuple[list[str], list[str]]:
     """Return the names and the types of a file's columns."""
     with contextlib.closing(rows.of(path)) as records:
         try:
@@ -272,7 +144,7 @@ def _kind_of(values: list[str]) -> str:
     >>> _kind_of(["1", "-2"]), _kind_of(["1", ""]), _kind_of(["true"]), _kind_of(["1", "x"])
     ('int64', 'float64', 'bool', 'text')
     """
-    if any(isinstance(value, _Quoted) for value in values):
+    if any(isinstance(value, Quoted) for value in values):
         return "text"
     if all(_INT.fullmatch(value) for value in values):
         return "int64" if all(len(value) < 19 or _fits(value) for value in values) else "text"
@@ -295,7 +167,7 @@ class _Columns:
         self._names = names
         self._chosen = chosen
 
-    def compare(self, header: _Row | None, path: str) -> None:
+    def compare(self, header: Row | None, path: str) -> None:
         """Raise where a file's header is not the first one's."""
         try:
             names = [] if header is None else header.values()

@@ -17,35 +17,35 @@ What a sample is:
 
 `targets=True` adds the token that follows each: in windows from the file (so that windows take one token more); within
 documents -100, which torch's cross_entropy leaves out, where a document ends.
-
-Tokens are read, not mapped: a file that becomes shorter while it is read is an error, and not the process's end.
 """
 
 from __future__ import annotations
 
-import bisect
-import os
-import re
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from penstock.core.errors import OptionError, RecordError, SourceError
-from penstock.feed.sources.base import PerProcess, Source
+from penstock.feed.sources.base import Source
+from penstock.feed.sources.packing import packed, pieces_of
 from penstock.feed.sources.sample import Errors, Sample, Schema, Selection, plain
-from penstock.feed.sources.storage import Storage, is_remote
+from penstock.feed.sources.storage import Storage
+from penstock.feed.sources.token_files import (
+    DTYPES,
+    HEADER_NBYTES,
+    TokenFile,
+    Tokens,
+    beside,
+    index_path,
+    npy_header,
+    write_index,
+)
 
 LENGTH = 1024
 """Of windows, where nothing says another."""
 
 IGNORED = -100
 """A target that is none: torch's cross_entropy leaves it out."""
-
-_MAGIC = b"\x93NUMPY"
-_HEADER_NBYTES = 128
-_PIECE = 1 << 22
-_DTYPES = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 
 
 def opened(
@@ -89,12 +89,12 @@ def opened(
         if value is not None and value < 1:
             raise OptionError(f"{name}={value} has to be 1 or more")
     for name, given in (("dtype", dtype), ("as_dtype", as_dtype)):
-        if given is not None and given not in _DTYPES:
-            raise OptionError(f"{name}={given!r} has to be one of {', '.join(_DTYPES)}")
+        if given is not None and given not in DTYPES:
+            raise OptionError(f"{name}={given!r} has to be one of {', '.join(DTYPES)}")
     files = [path for path in paths if not path.endswith(".idx.npy")] or paths
-    beside = _beside(files, documents, storage) if eos is None else None
-    tokens = Tokens([_File.of(storage.local(path), dtype) for path in files], as_dtype)
-    bounds = tokens.ends_at(eos) if eos is not None else tokens.documents(beside)
+    places = beside(files, documents, storage) if eos is None else None
+    tokens = Tokens([TokenFile.of(storage.local(path), dtype) for path in files], as_dtype)
+    bounds = tokens.ends_at(eos) if eos is not None else tokens.documents(places)
     give = _Give(fields, targets=targets, packed=bounds is not None and length is not None and pack)
     if bounds is None:
         length = length or LENGTH
@@ -107,199 +107,6 @@ def opened(
     if not pack:
         return Documents(tokens, starts, sizes, bounds, give, max_record_nbytes)
     return Packed(tokens, starts, sizes, bounds, length, give)
-
-
-class _File:
-    """A token file: where its integers are."""
-
-    def __init__(self, path: str, start: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        self.path = path
-        self.start = start
-        self.dtype = dtype
-        self.shape = shape
-        self.count = int(np.prod(shape, dtype=object))
-        nbytes = os.stat(path).st_size
-        if start + self.count * dtype.itemsize > nbytes:
-            raise SourceError(
-                f"{path} is truncated: {self.count} tokens of {dtype.name} take {self.count * dtype.itemsize} bytes, "
-                f"and it has {nbytes - start}"
-            )
-
-    @classmethod
-    def of(cls, path: str, dtype: str | None) -> _File:
-        """Return what a file says of itself; `dtype` is for one that does not."""
-        try:
-            with open(path, "rb") as file:
-                head = file.read(10_000)
-        except OSError as error:
-            raise SourceError(f"{path} cannot be read: {error}") from error
-        if head.startswith(_MAGIC):
-            return cls(path, *_npy(head, path))
-        if path.lower().endswith(".npy"):
-            raise SourceError(f"{path} is no file of NumPy's format; rename it to .bin if it holds bare integers")
-        kind = np.dtype(dtype or "uint16").newbyteorder("<")
-        nbytes = os.stat(path).st_size
-        if nbytes % kind.itemsize:
-            raise SourceError(f"{path} has {nbytes} bytes, which are no whole number of {kind.name}; say dtype=")
-        return cls(path, 0, kind, (nbytes // kind.itemsize,))
-
-
-def _npy(head: bytes, path: str) -> tuple[int, np.dtype[Any], tuple[int, ...]]:
-    """Return where the data of a .npy file begin, their dtype and shape. Its header is Python, which is not run."""
-    wide = 2 if head[6:7] == b"\x01" else 4
-    nbytes = int.from_bytes(head[8 : 8 + wide], "little")
-    start = 8 + wide + nbytes
-    header = head[8 + wide : start].decode("latin1")
-    kind = re.search(r"""['"]descr['"]\s*:\s*['"]([<>|=]?[a-zA-Z]\d+)['"]""", header)
-    fortran = re.search(r"""['"]fortran_order['"]\s*:\s*(True|False)""", header)
-    shape = re.search(r"""['"]shape['"]\s*:\s*\(([\d,\s]*)\)""", header)
-    if len(head) < start or kind is None or fortran is None or shape is None:
-        raise SourceError(f"{path} has no header of NumPy's format, with an array's dtype and shape: {header[:100]!r}")
-    if not re.fullmatch(r"[<>|=]?[iu][1248]", kind[1]):
-        raise SourceError(f"{path} holds {kind[1]}; tokens have to be integers")
-    sizes = tuple(int(size[:20]) for size in re.findall(r"\d+", shape[1]))
-    if len(sizes) not in (1, 2) or (len(sizes) == 2 and (fortran[1] == "True" or sizes[1] == 0)):
-        shown = header.strip()[:80]
-        raise SourceError(f"{path} has {len(sizes)} dimensions; tokens have 1, or 2 in C order: {shown}")
-    return start, np.dtype(kind[1]), sizes
-
-
-def _close_all(descriptors: dict[int, int]) -> None:
-    for descriptor in descriptors.values():
-        os.close(descriptor)
-    descriptors.clear()
-
-
-class Tokens:
-    """All tokens of some files, as one long row."""
-
-    def __init__(self, files: list[_File], as_dtype: str | None) -> None:
-        self.files = files
-        kinds = {file.dtype.newbyteorder("=") for file in files}
-        self.dtype = np.dtype(as_dtype) if as_dtype else np.result_type(*kinds)
-        if self.dtype.kind not in "iu":
-            raise SourceError(
-                f"no integer holds both {' and '.join(sorted(kind.name for kind in kinds))}; say as_dtype="
-            )
-        narrow = [kind.name for kind in kinds if not np.can_cast(kind, self.dtype)]
-        if narrow:
-            raise OptionError(f"as_dtype={as_dtype!r} does not hold every {narrow[0]}")
-        self.where = files[0].path if len(files) == 1 else f"{files[0].path} and {len(files) - 1} more"
-        self._ends = np.cumsum([file.count for file in files])
-        self._open: PerProcess[dict[int, int]] = PerProcess(dict, _close_all)
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def take(self, start: int, stop: int) -> np.ndarray:
-        """Return a copy of tokens `start` to `stop`.
-
-        Raises:
-            RecordError: a file has become shorter.
-        """
-        number = int(np.searchsorted(self._ends, start, "right")) if len(self.files) > 1 else 0
-        if number < len(self.files) and stop <= self._ends[number]:
-            return self._read(number, start, stop).astype(self.dtype, copy=False)
-        found = np.empty(max(0, stop - start), self.dtype)
-        at = start
-        while at < stop:
-            end = min(stop, int(self._ends[number]))
-            found[at - start : end - start] = self._read(number, at, end)
-            at, number = end, number + 1
-        return found
-
-    def close(self) -> None:
-        """Close the files."""
-        self._open.close()
-
-    def ends_at(self, eos: int) -> np.ndarray:
-        """Return where documents begin that end with the token `eos`, or where a file ends, and where the last ends."""
-        pieces = ((at, self.take(at, min(at + _PIECE, len(self)))) for at in range(0, len(self), _PIECE))
-        found = [np.flatnonzero(piece == eos) + at + 1 for at, piece in pieces]
-        return np.unique(np.concatenate([np.zeros(1, np.int64), self._ends, *found]))
-
-    def documents(self, beside: list[str] | None) -> np.ndarray | None:
-        """Return where documents begin, and where the last one ends; None where nothing says it."""
-        found = []
-        before = 0
-        for number, file in enumerate(self.files):
-            if beside is not None:
-                bounds = _bounds(beside[number], file)
-            elif len(file.shape) == 2:
-                bounds = np.arange(file.shape[0] + 1, dtype=np.int64) * file.shape[1]
-            else:
-                return None
-            found.append((bounds if number == 0 else bounds[1:]) + before)
-            before += file.count
-        return np.concatenate(found)
-
-    def _read(self, number: int, start: int, stop: int) -> np.ndarray:
-        file = self.files[number]
-        before = int(self._ends[number]) - file.count
-        found = np.empty(stop - start, file.dtype)
-        offset = file.start + (start - before) * file.dtype.itemsize
-        opened = self._open.get()
-        try:
-            descriptor = opened.get(number)
-            if descriptor is None:
-                descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-                if opened.setdefault(number, descriptor) != descriptor:  # another thread was faster
-                    os.close(descriptor)
-                    descriptor = opened[number]
-            there = os.preadv(descriptor, [found.data], offset) if found.nbytes else 0
-        except OSError as error:
-            raise RecordError(file.path, offset, f"token {start}", str(error)) from error
-        if there < found.nbytes:
-            raise RecordError(file.path, offset, f"token {start}", "the file has become shorter since it was opened")
-        return found
-
-
-def _beside(files: list[str], documents: str | Sequence[str] | None, storage: Storage) -> list[str] | None:
-    """Return the files of documents' places; None without."""
-    if documents is not None:
-        named = [documents] if isinstance(documents, str) else list(documents)
-        if len(named) != len(files):
-            raise OptionError(f"{len(files)} token files need as many files of documents, not {len(named)}")
-        return [storage.local(path) for path in named]
-    found = [index_path(path) for path in files]
-    if all(not is_remote(path) and os.path.exists(path) for path in found):
-        return found
-    return None
-
-
-def index_path(path: str) -> str:
-    """Return where the documents' places of a token file are.
-
-    >>> index_path("data/train.bin")
-    'data/train.idx.npy'
-    """
-    return re.sub(r"\.(npy|bin)$", "", path) + ".idx.npy"
-
-
-def _bounds(path: str, of: _File) -> np.ndarray:
-    index = _File.of(path, None)
-    if len(index.shape) != 1 or index.count == 0:
-        raise SourceError(f"{path} has the shape {index.shape}; it has to be a row of at least one place")
-    bounds = np.fromfile(path, index.dtype, index.count, offset=index.start).astype(np.int64)
-    if len(bounds) < index.count:
-        raise SourceError(f"{path} has become shorter")
-    if bounds[0] != 0 or bounds[-1] != of.count or (np.diff(bounds) < 0).any():
-        raise SourceError(f"{path} has to go up from 0 to the {of.count} tokens of {of.path}; it goes to {bounds[-1]}")
-    return bounds
-
-
-def pieces_of(bounds: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut documents into pieces of at most `length`: return where they begin, and their sizes. Empty ones give none.
-
-    >>> starts, sizes = pieces_of(np.array([0, 5, 5, 7]), 2)
-    >>> starts.tolist(), sizes.tolist()
-    ([0, 2, 4, 5], [2, 2, 1, 2])
-    """
-    counts = -(-np.diff(bounds) // length)
-    document = np.repeat(np.arange(len(counts)), counts)
-    within = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
-    starts = bounds[document] + within * length
-    return starts, np.minimum(length, bounds[document + 1] - starts)
 
 
 class _Give:
@@ -440,65 +247,6 @@ class Packed(Source):
         self._tokens.close()
 
 
-def packed(sizes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Put pieces together to sequences of at most `length`: best fit, longest first.
-
-    Pieces of one size are alike, and so are sequences with one gap: what is looked at are sizes and gaps, so that time
-    grows with the number of sequences and of sizes, hardly with that of pieces.
-
-    Args:
-        sizes: of the pieces, each from 1 to `length`.
-        length: of a sequence.
-
-    Returns:
-        The pieces' numbers, sequence by sequence, and where in them each sequence begins, and the end.
-
-    >>> order, cuts = packed(np.array([3, 1, 2, 4]), 4)
-    >>> [order[a:b].tolist() for a, b in zip(cuts[:-1], cuts[1:])]
-    [[0, 1], [2], [3]]
-    """
-    by_size = np.argsort(-sizes, kind="stable")
-    sequence_of = np.empty(len(sizes), np.int64)
-    with_gap: dict[int, list[np.ndarray]] = {}  # which sequences have so much room
-    gaps: list[int] = []  # in order
-
-    def note(gap: int, sequences: np.ndarray) -> None:
-        if gap and len(sequences):
-            if not with_gap.setdefault(gap, []):
-                bisect.insort(gaps, gap)
-            with_gap[gap].append(sequences)
-
-    made = at = 0
-    kinds, counts = np.unique(-sizes, return_counts=True)
-    for size, count in zip((-kinds).tolist(), counts.tolist(), strict=True):
-        last = at + count
-        while at < last:
-            smallest = bisect.bisect_left(gaps, size)
-            gap = gaps[smallest] if smallest < len(gaps) else length
-            each = gap // size
-            wanted = -(-(last - at) // each)
-            if smallest < len(gaps):
-                sequences = with_gap[gap].pop()
-                if not with_gap[gap]:
-                    gaps.pop(smallest)
-                note(gap, sequences[wanted:])
-                sequences = sequences[:wanted]
-            else:
-                sequences = np.arange(made, made + wanted)
-                made += wanted
-            placed = min(last - at, len(sequences) * each)
-            sequence_of[by_size[at : at + placed]] = np.repeat(sequences, each)[:placed]
-            full = placed // each
-            note(gap - each * size, sequences[:full])
-            note(gap - (placed - full * each) * size, sequences[full:])
-            at += placed
-    _, firsts = np.unique(sequence_of, return_index=True)
-    place = np.empty(made, np.int64)
-    place[np.argsort(firsts)] = np.arange(made)
-    sequence_of = place[sequence_of]
-    return np.argsort(sequence_of, kind="stable"), np.append(0, np.cumsum(np.bincount(sequence_of, minlength=made)))
-
-
 class Writer:
     """Writes a new token file, and beside it where its documents lie: each sample is one.
 
@@ -528,7 +276,7 @@ class Writer:
         except OSError as error:
             raise SourceError(f"{path} cannot be written: {error}") from error
         if not self._is_bare:
-            self._file.write(bytes(_HEADER_NBYTES))
+            self._file.write(bytes(HEADER_NBYTES))
 
     def write(self, sample: Sample) -> None:
         """Add a document.
@@ -549,21 +297,9 @@ class Writer:
         bounds = np.cumsum(self._sizes, dtype=np.int64)
         if not self._is_bare:
             self._file.seek(0)
-            self._file.write(_npy_header(self._kind, int(bounds[-1])))
+            self._file.write(npy_header(self._kind, int(bounds[-1])))
         self._file.close()
-        _write_index(self._path, bounds)
-
-
-def _npy_header(kind: np.dtype[Any], count: int) -> bytes:
-    """Return NumPy's header of a row, filled up to 128 bytes; version 1.0."""
-    text = f"{{'descr': '{kind.newbyteorder('<').str}', 'fortran_order': False, 'shape': ({count},), }}"
-    room = _HEADER_NBYTES - len(_MAGIC) - 4
-    return _MAGIC + b"\x01\x00" + room.to_bytes(2, "little") + f"{text:<{room - 1}}\n".encode()
-
-
-def _write_index(path: str, bounds: np.ndarray) -> None:
-    with open(index_path(path), "wb") as file:
-        file.write(_npy_header(np.dtype(np.int64), len(bounds)) + bounds.astype("<i8").tobytes())
+        write_index(self._path, bounds)
 
 
 def unfit(schema: Schema) -> str:
@@ -576,7 +312,7 @@ def unfit(schema: Schema) -> str:
     field = schema.get("tokens")
     if len(schema) != 1 or field is None:
         return f"a token file has one field, 'tokens', not {', '.join(map(repr, schema)) or 'none'}"
-    if field.kind != "array" or len(field.shape) != 1 or field.dtype not in _DTYPES:
+    if field.kind != "array" or len(field.shape) != 1 or field.dtype not in DTYPES:
         return f"'tokens' are {field.words()}, and have to be integers in one dimension"
     return ""
 
@@ -584,22 +320,22 @@ def unfit(schema: Schema) -> str:
 def joined(parts: list[str], path: str) -> None:
     """Make one file of several that Writer made, in their order; and one of where their documents lie."""
     is_bare = path.lower().endswith(".bin")
-    kind = np.dtype("<u2") if is_bare else _File.of(parts[0], None).dtype
+    kind = np.dtype("<u2") if is_bare else TokenFile.of(parts[0], None).dtype
     bounds, before = [np.zeros(1, np.int64)], 0
     with open(path, "wb") as whole:
         if not is_bare:
-            whole.write(bytes(_HEADER_NBYTES))
+            whole.write(bytes(HEADER_NBYTES))
         for part in parts:
-            index = _File.of(index_path(part), None)
+            index = TokenFile.of(index_path(part), None)
             own = np.fromfile(index.path, "<i8", offset=index.start)
             bounds.append(own[1:] + before)
             before += int(own[-1])
             with open(part, "rb") as file:
-                file.seek(0 if is_bare else _HEADER_NBYTES)
+                file.seek(0 if is_bare else HEADER_NBYTES)
                 while piece := file.read(1 << 20):
                     whole.write(piece)
         places = np.concatenate(bounds)
         if not is_bare:
             whole.seek(0)
-            whole.write(_npy_header(kind, int(places[-1])))
-    _write_index(path, places)
+            whole.write(npy_header(kind, int(places[-1])))
+    write_index(path, places)
