@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -567,12 +568,11 @@ def test_a_broken_chunk_is_named_and_others_are_read(images: Any) -> None:
         np.testing.assert_array_equal(source[24]["image"], x[24])
 
 
-def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
-    import zlib
-
+@pytest.mark.parametrize("nbytes", [65, 1 << 20, 100 << 20])
+def test_a_bomb_is_not_unpacked(tmp_path: Path, nbytes: int) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         made = file.create_dataset("x", (8, 4), "i4", chunks=(4, 4), compression="gzip")
-        made.id.write_direct_chunk((0, 0), zlib.compress(bytes(100 << 20)))
+        made.id.write_direct_chunk((0, 0), zlib.compress(bytes(nbytes)))
     with reading(tmp_path / "a.h5") as source, pytest.raises(RecordError, match="other than its 64 bytes"):
         source[0]
 

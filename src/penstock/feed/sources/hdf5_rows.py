@@ -15,6 +15,10 @@ from penstock.feed.sources.chunks import Chunks
 from penstock.feed.sources.hdf5_file import File
 from penstock.feed.sources.hdf5_layout import Layout
 
+_MOST_RATIO = 1032
+"""What deflate packs best: https://zlib.net/zlib_tech.html"""
+
+_HARMLESS_NBYTES = 64 << 20
 _BLOCK_NBYTES = 4096
 """Of rows in place that are read together, where they are small."""
 
@@ -172,8 +176,10 @@ def inflated(data: Any, most_nbytes: int) -> bytes:
     >>> inflated(zlib.compress(bytes(100)), 100) == bytes(100), len(inflated(zlib.compress(bytes(1000)), 100))
     (True, 101)
     """
-    inflating = zlib.decompressobj()
     try:
+        if len(data) * _MOST_RATIO <= _HARMLESS_NBYTES:  # an eighth faster than in pieces that are put together
+            return zlib.decompress(data, bufsize=max(1, most_nbytes))[: most_nbytes + 1]
+        inflating = zlib.decompressobj()
         found = inflating.decompress(data, most_nbytes + 1)
     except zlib.error:
         return b""
