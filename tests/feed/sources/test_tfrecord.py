@@ -9,6 +9,7 @@ import random
 import struct
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -383,6 +384,13 @@ def test_gzip_files_one_after_another_are_one(numbers: Path) -> None:
     whole = numbers.read_bytes()
     numbers.write_bytes(gzip.compress(whole) + gzip.compress(whole) + bytes(20))
     assert len(list(penstock.open(numbers))) == 100
+
+
+def test_many_tiny_gzip_files_take_no_time(numbers: Path) -> None:
+    numbers.write_bytes(gzip.compress(b"") * 50_000 + gzip.compress(numbers.read_bytes()))
+    began = time.process_time()
+    assert len(list(penstock.open(numbers))) == 50
+    assert time.process_time() - began < 5
 
 
 def test_a_record_with_a_wrong_checksum_is_left_out(numbers: Path) -> None:

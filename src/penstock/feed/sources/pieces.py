@@ -6,6 +6,7 @@ Whether gzip packed it is told from its first two bytes, not from its name.
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from typing import BinaryIO, Protocol
 
@@ -14,6 +15,9 @@ from penstock.feed.sources.storage import Storage
 
 PIECE_NBYTES = 1 << 18
 """What is read at once: little enough for a core's own cache, which the records are copied out of."""
+
+_PACKED_NBYTES = 1 << 14
+"""What is unpacked at once. What follows the end of a gzip file is copied, which tiny ones by the thousand make dear."""
 
 _GZIP = b"\x1f\x8b"
 _GZIP_WINDOW = 31  # zlib's word for: a gzip header, and the largest window
@@ -134,8 +138,9 @@ class _Gunzipped:
     """Unpacks as much as is asked for; gzip files may be several, one after another."""
 
     def __init__(self, file: BinaryIO, begin: bytes) -> None:
+        self._begin = io.BytesIO(begin)
         self._file = file
-        self._packed = begin
+        self._packed = b""
         self._unpacking = zlib.decompressobj(_GZIP_WINDOW)
 
     def read(self, nbytes: int) -> bytes:
@@ -146,20 +151,23 @@ class _Gunzipped:
         """
         while True:
             if self._unpacking.eof:
-                packed = self._unpacking.unused_data or self._file.read(PIECE_NBYTES)
+                packed = self._unpacking.unused_data or self._more()
                 packed = packed.lstrip(b"\0")  # tapes and some downloads end in zeros
                 if not packed:
                     return b""
                 self._packed = packed
                 self._unpacking = zlib.decompressobj(_GZIP_WINDOW)
             if not self._packed:
-                self._packed = self._file.read(PIECE_NBYTES)
+                self._packed = self._more()
                 if not self._packed:
                     raise EOFError("they end in their middle")
             unpacked = self._unpacking.decompress(self._packed, nbytes)
             self._packed = self._unpacking.unconsumed_tail
             if unpacked:
                 return unpacked
+
+    def _more(self) -> bytes:
+        return self._begin.read(_PACKED_NBYTES) or self._file.read(_PACKED_NBYTES)
 
 
 class Created:
