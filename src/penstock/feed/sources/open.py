@@ -22,6 +22,7 @@ def open(
     errors: Errors = "raise",
     cache: str | os.PathLike[str] | None = None,
     cache_nbytes: int = 32 << 30,
+    storage: Storage | None = None,
     **options: Any,
 ) -> Source | Stream:
     """Open a folder, a file or many as a dataset whose samples are dicts of fields.
@@ -36,6 +37,7 @@ def open(
             `skipped`. (For sources with random access a DataLoader's own `errors=` says what to do.)
         cache: a folder for copies of remote files, shared by all workers.
         cache_nbytes: the most that it may hold.
+        storage: for other retries, time-outs and sizes of requests than the usual; then it says what `cache` is, too.
         **options: the format's own; see its module.
 
     Returns:
@@ -48,7 +50,8 @@ def open(
     """
     if errors not in ("raise", "skip"):
         raise OptionError(f"errors={errors!r} is neither 'raise' nor 'skip'")
-    storage = Storage(cache=None if cache is None else os.fspath(cache), cache_nbytes=cache_nbytes)
+    if storage is None:
+        storage = Storage(cache=None if cache is None else os.fspath(cache), cache_nbytes=cache_nbytes)
     paths = storage.expand(path)
     kind = named(format) if format is not None else None
     if len(paths) == 1:
