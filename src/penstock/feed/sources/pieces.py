@@ -17,7 +17,7 @@ PIECE_NBYTES = 1 << 18
 """What is read at once: little enough for a core's own cache, which the records are copied out of."""
 
 _PACKED_NBYTES = 1 << 14
-"""What is unpacked at once. What follows the end of a gzip file is copied, which tiny ones by the thousand make dear."""
+"""What is unpacked at once. What follows the end of a gzip file is copied, which thousands of tiny ones make dear."""
 
 _GZIP = b"\x1f\x8b"
 _GZIP_WINDOW = 31  # zlib's word for: a gzip header, and the largest window
