@@ -68,6 +68,15 @@ def convert(
         RecordError: a record is broken.
         OptionError: the options contradict each other.
         ExtraError: a package is missing; the message names the extra that brings it.
+
+    Example:
+        >>> import pathlib
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = pathlib.Path(folder, "in.jsonl").write_text('{"x": 1, "y": "a"}')
+        ...     done = convert(f"{folder}/in.jsonl", f"{folder}/out.csv", fields={"label": "y"})
+        ...     print(done.samples, pathlib.Path(folder, "out.csv").read_text().split())
+        1 ['label', '"a"']
     """
     if errors not in ("raise", "skip"):
         raise OptionError(f"errors={errors!r} is neither 'raise' nor 'skip'")

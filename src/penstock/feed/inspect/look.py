@@ -111,6 +111,15 @@ def inspect(
         SourceError: there is nothing, or nothing of a known format.
         ExtraError: a package is missing.
         OptionError: a number that cannot be.
+
+    Example:
+        >>> import pathlib
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = pathlib.Path(folder, "in.jsonl").write_text('{"x": 1.5}')
+        ...     found = inspect(f"{folder}/in.jsonl", seconds=0)
+        >>> found.format, found.fields["x"].types
+        ('jsonl', ['float64'])
     """
     if samples < 0 or seconds < 0:
         raise OptionError(f"samples={samples} and seconds={seconds:g} have to be 0 or more")
