@@ -159,10 +159,10 @@ def images(folder: Path, times: int) -> Case:
     )
 
 
-def _hdf5(folder: Path, times: int, name: str, **storage: Any) -> Case:
+def _hdf5(folder: Path, times: int, name: str, samples: int, **storage: Any) -> Case:
     import h5py
 
-    count = 4096 * times
+    count = samples * times
     path = folder / "train.h5"
     with h5py.File(path, "w") as file:
         file.create_dataset("image", data=_pictures(count), **storage)
@@ -183,7 +183,7 @@ def parquet(folder: Path, times: int) -> Case:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    count = 1024 * times
+    count = 512 * times
     pixels = 3 * SIDE * SIDE
     flat = pa.array(_pictures(count).reshape(-1))
     columns = {"image": pa.FixedSizeListArray.from_arrays(flat, pixels), "label": pa.array(np.arange(count))}
@@ -354,8 +354,8 @@ def video(folder: Path, times: int) -> Case:
 
 CASES: dict[str, Callable[[Path, int], Case]] = {
     "images": images,
-    "hdf5 gzip": partial(_hdf5, name="hdf5 gzip", chunks=(64, 3, SIDE, SIDE), compression="gzip"),
-    "hdf5 whole": partial(_hdf5, name="hdf5 whole"),
+    "hdf5 gzip": partial(_hdf5, name="hdf5 gzip", samples=1024, chunks=(64, 3, SIDE, SIDE), compression="gzip"),
+    "hdf5 whole": partial(_hdf5, name="hdf5 whole", samples=4096),
     "parquet": parquet,
     "lmdb": lmdb,
     "tar": tar,

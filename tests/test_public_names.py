@@ -8,10 +8,10 @@ import sys
 import penstock
 
 NAMES = """
-DataLoader ExtraError Leak Ledger LoaderStatistics OOMGuard OptionError OutOfMemoryError PenstockError Plan RankError
-RecordError Released RingCounts SKIP ScriptError Sim Source SourceError StageTimes StepStatistics Stream TrainStep
-TransportError UnpicklableError WorkerError WorkerKilledError WorkerStartError WorkerTimeoutError __version__ infer
-ledger open plan release split_batch watch_leaks
+Conversion DataLoader ExtraError Leak Ledger LoaderStatistics OOMGuard OptionError OutOfMemoryError PadCollate
+PenstockError Plan RankError RecordError Released RingCounts SKIP ScriptError Sim Source SourceError StageTimes
+StepStatistics Stream TokenBatches Tokenized TrainStep TransportError UnpicklableError WorkerError WorkerKilledError
+WorkerStartError WorkerTimeoutError __version__ convert infer ledger open plan release split_batch watch_leaks
 """
 
 

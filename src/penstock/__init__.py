@@ -24,11 +24,15 @@ if TYPE_CHECKING:
     )
     from penstock.core.stats import LoaderStatistics, RingCounts, StageTimes
     from penstock.device import Sim
+    from penstock.feed.convert import Conversion, convert
     from penstock.feed.infer import infer
     from penstock.feed.loader import DataLoader
+    from penstock.feed.padding import PadCollate
     from penstock.feed.sources.base import Source
     from penstock.feed.sources.open import open
     from penstock.feed.sources.stream import Stream
+    from penstock.feed.sources.text import Tokenized
+    from penstock.feed.sources.token_batches import TokenBatches
     from penstock.feed.workers.maker import SKIP
     from penstock.memory.explain import OutOfMemoryError
     from penstock.memory.guard import OOMGuard
@@ -44,6 +48,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SKIP",
+    "Conversion",
     "DataLoader",
     "ExtraError",
     "Leak",
@@ -52,6 +57,7 @@ __all__ = [
     "OOMGuard",
     "OptionError",
     "OutOfMemoryError",
+    "PadCollate",
     "PenstockError",
     "Plan",
     "RankError",
@@ -65,6 +71,8 @@ __all__ = [
     "StageTimes",
     "StepStatistics",
     "Stream",
+    "TokenBatches",
+    "Tokenized",
     "TrainStep",
     "TransportError",
     "UnpicklableError",
@@ -73,6 +81,7 @@ __all__ = [
     "WorkerStartError",
     "WorkerTimeoutError",
     "__version__",
+    "convert",
     "infer",
     "ledger",
     "open",
@@ -100,11 +109,15 @@ _HOMES = {
     ),
     "penstock.core.stats": ("LoaderStatistics", "RingCounts", "StageTimes"),
     "penstock.device": ("Sim",),
+    "penstock.feed.convert": ("Conversion", "convert"),
     "penstock.feed.infer": ("infer",),
     "penstock.feed.loader": ("DataLoader",),
+    "penstock.feed.padding": ("PadCollate",),
     "penstock.feed.sources.base": ("Source",),
     "penstock.feed.sources.open": ("open",),
     "penstock.feed.sources.stream": ("Stream",),
+    "penstock.feed.sources.text": ("Tokenized",),
+    "penstock.feed.sources.token_batches": ("TokenBatches",),
     "penstock.feed.workers.maker": ("SKIP",),
     "penstock.memory.explain": ("OutOfMemoryError",),
     "penstock.memory.guard": ("OOMGuard",),

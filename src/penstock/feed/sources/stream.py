@@ -353,6 +353,8 @@ class _Pass:
         self._readers.clear()
 
     def _next_record(self) -> Sample | RecordError:
+        if not self._way.shuffle:
+            return self._next_in_order()
         while self._block is None or self.place.at >= len(self._block):
             if self._block is not None:
                 self._next.block = self.place.block + 1
@@ -367,6 +369,23 @@ class _Pass:
         self.place.at += 1
         return record
 
+    def _next_in_order(self) -> Sample | RecordError:
+        """Return the next record of a stream that is not shuffled: it has no blocks, and `place` is always exact."""
+        place = self.place
+        while True:
+            if not place.open:
+                if place.next_part >= len(self._parts):
+                    self.close()
+                    raise StopIteration
+                place.open = [(place.next_part, 0)]
+                place.next_part += 1
+            part, count = place.open[0]
+            record = self._take(part, count)
+            if record is not None:
+                place.open = [(part, count + 1)]
+                return record
+            place.open = []
+
     def _draw(self) -> list[Sample | RecordError]:
         """Return the next block, and note in `_next` where the one after it begins."""
         way, place = self._way, self.place
@@ -380,13 +399,8 @@ class _Pass:
                 break
             turn %= len(opened)
             part, count = opened[turn]
-            try:
-                record = next(self._reader(part, count), None)
-            except SourceError as error:  # the rest of this shard cannot be read; the others can
-                record = self._told(error, part, count)
-                self._readers[part] = iter(())
+            record = self._take(part, count)
             if record is None:
-                self._readers.pop(part, None)
                 opened.pop(turn)
                 continue
             block.append(record)
@@ -397,6 +411,17 @@ class _Pass:
             order = self.plan.rng(2, self.plan.rank, self.plan.worker, place.block).permutation(len(block))
             block = [block[number] for number in order]
         return block
+
+    def _take(self, part: int, count: int) -> Sample | RecordError | None:
+        """Return the next record of a part, of which there were `count` already; None at its end."""
+        try:
+            record = next(self._reader(part, count), None)
+        except SourceError as error:  # the rest of this shard cannot be read; the others can
+            record = self._told(error, part, count)
+            self._readers[part] = iter(())
+        if record is None:
+            self._readers.pop(part, None)
+        return record
 
     def _told(self, error: SourceError, number: int, count: int) -> RecordError:
         if isinstance(error, RecordError):
