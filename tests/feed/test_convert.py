@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from feed.sources.made import assert_same, datasets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +34,6 @@ from penstock.feed.sources.formats import named
 from penstock.feed.sources.open import open as open_source
 from penstock.feed.sources.sample import Field, Sample, schema_of, widened
 from penstock.feed.sources.stream import Stream
-from tests.feed.sources.made import assert_same, datasets
 
 zarr.config.set({"threading.max_workers": 1})
 with tempfile.TemporaryDirectory() as _folder:  # the package's threads stay for as long as the process does
@@ -190,6 +190,20 @@ def test_encoded_pictures_are_copied_as_they_are(tmp_path: Path) -> None:
     assert done.samples == 9
     sample = next(iter(open_source(str(tmp_path / "out.tar"))))
     assert sample["encoded"].startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("sizes", "shape"), [([4] * 5, (3, 4, 6)), ([4, 4, 5], (3, None, None))])
+def test_pictures_of_one_size_become_one_array(tmp_path: Path, sizes: list[int], shape: tuple[int | None, ...]) -> None:
+    pictures = [{"image": np.full((3, height, 6), number, np.uint8)} for number, height in enumerate(sizes)]
+    writer = named("images").load().Writer(str(tmp_path / "pictures"), {"image": Field("array", "uint8", (3, None, 6))})
+    for picture in pictures:
+        writer.write(picture)
+    writer.close()
+    convert(tmp_path / "pictures", tmp_path / "out.h5", workers=0)
+    source = open_source(tmp_path / "out.h5")
+    assert source.schema["image"].shape == shape
+    assert len(source) == len(sizes)
+    source.close()
 
 
 def test_many_files_come_in_and_many_go_out(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from feed.sources.made import assert_same, datasets
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,6 @@ from penstock.feed.sources import hdf5_rows
 from penstock.feed.sources.hdf5 import Hdf5, Writer, joined, opened, unfit
 from penstock.feed.sources.sample import Field, Sample, Schema, Selection, schema_of
 from penstock.feed.sources.storage import Storage
-from tests.feed.sources.made import assert_same, datasets
 
 RNG = np.random.default_rng(0)
 

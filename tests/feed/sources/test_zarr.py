@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import zarr
+from feed.sources.made import assert_same, datasets
 from hypothesis import HealthCheck, given, settings
 
 import penstock
@@ -20,7 +21,6 @@ from penstock.core.errors import RecordError, SourceError
 from penstock.feed.sources.sample import Field, Sample, Schema, Selection, schema_of
 from penstock.feed.sources.storage import Storage
 from penstock.feed.sources.zarr import Writer, opened, unfit
-from tests.feed.sources.made import assert_same, datasets
 
 RNG = np.random.default_rng(0)
 zarr.config.set({"threading.max_workers": 1})

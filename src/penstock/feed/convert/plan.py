@@ -21,12 +21,14 @@ from penstock.feed.convert.reading import Layout, Reader, Recipe, Stretch, decla
 from penstock.feed.convert.target import Target
 from penstock.feed.sources.base import Source
 from penstock.feed.sources.measure import nbytes_of
-from penstock.feed.sources.sample import Errors, Field, Schema
+from penstock.feed.sources.sample import Errors, Field, Schema, schema_of
+from penstock.feed.sources.stream import Stream
 
 SEGMENT_NBYTES = 64 << 20
 _LEAST_NBYTES = 1 << 20
 _MOST_SEGMENTS = 10_000
 _LOOKED_AT = 8
+_A_FEW = 64
 _PART_RECORDS = 20_000
 
 
@@ -86,24 +88,28 @@ def contents(
 ) -> Contents:
     """Return what a source holds; reads all of it where its format does not say.
 
+    Also where it says that sizes differ, and its first samples do not: pictures of one size make a better file.
+
     Raises:
         SourceError: samples differ in their fields, or there is none to tell them.
         RecordError: one is broken, and `errors` is "raise".
     """
     reader = Reader(recipe)
     try:
-        schema, layout = declared(reader.source), known_layout(reader.source)
-        if schema is not None and layout is not None:
-            return Contents(schema=schema, layout=layout, nbytes=_estimated(reader, schema, layout))
+        said, layout = declared(reader.source), known_layout(reader.source)
+        if said is not None and layout is not None and not _may_be_narrower(reader.source, said):
+            return Contents(schema=said, layout=layout, nbytes=_estimated(reader, said, layout))
         shards = 1 if isinstance(reader.source, Source) else len(reader.source.shards)
         parts = _parts(layout if isinstance(reader.source, Source) else None, shards, workers)
         where = reader.source.where
     finally:
         reader.close()
     looked = _look(recipe, parts, errors, crew, report, journal)
+    schema: Schema | None = None
     for one in looked:
         if one.schema is not None:
             schema = one.schema if schema is None else merged(schema, one.schema, where)
+    schema = schema or said
     if schema is None:
         raise SourceError(f"{where} has no samples, and so no fields")
     counts, cut = [0] * shards, set()
@@ -115,6 +121,17 @@ def contents(
     return Contents(
         schema=schema, layout=Layout(tuple(counts)), lost=len(cut), nbytes=sum(one.nbytes for one in looked)
     )
+
+
+def _may_be_narrower(source: Source | Stream, said: Schema) -> bool:
+    """Say whether arrays whose sizes are said to differ have one size in the first samples."""
+    if isinstance(source, Stream) or not any(field.is_ragged for field in said.values()):
+        return False
+    try:
+        seen = [schema_of(source[index]) for index in range(min(len(source), _A_FEW))]
+    except RecordError:  # which is told when it is converted
+        return False
+    return all(schema == seen[0] for schema in seen) and bool(seen)
 
 
 def _parts(layout: Layout | None, shards: int, workers: int) -> list[Stretch]:
