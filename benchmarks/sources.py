@@ -69,6 +69,9 @@ def main() -> None:
     asked = parser.parse_args()
     console, began, results = Console(stderr=True), time.perf_counter(), []
     for name in asked.formats or CASES:
+        if name == "arrow" and not usual.has_hugging_face():
+            console.print("arrow: left out, Hugging Face's datasets is not installed", style="dim")
+            continue
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
             case = CASES[name](Path(folder), 1 if asked.quick else 4)
             results.append(forked(partial(_measured, case, asked.workers, 3 if asked.quick else 5)))
@@ -197,6 +200,22 @@ def parquet(folder: Path, times: int) -> Case:
         usual=lambda workers: _torch(usual.ParquetRows(path), 64, workers),
         ours=lambda workers: _ours(penstock.open(path), 64, workers, shuffle=True),
         source=lambda: penstock.open(path),
+    )
+
+
+def arrow(folder: Path, times: int) -> Case:
+    """Pictures, as Hugging Face's datasets keeps them."""
+    count = 2048 * times
+    usual.save_hugging_face(folder / "train", _pictures(count))
+    files = sorted((folder / "train").glob("*.arrow"))
+    return Case(
+        name="arrow",
+        reader="Hugging Face datasets, as torch tensors, in torch's DataLoader",
+        samples=count,
+        batch_size=64,
+        usual=lambda workers: _torch(usual.hugging_face(folder / "train"), 64, workers, shuffle=True),
+        ours=lambda workers: _ours(penstock.open(files), 64, workers, shuffle=True),
+        source=lambda: penstock.open(files),
     )
 
 
@@ -357,6 +376,7 @@ CASES: dict[str, Callable[[Path, int], Case]] = {
     "hdf5 gzip": partial(_hdf5, name="hdf5 gzip", samples=1024, chunks=(64, 3, SIDE, SIDE), compression="gzip"),
     "hdf5 whole": partial(_hdf5, name="hdf5 whole", samples=4096),
     "parquet": parquet,
+    "arrow": arrow,
     "lmdb": lmdb,
     "tar": tar,
     "tfrecord": tfrecord,
@@ -386,8 +406,8 @@ def _print(results: list[Result], workers: int, seconds: float) -> None:
     for head in ("format", "penstock", "usual reader", "times", "of the ceiling"):
         table.add_column(head)
     for result in results:
-        (reader, times), *rest = result.ratios.items()
-        bound = f"{statistics.median(rest[0][1]):.2f}" if rest else "–"
+        reader, times = next(iter(result.ratios.items()))
+        bound = f"{statistics.median(result.ratios['ceiling']):.2f}" if "ceiling" in result.ratios else "–"
         table.add_row(
             result.name,
             f"{statistics.median(result.figures[OURS]):,.0f}",

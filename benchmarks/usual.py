@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -199,6 +200,29 @@ def tfrecords(path: Path, description: dict[str, str], after: Callable[[Any], An
     from tfrecord.torch.dataset import TFRecordDataset
 
     return TFRecordDataset(str(path), f"{path}.index", description, transform=after)
+
+
+def has_hugging_face() -> bool:
+    """Say whether Hugging Face's datasets is installed."""
+    return importlib.util.find_spec("datasets") is not None
+
+
+def save_hugging_face(folder: Path, pictures: np.ndarray) -> None:
+    """Save pictures and labels as Hugging Face's datasets does."""
+    import datasets
+
+    features = datasets.Features(
+        {"image": datasets.Array3D(pictures.shape[1:], "uint8"), "label": datasets.Value("int64")}
+    )
+    columns = {"image": list(pictures), "label": range(len(pictures))}
+    datasets.Dataset.from_dict(columns, features=features).save_to_disk(folder)
+
+
+def hugging_face(folder: Path) -> Any:
+    """Return what was saved, as torch tensors."""
+    import datasets
+
+    return datasets.load_from_disk(folder).with_format("torch")
 
 
 def _mine(count: int) -> tuple[int, int, int]:
