@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from torch.utils.data import Dataset
 
-from penstock.core.errors import SourceError
-from penstock.feed.sources.sample import Sample, Schema, schema_of
+from penstock.core.errors import RecordError, SourceError
+from penstock.feed.sources.sample import Errors, Sample, Schema, schema_of
+from penstock.feed.sources.stream import Shard, Stream
 
+_BLOCK = 1024
 _INHERITED: list[Any] = []
 _Handle = TypeVar("_Handle")
 
@@ -79,8 +81,52 @@ class Source(Dataset[Any]):
         """Return a source of the samples with these numbers, in this order."""
         return Picked(self, indices)
 
+    def stream(self, *, errors: Errors = "raise") -> Streamed:
+        """Return the samples one after another: shared out over ranks and workers, and with a state to resume from."""
+        return Streamed(self, errors)
+
     def close(self) -> None:
         """Close what this process has opened; it is opened again when it is needed."""
+
+
+class Streamed(Stream):
+    """The samples of a source as a stream; its runs (or else blocks of samples) are the shards.
+
+    >>> class Letters(Source):
+    ...     def __len__(self):
+    ...         return 3
+    ...
+    ...     def read(self, index):
+    ...         return "abc"[index]
+    >>> stream = Letters().stream()
+    >>> first = next(iter(stream))
+    >>> stream.load_state_dict(stream.state_dict())
+    >>> first, list(stream)
+    ('a', ['b', 'c'])
+    """
+
+    def __init__(self, source: Source, errors: Errors = "raise") -> None:
+        runs = source.runs
+        starts = np.append(np.arange(0, len(source), _BLOCK), len(source)) if runs is None else runs
+        self._source = source
+        self._starts = starts
+        self.where = source.where
+        shards = [Shard(str(number), int(count)) for number, count in enumerate(np.diff(starts))]
+        super().__init__(shards, errors=errors)
+
+    def read(self, shard: Shard, first: int, step: int) -> Iterator[Any]:
+        """Yield samples of a run, and what is wrong with one in its place."""
+        start, stop = (int(at) for at in self._starts[int(shard.name) : int(shard.name) + 2])
+        for index in range(start + first, stop, step):
+            try:
+                yield self._source[index]
+            except RecordError as error:
+                yield error
+
+    def close(self) -> None:
+        """Close the source, too."""
+        super().close()
+        self._source.close()
 
 
 class _Narrow:
