@@ -423,3 +423,25 @@ def test_a_remote_file_is_read_when_a_row_group_of_it_is(tmp_path: Path) -> None
     assert not any(path.is_file() for path in (tmp_path / "cache").rglob("*"))
     assert [source[index]["x"] for index in range(0, 20_000, 99)] == list(range(0, 20_000, 99))
     source.close()
+
+
+def test_a_few_bytes_that_say_to_be_millions_of_values_are_not_believed(tmp_path: Path) -> None:
+    count = 20_000_000
+    values = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), pa.array(np.zeros(count, np.int32)))
+    pq.write_table(pa.table({"x": values}), tmp_path / "bomb.parquet", data_page_size=1 << 40)
+    source = penstock.open(tmp_path / "bomb.parquet")
+    with pytest.raises(SourceError, match="says to unpack to 80000000; more than 1000 times as many"):
+        source[0]
+
+
+def test_columns_that_compress_well_are_believed(tmp_path: Path) -> None:
+    count = 2_000_000
+    pq.write_table(pa.table({"x": np.zeros(count, np.int64), "t": ["abc"] * count}), tmp_path / "even.parquet")
+    assert penstock.open(tmp_path / "even.parquet")[count - 1] == {"x": 0, "t": "abc"}
+
+
+def test_statistics_that_are_long_texts_are_skipped(tmp_path: Path) -> None:
+    texts = ["a" * 20_000, "b" * 20_000]
+    pq.write_table(pa.table({"t": texts}), tmp_path / "long.parquet", write_page_index=False)
+    source = penstock.open(tmp_path / "long.parquet")
+    assert [source[index]["t"] for index in range(2)] == texts

@@ -4,9 +4,8 @@ See arrow_fields.py for the types that are read, and how arrays are written ("ra
 is opened for each row group that is unpacked, with a footer that was read once: no handle stays open, none crosses a
 fork, and threads read at the same time. Columns that no field is taken from are not read.
 
-What a row group unpacks to is known from the footer, and checked while it is unpacked, some MiB at a time. Within one
-such piece Arrow's reader believes the file: a column made for it, a few bytes that stand for very many values, can take
-memory far above `max_group_nbytes`. Limit the memory of processes that read files of people whom you do not trust.
+What a row group unpacks to is known from the footer and from the headers of its pages (`parquet_pages`), which are
+looked at before Arrow's reader believes them; it is unpacked some MiB at a time.
 
 Whoever asks for rows in a random order across row groups makes each of them be unpacked again and again: `RunOrder`, or
 `shuffle=True` of penstock's DataLoader, keeps to some of them at a time.
@@ -21,6 +20,7 @@ from penstock.core.errors import SourceError
 from penstock.feed.sources.arrow_fields import Layout, leaves
 from penstock.feed.sources.base import PerProcess
 from penstock.feed.sources.extras import need
+from penstock.feed.sources.parquet_pages import Chunk, check_pages, chunks_of
 from penstock.feed.sources.sample import Errors, Schema, Selection
 from penstock.feed.sources.storage import Storage
 from penstock.feed.sources.table_writer import TableWriter, arrow_schema, unfit
@@ -87,15 +87,16 @@ class ParquetSource(TableSource):
     ) -> None:
         super().__init__(paths, groups, schemas, fields, options)
         self._storage = storage
-        self._known: PerProcess[dict[str, tuple[Any, str]]] = PerProcess(dict, dict.clear)
+        self._known: PerProcess[dict[str, tuple[Any, str, list[list[Chunk]]]]] = PerProcess(dict, dict.clear)
 
     def batches(self, group: Group, names: Iterable[str]) -> Iterator[Any]:
         """Yield a row group's record batches, of some MiB each: what they unpack to is known when they have."""
         parquet = need("pyarrow.parquet", "parquet")
         path, known = self._paths[group.file], self._known.get()
         if path not in known:
-            known[path] = footer(self._storage, path), self._storage.local(path)
-        metadata, local = known[path]
+            serialised = footer_bytes(self._storage, path)
+            known[path] = _metadata(serialised, path), self._storage.local(path), chunks_of(serialised[:-8], path)
+        metadata, local, chunks = known[path]
         there = leaves(self._schemas[group.file])
         columns = [".".join(leaf.path) for name in names if not isinstance(leaf := there[name], str)]
         row_group = metadata.row_group(group.number)
@@ -105,6 +106,8 @@ class ParquetSource(TableSource):
                 f"its row group has {nbytes} bytes unpacked, all of which are held to read a row: write the file with "
                 f"smaller ones (row_group_size=), or raise max_group_nbytes, which is {limit}"
             )
+        with translated(path):
+            check_pages(local, chunks[group.number], columns, limit)
         rows = min(_MOST_ROWS, max(_FEWEST_ROWS, _PIECE_NBYTES * row_group.num_rows // max(1, nbytes)))
         with parquet.ParquetFile(local, metadata=metadata, page_checksum_verification=True) as file:
             yield from file.iter_batches(rows, row_groups=[group.number], columns=columns, use_threads=False)
@@ -121,7 +124,15 @@ def footer(storage: Storage, path: str) -> Any:
     Raises:
         SourceError: it is no Parquet file, or its footer is damaged.
     """
-    pa, parquet = need("pyarrow", "parquet"), need("pyarrow.parquet", "parquet")
+    return _metadata(footer_bytes(storage, path), path)
+
+
+def footer_bytes(storage: Storage, path: str) -> bytes:
+    """Return a file's footer as it lies there, with its length and the magic at the end.
+
+    Raises:
+        SourceError: it is no Parquet file.
+    """
     nbytes = storage.nbytes(path)
     tail = _tail(storage, path, min(nbytes, _TAIL_NBYTES))
     if nbytes < 12 or tail[-4:] != b"PAR1":
@@ -129,10 +140,13 @@ def footer(storage: Storage, path: str) -> Any:
     needed = int.from_bytes(tail[-8:-4], "little") + 8
     if needed > min(nbytes, _MOST_FOOTER_NBYTES):
         raise SourceError(f"{path}: its footer should have {needed} bytes, and it has {nbytes}")
-    if needed > len(tail):
-        tail = _tail(storage, path, needed)
+    return tail[-needed:] if needed <= len(tail) else _tail(storage, path, needed)
+
+
+def _metadata(serialised: bytes, path: str) -> Any:
+    pa, parquet = need("pyarrow", "parquet"), need("pyarrow.parquet", "parquet")
     with translated(path, "its footer cannot be read"):
-        return parquet.read_metadata(pa.BufferReader(tail))
+        return parquet.read_metadata(pa.BufferReader(serialised))
 
 
 def _tail(storage: Storage, path: str, nbytes: int) -> bytes:
