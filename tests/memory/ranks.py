@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from ending import end_together
 from scarcity import FailAt
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -190,8 +191,7 @@ def main(case: str) -> None:  # noqa: C901  one branch for each case
         assert step.statistics().out_of_memory == (2 if rank == 0 else 0)
         assert_everywhere_as(single_process(3, world), model)
     Path(sys.argv[2], f"done.{rank}").touch()
-    dist.barrier()  # ranks of torch's alone, without penstock, abort now and then when they do not end together
-    dist.destroy_process_group()
+    end_together()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ending import end_together
 from scarcity import FailAt
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -317,5 +318,4 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     CASES[sys.argv[1]](dist.get_rank())
     Path(sys.argv[2], f"done.{dist.get_rank()}").touch()
-    dist.barrier()  # ranks of torch's alone, without penstock, abort now and then when they do not end together
-    dist.destroy_process_group()
+    end_together()
