@@ -124,3 +124,17 @@ def test_slots_that_batches_have_outgrown_are_given_up() -> None:
     ring.release(big)
     ring.release(slot)
     assert ring.counts().slabs == len({number for number, there in told if there}) - sum(not there for _, there in told)
+
+
+def test_an_adopted_batch_takes_the_place_of_slots_that_are_free() -> None:
+    ring = Ring(PrivateSlab, 1 << 20)
+    slots = [ring.acquire(2, grow=True) for _ in range(2)]
+    for slot in slots:
+        assert slot is not None
+        ring.commit(slot, 400_000)
+        ring.release(slot)
+    big = ring.adopt(PrivateSlab(1 << 19), 400_000)
+    assert ring.counts().nbytes <= ring.counts().budget_nbytes
+    assert ring.counts().ready == 1
+    ring.release(big)
+    ring.close()

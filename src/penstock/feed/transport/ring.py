@@ -188,6 +188,8 @@ class Ring:
         slot = Slot(number, 0, slab.nbytes, slab.memory, SlotState.READY, touched=nbytes)
         self._segments[number] = _Segment(slab, [slot])
         self.announce(number, slab)
+        while self._free and self._cost(self._all_slots()) > self._budget:
+            self._retire(self._free.popleft())  # the one that was not used for the longest
         self._page_lock(slot)
         return slot
 
