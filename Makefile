@@ -20,7 +20,7 @@ demo: $(READY)
 	$(BIN)/penstock run examples/train_digits.py
 
 test: $(READY) browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone" $(TESTS) || [ $$? = 5 ]
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 3 --dist loadfile -m "not alone" $(TESTS) || [ $$? = 5 ]
 	$(BIN)/python -m pytest -m alone $(TESTS) || [ $$? = 5 ]
 
 check: $(READY)
