@@ -77,6 +77,20 @@ def test_shuffling_reads_each_run_in_one_worker() -> None:
         assert len({index // 8 for index in drawn[at : at + 32]}) == 4
 
 
+@given(count=st.integers(0, 9), at=st.integers(0, 9))
+def test_iterating_goes_on_where_its_state_was_taken(count: int, at: int) -> None:
+    one, other = Squares(count), Squares(count)
+    drawing = iter(one)
+    begun = xs(itertools.islice(drawing, at))
+    other.load_state_dict(pickle.loads(pickle.dumps(one.state_dict())))
+    rest = xs(drawing)
+    assert begun + rest == [number * number for number in range(count)]
+    assert xs(other) == (rest if at <= count else begun)
+    assert xs(other) == [number * number for number in range(count)]
+    with pytest.raises(SourceError, match="no state of squares"):
+        other.load_state_dict({"version": 1, "of": count + 1, "position": 0})
+
+
 @given(count=st.integers(0, 30), size=st.integers(0, 9), at=st.integers(0, 30), shuffle=st.booleans())
 def test_a_stream_of_a_source_goes_on_where_its_state_was_taken(count: int, size: int, at: int, shuffle: bool) -> None:
     def stream() -> penstock.Stream:

@@ -15,6 +15,7 @@ from penstock.feed.sources.sample import Errors, Sample, Schema, schema_of
 from penstock.feed.sources.stream import Shard, Stream
 
 _BLOCK = 1024
+_STATE = 1
 _INHERITED: list[Any] = []
 _Handle = TypeVar("_Handle")
 
@@ -28,6 +29,8 @@ class Source(Dataset[Any]):
 
     where = "this source"
     """What it is, for messages: a path."""
+
+    _position = _start = 0
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -46,6 +49,28 @@ class Source(Dataset[Any]):
         if not 0 <= number < count:
             raise IndexError(f"sample {index} of {self.where}, which has {count}")
         return self.read(number)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield all samples, in order; from where `load_state_dict` was told."""
+        start, self._start = self._start, 0
+        for index in range(start, len(self)):
+            self._position = index + 1
+            yield self[index]
+        self._position = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this process's iteration is; what a loader's sampler has drawn is the sampler's to know."""
+        return {"version": _STATE, "of": len(self), "position": self._position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Have the next iteration go on where `state` was taken.
+
+        Raises:
+            SourceError: it is the state of something else.
+        """
+        if (state.get("version"), state.get("of")) != (_STATE, len(self)):
+            raise SourceError(f"this is no state of {self.where}, with {len(self)} samples: {str(state)[:200]}")
+        self._start = self._position = int(state["position"])
 
     @property
     def schema(self) -> Schema:
