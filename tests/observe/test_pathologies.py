@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.alone
 
 _FOLDER = Path(__file__).parents[1] / "pathologies"
-_DOCTORED = Path(__file__).parent / "doctored.py"
+_EXAMINED = Path(__file__).parent / "examined.py"
 
 # script: what the verdict may be, the finding that must be there, words that its remedy must have, seconds
 _SEEDED = {
@@ -52,7 +52,7 @@ _HEALTHY = sorted(file.stem for file in _FOLDER.glob("healthy_*.py"))
 def _doctor(script: str, seconds: float, tmp_path: Path) -> dict[str, Any]:
     path = os.pathsep.join([str(_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
-        [sys.executable, str(_DOCTORED), script, str(seconds), str(tmp_path)],
+        [sys.executable, str(_EXAMINED), script, str(seconds), str(tmp_path)],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from penstock.observe.examination import Examination
@@ -13,6 +14,8 @@ WAITS = 0.15
 
 WORTH = 1.1
 """What gains less than this factor is not worth a change."""
+
+_FEW_ITERATORS = 2
 
 
 def stall_share(found: Examination) -> float:
@@ -65,8 +68,13 @@ def parts_s(found: Examination) -> Mapping[str, float]:
         parts["transport"] = max(0.0, handing_s - collate_s)
     startup_s = startup_of(found)
     if startup_s is not None and found.settings.length:
-        parts["start-up"] = startup_s / found.settings.length
+        parts["start-up"] = startup_s / min(found.settings.length, batches_of_iterator(found))
     return parts
+
+
+def batches_of_iterator(found: Examination) -> float:
+    """Return how many batches the program takes from one iterator: one, with `next(iter(loader))` in a loop."""
+    return max(1.0, found.asked / found.beginnings) if found.beginnings > _FEW_ITERATORS else math.inf
 
 
 def handing_of(found: Examination) -> float | None:
