@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
 from penstock.feed.loader import DataLoader as PenstockLoader
 
-_LEAST_BATCHES = 6
+_LEAST_TURNS = 3
+_TIMES = 3
+"""What else the machine does makes it slower for a while, and never faster: the best of so many counts."""
 
 
 class ReadyMade(Dataset[Any]):
@@ -51,12 +55,21 @@ def handing_s(loader: DataLoader[Any], samples: list[Any], seconds: float) -> fl
     try:
         for _ in range(max(2, loader.num_workers * (loader.prefetch_factor or 2))):
             next(batches)
-        began, count = time.perf_counter(), 0
-        while count < _LEAST_BATCHES or time.perf_counter() - began < seconds:
-            next(batches)
-            count += 1
-        return (time.perf_counter() - began) / count
+        turn = max(1, loader.num_workers)  # batches come as many at a time as there are workers
+        return min(_typical_s(batches, turn, seconds / _TIMES) for _ in range(_TIMES))
     finally:
         shut = getattr(batches, "_shutdown_workers", None)
         if shut is not None:
             shut()
+
+
+def _typical_s(batches: Iterator[Any], turn: int, seconds: float) -> float:
+    """Return the median seconds per batch of turns of so many, taken for a while."""
+    taken: list[float] = []
+    until = time.perf_counter() + seconds
+    while len(taken) < _LEAST_TURNS or time.perf_counter() < until:
+        began = time.perf_counter()
+        for _ in range(turn):
+            next(batches)
+        taken.append((time.perf_counter() - began) / turn)
+    return statistics.median(taken)
