@@ -27,7 +27,7 @@ from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.feed.sources.lines import LONGEST, blocks
 from penstock.feed.sources.pieces import PIECE_NBYTES, Created, Pieces
 from penstock.feed.sources.rows import Quoted, Row, Rows
-from penstock.feed.sources.sample import Errors, Sample, Schema, Selection, plain, widened
+from penstock.feed.sources.sample import Errors, Sample, Schema, Selection, fitted
 from penstock.feed.sources.storage import Storage
 from penstock.feed.sources.stream import Shard, Stream
 
@@ -269,8 +269,7 @@ class Writer:
         Raises:
             SourceError: the sample does not fit the schema.
         """
-        widened(self._schema, sample, self._path)
-        self._put([_written(plain(sample[name])) for name in self._schema])
+        self._put([_written(value) for value in fitted(self._schema, sample, self._path).values()])
 
     def close(self) -> None:
         """Finish the file."""

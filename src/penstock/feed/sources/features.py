@@ -28,7 +28,7 @@ import numpy as np
 from penstock.core.errors import SourceError
 from penstock.feed.sources.example import Values, entry
 from penstock.feed.sources.protobuf import MalformedError
-from penstock.feed.sources.sample import Field, Sample, Schema, plain, widened
+from penstock.feed.sources.sample import Field, Sample, Schema, fitted
 
 MARK = "__penstock__"
 """The feature that says what the others are."""
@@ -134,19 +134,13 @@ class Marked:
         Raises:
             SourceError: it does not fit the schema.
         """
-        if widened(self._schema, sample, "a sample to be written") != self._schema:
-            raise SourceError(f"a sample does not have the shapes of its schema: {_words(self._schema)}")
         found = [self._mark]
-        for name, field in self._schema.items():
-            value = plain(sample[name])
+        for name, value in fitted(self._schema, sample, "this TFRecord file").items():
+            field = self._schema[name]
             found.append(entry(name, _features_of(field, value)))
             if field.is_ragged:
                 found.append(entry(name + _SHAPE, value.shape))
         return b"".join(found)
-
-
-def _words(schema: Schema) -> str:
-    return ", ".join(f"{name} {field.words()}" for name, field in schema.items())
 
 
 def _features_of(field: Field, value: Any) -> Any:

@@ -16,7 +16,7 @@ A field's name is its path in the file: "left/image" is a dataset in a group.
 from __future__ import annotations
 
 import contextlib
-import math
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -24,12 +24,10 @@ import numpy as np
 from penstock.core.errors import OptionError, SourceError
 from penstock.feed.sources.extras import need
 from penstock.feed.sources.hdf5_fields import RAGGED
-from penstock.feed.sources.sample import Field, Sample, Schema, field_of, plain
+from penstock.feed.sources.row_blocks import CHUNK_NBYTES, Make, RaggedBlocks, RowBlocks
+from penstock.feed.sources.sample import DTYPES, Field, Sample, Schema, fitted
 
-_CHUNK_NBYTES = 1 << 20
 _MOST_HELD = 4096
-_SIZES = {"uint": (8, 16, 32, 64), "int": (8, 16, 32, 64), "float": (16, 32, 64), "complex": (64, 128), "bool": ("",)}
-_DTYPES = frozenset(f"{kind}{bits}" for kind, sizes in _SIZES.items() for bits in sizes)
 _REFERENCE_NBYTES = 16
 _NUL, _OTHER_NUL = b"\0", b"\xc0\x80"
 
@@ -47,7 +45,7 @@ def unfit(schema: Schema) -> str:
             return f"{name!r} cannot be a path in an HDF5 file"
         if any(name.startswith(f"{other}/") for other in schema):
             return f"a field whose name is the beginning of {name!r} leaves no place for it"
-        if field.kind in ("array", "number") and field.dtype not in _DTYPES:
+        if field.kind in ("array", "number") and field.dtype not in DTYPES:
             return f"field {name!r} has the type {field.dtype}"
     return ""
 
@@ -111,14 +109,7 @@ class Writer:
         Raises:
             SourceError: it does not fit the schema, or the file cannot be written.
         """
-        if sample.keys() != self._schema.keys():
-            raise SourceError(f"{self._path}: a sample has the fields {sorted(sample)}, not {sorted(self._schema)}")
-        values = {name: plain(value) for name, value in sample.items()}
-        for name, field in self._schema.items():
-            found = field_of(values[name])
-            fits = (found.kind, found.dtype, len(found.shape)) == (field.kind, field.dtype, len(field.shape))
-            if not fits or any(size not in (None, own) for size, own in zip(field.shape, found.shape, strict=True)):
-                raise SourceError(f"{self._path}: field {name!r} is {found.words()}, and has to be {field.words()}")
+        values = fitted(self._schema, sample, self._path)
         with _saying(self._path):
             for name, column in self._columns.items():
                 column.add(values[name])
@@ -146,52 +137,20 @@ class _Column(Protocol):
 def _column(file: Any, name: str, field: Field, packing: dict[str, Any]) -> _Column:
     if field.kind in ("text", "bytes"):
         return _Variable(file, name, field.kind)
-    if field.is_ragged:
-        return _Ragged(file.create_group(name), field, packing)
-    return _Fixed(file, name, np.dtype(field.dtype), tuple(size or 0 for size in field.shape), packing)
+    dtype = np.dtype(field.dtype)
+    if not field.is_ragged:
+        return RowBlocks(_makes(file, packing, name), append, dtype, tuple(size or 0 for size in field.shape))
+    group = file.create_group(name)
+    group.attrs[RAGGED] = np.array([-1 if size is None else size for size in field.shape], np.int64)
+    return RaggedBlocks(partial(_makes, group, packing), append, dtype, len(field.shape))
 
 
-class _Fixed:
-    """A dataset of rows of one shape, made with the first block: fewer rows than a chunk has make a smaller chunk."""
+def _makes(group: Any, packing: dict[str, Any], name: str) -> Make:
+    def make(row: tuple[int, ...], chunk: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        most = (None, *(size or None for size in row))
+        return group.create_dataset(name, (0, *row), dtype, maxshape=most, chunks=chunk, **packing)
 
-    def __init__(
-        self, group: Any, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], packing: dict[str, Any]
-    ) -> None:
-        self._group, self._name, self._packing = group, name, packing
-        row_nbytes = math.prod(shape) * dtype.itemsize
-        self._block = np.empty((max(1, _CHUNK_NBYTES // max(1, row_nbytes)), *shape), dtype)
-        self._filled = 0
-        self._dataset: Any = None
-
-    def add(self, value: Any) -> None:
-        self._block[self._filled] = value
-        self._filled += 1
-        if self._filled == len(self._block):
-            self._flush()
-
-    def extend(self, values: np.ndarray) -> None:
-        while len(values):
-            part = values[: len(self._block) - self._filled]
-            self._block[self._filled : self._filled + len(part)] = part
-            self._filled += len(part)
-            values = values[len(part) :]
-            if self._filled == len(self._block):
-                self._flush()
-
-    def finish(self) -> None:
-        if self._filled or self._dataset is None:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._dataset is None:
-            rest = self._block.shape[1:]
-            chunk = (max(1, self._filled), *(max(1, size) for size in rest))
-            most = (None, *(size or None for size in rest))
-            self._dataset = self._group.create_dataset(
-                self._name, (0, *rest), self._block.dtype, maxshape=most, chunks=chunk, **self._packing
-            )
-        append(self._dataset, self._block[: self._filled])
-        self._filled = 0
+    return make
 
 
 class _Variable:
@@ -213,7 +172,7 @@ class _Variable:
             raw = value
             self._held.append(np.frombuffer(raw, np.uint8))
         self._held_nbytes += len(raw)
-        if self._held_nbytes >= _CHUNK_NBYTES or len(self._held) == _MOST_HELD:
+        if self._held_nbytes >= CHUNK_NBYTES or len(self._held) == _MOST_HELD:
             self.finish()
 
     def _encoded(self, value: str) -> bytes:
@@ -224,7 +183,7 @@ class _Variable:
 
     def finish(self) -> None:
         if self._dataset is None:
-            rows = _CHUNK_NBYTES // _REFERENCE_NBYTES if len(self._held) == _MOST_HELD else max(1, len(self._held))
+            rows = CHUNK_NBYTES // _REFERENCE_NBYTES if len(self._held) == _MOST_HELD else max(1, len(self._held))
             self._dataset = self._group.create_dataset(self._name, (0,), self._dtype, maxshape=(None,), chunks=(rows,))
         block = np.empty(len(self._held), object)
         for number, value in enumerate(self._held):
@@ -232,28 +191,6 @@ class _Variable:
         append(self._dataset, block)
         self._held.clear()
         self._held_nbytes = 0
-
-
-class _Ragged:
-    """A group of ragged arrays."""
-
-    def __init__(self, group: Any, field: Field, packing: dict[str, Any]) -> None:
-        group.attrs[RAGGED] = np.array([-1 if size is None else size for size in field.shape], np.int64)
-        whole = np.dtype(np.int64)
-        self._values = _Fixed(group, "values", np.dtype(field.dtype), (), packing)
-        self._offsets = _Fixed(group, "offsets", whole, (), packing)
-        self._shapes = _Fixed(group, "shapes", whole, (len(field.shape),), packing)
-        self._total = 0
-
-    def add(self, value: np.ndarray) -> None:
-        self._offsets.add(self._total)
-        self._shapes.add(value.shape)
-        self._values.extend(value.reshape(-1))
-        self._total += value.size
-
-    def finish(self) -> None:
-        for column in (self._values, self._offsets, self._shapes):
-            column.finish()
 
 
 def append(dataset: Any, rows: np.ndarray) -> None:

@@ -41,14 +41,10 @@ from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.feed.sources.base import PerProcess, Source
 from penstock.feed.sources.lines import LONGEST, blocks, is_blank, is_gzip, line_starts
 from penstock.feed.sources.pieces import Created
-from penstock.feed.sources.sample import Errors, Sample, Schema, Selection, plain, widened
+from penstock.feed.sources.sample import DTYPES, Errors, Sample, Schema, Selection, fitted
 from penstock.feed.sources.storage import Storage
 from penstock.feed.sources.stream import Shard, Stream
 
-_DTYPES = frozenset(
-    ["bool", "complex64", "complex128", "float16", "float32", "float64"]
-    + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
-)
 _PLAIN = ("bool", "int64", "float64")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -176,8 +172,8 @@ class _Lines:
 
     def __init__(self, fields: Selection, dtypes: Mapping[str, str], longest: int) -> None:
         for name, dtype in dtypes.items():
-            if dtype not in _DTYPES:
-                raise OptionError(f"dtypes[{name!r}] is {dtype!r}, and has to be one of {', '.join(sorted(_DTYPES))}")
+            if dtype not in DTYPES:
+                raise OptionError(f"dtypes[{name!r}] is {dtype!r}, and has to be one of {', '.join(sorted(DTYPES))}")
         self.longest = longest
         self._chosen = fields.chosen
         self._wanted = None if fields.chosen is None else {own for _, own in fields.chosen}
@@ -308,8 +304,8 @@ def _unpacked(value: dict[str, Any]) -> Any:
     if len(value) == 1:
         return data
     dtype, shape = value["dtype"], value["shape"]
-    if not isinstance(dtype, str) or dtype not in _DTYPES:
-        raise ValueError(f'"dtype" is {str(dtype)[:40]!r}, and has to be one of {", ".join(sorted(_DTYPES))}')
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f'"dtype" is {str(dtype)[:40]!r}, and has to be one of {", ".join(sorted(DTYPES))}')
     if not isinstance(shape, list) or len(shape) > 32 or any(type(size) is not int or size < 0 for size in shape):
         raise ValueError(f'"shape" is {str(shape)[:80]}, and has to be a list of sizes')
     little = np.dtype(dtype).newbyteorder("<")
@@ -339,9 +335,7 @@ class Writer:
         Raises:
             SourceError: the sample does not fit the schema.
         """
-        values = {name: plain(value) for name, value in sample.items()}
-        if widened(self._schema, values, self._path) != self._schema:
-            raise SourceError(f"{self._path}: a sample has an array of another shape than {self._schema} says")
+        values = fitted(self._schema, sample, self._path)
         text = self._encode({name: _jsonable(value) for name, value in values.items()})
         self._file.write(text.encode() + b"\n")
 
@@ -370,7 +364,7 @@ def unfit(schema: Schema) -> str:
     ''
     """
     for name, field in schema.items():
-        if field.dtype and field.dtype not in _DTYPES:
+        if field.dtype and field.dtype not in DTYPES:
             return f"field {name!r} is {field.words()}, and JSONL has no {field.dtype}"
     return ""
 

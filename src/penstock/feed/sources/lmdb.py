@@ -24,7 +24,7 @@ from penstock.feed.sources.base import PerProcess, Source
 from penstock.feed.sources.extras import need
 from penstock.feed.sources.lmdb_tree import OVERFLOW, PAGE, Index, index
 from penstock.feed.sources.packed import MAGIC, pack, unfit, unpack
-from penstock.feed.sources.sample import Errors, Sample, Schema, Selection, widened
+from penstock.feed.sources.sample import Errors, Sample, Schema, Selection, fitted
 from penstock.feed.sources.storage import Storage
 
 __all__ = ["NOT_SAMPLES", "LMDBSource", "Writer", "joined", "opened", "unfit"]
@@ -194,9 +194,7 @@ class Writer:
         Raises:
             SourceError: it does not fit the schema, or the disk is full.
         """
-        if widened(self._schema, sample, self._path) != self._schema:
-            raise SourceError(f"{self._path}: a sample does not have the shapes that the schema says")
-        self._database.add(pack(sample))
+        self._database.add(pack(fitted(self._schema, sample, self._path)))
 
     def close(self) -> None:
         """Finish the file."""

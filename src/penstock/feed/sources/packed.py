@@ -24,25 +24,9 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import SourceError
-from penstock.feed.sources.sample import Sample, Schema, plain
+from penstock.feed.sources.sample import DTYPES, Sample, Schema, plain
 
 MAGIC = b"PSK\x01"
-DTYPES = (
-    "bool",
-    "uint8",
-    "int8",
-    "uint16",
-    "int16",
-    "uint32",
-    "int32",
-    "uint64",
-    "int64",
-    "float16",
-    "float32",
-    "float64",
-    "complex64",
-    "complex128",
-)
 
 _KINDS = ("array", "number", "text", "bytes")
 _PREFIX = struct.Struct("<4sIII")

@@ -26,6 +26,24 @@ Errors = Literal["raise", "skip"]
 
 _NUMBERS = "biufc"
 
+DTYPES = (
+    "bool",
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "uint32",
+    "int32",
+    "uint64",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+)
+"""Of numbers and arrays that formats of NumPy's own types can hold. `packed` writes their places: append only."""
+
 
 @dataclass(frozen=True, slots=True)
 class Field:
@@ -139,6 +157,27 @@ def widened(schema: Schema, sample: Mapping[str, Any], where: str) -> Schema:
         sizes = (one if one == other else None for one, other in zip(old.shape, new.shape, strict=True))
         wide[name] = replace(old, shape=tuple(sizes))
     return wide
+
+
+def fitted(schema: Schema, sample: Mapping[str, Any], where: str) -> Sample:
+    """Return the plain values of a sample that a writer of `schema` was given, in the schema's order.
+
+    Raises:
+        SourceError: it has other fields, or another type or size in one of them.
+
+    >>> schema = {"x": Field("array", "uint8", (None,)), "y": Field("text")}
+    >>> fitted(schema, {"y": "a", "x": torch.zeros(2).byte()}, "out.tar")
+    {'x': array([0, 0], dtype=uint8), 'y': 'a'}
+    """
+    if sample.keys() != schema.keys():
+        raise SourceError(f"{where}: a sample has the fields {sorted(sample)}, not {sorted(schema)}")
+    values = {name: plain(sample[name]) for name in schema}
+    for name, field in schema.items():
+        found = field_of(values[name])
+        fits = (found.kind, found.dtype, len(found.shape)) == (field.kind, field.dtype, len(field.shape))
+        if not fits or any(size not in (None, own) for size, own in zip(field.shape, found.shape, strict=True)):
+            raise SourceError(f"{where}: field {name!r} is {found.words()}, and has to be {field.words()}")
+    return values
 
 
 @dataclass(frozen=True, slots=True)

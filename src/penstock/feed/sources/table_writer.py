@@ -12,7 +12,7 @@ import numpy as np
 from penstock.core.errors import SourceError
 from penstock.feed.sources.arrow_fields import ARRAY_METADATA, VARIABLE_TENSOR, Layout
 from penstock.feed.sources.extras import need
-from penstock.feed.sources.sample import Field, Sample, Schema, plain, widened
+from penstock.feed.sources.sample import Field, Sample, Schema, fitted
 from penstock.feed.sources.tables import translated
 
 GROUP_NBYTES = 8 << 20
@@ -88,9 +88,7 @@ class TableWriter:
         Raises:
             SourceError: it does not fit the schema, or the disk is full.
         """
-        if widened(self._schema, sample, self._path) != self._schema:
-            raise SourceError(f"{self._path}: a sample does not have the shapes that the schema says")
-        row = {name: _own(plain(value)) for name, value in sample.items()}
+        row = {name: _own(value) for name, value in fitted(self._schema, sample, self._path).items()}
         self._rows.append(row)
         self._nbytes += sum(map(_nbytes, row.values()))
         if len(self._rows) >= GROUP_ROWS or self._nbytes >= GROUP_NBYTES:

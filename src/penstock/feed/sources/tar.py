@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.feed.sources.pieces import Created, Pieces
-from penstock.feed.sources.sample import Errors, Sample, Schema, Selection, widened
+from penstock.feed.sources.sample import Errors, Sample, Schema, Selection, fitted
 from penstock.feed.sources.storage import Storage, is_remote
 from penstock.feed.sources.stream import Shard, Stream
 from penstock.feed.sources.tar_fields import KEY, BySuffix, Decode, split
@@ -195,9 +195,7 @@ class Writer:
             SourceError: it does not fit the schema, or its key cannot be one.
         """
         schema = self._layout.schema
-        if widened(schema, sample, "a sample to be written") != schema:
-            words = ", ".join(f"{name} {one.words()}" for name, one in schema.items())
-            raise SourceError(f"a sample does not have the shapes of its schema: {words}")
+        sample = fitted(schema, sample, "this archive")
         key = f"{self._count:09d}" if self._layout.is_numbered else self._checked(sample[KEY])
         for name, suffix in self._layout.suffixes.items():
             data = encoded(schema[name], sample[name])
