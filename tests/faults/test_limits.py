@@ -13,7 +13,7 @@ from sample_sets import Growing, Numbered
 from scripts import run
 from torch.utils.data import default_collate
 
-import penstock.feed.loader as feed_loader
+import penstock.feed.wiring as feed_wiring
 from penstock import DataLoader, TransportError
 from penstock.observe.host_memory import descendants, pss_nbytes
 
@@ -28,7 +28,7 @@ def test_a_batch_over_the_rings_budget_is_one_clear_error(workers: int) -> None:
 
 @pytest.mark.parametrize("collate_fn", [None, default_collate, list])
 def test_without_memfd_named_segments_do(monkeypatch: pytest.MonkeyPatch, collate_fn) -> None:
-    monkeypatch.setattr(feed_loader, "memfd_works", lambda: False)
+    monkeypatch.setattr(feed_wiring, "memfd_works", lambda: False)
     loader = DataLoader(Numbered(200, (3, 64, 64)), batch_size=20, num_workers=2, collate_fn=collate_fn)
     kept = list(loader)
     if collate_fn is not list:
@@ -139,10 +139,10 @@ def test_a_full_dev_shm_is_one_clear_error() -> None:
     done = run(
         """
         import os
-        import penstock.feed.loader
+        import penstock.feed.wiring
         from penstock import DataLoader, PenstockError
         from sample_sets import Numbered
-        penstock.feed.loader.memfd_works = lambda: False
+        penstock.feed.wiring.memfd_works = lambda: False
         try:
             list(DataLoader(Numbered(40, (3, 64, 64)), batch_size=8, num_workers=2))
         except PenstockError as error:

@@ -182,7 +182,7 @@ def test_a_call_into_a_capture_is_refused_by_the_simulated_device() -> None:
 
 
 def test_slots_beyond_the_budget_for_page_locked_memory_stay_pageable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.feed.loader.pinnable_nbytes", lambda: 1 << 20)
+    monkeypatch.setattr("penstock.feed.wiring.pinnable_nbytes", lambda: 1 << 20)
     loader = DataLoader(Numbered(64, (3, 256, 128)), batch_size=2, pin_memory=Sim())  # 0.75 MiB each
     kept = list(loader)
     assert 0 < loader.statistics().ring.pinned_nbytes <= 1 << 20

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import functools
-import multiprocessing
 import os
-import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from multiprocessing.context import BaseContext
@@ -20,27 +14,20 @@ from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
 from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.core.errors import OptionError
-from penstock.core.host import available_nbytes, pinnable_nbytes, usable_cores
-from penstock.core.numa import cores_near, prefer_memory
+from penstock.core.host import usable_cores
 from penstock.core.stats import LoaderStatistics, RingCounts
 from penstock.device import Device, device_of
 from penstock.feed.auto import Regulator
 from penstock.feed.counters import Counters
 from penstock.feed.depth import DepthTrial
-from penstock.feed.dispatch import Dispatch, Mode
-from penstock.feed.epoch import EpochRunner
-from penstock.feed.inline import InlineRunner
-from penstock.feed.pinning import Pinning, pinning_of
-from penstock.feed.prefetch import DEPTH, Flight, Prefetcher
+from penstock.feed.dispatch import Dispatch
+from penstock.feed.iteration import LoaderIterator
+from penstock.feed.prefetch import DEPTH
 from penstock.feed.sources.base import Source
 from penstock.feed.sources.order import RunOrder
-from penstock.feed.sources.stream import Stream
 from penstock.feed.transport.ring import Ring
-from penstock.feed.transport.slab import PrivateSlab, Slab, create, memfd_works
-from penstock.feed.workers.base import Pool
-from penstock.feed.workers.maker import ErrorPolicy, Job
-from penstock.feed.workers.process import ProcessPool
-from penstock.feed.workers.thread import ThreadPool
+from penstock.feed.wiring import Shelf, start_method
+from penstock.feed.workers.maker import ErrorPolicy
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -137,7 +124,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._pins = pin_memory
         self._counters = Counters()
         self._ring: Ring | None = None
-        self._shelf = _Shelf()
+        self._shelf = Shelf()
         weakref.finalize(self, self._shelf.close)
         self._learned: Dispatch | None = None
         self._regulator: Regulator | None = None
@@ -177,7 +164,7 @@ class DataLoader(TorchDataLoader[T_co]):
             observer(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _ring=None, _shelf=_Shelf(), _learned=None, _counters=Counters(), _iterator=None)
+        self.__dict__.update(state, _ring=None, _shelf=Shelf(), _learned=None, _counters=Counters(), _iterator=None)
         weakref.finalize(self, self._shelf.close)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -191,7 +178,7 @@ class DataLoader(TorchDataLoader[T_co]):
         return self._counters.snapshot(
             ring=self._ring.counts() if self._ring is not None else RingCounts(),
             body=self._body if with_workers else "inline",
-            start_method=_start_method(self) if with_workers and self._body == "process" else "",
+            start_method=start_method(self) if with_workers and self._body == "process" else "",
             workers=self.num_workers,
         )
 
@@ -204,152 +191,26 @@ class DataLoader(TorchDataLoader[T_co]):
         return LoaderIterator(self)
 
 
-class LoaderIterator:
-    """Iterates over one epoch of a `DataLoader` (over many, with persistent workers)."""
+def make_auto(loader: DataLoader[Any]) -> None:
+    """Have a loader find its number of workers by itself, as num_workers="auto" does; before its first epoch.
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        began = time.perf_counter_ns()
-        self._dataset = loader.dataset
-        self._iterable = loader._dataset_kind == _DatasetKind.Iterable
-        self._persistent = loader.persistent_workers
-        self._counters = loader._counters
-        self._index_sampler = loader._index_sampler
-        pinning = pinning_of(loader._pins, loader.pin_memory_device, loader._device)
-        self._finish_pinning = pinning.finish
-        self._counters.pinning = pinning.reason
-        self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
-        self._num_workers = loader.num_workers
-        indices = iter(loader._index_sampler)
-        # Drawn also when nothing uses it: the generator must be where torch's loader would have left it.
-        base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
-        self._ring = _borrow_ring(loader, pinning)
-        if loader.num_workers == 0:
-            if loader.timeout != 0:
-                raise AssertionError(
-                    "num_workers=0 loads in the training process, which cannot time out; use timeout=0"
-                )
-            self._workers: list[Any] = []
-            self._close: Callable[[], Any] = lambda: None
-            host: InlineRunner | EpochRunner = InlineRunner(_job(loader), self._ring, self._counters, indices)
-        else:
-            dispatch = _dispatch(loader)
-            _begin_pass(loader)
-            pool = _pool(loader, dispatch, base_seed, pinning.numa_node)
-            self._workers = pool.processes
-            runner = EpochRunner(
-                job=_job(loader),
-                pool=pool,
-                ring=self._ring,
-                dispatch=dispatch,
-                counters=self._counters,
-                in_order=loader.in_order,
-                timeout_s=loader.timeout,
-                max_deaths=loader._max_deaths,
-                spare_slots=1 + pinning.slots_in_copies,
-                regulator=loader._regulator,
-            )
-            runner.start()
-            self._close = runner.close
-            runner.begin(indices)
-            host = runner
-        self._host = host
-        self._runner: InlineRunner | EpochRunner | Prefetcher = host
-        if loader._device is not None and not loader._device.is_host:
-            self._runner = Prefetcher(
-                host,
-                loader._device,
-                budget_nbytes=loader._device_bytes,
-                counters=self._counters,
-                trial=loader._trial,
-            )
-        flight = self._runner.flight if isinstance(self._runner, Prefetcher) else None
-        weakref.finalize(self, _end, flight, self._close, loader._shelf, self._ring).atexit = False
-        self._start_epoch(loader, began)
-        self._counters.loop = weakref.ref(self)
-
-    def _start_epoch(self, loader: DataLoader[Any], began: int) -> None:
-        self._began = began
-        self._yielded = 0
-        self._over = False
-        self._returned_at = 0
-        self._promised: int | None = loader._IterableDataset_len_called
-        self._counters.length = self._promised if self._iterable else _length(self._index_sampler)
-
-    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
-        """Begin another epoch with the same workers (called by torch's `DataLoader.__iter__`)."""
-        began = time.perf_counter_ns()
-        assert isinstance(self._host, EpochRunner)
-        if not self._host.close.alive:
-            raise RuntimeError("these persistent workers have been shut down; make a new DataLoader")
-        if isinstance(self._runner, Prefetcher):
-            self._runner.close()
-        _begin_pass(loader)
-        self._host.begin(iter(self._index_sampler))
-        self._start_epoch(loader, began)
-
-    def __iter__(self) -> LoaderIterator:
-        return self
-
-    def __len__(self) -> int:
-        return len(self._index_sampler)
-
-    def __next__(self) -> Any:
-        counters = self._counters
-        began = time.perf_counter_ns()
-        if self._over:
-            raise StopIteration
-        if self._returned_at:
-            counters.step_ns += began - self._returned_at
-            if counters.recorder is not None:
-                counters.recorder.add("step", self._returned_at, began, counters.epochs, self._yielded - 1)
-        waited, made = counters.wait_ns, counters.inline_ns
-        try:
-            with torch.autograd.profiler.record_function(self._profile_name):
-                batch = self._runner.next_batch()
-                if self._finish_pinning is not None:
-                    batch = self._finish_pinning(batch)
-        except StopIteration:
-            self._finish()
-            raise
-        finally:
-            self._returned_at = time.perf_counter_ns()
-            elsewhere = counters.wait_ns - waited + counters.inline_ns - made
-            counters.transport_ns += self._returned_at - began - elsewhere
-        if counters.recorder is not None:
-            counters.recorder.add("next", began, self._returned_at, counters.epochs, self._yielded)
-        self._yielded += 1
-        if self._yielded == 1:
-            counters.first_batch_ns = self._returned_at - self._began
-        if self._iterable and self._promised is not None and self._yielded > self._promised:
-            self._warn_of_length()
-        return batch
-
-    def _finish(self) -> None:
-        self._over = True
-        self._counters.epochs += 1
-        if not self._persistent:
-            self._shutdown_workers()
-
-    def _shutdown_workers(self) -> None:
-        """Stop the workers now (the name that Lightning and others call on torch's iterator)."""
-        self._over = True
-        self._close()
-
-    def _warn_of_length(self) -> None:
-        words = (
-            f"Length of IterableDataset {self._dataset} was reported to be {self._promised} "
-            f"(when accessing len(dataloader)), but {self._yielded} samples have been fetched. "
-        )
-        if self._num_workers > 0:
-            words += (
-                "For multiprocessing data-loading, this could be caused by not properly configuring the "
-                "IterableDataset replica at each worker. Please see "
-                "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
-            )
-        warnings.warn(words, stacklevel=3)
-
-
-# ── wiring ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    Batches stay the same for the loader's own number where samples can tell their worker. An iterable dataset keeps
+    its number: it shares out its samples by it. Without a second core nothing changes.
+    """
+    counters = loader._counters
+    if loader._dataset_kind == _DatasetKind.Iterable:
+        counters.workers_reason = "fixed: an iterable dataset shares out its samples by the number of workers"
+        return
+    if isinstance(loader.dataset, MapDataPipe) or usable_cores() == 1:
+        return
+    if loader.num_workers == 0 and start_method(loader) != "fork":
+        return
+    if loader.num_workers == 0:
+        loader.num_workers = _auto_workers()
+        loader.prefetch_factor = 2
+    fixed = loader.num_workers
+    most = max(fixed, min(_MOST_WORKERS, usable_cores()))
+    loader._regulator = Regulator(workers=min(2, fixed), most=most, fixed=fixed)
 
 
 def _check(*, workers: str, dispatch: str, errors: Any, max_deaths: int, ring_bytes: int | None) -> None:
@@ -365,12 +226,6 @@ def _check(*, workers: str, dispatch: str, errors: Any, max_deaths: int, ring_by
         raise OptionError(f"ring_bytes must be at least 4096 bytes (one page), not {ring_bytes}")
 
 
-def _length(sampler: Any) -> int | None:
-    with contextlib.suppress(Exception):  # a sampler of the user's may have no length, or one that fails
-        return len(sampler)
-    return None
-
-
 def _auto_workers() -> int:
     return min(8, usable_cores() - 1)
 
@@ -381,169 +236,3 @@ def _order(source: Source, batch_size: int | None, workers: int, generator: torc
     if starts is None or len(starts) < 3:
         return None
     return RunOrder(starts, batch_size=batch_size or 1, lanes=max(1, workers), generator=generator)
-
-
-def _begin_pass(loader: DataLoader[Any]) -> None:
-    if isinstance(loader.dataset, Stream) and loader._body == "process":
-        loader.dataset.begin_pass()
-
-
-def _job(loader: DataLoader[Any]) -> Job:
-    assert loader.collate_fn is not None
-    return Job(
-        dataset=loader.dataset,
-        collate_fn=loader.collate_fn,
-        iterable=loader._dataset_kind == _DatasetKind.Iterable,
-        auto_collation=loader._auto_collation,
-        drop_last=loader.drop_last,
-        errors=loader._errors,
-        keep_batch_size=loader._keep_batch_size,
-    )
-
-
-def _context(loader: DataLoader[Any]) -> BaseContext:
-    return loader.multiprocessing_context or multiprocessing.get_context()
-
-
-def _start_method(loader: DataLoader[Any]) -> str:
-    return _context(loader).get_start_method() or ""
-
-
-def make_auto(loader: DataLoader[Any]) -> None:
-    """Have a loader find its number of workers by itself, as num_workers="auto" does; before its first epoch.
-
-    Batches stay the same for the loader's own number where samples can tell their worker. An iterable dataset keeps
-    its number: it shares out its samples by it. Without a second core nothing changes.
-    """
-    counters = loader._counters
-    if loader._dataset_kind == _DatasetKind.Iterable:
-        counters.workers_reason = "fixed: an iterable dataset shares out its samples by the number of workers"
-        return
-    if isinstance(loader.dataset, MapDataPipe) or usable_cores() == 1:
-        return
-    if loader.num_workers == 0 and _start_method(loader) != "fork":
-        return
-    if loader.num_workers == 0:
-        loader.num_workers = _auto_workers()
-        loader.prefetch_factor = 2
-    fixed = loader.num_workers
-    most = max(fixed, min(_MOST_WORKERS, usable_cores()))
-    loader._regulator = Regulator(workers=min(2, fixed), most=most, fixed=fixed)
-
-
-def _pool(loader: DataLoader[Any], dispatch: Dispatch, base_seed: int, numa_node: int | None) -> Pool:
-    job = _job(loader)
-    workers, most = loader.num_workers, loader.num_workers
-    if loader._regulator is not None:
-        regulator = loader._regulator
-        workers, most = regulator.choose() if dispatch.mode == "round_robin" else regulator.workers, regulator.most
-        dispatch.size_up(workers)
-    if loader._body == "thread":
-        return ThreadPool(job, workers)
-    return ProcessPool(
-        job,
-        workers,
-        most=most,
-        told=workers if dispatch.mode == "round_robin" else loader.num_workers,
-        context=_context(loader),
-        base_seed=base_seed,
-        init_fn=loader.worker_init_fn,
-        watch=_mode(loader)[0] == "probing",
-        named=not memfd_works(),
-        cores=cores_near(numa_node, most),
-    )
-
-
-def _mode(loader: DataLoader[Any]) -> tuple[Mode, str]:
-    """Return how work is given out, and why, as far as that is known before the first batch."""
-    if loader._dataset_kind == _DatasetKind.Iterable:
-        return "stream", "an iterable dataset has its own samples in each worker"
-    if loader._dispatch_option != "auto":
-        return loader._dispatch_option, "asked for"
-    if loader._body == "thread":
-        return "demand", "threads share one dataset and one random state"
-    if loader.num_workers == 1 and loader._regulator is None:
-        return "round_robin", "there is one worker"
-    if loader.worker_init_fn is not None:
-        return "round_robin", "as torch assigns, because worker_init_fn may make workers differ"
-    return "probing", "the first batch will show"
-
-
-def _dispatch(loader: DataLoader[Any]) -> Dispatch:
-    """Return what earlier epochs have learned, or begin to learn."""
-    if loader._learned is None:
-        mode, reason = _mode(loader)
-        splittable = _job(loader).rows_can_be_split
-        assert loader.prefetch_factor is not None
-        loader._learned = Dispatch(
-            mode,
-            reason,
-            workers=loader.num_workers,
-            prefetch_factor=loader.prefetch_factor,
-            splittable=splittable,
-        )
-    elif loader._regulator is not None:  # another iterator may still run, with another number of workers
-        loader._learned = copy.copy(loader._learned)
-    return loader._learned
-
-
-def _borrow_ring(loader: DataLoader[Any], pinning: Pinning) -> Ring:
-    """Return a ring that no other iterator of this loader uses."""
-    loader._ring = loader._shelf.take()
-    if loader._ring is not None:
-        return loader._ring
-    in_process = loader.num_workers == 0 or loader._body == "thread"
-    named = not in_process and not memfd_works()
-    make: Callable[[int], Slab] = PrivateSlab if in_process else functools.partial(create, named=named)
-    if pinning.numa_node is not None:
-        make = functools.partial(_make_near, make, pinning.numa_node)
-    budget = loader._ring_bytes or max(64 << 20, available_nbytes() // 4)
-    loader._ring = Ring(
-        make,
-        budget,
-        sparse=not named,
-        pin=pinning.pin,
-        pin_budget_nbytes=pinnable_nbytes() if pinning.pin is not None else None,
-        fence=pinning.fence,
-    )
-    return loader._ring
-
-
-def _make_near(make: Callable[[int], Slab], node: int, nbytes: int) -> Slab:
-    slab = make(nbytes)
-    prefer_memory(slab.memory, node)
-    return slab
-
-
-def _end(flight: Flight | None, close: Callable[[], Any], shelf: _Shelf, ring: Ring) -> None:
-    if flight is not None:
-        flight.close()  # its copies read the ring's slots
-    close()
-    shelf.put(ring)
-
-
-class _Shelf:
-    """Keeps the ring of the last epoch for the next one, as long as its loader lives."""
-
-    def __init__(self) -> None:
-        self._ring: Ring | None = None
-        self._closed = False
-
-    def take(self) -> Ring | None:
-        """Return the ring that was put here, if any."""
-        ring, self._ring = self._ring, None
-        return ring
-
-    def put(self, ring: Ring) -> None:
-        """Keep `ring`, or close it when there is no use for it."""
-        if self._closed or self._ring is not None:
-            ring.close()
-        else:
-            self._ring = ring
-
-    def close(self) -> None:
-        """Close what is here, and from now on what is put here."""
-        self._closed = True
-        if self._ring is not None:
-            self._ring.close()
-            self._ring = None

@@ -59,7 +59,7 @@ class Stopwatch:
         self._wrap(base, "__iter__", self._iter)
         self._wrap(dataloader._BaseDataLoaderIter, "__next__", self._next)
         if "penstock.feed.loader" in sys.modules:
-            from penstock.feed.loader import LoaderIterator
+            from penstock.feed.iteration import LoaderIterator
 
             self._wrap(LoaderIterator, "__next__", self._next)
 
