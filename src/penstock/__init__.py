@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         RecordError,
         ScriptError,
         SourceError,
+        StateError,
         TransportError,
         UnpicklableError,
         WorkerError,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.feed.sources.text import Tokenized
     from penstock.feed.sources.token_batches import TokenBatches
     from penstock.feed.workers.maker import SKIP
+    from penstock.feed.workers.sample_seed import sample_rng, sample_seed
     from penstock.memory.explain import OutOfMemoryError
     from penstock.memory.guard import OOMGuard
     from penstock.memory.leaks import Leak, watch_leaks
@@ -69,6 +71,7 @@ __all__ = [
     "Source",
     "SourceError",
     "StageTimes",
+    "StateError",
     "StepStatistics",
     "Stream",
     "TokenBatches",
@@ -87,6 +90,8 @@ __all__ = [
     "open",
     "plan",
     "release",
+    "sample_rng",
+    "sample_seed",
     "split_batch",
     "watch_leaks",
 ]
@@ -100,6 +105,7 @@ _HOMES = {
         "RecordError",
         "ScriptError",
         "SourceError",
+        "StateError",
         "TransportError",
         "UnpicklableError",
         "WorkerError",
@@ -119,6 +125,7 @@ _HOMES = {
     "penstock.feed.sources.text": ("Tokenized",),
     "penstock.feed.sources.token_batches": ("TokenBatches",),
     "penstock.feed.workers.maker": ("SKIP",),
+    "penstock.feed.workers.sample_seed": ("sample_rng", "sample_seed"),
     "penstock.memory.explain": ("OutOfMemoryError",),
     "penstock.memory.guard": ("OOMGuard",),
     "penstock.memory.ledger": ("Ledger", "ledger"),

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from penstock import DataLoader, Sim
 from penstock.core import numa
-from penstock.feed import loader as loader_module
+from penstock.feed import wiring
 
 
 @pytest.fixture
@@ -73,8 +73,8 @@ class Cores(Dataset[torch.Tensor]):
 
 def test_workers_run_and_slots_lie_near_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     core, asked = min(os.sched_getaffinity(0)), []
-    monkeypatch.setattr(loader_module, "cores_near", lambda node, workers: frozenset({core}) if node == 0 else None)
-    monkeypatch.setattr(loader_module, "prefer_memory", lambda memory, node: asked.append((len(memory), node)))
+    monkeypatch.setattr(wiring, "cores_near", lambda node, workers: frozenset({core}) if node == 0 else None)
+    monkeypatch.setattr(wiring, "prefer_memory", lambda memory, node: asked.append((len(memory), node)))
     loader = DataLoader(Cores(), batch_size=2, num_workers=1, device=Sim(numa_node=0))
     for batch in loader:
         assert batch.sum(1).tolist() == [1, 1]
@@ -85,6 +85,6 @@ def test_workers_run_and_slots_lie_near_the_device(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_nodes_nothing_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_module, "prefer_memory", lambda memory, node: pytest.fail("memory was bound"))
+    monkeypatch.setattr(wiring, "prefer_memory", lambda memory, node: pytest.fail("memory was bound"))
     for batch in DataLoader(Cores(), batch_size=2, num_workers=1, device="sim"):
         assert batch.sum(1).tolist() == [len(os.sched_getaffinity(0))] * 2

@@ -79,16 +79,16 @@ def test_time_lost_long_ago_is_forgotten() -> None:
 
 def test_in_order_the_next_active_worker_is_always_next() -> None:
     dispatch = made("round_robin", workers=3)
-    assert [dispatch.next_worker(in_order=True, most=6) for _ in range(4)] == [0, 1, 2, 0]
+    assert [dispatch.next_taker(in_order=True, most=6) for _ in range(4)] == [0, 1, 2, 0]
     dispatch.active[1] = False
-    assert dispatch.next_worker(in_order=True, most=6) == 2
+    assert dispatch.next_taker(in_order=True, most=6) == 2
     dispatch.active = [False] * 3
-    assert dispatch.next_worker(in_order=True, most=6) is None
+    assert dispatch.next_taker(in_order=True, most=6) is None
 
 
 def test_out_of_order_a_worker_with_its_share_is_passed_over() -> None:
     dispatch = made("round_robin", workers=2)
     dispatch.load = [2, 1]
-    assert dispatch.next_worker(in_order=False, most=4) == 1
+    assert dispatch.next_taker(in_order=False, most=4) == 1
     dispatch.load = [2, 2]
-    assert dispatch.next_worker(in_order=False, most=4) is None
+    assert dispatch.next_taker(in_order=False, most=4) is None

@@ -10,6 +10,7 @@
     │   └── WorkerTimeoutError                       it gave nothing for `timeout` seconds
     ├── SourceError          (ValueError)            data that cannot be opened, or is not what it says it is
     │   └── RecordError                              one record of it: file, byte, key
+    ├── StateError           (ValueError)            a state that is not of the loader that is to go on from it
     ├── ExtraError           (ImportError)           an optional package is missing, and which extra brings it
     ├── RankError            (RuntimeError)          another rank of a parallel model could not go on
     └── ScriptError          (RuntimeError)          `penstock run` was given something that is no script
@@ -77,6 +78,10 @@ class RecordError(SourceError):
     def __str__(self) -> str:
         where = f" at byte {self.offset}" if self.offset >= 0 else ""
         return f"{self.path}: record {self.key}{where}: {self.reason}"
+
+
+class StateError(PenstockError, ValueError):
+    """A loader's state belongs to another dataset, other arguments, or another format of states."""
 
 
 class ExtraError(PenstockError, ImportError):

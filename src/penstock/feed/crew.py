@@ -151,7 +151,7 @@ class Crew:
         piece = self.pieces[0]  # and it stays there when Ctrl-C comes
         report = Report(piece.seq, -1, piece)
         try:
-            self._maker = self._maker or BatchMaker(self._job)
+            self._maker = self._maker or BatchMaker(self._job, in_training_process=True)
             self._make(self._maker, piece, report)
         except NothingLeftError as nothing:
             report.empty, report.skipped = True, nothing.made.skipped
@@ -167,7 +167,7 @@ class Crew:
 
         slot = piece.slot if piece.part is not None else piece.into.slot
         room = Room(self._memory_of(piece, slot))
-        made = maker.make(piece.indices, room, part=piece.part, enlarge=enlarge)
+        made = maker.make(piece.indices, room, epoch_seed=piece.epoch_seed, part=piece.part, enlarge=enlarge)
         report.samples, report.skipped, report.needed = made.samples, made.skipped, made.needed
         report.fetch_ns, report.collate_ns = made.fetch_ns, made.collate_ns
         if piece.part is not None:

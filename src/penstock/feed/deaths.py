@@ -44,17 +44,17 @@ class Deaths:
                 "num_workers processes"
             )
 
-    def on_stream(self, death: Death, position: int) -> None:
-        """Count a death on batch `position` of a worker's stream.
+    def on_stream(self, death: Death, lane: int, batch: int) -> None:
+        """Count a death on a batch of a lane of an iterable dataset.
 
         Raises:
             WorkerKilledError: it is condemned, and a stream cannot be read around it.
         """
-        self._counted[death.worker, position] += 1
-        if self._counted[death.worker, position] >= self.most:
+        self._counted[lane, batch] += 1
+        if self._counted[lane, batch] >= self.most:
             raise WorkerKilledError(
-                f"DataLoader worker (pid {death.pid}) {death.cause} {self.most} workers have died on batch "
-                f"{position} of the stream of worker {death.worker}; an iterable dataset cannot be read around it"
+                f"DataLoader worker (pid {death.pid}) {death.cause} {self.most} workers have died on batch {batch} "
+                f"of this epoch, in the stream of worker {lane}; an iterable dataset cannot be read around it"
             )
 
     def condemn(self, piece: Piece, death: Death) -> bool:

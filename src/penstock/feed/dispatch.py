@@ -34,12 +34,13 @@ class Dispatch:
         self._lost_ns = 0.0
         self._window = 0
 
-    def begin_epoch(self) -> None:
-        """Reset what belongs to one epoch."""
-        self._next_worker = 0
+    def begin_epoch(self, lanes: int = 0) -> None:
+        """Reset what belongs to one epoch; of an iterable dataset, so many lanes are given batches by turns."""
+        self._takers = lanes or self._workers
+        self._next_taker = 0
         self._assigned = 0
-        self.active = [True] * self._workers
-        self.load = [0] * self._workers
+        self.active = [True] * self._takers
+        self.load = [0] * self._takers
 
     def size_up(self, workers: int) -> None:
         """Take note, before an epoch, of how many workers it begins with."""
@@ -50,11 +51,11 @@ class Dispatch:
 
         Places of workers that have gone are kept: batches that they made may not have been handed out yet.
         """
-        self._workers = workers
+        self._workers = self._takers = workers
         more = workers - len(self.active)
         self.active += [True] * more
         self.load += [0] * more
-        self._next_worker = self._assigned % workers
+        self._next_taker = self._assigned % workers
 
     def decide(self, evidence: str) -> None:
         """End the probing, or leave `demand` when evidence turns up late."""
@@ -111,16 +112,16 @@ class Dispatch:
             self._window += 1
             self._lost_ns = 0
 
-    def next_worker(self, *, in_order: bool, most: int) -> int | None:
-        """Return the worker that torch would give the next batch to; None when it would wait.
+    def next_taker(self, *, in_order: bool, most: int) -> int | None:
+        """Return the worker (or the lane) that torch would give the next batch to; None when it would wait.
 
         In order, that is the next active one. Out of order, it is the next that has less than its share of `most`.
         """
-        for _ in range(self._workers):
-            worker = self._next_worker
-            self._next_worker = (worker + 1) % self._workers
-            share = most // max(1, sum(self.active[: self._workers]))
-            if self.active[worker] and (in_order or self.load[worker] < share):
+        for _ in range(self._takers):
+            taker = self._next_taker
+            self._next_taker = (taker + 1) % self._takers
+            share = max(1, most // max(1, sum(self.active[: self._takers])))
+            if self.active[taker] and (in_order or self.load[taker] < share):
                 self._assigned += 1
-                return worker
+                return taker
         return None

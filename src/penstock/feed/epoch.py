@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,10 +24,12 @@ from penstock.feed.counters import Counters
 from penstock.feed.crew import Crew
 from penstock.feed.deaths import Deaths
 from penstock.feed.dispatch import Dispatch
+from penstock.feed.stream_cursor import Used
 from penstock.feed.transport import codec
 from penstock.feed.transport.ring import Ring, Slot, SlotState
 from penstock.feed.transport.room import Room
 from penstock.feed.workers.base import Death, Piece, Pool, Report
+from penstock.feed.workers.lanes import Lane
 from penstock.feed.workers.maker import Job, Part
 
 
@@ -53,6 +55,10 @@ class _Batch:
     void: bool = False
     """There will be no such batch: the stream has ended, or all its samples were skipped."""
     cancelled: bool = False
+    state: Any = None
+    """Of its lane after it."""
+    has_ended: bool = False
+    """Its lane has nothing left."""
     samples: int = 0
     nbytes: int = 0
     work_ns: int = 0
@@ -74,6 +80,7 @@ class EpochRunner:
         timeout_s: float,
         max_deaths: int,
         spare_slots: int = 1,
+        snapshot_every: int = 1,
         regulator: Regulator | None = None,
     ) -> None:
         self._job = job
@@ -83,6 +90,7 @@ class EpochRunner:
         self._in_order = in_order
         self._timeout_s = timeout_s or None
         self._spare_slots = spare_slots
+        self._snapshot_every = snapshot_every
         self._seq = 0
         self._deaths = Deaths(job, max_deaths)
         self._batches: dict[int, _Batch] = {}
@@ -92,32 +100,42 @@ class EpochRunner:
         self.close = weakref.finalize(self, _close, pool, ring)
         ring.announce = pool.announce
 
-    def start(self) -> None:
-        """Start the workers."""
+    def start(self, lanes: Sequence[Lane] = ()) -> None:
+        """Start the workers; for an iterable dataset, with its lanes."""
         try:
-            self.pool.start()
+            self.pool.start(lanes)
         except BaseException:
             self.close()
             raise
         self._ring.announce_all(self.pool.announce)
 
-    def begin(self, indices: Iterator[Any]) -> None:
-        """Begin an epoch over what `indices` yields; what is left of an earlier one is abandoned."""
+    def begin(self, indices: Iterator[Any], epoch_seed: int, lanes: Sequence[Lane] = ()) -> None:
+        """Begin an epoch over what `indices` yields; what is left of an earlier one is abandoned.
+
+        Args:
+            indices: of each batch.
+            epoch_seed: what the randomness of samples depends on.
+            lanes: of an iterable dataset, in the order of their turns; the first epoch's are those of `start`.
+        """
+        self._lanes = [*lanes]
         if self._batches or self._seq:
             self._abandon()
         self._indices = indices
+        self._epoch_seed = epoch_seed
+        self._unused: list[Used] = []
+        self.receipt: Sequence[Used] = ()
         self._exhausted = False
         self._next_number = 0
         self._next_out = 0
         self._ready: deque[_Batch] = deque()
         self._under_way = 0
-        self._done_sizes: dict[int, list[int]] = {worker: [] for worker in range(self.pool.size)}
-        self._dispatch.begin_epoch()
+        self._lane_batches = [0] * len(self._lanes)
+        self._dispatch.begin_epoch(len(self._lanes))
         self.crew.begin_epoch()
         self._send_more()
 
     def _abandon(self) -> None:
-        untaken = self.pool.cancel()
+        untaken = self.pool.cancel(self._lanes)
         for batch in self._batches.values():
             batch.cancelled = True
             if batch.left == 0:
@@ -169,11 +187,13 @@ class EpochRunner:
             if not self._ready:
                 return None
             self._under_way -= 1
+            self._unused.append(_used(self._ready[0]))
             return self._ready.popleft()
         while (batch := self._batches.get(self._next_out)) is not None and batch.left == 0:
             del self._batches[self._next_out]
             self._next_out += 1
             self._under_way -= 1
+            self._unused.append(_used(batch))
             if not batch.void:
                 return batch
         return None
@@ -184,6 +204,7 @@ class EpochRunner:
             if isinstance(batch.error, Exception):
                 raise batch.error
             batch.error.reraise()
+        self.receipt, self._unused = self._unused, []
         counters = self._counters
         counters.batches += 1
         counters.samples += batch.samples
@@ -230,7 +251,7 @@ class EpochRunner:
                 return
             worker = None
             if dispatch.mode in ("round_robin", "stream"):
-                worker = dispatch.next_worker(in_order=self._in_order, most=window)
+                worker = dispatch.next_taker(in_order=self._in_order, most=window)
                 if worker is None:
                     self._exhausted = not any(dispatch.active)
                     if slot is not None:
@@ -281,7 +302,7 @@ class EpochRunner:
 
     def _assign(self, batch: _Batch) -> None:
         """Count `batch` as given to the worker whose turn it is."""
-        batch.worker = self._dispatch.next_worker(in_order=True, most=1)
+        batch.worker = self._dispatch.next_taker(in_order=True, most=1)
         if batch.worker is not None:
             self._dispatch.load[batch.worker] += 1
 
@@ -291,10 +312,18 @@ class EpochRunner:
         batch.left += 1
         self._seq += 1
         piece = Piece(self._seq, batch.number, indices, batch.slot, part, worker, into=batch)
+        piece.epoch_seed = self._epoch_seed
+        if self._lanes and worker is not None:
+            self._cut_from_lane(piece, worker)
         if self.crew.is_absent:
             self.crew.pieces.append(piece)
         else:
             self.pool.submit(piece)
+
+    def _cut_from_lane(self, piece: Piece, lane: int) -> None:
+        piece.lane, piece.worker = lane, lane % self.pool.size
+        self._lane_batches[lane] += 1
+        piece.snapshot = self._snapshot_every > 0 and self._lane_batches[lane] % self._snapshot_every == 0
 
     # ── hearing back ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -344,8 +373,9 @@ class EpochRunner:
         batch.left -= 1
         batch.work_ns += report.fetch_ns + report.collate_ns
         batch.evidence = batch.evidence or report.evidence
-        if piece.worker is not None and self._dispatch.mode == "stream":
-            self._done_sizes[piece.worker].append(len(piece.indices) if self._job.auto_collation else 1)
+        if self._lanes and not report.ended:
+            size = len(piece.indices) if self._job.auto_collation else 1
+            self._lanes[piece.lane] = self._lanes[piece.lane].after(size, report.state)
         self._take(batch, piece, report)
         if batch.left:
             return
@@ -369,13 +399,13 @@ class EpochRunner:
     def _take(self, batch: _Batch, piece: Piece, report: Report) -> None:
         """Put what a piece brought into its batch."""
         start = piece.part.start if piece.part is not None else 0
+        batch.state = report.state
         if report.error is not None:
             if batch.error is None or start < batch.error_row:
                 batch.error, batch.error_row = report.error, start
         elif report.ended:
-            batch.void = True
-            assert piece.worker is not None
-            self._dispatch.active[piece.worker] = False
+            batch.void = batch.has_ended = True
+            self._dispatch.active[piece.lane] = False
         elif report.empty:
             batch.void = True
         elif piece.part is not None:
@@ -466,13 +496,13 @@ class EpochRunner:
             if blamed is None:
                 self._deaths.at_the_start(death)
             elif self._dispatch.mode == "stream":
-                self._deaths.on_stream(death, len(self._done_sizes[death.worker]))
+                self._deaths.on_stream(death, blamed.lane, blamed.batch)
         except WorkerError:
             self.close()
             raise
         if not death.is_retired:
             self._counters.restarts += 1
-            self.pool.replace(death.worker, tuple(self._done_sizes.get(death.worker, ())))
+            self.pool.replace(death.worker, self._lanes)
         self.crew.mourn()
         for piece in sorted(death.lost, key=lambda piece: piece.seq):
             if piece.cancelled:
@@ -483,7 +513,8 @@ class EpochRunner:
                 self._counters.reissued += 1
                 piece.into.left -= 1
                 gone = piece.worker is not None and piece.worker >= self.pool.size
-                self._submit(piece.into, piece.indices, piece.part, None if gone else piece.worker)
+                worker = piece.lane if self._lanes else piece.worker
+                self._submit(piece.into, piece.indices, piece.part, None if gone else worker)
 
     def _quarantine(self, piece: Piece, death: Death) -> None:
         batch: _Batch = piece.into
@@ -510,6 +541,10 @@ class EpochRunner:
                 what = "its stream" if self._job.iterable else f"sample {self._deaths.culprit(piece, row)!r}"
                 words.append(f"worker {worker} (pid {process.pid}) is at {what}")
         return "; ".join([*words, "raise timeout, or look at what those samples wait for"])
+
+
+def _used(batch: _Batch) -> Used:
+    return Used(batch.number, batch.worker or 0, batch.state, batch.has_ended)
 
 
 def _parts_disagree(batch: _Batch) -> bool:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from torch.utils.data._utils.worker import WorkerInfo
 
 from penstock.core.events import Recorder
 from penstock.feed.counters import Counters
+from penstock.feed.stream_cursor import Used
 from penstock.feed.transport.ring import Ring, Slot
 from penstock.feed.transport.room import Room
-from penstock.feed.workers.maker import BatchMaker, Job, Made, NothingLeftError
+from penstock.feed.workers.lanes import Lane, Lanes
+from penstock.feed.workers.maker import Job, Made, NothingLeftError
+from penstock.feed.workers.witness import install_info
 
 _NOTHING = np.empty(0, np.uint8)
 
@@ -20,14 +25,30 @@ _NOTHING = np.empty(0, np.uint8)
 class InlineRunner:
     """Makes each batch when it is asked for. Reuse alone is most of the gain: a fresh batch costs its page faults."""
 
-    def __init__(self, job: Job, ring: Ring, counters: Counters, indices: Iterator[Any]) -> None:
-        self._job = job
+    def __init__(
+        self,
+        job: Job,
+        ring: Ring,
+        counters: Counters,
+        indices: Iterator[Any],
+        *,
+        base_seed: int,
+        epoch_seed: int,
+        lanes: Sequence[Lane] = (),
+    ) -> None:
         self._ring = ring
         self._counters = counters
         self._indices = indices
-        self._maker = BatchMaker(job)
+        self._epoch_seed = epoch_seed
+        self._base_seed = base_seed
+        self._lanes = Lanes(job, dict(enumerate(lanes)), self._tell)
+        self._lanes.leave()
+        self._waiting = deque(range(len(lanes) if job.iterable else 1))
+        """Lanes that have batches left, from the one whose turn is next; 0 for map-style datasets."""
         self._slot: Slot | None = None
-        self._made = 0
+        self._number = -1
+        self._unused: list[Used] = []
+        self.receipt: Sequence[Used] = ()
 
     def next_batch(self) -> Any:
         """Return the next batch.
@@ -35,12 +56,14 @@ class InlineRunner:
         Raises:
             StopIteration: the epoch is over.
         """
-        while True:
+        while self._waiting:
             indices = next(self._indices)
+            lane = self._waiting[0]
+            self._number += 1
+            self._unused.append(Used(self._number, lane))
             began = time.perf_counter_ns()
             try:
-                # No slot until the first sample shows that the batch is large enough to gain by one.
-                made = self._maker.make(indices, Room(_NOTHING), enlarge=self._enlarge)
+                made = self._make(lane, indices)
             except NothingLeftError as nothing:
                 self._counters.skip(nothing.made.skipped)
                 continue
@@ -52,20 +75,45 @@ class InlineRunner:
             counters.collate_ns += made.collate_ns
             counters.skip(made.skipped)
             if made.ended:
-                raise StopIteration
+                self._waiting.popleft()
+                self._unused[-1] = Used(self._number, lane, has_ended=True)
+                continue
+            self._waiting.rotate(-1)
+            self.receipt, self._unused = self._unused, []
             if counters.recorder is not None:
-                _record(counters.recorder, made, counters.epochs, self._made)
-            self._made += 1
+                _record(counters.recorder, made, counters.epochs, self._number)
             counters.batches += 1
             counters.samples += made.samples
             if slot is not None and made.room is not None:
                 counters.nbytes += made.room.used
                 self._ring.note(slot, made.room.used)
             return made.batch
+        raise StopIteration
+
+    def snapshot(self, lane: int) -> Any:
+        """Return where a lane of an iterable dataset is now; None if it keeps no state."""
+        maker = self._lanes.maker(lane)
+        self._lanes.leave()
+        return maker.snapshot() if maker is not None else None
 
     def try_next(self) -> tuple[Any] | None:
         """Return None: making a batch ahead of time would hold up the step that waits to be started."""
         return None
+
+    def _make(self, lane: int, indices: Any) -> Made:
+        maker = self._lanes.maker(lane)
+        assert maker is not None
+        try:
+            # No slot until the first sample shows that the batch is large enough to gain by one.
+            return maker.make(indices, Room(_NOTHING), epoch_seed=self._epoch_seed, enlarge=self._enlarge)
+        finally:
+            self._lanes.leave()
+
+    def _tell(self, lane: Lane, job: Job) -> None:
+        """Have `get_worker_info()` say what it said where this lane was begun, in a worker; else that this is none."""
+        seed = self._base_seed + lane.number
+        info = WorkerInfo(id=lane.number, num_workers=lane.of, seed=seed, dataset=job.dataset) if lane.of else None
+        install_info(info)
 
     def _enlarge(self, nbytes: int) -> Room:
         slot = self._ring.acquire_roomier(nbytes)

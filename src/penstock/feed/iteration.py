@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data.dataloader import _DatasetKind
 
+from penstock.feed.course import Course, begin_course
 from penstock.feed.epoch import EpochRunner
 from penstock.feed.inline import InlineRunner
 from penstock.feed.pinning import pinning_of
 from penstock.feed.prefetch import Prefetcher
-from penstock.feed.wiring import begin_pass, close_all, dispatch_of, job_of, pool_of, ring_of
+from penstock.feed.wiring import close_all, dispatch_of, job_of, pool_of, ring_of
 
 if TYPE_CHECKING:
     from penstock.feed.loader import DataLoader
@@ -37,9 +38,8 @@ class LoaderIterator:
         self._counters.pinning = pinning.reason
         self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
         self._num_workers = loader.num_workers
-        indices = iter(loader._index_sampler)
-        # Drawn also when nothing uses it: the generator must be where torch's loader would have left it.
-        base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
+        course = begin_course(loader)
+        self._base_seed = course.base_seed
         self._ring = ring_of(loader, pinning)
         if loader.num_workers == 0:
             if loader.timeout != 0:
@@ -48,11 +48,20 @@ class LoaderIterator:
                 )
             self._workers: list[Any] = []
             self._close: Callable[[], Any] = lambda: None
-            host: InlineRunner | EpochRunner = InlineRunner(job_of(loader), self._ring, self._counters, indices)
+            inline = InlineRunner(
+                job_of(loader),
+                self._ring,
+                self._counters,
+                course.indices,
+                base_seed=course.base_seed,
+                epoch_seed=course.epoch_seed,
+                lanes=course.lanes,
+            )
+            course.look_at(inline.snapshot)
+            host: InlineRunner | EpochRunner = inline
         else:
             dispatch = dispatch_of(loader)
-            begin_pass(loader)
-            pool = pool_of(loader, dispatch, base_seed, pinning.numa_node)
+            pool = pool_of(loader, dispatch, course.base_seed, pinning.numa_node)
             self._workers = pool.processes
             runner = EpochRunner(
                 job=job_of(loader),
@@ -64,11 +73,12 @@ class LoaderIterator:
                 timeout_s=loader.timeout,
                 max_deaths=loader._max_deaths,
                 spare_slots=1 + pinning.slots_in_copies,
+                snapshot_every=loader.snapshot_every_n_steps or 0,
                 regulator=loader._regulator,
             )
-            runner.start()
+            runner.start(course.lanes)
             self._close = runner.close
-            runner.begin(indices)
+            runner.begin(course.indices, course.epoch_seed, course.lanes)
             host = runner
         self._host = host
         self._runner: InlineRunner | EpochRunner | Prefetcher = host
@@ -79,13 +89,15 @@ class LoaderIterator:
                 budget_nbytes=loader._device_bytes,
                 counters=self._counters,
                 trial=loader._trial,
+                receipt_of=lambda: host.receipt,
             )
         flight = self._runner.flight if isinstance(self._runner, Prefetcher) else None
         weakref.finalize(self, close_all, flight, self._close, loader._shelf, self._ring).atexit = False
-        self._start_epoch(loader, began)
+        self._start_epoch(loader, course, began)
         self._counters.loop = weakref.ref(self)
 
-    def _start_epoch(self, loader: DataLoader[Any], began: int) -> None:
+    def _start_epoch(self, loader: DataLoader[Any], course: Course, began: int) -> None:
+        self._course = loader._course = course
         self._began = began
         self._yielded = 0
         self._over = False
@@ -101,9 +113,9 @@ class LoaderIterator:
             raise RuntimeError("these persistent workers have been shut down; make a new DataLoader")
         if isinstance(self._runner, Prefetcher):
             self._runner.close()
-        begin_pass(loader)
-        self._host.begin(iter(self._index_sampler))
-        self._start_epoch(loader, began)
+        course = begin_course(loader, self._base_seed)
+        self._host.begin(course.indices, course.epoch_seed, course.lanes)
+        self._start_epoch(loader, course, began)
 
     def __iter__(self) -> LoaderIterator:
         return self
@@ -135,6 +147,7 @@ class LoaderIterator:
             counters.transport_ns += self._returned_at - began - elsewhere
         if counters.recorder is not None:
             counters.recorder.add("next", began, self._returned_at, counters.epochs, self._yielded)
+        self._course.used(self._runner.receipt)
         self._yielded += 1
         if self._yielded == 1:
             counters.first_batch_ns = self._returned_at - self._began
@@ -143,7 +156,7 @@ class LoaderIterator:
         return batch
 
     def _finish(self) -> None:
-        self._over = True
+        self._over = self._course.finished = True
         self._counters.epochs += 1
         if not self._persistent:
             self._shutdown_workers()

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.context import BaseContext
 from typing import Any, Literal, TypeVar
 
 import torch
+from torch.distributed import ProcessGroup
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
+from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe, Sampler
 from torch.utils.data.dataloader import _DatasetKind
 
-from penstock.core.errors import OptionError
+from penstock.core.errors import OptionError, StateError
 from penstock.core.host import usable_cores
 from penstock.core.stats import LoaderStatistics, RingCounts
 from penstock.device import Device, device_of
+from penstock.distributed.place import place
 from penstock.feed.auto import Regulator
 from penstock.feed.counters import Counters
+from penstock.feed.course import Course, state_of
 from penstock.feed.depth import DepthTrial
 from penstock.feed.dispatch import Dispatch
 from penstock.feed.iteration import LoaderIterator
+from penstock.feed.orders import RankSampler, Share, Uneven, check_uneven, drawn_from, order_for
 from penstock.feed.prefetch import DEPTH
 from penstock.feed.sources.base import Source
 from penstock.feed.sources.order import RunOrder
+from penstock.feed.sources.stream import Stream
+from penstock.feed.state import Resume, belonging, check, resume_of
 from penstock.feed.transport.ring import Ring
 from penstock.feed.wiring import Shelf, start_method
 from penstock.feed.workers.maker import ErrorPolicy
@@ -69,6 +76,16 @@ class DataLoader(TorchDataLoader[T_co]):
         device: "cuda", "cuda:1", any accelerator of torch's, "cpu", or "sim" (a simulated one): batches arrive there,
             copied ahead on a side stream from pinned slots, ordered on the current stream.
         device_bytes: with `device`, the most device memory that batches copied ahead may take.
+        seed: makes all that is random depend on it, the epoch and the sample's index only, whatever the workers: the
+            order (for `shuffle=True`), `penstock.sample_rng()`, and torch's, Python's and NumPy's random states, with
+            which each sample is then made (not by threads, which share them). See `penstock.sample_seed`.
+        distributed: share the samples out over the ranks of torchrun or of `torch.distributed` (or of the process
+            group that is given), as torch's DistributedSampler does, from epoch to epoch without `set_epoch`.
+        uneven: with `distributed`, what to do where the samples are not as many for each rank: "pad" (repeat the first
+            ones), "drop" (leave the rest out), or "join" (some ranks get one more; see
+            `torch.distributed.algorithms.Join`).
+        snapshot_every_n_steps: of an iterable dataset that keeps a state, how often it is asked for it, in batches of
+            a worker; the batches since are made again when a state is gone on from. As in torchdata.
 
     Raises:
         OptionError: an argument of penstock's own makes no sense. (For torch's own: as torch.)
@@ -110,8 +127,19 @@ class DataLoader(TorchDataLoader[T_co]):
         ring_bytes: int | None = None,
         device: str | torch.device | Device | None = None,
         device_bytes: int = 512 << 20,
+        seed: int | None = None,
+        distributed: bool | ProcessGroup = False,
+        uneven: Uneven = "pad",
+        snapshot_every_n_steps: int | None = 1,
     ) -> None:
+        check_uneven(uneven)
         _check(workers=workers, dispatch=dispatch, errors=errors, max_deaths=max_deaths, ring_bytes=ring_bytes)
+        self.seed = seed
+        self.snapshot_every_n_steps = snapshot_every_n_steps
+        self._epoch = 0
+        self._resume: Resume | None = None
+        self._loaded: dict[str, Any] | None = None
+        self._course: Course | None = None
         self._body = workers
         self._dispatch_option = dispatch
         self._errors = errors
@@ -128,12 +156,25 @@ class DataLoader(TorchDataLoader[T_co]):
         weakref.finalize(self, self._shelf.close)
         self._learned: Dispatch | None = None
         self._regulator: Regulator | None = None
+        group = None if isinstance(distributed, bool) else distributed
+        is_iterable = isinstance(dataset, IterableDataset)
+        self.rank, self.world_size = place(group) if distributed or is_iterable else (0, 1)
         lanes = _auto_workers() if num_workers == "auto" else num_workers
-        if shuffle and sampler is None and batch_sampler is None and isinstance(dataset, Source):
-            order = _order(dataset, batch_size, lanes, generator)
-            if order is not None:
-                sampler, shuffle = order, None
-                self._dispatch_option = "round_robin" if dispatch == "auto" else dispatch
+        draws_itself = sampler is None and batch_sampler is None and not is_iterable
+        if distributed and not draws_itself:
+            _refuse_to_share(dataset)
+        runs = None
+        if shuffle and draws_itself and isinstance(dataset, Source):
+            runs = _order(dataset, batch_size, lanes * self.world_size, generator)
+        if draws_itself and (distributed or (seed is not None and shuffle)):
+            block = (batch_size or 1) if runs is not None else 1
+            share = Share(rank=self.rank, world=self.world_size, block=block, uneven=uneven)
+            sampler = RankSampler(dataset, share, shuffle=bool(shuffle), seed=seed or 0, runs=runs)
+            shuffle = None
+        elif runs is not None:
+            sampler, shuffle = runs, None
+        if runs is not None and dispatch == "auto":
+            self._dispatch_option = "round_robin"
         super().__init__(
             dataset,
             batch_size,
@@ -158,18 +199,21 @@ class DataLoader(TorchDataLoader[T_co]):
                 "threads share one dataset object, and an IterableDataset cannot tell them apart to share out its "
                 "samples; use workers='process', or num_workers=1"
             )
+        self._order = order_for(self._index_sampler, snapshot_every=snapshot_every_n_steps or 1)
         if num_workers == "auto":
             make_auto(self)
         for observer in observers:
             observer(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _ring=None, _shelf=Shelf(), _learned=None, _counters=Counters(), _iterator=None)
+        self.__dict__.update(
+            state, _ring=None, _shelf=Shelf(), _learned=None, _counters=Counters(), _iterator=None, _course=None
+        )
         weakref.finalize(self, self._shelf.close)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process: rings, counters, a persistent iterator."""
-        own = ("_ring", "_shelf", "_learned", "_counters", "_iterator")
+        own = ("_ring", "_shelf", "_learned", "_counters", "_iterator", "_course")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def statistics(self) -> LoaderStatistics:
@@ -181,6 +225,54 @@ class DataLoader(TorchDataLoader[T_co]):
             start_method=start_method(self) if with_workers and self._body == "process" else "",
             workers=self.num_workers,
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loop is: which samples of this epoch have been handed out.
+
+        It is small, whatever the position, and of the pass that was begun last. Take it between two batches; a batch
+        that raised counts as not handed out until a later one is. Save one for each rank (or rank 0's only, for
+        map-style datasets with `in_order=True`, where all ranks take as many batches).
+
+        >>> import torch
+        >>> loader = DataLoader(torch.arange(6), batch_size=2, num_workers=2)
+        >>> batches = iter(loader)
+        >>> next(batches)
+        tensor([0, 1])
+        >>> state = loader.state_dict()
+        >>> other = DataLoader(torch.arange(6), batch_size=2)
+        >>> other.load_state_dict(state)
+        >>> list(other)
+        [tensor([2, 3]), tensor([4, 5])]
+        """
+        if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
+            raise StateError("legacy DataPipes have no state here; use an IterableDataset, or `penstock.open`")
+        return self._loaded if self._loaded is not None else state_of(self)
+
+    def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
+        """Have the next pass go on where a state was taken, with exactly the samples that were not handed out then.
+
+        The workers, their number, the body, the batch size and the number of ranks may be others. Nothing is made
+        again, but for iterable datasets that keep no state: those are run through, from the beginning.
+
+        Args:
+            state: what `state_dict` has returned; of all ranks, where one rank's does not say all. {} changes nothing.
+
+        Raises:
+            StateError: it is of another dataset or sampler, or of another format, or states of other ranks are needed.
+        """
+        states = list(state["ranks"] if isinstance(state, Mapping) and "ranks" in state else _listed(state))
+        if not states or not states[0]:
+            return
+        check(states, belonging(self.dataset, drawn_from(self._index_sampler)))
+        stream = self.dataset if isinstance(self.dataset, Stream) else None
+        order = order_for(self._index_sampler, snapshot_every=1) if self._dataset_kind == _DatasetKind.Map else None
+        self._resume = resume_of(states, order=order, rank=self.rank, world=self.world_size, stream=stream)
+        _say_what_it_costs(self._resume, self.dataset)
+        self._loaded = dict(states[0]) if len(states) == 1 else {"ranks": states}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass that of `epoch`; without it they count by themselves, from 0."""
+        self._epoch = epoch
 
     def _get_iterator(self) -> Any:
         if isinstance(self.dataset, (IterDataPipe, MapDataPipe)) or not hasattr(os, "register_at_fork"):
@@ -211,6 +303,35 @@ def make_auto(loader: DataLoader[Any]) -> None:
     fixed = loader.num_workers
     most = max(fixed, min(_MOST_WORKERS, usable_cores()))
     loader._regulator = Regulator(workers=min(2, fixed), most=most, fixed=fixed)
+
+
+def _listed(state: Any) -> Sequence[Any]:
+    return [state] if isinstance(state, Mapping) else state
+
+
+def _say_what_it_costs(resume: Resume, dataset: Any) -> None:
+    lost = [lane.since for lane in resume.lanes or () if lane.state is None and lane.since]
+    if lost:
+        samples = sum(batches * size for since in lost for batches, size in since)
+        warnings.warn(
+            f"{type(dataset).__qualname__} has no state_dict and load_state_dict, so that the first {samples} samples "
+            "of this epoch are made again, and thrown away, before its next batch",
+            stacklevel=3,
+        )
+
+
+def _refuse_to_share(dataset: Any) -> None:
+    if isinstance(dataset, IterableDataset):
+        if not isinstance(dataset, Stream):
+            raise OptionError(
+                "distributed=True cannot share out the samples of an iterable dataset: let it do so by its rank, or "
+                "use penstock.open(...).stream(), which does"
+            )
+        return
+    raise OptionError(
+        "distributed=True draws the order itself, and leaves no place for a sampler or batch_sampler; leave them out, "
+        "or have them share out their samples and leave out distributed=True"
+    )
 
 
 def _check(*, workers: str, dispatch: str, errors: Any, max_deaths: int, ring_bytes: int | None) -> None:

@@ -10,6 +10,7 @@ A host batch is kept until the event of its copy has passed; then its views die,
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from penstock.core.tree import map_leaves, tensors
 from penstock.device.base import Device, Event, Mould
 from penstock.feed.counters import Counters
 from penstock.feed.depth import DepthTrial
+from penstock.feed.stream_cursor import Used
 
 DEPTH = 2
 """Batches copied ahead of the one in use, at most: one overlaps with the step, another takes up what jitters."""
@@ -44,6 +46,7 @@ class _Arrival:
     moved: dict[int, torch.Tensor]
     """The destination of each of its tensors, by the tensor's id."""
     event: Event
+    receipt: Sequence[Used]
 
     @property
     def nbytes(self) -> int:
@@ -78,6 +81,7 @@ class Prefetcher:
         budget_nbytes: the most bytes of device memory that batches under way may take; one is always allowed.
         counters: counts copies, and those that were over before their batch was asked for.
         trial: says how many to copy ahead; `DEPTH` without one.
+        receipt_of: returns what the last batch of `source` stands for; `receipt` is then that of the one handed out.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class Prefetcher:
         budget_nbytes: int,
         counters: Counters,
         trial: DepthTrial | None = None,
+        receipt_of: Callable[[], Sequence[Used]] = tuple,
     ) -> None:
         self._source = source
         self._device = device
@@ -100,6 +105,8 @@ class Prefetcher:
         self._arriving, self._leaving = self.flight.arriving, self.flight.leaving
         self._error: Exception | None = None
         self._moulds: list[Mould] = []
+        self._receipt_of = receipt_of
+        self.receipt: Sequence[Used] = ()
         self._reserved: tuple[list[torch.Tensor], Event] | None = None
 
     def next_batch(self) -> Any:
@@ -141,6 +148,7 @@ class Prefetcher:
             self._raise_error()
             self._send(self._source.next_batch())
         arrival = self._arriving.popleft()
+        self.receipt = arrival.receipt
         self._counters.uploads += 1
         self._counters.uploads_hidden += arrival.event.query()
         self._device.hand_over(arrival.event)
@@ -192,7 +200,8 @@ class Prefetcher:
         memory, after = self._reserved if self._reserved is not None and fits else self._allocate(moulds)
         self._reserved, self._moulds = None, moulds
         event = self._device.upload(list(zip(memory, leaves, strict=True)), after)
-        self._arriving.append(_Arrival(host, dict(zip(map(id, leaves), memory, strict=True)), event))
+        moved = dict(zip(map(id, leaves), memory, strict=True))
+        self._arriving.append(_Arrival(host, moved, event, self._receipt_of()))
 
     def _arrived(self, leaf: Any, arrival: _Arrival) -> Any:
         """Return what the device has in place of a leaf of the host batch."""

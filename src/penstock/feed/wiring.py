@@ -16,7 +16,6 @@ from penstock.core.numa import cores_near, prefer_memory
 from penstock.feed.dispatch import Dispatch, Mode
 from penstock.feed.pinning import Pinning
 from penstock.feed.prefetch import Flight
-from penstock.feed.sources.stream import Stream
 from penstock.feed.transport.ring import Ring
 from penstock.feed.transport.slab import PrivateSlab, Slab, create, memfd_works
 from penstock.feed.workers.base import Pool
@@ -26,12 +25,6 @@ from penstock.feed.workers.thread import ThreadPool
 
 if TYPE_CHECKING:
     from penstock.feed.loader import DataLoader
-
-
-def begin_pass(loader: DataLoader[Any]) -> None:
-    """Tell a stream that its workers begin another pass over it."""
-    if isinstance(loader.dataset, Stream) and loader._body == "process":
-        loader.dataset.begin_pass()
 
 
 def job_of(loader: DataLoader[Any]) -> Job:
@@ -45,6 +38,7 @@ def job_of(loader: DataLoader[Any]) -> Job:
         drop_last=loader.drop_last,
         errors=loader._errors,
         keep_batch_size=loader._keep_batch_size,
+        seeded=loader.seed is not None and loader._body == "process",
     )
 
 
@@ -91,6 +85,8 @@ def _mode(loader: DataLoader[Any]) -> tuple[Mode, str]:
         return "demand", "threads share one dataset and one random state"
     if loader.num_workers == 1 and loader._regulator is None:
         return "round_robin", "there is one worker"
+    if loader.worker_init_fn is None and loader.seed is not None:
+        return "demand", "every sample has a seed of its own"
     if loader.worker_init_fn is not None:
         return "round_robin", "as torch assigns, because worker_init_fn may make workers differ"
     return "probing", "the first batch will show"

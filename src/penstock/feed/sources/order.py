@@ -101,14 +101,29 @@ class RunOrder(Sampler[int]):
             self._drawn = self._seed
         else:
             self._drawn = int(torch.empty((), dtype=torch.int64).random_(generator=self._generator).item())
-        rng = np.random.default_rng([self._drawn, self._epoch])
+        epoch = self._epoch
         self._epoch += 1
         self._position = start
-        for index in itertools.islice(self._pass(rng), start, None):
+        for index in itertools.islice(self.drawn(self._drawn, epoch), start, None):
             self._position += 1
             yield index
 
-    def _pass(self, rng: np.random.Generator) -> Iterator[int]:
+    def as_drawn(self) -> tuple[int, int]:
+        """Return the seed and the epoch of the current pass."""
+        return self._drawn, self._epoch - 1
+
+    @property
+    def purpose(self) -> dict[str, int]:
+        """The batches and the lanes that the order is made for."""
+        return {"batch_size": self._batch_size, "lanes": self._lanes, "window": self._window}
+
+    def made_for(self, purpose: dict[str, int]) -> RunOrder:
+        """Return an order of the same runs, made for other batches and lanes."""
+        return RunOrder(self._starts, generator=self._generator, **purpose)
+
+    def drawn(self, seed: int, epoch: int) -> Iterator[int]:
+        """Yield all indices in the order that a seed and an epoch make."""
+        rng = np.random.default_rng([seed & (2**64 - 1), epoch])
         runs = rng.permutation(len(self._starts) - 1)
         lanes = [self._lane(runs[lane :: self._lanes], rng.spawn(1)[0]) for lane in range(self._lanes)]
         turn = 0

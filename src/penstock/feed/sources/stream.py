@@ -12,7 +12,6 @@ A record that is broken is an error with its file, byte and key, or is left out 
 from __future__ import annotations
 
 import copy
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,11 +19,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
 from penstock.core.errors import OptionError, RecordError, SourceError
-from penstock.core.ranks import Ranks
+from penstock.distributed.place import place
 from penstock.feed.sources.sample import Errors, Sample, Schema, schema_of
 
 WINDOW = 1024
@@ -194,6 +192,25 @@ class Stream(IterableDataset[Any]):
             "pass": {"plan": asdict(current.plan), "place": asdict(current.place)},
         }
 
+    def begin_state(
+        self, *, epoch: int, base_seed: int, rank: int, ranks: int, worker: int, workers: int
+    ) -> dict[str, Any]:
+        """Return the state in which a worker of a rank begins a pass.
+
+        Args:
+            epoch: of the pass.
+            base_seed: of the loader's workers; a shuffled stream without a seed has its order from it.
+            rank: among `ranks`.
+            ranks: how many there are.
+            worker: among `workers`.
+            workers: how many each rank has.
+        """
+        is_drawn = self.way.shuffle and self.way.seed is None
+        seed = base_seed if is_drawn else self.way.seed or 0
+        plan = _Plan(seed=seed, epoch=epoch, rank=rank, ranks=ranks, worker=worker, workers=workers)
+        begins = {"plan": asdict(plan), "place": asdict(_Place())}
+        return {"version": _STATE, "of": self._name(), "epoch": epoch + 1, "pass": begins}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have the next pass go on where `state` was taken.
 
@@ -231,12 +248,7 @@ class Stream(IterableDataset[Any]):
         return _permuted(parts, plan.rng(1, plan.rank, plan.worker)) if way.shuffle else parts
 
     def _rank(self) -> tuple[int, int]:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.get_rank(), torch.distributed.get_world_size()
-        if self._ranks is not None:
-            return self._ranks
-        ranks = Ranks.of(os.environ, os.getppid())
-        return ranks.rank, ranks.world_size
+        return place() if self._ranks is None or get_worker_info() is None else self._ranks
 
     def _with(self, kind: str, function: Callable[[Any], Any]) -> Stream:
         other = self._again()

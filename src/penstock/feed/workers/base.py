@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from penstock.core.batch import BatchSpec
 from penstock.feed.transport.ring import Slot
 from penstock.feed.transport.slab import Slab
+from penstock.feed.workers.lanes import Lane
 from penstock.feed.workers.maker import Part
 
 
@@ -23,6 +24,12 @@ class Piece:
     part: Part | None = None
     worker: int | None = None
     """The worker it is meant for; None when any free one may take it."""
+    lane: int = 0
+    """Of an iterable dataset: the place, in the round of lanes, of the one that it is cut from."""
+    epoch_seed: int | None = None
+    """What the randomness of its samples depends on; see `sample_seed`."""
+    snapshot: bool = False
+    """Whether its lane's state is to be reported after it."""
     cancelled: bool = False
     into: Any = None
     """For whoever gives out pieces: where the result belongs."""
@@ -65,6 +72,8 @@ class Report:
     evidence: str = ""
     """What tells the workers apart, as far as this piece goes; see `witness`."""
     skipped: list[tuple[Any, str]] = field(default_factory=list)
+    state: Any = None
+    """The state of its lane after it, where one was asked for and the dataset has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +105,8 @@ class Pool(Protocol):
     processes: list[Any]
     """Worker processes (`multiprocessing.Process`), by worker number; none for threads."""
 
-    def start(self) -> None:
-        """Start the workers."""
+    def start(self, lanes: Sequence[Lane]) -> None:
+        """Start the workers. Of an iterable dataset's lanes, the i-th runs on worker i modulo `size`."""
         ...
 
     def resize(self, workers: int) -> bool:
@@ -127,8 +136,8 @@ class Pool(Protocol):
         """Wait until something happens, at most `timeout_s` seconds, and return all that has happened."""
         ...
 
-    def replace(self, worker: int, replay_sizes: tuple[int, ...] = ()) -> None:
-        """Start a successor for a dead worker; of an iterable dataset it first makes batches of these sizes again."""
+    def replace(self, worker: int, lanes: Sequence[Lane]) -> None:
+        """Start a successor for a dead worker, with its share of the lanes as they are now."""
         ...
 
     def piece(self, worker: int) -> tuple[Piece | None, int]:
@@ -139,8 +148,8 @@ class Pool(Protocol):
         """Put a worker's random state back to where it was before its first piece."""
         ...
 
-    def cancel(self) -> list[Piece]:
-        """Abandon all pieces and begin a new epoch; return those that no worker had taken."""
+    def cancel(self, lanes: Sequence[Lane]) -> list[Piece]:
+        """Abandon all pieces and begin a new epoch with these lanes; return the pieces that no worker had taken."""
         ...
 
     def close(self) -> None:

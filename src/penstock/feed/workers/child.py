@@ -17,7 +17,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.reduction import DupFd
 from typing import Any
 
@@ -33,6 +33,7 @@ from penstock.feed.transport import channel, codec
 from penstock.feed.transport.control import IDLE, Control
 from penstock.feed.transport.room import NoRoomError, Room
 from penstock.feed.transport.slab import Handle, MemfdSlab, NamedSlab, attach, create
+from penstock.feed.workers.lanes import Lane, Lanes
 from penstock.feed.workers.maker import BatchMaker, Job, Made, NothingLeftError, Part
 from penstock.feed.workers.payload import Payload
 from penstock.feed.workers.witness import Witness, install_info
@@ -40,8 +41,9 @@ from penstock.feed.workers.witness import Witness, install_info
 _ORPHAN_GRACE_S = 5.0
 """How long a worker whose training process is gone may take to finish a sample before it ends anyway."""
 
-WORK = struct.Struct("<QQBqqqqqq")
-"""Head of a piece of work: seq, epoch, has slot, slab, offset, nbytes, start, stop, total (-1: whole batch)."""
+WORK = struct.Struct("<QQBqqqqqqIQB")
+"""Head of a piece of work: seq, epoch, has slot, slab, offset, nbytes, start, stop, total (-1: whole batch), lane,
+epoch's seed, whether the lane's state is wanted."""
 
 RESULT = struct.Struct("<QIBQQQQQI")
 """Head of a result: seq, worker, outcome, samples, batch bytes, fetch ns, collate ns, began ns, pid."""
@@ -64,8 +66,8 @@ class ChildOptions:
     """Whether to look out for samples that can tell their worker; see `witness`."""
     cores: frozenset[int] | None = None
     """Where to run, or None for anywhere."""
-    replay_sizes: tuple[int, ...] = ()
-    """Sizes of the batches of an iterable dataset that this worker's dead predecessor has delivered already."""
+    lanes: dict[int, Lane] = field(default_factory=dict)
+    """Its shares of an iterable dataset, by their places in the round."""
     epoch: int | None = None
     """The pass of a stream in which the predecessor died; the payload may be of an earlier one."""
 
@@ -146,7 +148,7 @@ class _Worker:
         self._cells = self._control.cells
         self._claim_cell = 1 + 2 * options.worker
         self._slabs: dict[int, tuple[MemfdSlab | NamedSlab, np.ndarray]] = {}
-        self._maker: BatchMaker | None = None
+        self._lanes: Lanes | None = None
         self._broken: ExceptionWrapper | None = None
         self._witness: Witness | None = None
         self._first_states: Any = None
@@ -162,30 +164,39 @@ class _Worker:
         if options.cores is not None:
             with contextlib.suppress(OSError):  # cores may have been taken away meanwhile; anywhere, then
                 os.sched_setaffinity(0, options.cores)
-        seed = options.base_seed + options.worker
-        random.seed(seed)
-        _seed_torch(seed)
-        np.random.seed(_generate_state(options.base_seed, options.worker))
+        own = Lane(number=options.worker, of=options.workers)
+        self._seed(own)
         stack_in_slots()
         try:
             job: Job = payload.open()
             if options.epoch is not None:
                 job.dataset.set_epoch(options.epoch)
-            info: Any = WorkerInfo(id=options.worker, num_workers=options.workers, seed=seed, dataset=job.dataset)
             if options.watch:
                 self._witness = Witness()
-                info = self._witness.watched(info)
-            install_info(info)
+            self._tell(own, job)
             if options.init_fn is not None:
                 options.init_fn(options.worker)
-            self._maker = BatchMaker(job)
-            for size in options.replay_sizes:
-                self._maker.make(range(size), None)
+            self._lanes = Lanes(job, options.lanes, self._tell, seed=self._seed, own=options.worker)
         except Exception:
             self._broken = self._wrap_exception()
         if self._witness is not None:
             self._first_states = self._witness.remember()
             self._witness.evidence()
+
+    def _seed(self, lane: Lane) -> None:
+        seed = self._options.base_seed + lane.number
+        random.seed(seed)
+        _seed_torch(seed)
+        np.random.seed(_generate_state(self._options.base_seed, lane.number))
+
+    def _tell(self, lane: Lane, job: Job) -> None:
+        """Have `get_worker_info()` return which worker this is; for a lane, the one whose stream it is."""
+        if not lane.of:
+            install_info(None)
+            return
+        seed = self._options.base_seed + lane.number
+        info: Any = WorkerInfo(id=lane.number, num_workers=lane.of, seed=seed, dataset=job.dataset)
+        install_info(info if self._witness is None else self._witness.watched(info))
 
     def run(self) -> None:
         """Take pieces until the inbox closes, or this worker is told that it is one too many."""
@@ -223,17 +234,17 @@ class _Worker:
             del memory
             slab.close()
         elif kind == b"E":
-            self._begin_epoch()
+            self._begin_epoch(pickle.loads(memoryview(body)[1:]))
         elif kind == b"Q":
             self._is_retired = True
         elif kind == b"R" and self._witness is not None:
             self._witness.rewind(self._first_states)
 
-    def _begin_epoch(self) -> None:
-        if self._maker is None:
+    def _begin_epoch(self, lanes: dict[int, Lane]) -> None:
+        if self._lanes is None:
             return
         try:
-            self._maker.restart()
+            self._lanes.begin(lanes)
         except Exception:
             self._broken = self._wrap_exception()
 
@@ -251,7 +262,8 @@ class _Worker:
     # ── one piece ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _work(self, message: memoryview) -> None:
-        seq, epoch, has_slot, slab, offset, nbytes, start, stop, total = WORK.unpack_from(message)
+        head = WORK.unpack_from(message)
+        seq, epoch, has_slot, slab, offset, nbytes, start, stop, total, lane, epoch_seed, snapshot = head
         cells = self._cells
         row_cell = self._claim_cell + 1
         cells[row_cell] = 0
@@ -263,7 +275,8 @@ class _Worker:
             broken, self._broken = self._broken, None
             self._send_failure(seq, broken)
             return
-        if self._maker is None:
+        maker = self._lanes.maker(lane) if self._lanes is not None else None
+        if maker is None:
             self._send(seq, ENDED)
             return
 
@@ -278,7 +291,7 @@ class _Worker:
         part = Part(start, stop, total) if total >= 0 else None
         try:
             indices = pickle.loads(message[WORK.size :])
-            self._make(seq, indices, Room(memory), tick, part)
+            self._make(maker, seq, indices, Room(memory), tick, part, epoch_seed, snapshot)
         except _CancelledError:
             self._send(seq, CANCELLED)
         except channel.Closed:
@@ -288,8 +301,17 @@ class _Worker:
         except Exception:
             self._send_failure(seq, self._wrap_exception())
 
-    def _make(self, seq: int, indices: Any, room: Room, tick: Callable[[int], None], part: Part | None) -> None:
-        assert self._maker is not None
+    def _make(
+        self,
+        maker: BatchMaker,
+        seq: int,
+        indices: Any,
+        room: Room,
+        tick: Callable[[int], None],
+        part: Part | None,
+        epoch_seed: int,
+        snapshot: bool,
+    ) -> None:
         segments: list[MemfdSlab | NamedSlab] = []
 
         def enlarge(needed: int) -> Room:
@@ -299,7 +321,9 @@ class _Worker:
 
         set_current_room(room)
         try:
-            made = self._maker.make(indices, room, tick=tick, part=part, enlarge=enlarge)
+            made = maker.make(indices, room, epoch_seed=epoch_seed, tick=tick, part=part, enlarge=enlarge)
+            if snapshot and not made.ended:
+                made.state = _pickled_state(maker)
             if made.ended:
                 self._send(seq, ENDED, made=made)
             elif part is not None:
@@ -332,8 +356,9 @@ class _Worker:
         evidence = self._witness.evidence() if self._witness is not None else ""
         handle = oversize.give_away() if oversize is not None else None
         extra = b""
-        if evidence or made.skipped or made.needed or handle is not None:
-            extra = pickle.dumps((evidence, made.skipped, made.needed, handle and (handle.nbytes, handle.name)))
+        if evidence or made.skipped or made.needed or made.state or handle is not None:
+            segment = handle and (handle.nbytes, handle.name)
+            extra = pickle.dumps((evidence, made.skipped, made.needed, segment, made.state))
         used = made.room.used if made.room is not None else 0
         times = (made.fetch_ns, made.collate_ns, made.began_ns, self._pid)
         head = RESULT.pack(seq, self._options.worker, outcome, made.samples, used, *times)
@@ -351,6 +376,15 @@ class _Worker:
         except Exception:  # an exception type made in a function, say: keep its name and text
             wrapper.exc_type = UnpicklableError if issubclass(wrapper.exc_type, UnpicklableError) else RuntimeError
         return wrapper
+
+
+def _pickled_state(maker: BatchMaker) -> bytes:
+    """Return where the maker's lane is; nothing where it cannot tell, or not in a form that travels."""
+    try:
+        state = maker.snapshot()
+        return b"" if state is None else pickle.dumps(state)
+    except Exception:  # the batches since the last state are then made again
+        return b""
 
 
 def parse_result(body: bytes) -> tuple[tuple[int, ...], tuple[Any, ...] | None, memoryview]:

@@ -7,6 +7,7 @@ What it does to a dataset is what torch's fetchers do: `__getitems__` when there
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,12 +19,18 @@ from torch.utils.data import default_collate
 from penstock.core.batch import BatchSpec, ColumnSpec
 from penstock.feed.collate import BatchWriter, collate_samples, room_needed
 from penstock.feed.transport.room import NoRoomError, Room
+from penstock.feed.workers.sample_seed import making, seed_states, states_kept
 
 Tick = Callable[[int], None]
 """Called with the row before each sample is made; may raise to abandon the batch."""
 
 Enlarge = Callable[[int], Room]
 """Called with the bytes that a batch needs, when its room is too small; returns one of that size."""
+
+
+def is_stateful(thing: Any) -> bool:
+    """Return whether something keeps a state that can be taken and put back."""
+    return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
 
 
 class Skip:
@@ -52,6 +59,8 @@ class Job:
     drop_last: bool
     errors: ErrorPolicy = "raise"
     keep_batch_size: bool = False
+    seeded: bool = False
+    """Whether each sample is made with random states of its own seed; see `sample_seed`."""
 
     @property
     def rows_can_be_split(self) -> bool:
@@ -87,6 +96,8 @@ class Made:
     ended: bool = False
     """The iterable dataset is exhausted, and this piece got nothing."""
     skipped: list[tuple[Any, str]] = field(default_factory=list)
+    state: bytes = b""
+    """The state of its lane after it, pickled."""
     began_ns: int = 0
     fetch_ns: int = 0
     collate_ns: int = 0
@@ -103,29 +114,54 @@ class NothingLeftError(Exception):
 class BatchMaker:
     """Makes one piece of work after another, from one dataset."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, job: Job, *, in_training_process: bool = False) -> None:
+        self.job = self._job = job
+        self._keeps_states = in_training_process and job.seeded
         self._getitems = getattr(job.dataset, "__getitems__", None)
         self._by_rows = job.auto_collation and job.collate_fn is default_collate
         self._collate_into = getattr(job.collate_fn, "collate_into", None)
+        self.epoch_seed: int | None = None
+        self.current: tuple[Any] = (None,)
+        """The index of the sample that is being made; another tuple for each. See `sample_seed`."""
         self._stream: Iterator[Any] = iter(())
         self._ended = False
+        self._lane = ""
         self._position = 0
-        if job.iterable:
-            self.restart()
 
-    def restart(self) -> None:
-        """Begin a new epoch (iterable datasets: a new iterator)."""
-        if self._job.iterable:
-            self._stream = iter(self._job.dataset)
-            self._ended = False
-            self._position = 0
+    def restart(self, lane: str, state: Any = None) -> None:
+        """Begin a new epoch of an iterable dataset: a new iterator, which goes on where `snapshot` was taken."""
+        dataset_state, iterator_state, self._position = state or (None, None, 0)
+        if dataset_state is not None:
+            self._job.dataset.load_state_dict(dataset_state)
+        self._stream = iter(self._job.dataset)
+        if iterator_state is not None:
+            self._stream.load_state_dict(iterator_state)  # type: ignore[attr-defined]
+        self._ended = False
+        self._lane = lane
+
+    def snapshot(self) -> Any:
+        """Return where the iterable dataset is, if it (or its iterator) can tell; else None.
+
+        First the dataset's state, then the iterator's, as torchdata's StatefulDataLoader asks for them.
+        """
+        dataset, stream = self._job.dataset, self._stream
+        dataset_state = dataset.state_dict() if is_stateful(dataset) and stream is not dataset else None
+        iterator_state = stream.state_dict() if is_stateful(stream) else None  # type: ignore[attr-defined]
+        if dataset_state is None and iterator_state is None:
+            return None
+        return dataset_state, iterator_state, self._position
+
+    def pass_over(self, count: int) -> None:
+        """Have the iterable dataset make a batch that nobody needs; what fails in it had failed before, too."""
+        with contextlib.suppress(Exception):
+            self._fetch_next(count, Made(), None)
 
     def make(
         self,
         indices: Any,
         room: Room | None,
         *,
+        epoch_seed: int | None = None,
         tick: Tick | None = None,
         part: Part | None = None,
         enlarge: Enlarge | None = None,
@@ -137,6 +173,16 @@ class BatchMaker:
         Raises:
             NothingLeftError: every sample was skipped.
         """
+        self.epoch_seed = epoch_seed
+        if not self._keeps_states:
+            with making(self):
+                return self._make(indices, room, tick, part, enlarge)
+        with states_kept(), making(self):
+            return self._make(indices, room, tick, part, enlarge)
+
+    def _make(
+        self, indices: Any, room: Room | None, tick: Tick | None, part: Part | None, enlarge: Enlarge | None
+    ) -> Made:
         began = time.perf_counter_ns()
         made = Made(room=room, began_ns=began)
         if not self._job.auto_collation:
@@ -169,6 +215,7 @@ class BatchMaker:
         if tick is not None:
             tick(0)
         began = time.perf_counter_ns()
+        self._begin_sample(f"batch of {indices[0]}" if indices else None)
         try:
             samples = self._job.dataset.__getitems__(indices)
         except Exception:
@@ -272,6 +319,7 @@ class BatchMaker:
         if len(samples) < wanted and self._job.keep_batch_size and not self._ended:
             samples = list(itertools.islice(itertools.cycle(samples), wanted))
         made.samples = len(samples)
+        self._begin_sample(f"collate after {self.current[0]}")
         if self._by_rows:
             made.batch = collate_samples(samples, made.room)
         elif self._collate_into is not None and made.room is not None and enlarge is not None:
@@ -287,12 +335,16 @@ class BatchMaker:
 
     def _fetch(self, indices: Sequence[Any], made: Made, tick: Tick | None, first_row: int = 0) -> list[Any]:
         dataset = self._job.dataset
-        if tick is None and self._job.errors == "raise":
-            return [dataset[index] for index in indices]
         samples = []
+        if tick is None and self._job.errors == "raise" and not self._job.seeded:
+            for index in indices:
+                self.current = (index,)
+                samples.append(dataset[index])
+            return samples
         for row, index in enumerate(indices, first_row):
             if tick is not None:
                 tick(row)
+            self._begin_sample(index)
             try:
                 samples.append(dataset[index])
             except Exception as error:
@@ -308,6 +360,7 @@ class BatchMaker:
         while len(samples) < count:
             if tick is not None:
                 tick(len(samples))
+            self._begin_sample(f"{self._lane}/{self._position}")
             try:
                 samples.append(next(self._stream))
             except StopIteration:
@@ -318,6 +371,11 @@ class BatchMaker:
                 self._judge(error, self._position, samples, made)
             self._position += 1
         return samples
+
+    def _begin_sample(self, index: Any) -> None:
+        self.current = (index,)
+        if self._job.seeded:
+            seed_states()
 
     def _judge(self, error: Exception, index: Any, samples: list[Any], made: Made) -> None:
         """Apply the error policy to a sample that raised: raise, leave out, or replace."""

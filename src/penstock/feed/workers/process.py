@@ -15,7 +15,7 @@ import signal
 import struct
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -29,6 +29,7 @@ from penstock.feed.transport.slab import Handle, Slab, attach
 from penstock.feed.workers import child
 from penstock.feed.workers.base import Death, Piece, Report
 from penstock.feed.workers.child import ChildEnds, ChildOptions, Descriptor
+from penstock.feed.workers.lanes import Lane
 from penstock.feed.workers.maker import Job
 from penstock.feed.workers.payload import Payload
 
@@ -87,7 +88,7 @@ class ProcessPool:
 
     # ── starting ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def start(self) -> None:
+    def start(self, lanes: Sequence[Lane]) -> None:
         """Start all workers.
 
         Raises:
@@ -98,14 +99,18 @@ class ProcessPool:
             # So that the server imports torch once, not every worker. No effect on a server that runs already.
             self._context.set_forkserver_preload(["__main__", child.__name__])
         for worker in range(self.size):
-            self.processes.append(self._spawn(worker, self._options))
+            options = replace(self._options, lanes=self._share(lanes, worker))
+            self.processes.append(self._spawn(worker, options))
 
-    def replace(self, worker: int, replay_sizes: tuple[int, ...] = ()) -> None:
+    def _share(self, lanes: Sequence[Lane], worker: int) -> dict[int, Lane]:
+        return {place: lane for place, lane in enumerate(lanes) if place % self.size == worker}
+
+    def replace(self, worker: int, lanes: Sequence[Lane]) -> None:
         """Start a successor for a dead worker."""
         self._control.forget(worker)
         dataset = self._job.dataset
         epoch = dataset.epoch if isinstance(dataset, Stream) else None
-        options = replace(self._options, replay_sizes=replay_sizes, epoch=epoch)
+        options = replace(self._options, lanes=self._share(lanes, worker), epoch=epoch)
         self.processes[worker] = self._spawn(worker, options)
 
     def resize(self, workers: int) -> bool:
@@ -190,6 +195,9 @@ class ProcessPool:
             slot is not None,
             *((slot.slab, slot.offset, slot.nbytes) if slot is not None else (0, 0, 0)),
             *((part.start, part.stop, part.total) if part is not None else (0, 0, -1)),
+            piece.lane,
+            piece.epoch_seed or 0,
+            piece.snapshot,
         )
         body = head + pickle.dumps(piece.indices, 5)
         self._outstanding[piece.seq] = piece
@@ -305,8 +313,8 @@ class ProcessPool:
             bodies.append(message[0])
         self._waiting.extendleft(reversed(bodies))
 
-    def cancel(self) -> list[Piece]:
-        """Abandon all pieces and begin a new epoch; return those that no worker had taken."""
+    def cancel(self, lanes: Sequence[Lane]) -> list[Piece]:
+        """Abandon all pieces and begin a new epoch with these lanes; return the pieces that no worker had taken."""
         self._control.cells[0] += 1
         with self._control.lock():
             self._reclaim()
@@ -315,7 +323,7 @@ class ProcessPool:
         for piece in self._outstanding.values():
             piece.cancelled = True
         for worker in range(self.size):
-            self._post(worker, b"E", None)
+            self._post(worker, b"E" + pickle.dumps(self._share(lanes, worker)), None)
         return untaken
 
     # ── ending ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -359,7 +367,8 @@ def _parse(body: bytes, fds: list[int]) -> Report:
     report = Report(seq, worker, samples=samples, nbytes=nbytes, pid=pid, began_ns=began_ns)
     report.fetch_ns, report.collate_ns = fetch_ns, collate_ns
     if extra is not None:
-        report.evidence, report.skipped, report.needed, segment = extra
+        report.evidence, report.skipped, report.needed, segment, state = extra
+        report.state = pickle.loads(state) if state else None
         if segment is not None:
             handle = Handle(segment[0], fds[0] if fds else None, segment[1])
             report.oversize = attach(handle, own=True)

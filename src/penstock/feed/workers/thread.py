@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from penstock.feed.transport import codec
 from penstock.feed.transport.room import NoRoomError, Room
 from penstock.feed.transport.slab import PAGE, PrivateSlab, Slab
 from penstock.feed.workers.base import Death, Piece, Report
-from penstock.feed.workers.maker import BatchMaker, Job, NothingLeftError
+from penstock.feed.workers.lanes import Lane, Lanes
+from penstock.feed.workers.maker import Job, NothingLeftError
 
 
 class _CancelledError(Exception):
@@ -35,11 +37,14 @@ class ThreadPool:
         self._work: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Report] = queue.SimpleQueue()
         self._outstanding: dict[int, Piece] = {}
+        self._epoch: tuple[int, dict[int, Lane]] = (0, {})
+        """Counts epochs, with the lanes of each; threads look at it before each piece."""
         self._threads: list[threading.Thread] = []
         self._closed = False
 
-    def start(self) -> None:
-        """Start the threads."""
+    def start(self, lanes: Sequence[Lane]) -> None:
+        """Start the threads; lanes are those of one thread."""
+        self._epoch = 0, dict(enumerate(lanes))
         for _ in range(self.size):
             self._start_one()
 
@@ -78,7 +83,7 @@ class ThreadPool:
     def rewind(self, worker: int) -> None:
         """Do nothing: threads have no random state of their own."""
 
-    def replace(self, worker: int, replay_sizes: tuple[int, ...] = ()) -> None:
+    def replace(self, worker: int, lanes: Sequence[Lane]) -> None:
         """Do nothing: a thread does not die alone."""
 
     def piece(self, worker: int) -> tuple[Piece | None, int]:
@@ -98,8 +103,9 @@ class ThreadPool:
             report.piece = self._outstanding.pop(report.seq)
         return [*reports]
 
-    def cancel(self) -> list[Piece]:
-        """Abandon all pieces; return those that no thread had taken."""
+    def cancel(self, lanes: Sequence[Lane] = ()) -> list[Piece]:
+        """Abandon all pieces and begin a new epoch; return the pieces that no thread had taken."""
+        self._epoch = self._epoch[0] + 1, dict(enumerate(lanes))
         untaken = []
         going = 0
         for piece in self._outstanding.values():
@@ -129,12 +135,15 @@ class ThreadPool:
             thread.join()
 
     def _run(self, worker: int) -> None:
-        maker: BatchMaker | None = None
+        lanes: Lanes | None = None
+        begun = -1
         while (piece := self._work.get()) is not None:
             report = Report(piece.seq, worker)
             try:
-                maker = maker or BatchMaker(self._job)
-                self._make(maker, piece, report)
+                if begun != self._epoch[0]:
+                    begun, shares = self._epoch
+                    lanes = self._begun(lanes, shares)
+                self._make(lanes, piece, report)
             except _CancelledError:
                 report.cancelled = True
             except NothingLeftError as nothing:
@@ -145,7 +154,18 @@ class ThreadPool:
             self._done.put(report)
             del piece, report
 
-    def _make(self, maker: BatchMaker, piece: Piece, report: Report) -> None:
+    def _begun(self, lanes: Lanes | None, shares: dict[int, Lane]) -> Lanes:
+        if lanes is None:
+            return Lanes(self._job, shares, lambda lane, job: None)
+        lanes.begin(shares)
+        return lanes
+
+    def _make(self, lanes: Lanes | None, piece: Piece, report: Report) -> None:
+        maker = lanes.maker(piece.lane) if lanes is not None else None
+        if maker is None:
+            report.ended = True
+            return
+
         def tick(_: int) -> None:
             if piece.cancelled:
                 raise _CancelledError
@@ -155,7 +175,11 @@ class ThreadPool:
             return Room(np.frombuffer(report.oversize.memory, np.uint8))
 
         memory = np.frombuffer(piece.slot.memory, np.uint8) if piece.slot is not None else np.empty(0, np.uint8)
-        made = maker.make(piece.indices, Room(memory), tick=tick, part=piece.part, enlarge=enlarge)
+        made = maker.make(
+            piece.indices, Room(memory), epoch_seed=piece.epoch_seed, tick=tick, part=piece.part, enlarge=enlarge
+        )
+        if piece.snapshot and not made.ended:
+            report.state = maker.snapshot()
         report.samples, report.skipped, report.ended = made.samples, made.skipped, made.ended
         report.needed = made.needed
         report.fetch_ns, report.collate_ns, report.began_ns = made.fetch_ns, made.collate_ns, made.began_ns

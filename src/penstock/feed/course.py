@@ -1,0 +1,140 @@
+"""The course of one pass: which batches it has, from where, with what randomness, and how far it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data.dataloader import _DatasetKind
+
+from penstock.feed.cursor import BatchCursor
+from penstock.feed.orders import RankSampler, drawn_from
+from penstock.feed.sources.stream import Stream
+from penstock.feed.state import VERSION, Resume, belonging
+from penstock.feed.stream_cursor import StreamCursor, Used
+from penstock.feed.workers.lanes import Lane
+from penstock.feed.workers.sample_seed import mixed
+
+if TYPE_CHECKING:
+    from penstock.feed.loader import DataLoader
+
+
+@dataclass(kw_only=True)
+class Course:
+    """One pass of a loader."""
+
+    epoch: int
+    indices: Iterator[Any]
+    base_seed: int
+    """Of the workers' random states, as torch draws it."""
+    epoch_seed: int
+    """What the randomness of samples depends on."""
+    lanes: Sequence[Lane]
+    cursor: BatchCursor | StreamCursor
+    rank: int
+    world: int
+    stream_epoch: int | None
+    """The epoch that a stream was told."""
+    finished: bool = False
+
+    def used(self, receipt: Sequence[Used]) -> None:
+        """Take note of what has been handed out."""
+        if isinstance(self.cursor, BatchCursor):
+            self.cursor.used([used.number for used in receipt])
+        else:
+            self.cursor.used(receipt)
+
+    def look_at(self, snapshot: Callable[[int], Any]) -> None:
+        """Have the lanes' states looked up when they are asked for: no batch is made ahead."""
+        if isinstance(self.cursor, StreamCursor):
+            self.cursor.look = snapshot
+
+    def told(self) -> dict[str, Any]:
+        """Return how far it has come, in plain words."""
+        where = {"indices": self.cursor.taken().as_dict()} if isinstance(self.cursor, BatchCursor) else self._lanes()
+        return {"epoch": self.epoch, "finished": self.finished, "rank": self.rank, "world": self.world, **where}
+
+    def _lanes(self) -> dict[str, Any]:
+        assert isinstance(self.cursor, StreamCursor)
+        return {"lanes": self.cursor.taken(), "stream_epoch": self.stream_epoch}
+
+
+def begin_course(loader: DataLoader[Any], base_seed: int | None = None) -> Course:
+    """Begin a pass of `loader`: from its beginning, or from where a state was taken.
+
+    Args:
+        loader: whose pass.
+        base_seed: of workers that are there already.
+    """
+    resume, loader._resume = loader._resume, None
+    loader._loaded = None
+    epoch = loader._epoch if resume is None else resume.epoch
+    loader._epoch = epoch + 1
+    if resume is not None and resume.generator is not None and loader.generator is not None:
+        loader.generator.set_state(resume.generator)
+    is_iterable = loader._dataset_kind == _DatasetKind.Iterable
+    if resume is not None and resume.in_the_middle:
+        base_seed, epoch_seed = resume.base_seed, resume.seed
+        indices = iter(loader._index_sampler) if is_iterable else _cursor(loader, resume)
+    else:
+        if isinstance(loader.sampler, RankSampler):
+            loader.sampler.begin(epoch)
+        indices = iter(loader._index_sampler) if is_iterable else _cursor(loader, None)
+        if base_seed is None:
+            # Drawn also when nothing uses it: the generator must be where torch's loader would have left it.
+            base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
+        epoch_seed = mixed(base_seed if loader.seed is None else loader.seed, epoch)
+    stream_epoch = _begin_stream(loader, resume)
+    lanes = _lanes(loader, resume, loader.rank) if is_iterable else ()
+    cursor = indices if isinstance(indices, BatchCursor) else StreamCursor(lanes, loader.batch_size or 1)
+    return Course(
+        epoch=epoch,
+        indices=indices,
+        base_seed=base_seed,
+        epoch_seed=epoch_seed,
+        lanes=lanes,
+        cursor=cursor,
+        rank=loader.rank,
+        world=loader.world_size,
+        stream_epoch=stream_epoch,
+    )
+
+
+def state_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the state of a loader; see `state`."""
+    course = loader._course
+    before = {"epoch": loader._epoch, "finished": False, "rank": loader.rank, "world": loader.world_size}
+    return {
+        "version": VERSION,
+        "of": belonging(loader.dataset, drawn_from(loader._index_sampler)),
+        "seed": course.epoch_seed if course is not None else 0,
+        "base_seed": course.base_seed if course is not None else 0,
+        "generator": loader.generator.get_state() if loader.generator is not None else None,
+        **(course.told() if course is not None else before),
+    }
+
+
+def _cursor(loader: DataLoader[Any], resume: Resume | None) -> BatchCursor:
+    begun = resume.begun if resume is not None else None
+    return BatchCursor(loader._index_sampler, loader._order, begun=begun, in_order=loader.in_order)
+
+
+def _lanes(loader: DataLoader[Any], resume: Resume | None, rank: int) -> tuple[Lane, ...]:
+    if resume is not None and resume.lanes is not None:
+        return resume.lanes
+    workers = loader.num_workers
+    return tuple(Lane(number=number, of=workers, rank=rank) for number in range(max(1, workers)))
+
+
+def _begin_stream(loader: DataLoader[Any], resume: Resume | None) -> int | None:
+    """Return the epoch that a stream is at, which counts on where it goes on; None for other datasets."""
+    stream = loader.dataset
+    if not isinstance(stream, Stream):
+        return None
+    if resume is not None and resume.stream_epoch is not None:
+        stream.set_epoch(resume.stream_epoch)
+    if loader.num_workers > 0 and loader._body == "process":
+        stream.begin_pass()
+    return stream.epoch

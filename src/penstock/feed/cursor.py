@@ -1,0 +1,234 @@
+"""The cursor: the batches of indices of one epoch, and which of them have been handed out.
+
+Batches are drawn ahead of the loop, and may be handed out in another order. What has not been handed out is known by
+number, so that the state does not grow: where this pass began, how many indices have been taken, and those among them
+that are still under way.
+
+    order of all ranks     ├── handed out by earlier passes ──┼─ taken ──┬┄ drawn ahead ┄┬┄┄┄┄┄┄┄┄┄┄┄┄┄┤
+    this rank's part       every world-th of what was left    └ without what is still under way
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import StateError
+from penstock.feed.orders import How, Order, Share, plain_batches
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Begun:
+    """Where a pass over an epoch begins: with some indices that were left over, and then from a position on."""
+
+    position: int = 0
+    first: list[Any] = field(default_factory=list)
+    how: How | None = None
+    """How the order was drawn; None when it is still to be drawn."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Taken:
+    """What one rank has taken of a pass."""
+
+    begun: Begun
+    rank: int
+    world: int
+    block: int
+    uneven: Any
+    taken: int
+    """Indices that were handed out, and those before them."""
+    pending: list[Any]
+    """Indices among them that were not handed out."""
+    in_order: bool
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> Taken:
+        """Return what `as_dict` has returned as a dict."""
+        return cls(**{**state, "begun": Begun(**state["begun"])})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it in plain words: what a checkpoint holds."""
+        begun = {"position": self.begun.position, "first": self.begun.first, "how": self.begun.how}
+        names = ("rank", "world", "block", "uneven", "taken", "pending", "in_order")
+        return {"begun": begun, **{name: getattr(self, name) for name in names}}
+
+    @property
+    def share(self) -> Share:
+        """Whose part of the order it was."""
+        return Share(rank=self.rank, world=self.world, block=self.block, uneven=self.uneven)
+
+
+class BatchCursor(Iterator[Any]):
+    """Yields the batches of indices of one pass, and says where the pass is.
+
+    Args:
+        sampler: of batches (or of single indices where nothing is batched).
+        order: of what the sampler draws from; see `orders`.
+        begun: where the pass begins; at the beginning of an epoch without it.
+        in_order: whether batches are handed out in their order.
+
+    >>> from torch.utils.data import BatchSampler, SequentialSampler
+    >>> from penstock.feed.orders import order_for
+    >>> sampler = BatchSampler(SequentialSampler(range(5)), 2, False)
+    >>> cursor = BatchCursor(sampler, order_for(sampler, snapshot_every=1))
+    >>> next(cursor), next(cursor)
+    ([0, 1], [2, 3])
+    >>> cursor.used([0])
+    >>> list(BatchCursor(sampler, order_for(sampler, snapshot_every=1), begun=going_on([cursor.taken()], None)))
+    [[2, 3], [4]]
+    """
+
+    def __init__(self, sampler: Any, order: Order, *, begun: Begun | None = None, in_order: bool = True) -> None:
+        self._order = order
+        self._begun = begun or Begun()
+        self._in_order = in_order
+        self._cut = plain_batches(sampler)
+        self._makes_batches = self._cut is not None
+        self._out: dict[int, Any] = {}
+        """Batches that were drawn and not handed out, by number."""
+        self._number = 0
+        self._drawn = 0
+        self._used = 0
+        self._batches = self._fresh(sampler) if self._begun.how is None else self._resumed(self._begun.how)
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        self._out[self._number] = batch
+        self._number += 1
+        self._drawn += self._count(batch)
+        self._order.drawn(self._place(self._drawn))
+        return batch
+
+    def used(self, numbers: Iterable[int]) -> None:
+        """Take note that batches with these numbers have been handed out (or had nothing to hand out)."""
+        for number in numbers:
+            self._out.pop(number, None)
+            self._used = max(self._used, number + 1)
+
+    @property
+    def has_drawn(self) -> bool:
+        """Whether the order of this epoch exists."""
+        return self._begun.how is not None or self._drawn > 0
+
+    def taken(self) -> Taken:
+        """Return what has been taken until now."""
+        ahead = sum(self._count(batch) for number, batch in self._out.items() if number >= self._used)
+        pending = [batch for number, batch in sorted(self._out.items()) if number < self._used]
+        taken = self._drawn - ahead
+        begun, share = self._begun, self._order.share
+        if self.has_drawn and (begun.how is None or "at" in begun.how):
+            begun = replace(begun, how=self._order.how(self._place(taken)))
+        return Taken(
+            begun=begun,
+            rank=share.rank,
+            world=share.world,
+            block=share.block,
+            uneven=share.uneven,
+            taken=taken,
+            pending=list(itertools.chain.from_iterable(pending)) if self._makes_batches else pending,
+            in_order=self._in_order,
+        )
+
+    # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _place(self, taken: int) -> int:
+        """Return how many indices have been drawn of the order itself when `taken` of this pass are."""
+        return self._begun.position + max(0, taken - len(self._begun.first))
+
+    def _count(self, batch: Any) -> int:
+        return len(batch) if self._makes_batches else 1
+
+    def _fresh(self, sampler: Any) -> Iterator[Any]:
+        if self._cut is None:
+            return self._noted(self._order.begin() or iter(sampler))
+        return self._noted_batches(sampler)
+
+    def _noted(self, indices: Iterator[Any]) -> Iterator[Any]:
+        self._order.note()
+        yield from indices
+
+    def _noted_batches(self, sampler: Any) -> Iterator[Any]:
+        indices = self._order.begin()
+        self._order.note()
+        yield from iter(sampler) if indices is None else self._batched(indices)
+
+    def _resumed(self, how: How) -> Iterator[Any]:
+        begun, share = self._begun, self._order.share
+        if share.world > 1:
+            whole = list(self._order.again(how, 0))
+            left = [*begun.first, *whole[begun.position :]]
+            if share.uneven == "pad" and left:
+                left += itertools.islice(itertools.cycle(whole), -len(left) % share.world)
+            rest: Iterable[Any] = [left[place] for place in share.positions(len(left))]
+        else:
+            rest = itertools.chain(begun.first, self._order.again(how, begun.position))
+        return self._batched(iter(rest)) if self._makes_batches else iter(rest)
+
+    def _batched(self, indices: Iterator[Any]) -> Iterator[list[Any]]:
+        assert self._cut is not None
+        _, size, drops_last = self._cut
+        while batch := list(itertools.islice(indices, size)):
+            if len(batch) == size or not drops_last:
+                yield batch
+
+
+def going_on(states: Sequence[Taken], order: Order | None) -> Begun:
+    """Return where a pass begins that goes on after what ranks have taken.
+
+    The state of one rank will do when batches are handed out in order: all ranks have taken as many.
+
+    Args:
+        states: of one rank, or of all.
+        order: that of the loader that goes on; only looked at for the states of several ranks.
+
+    Raises:
+        StateError: more states are needed, or these do not belong together.
+    """
+    one = states[0]
+    if len(states) == 1:
+        if one.world > 1 and not one.in_order:
+            raise StateError(
+                f"with in_order=False each of the {one.world} ranks has handed out other batches; load the states of "
+                "all of them: loader.load_state_dict([state of rank 0, state of rank 1, ...])"
+            )
+        return _after(one)
+    if sorted(state.rank for state in states) != list(range(one.world)):
+        ranks = sorted(state.rank for state in states)
+        raise StateError(f"these are the states of ranks {ranks}, and those of ranks 0 to {one.world - 1} are needed")
+    if any((state.world, state.begun.position) != (one.world, one.begun.position) for state in states):
+        raise StateError("these states were not taken in the same pass; load those that were saved together")
+    return _after_all(states, order)
+
+
+def _after(one: Taken) -> Begun:
+    begun = one.begun
+    if begun.how is None:
+        return begun
+    done = one.taken * one.world
+    left_over = [*one.pending, *begun.first[done:]]
+    return Begun(position=begun.position + max(0, done - len(begun.first)), first=left_over, how=begun.how)
+
+
+def _after_all(states: Sequence[Taken], order: Order | None) -> Begun:
+    drawn = [state for state in states if state.begun.how is not None]
+    if not drawn:
+        return states[0].begun
+    begun = drawn[0].begun
+    assert begun.how is not None
+    assert order is not None
+    everything = [*begun.first, *order.again(begun.how, begun.position)]
+    is_left = np.ones(len(everything), bool)
+    for state in states:
+        is_left[state.share.positions(len(everything))[: state.taken]] = False
+    last = int(np.flatnonzero(~is_left).max(initial=-1)) + 1
+    left_over = [everything[place] for place in np.flatnonzero(is_left[:last])]
+    for state in states:
+        left_over += state.pending
+    position = begun.position + max(0, last - len(begun.first))
+    left_over += begun.first[last:]
+    return Begun(position=position, first=left_over, how=begun.how)

@@ -1,0 +1,377 @@
+"""Orders: which indices an epoch has, and how to draw them again from the middle.
+
+A loader's sampler draws the indices of an epoch, from a random state or a seed. An order knows, for one kind of
+sampler, what has to be remembered at the beginning of the epoch so that another process can draw the same indices:
+
+    InTurn      SequentialSampler        nothing
+    Shuffled    RandomSampler            the seed that it drew, or the state of its generator
+    Dealt       DistributedSampler       the seed and the epoch; it is shared out over ranks
+    Runs        RunOrder                 the seed and the epoch that it drew, and what it was made for
+    Other       any other                its own state and how much was drawn since, if it keeps one; else torch's
+                                         random state: what was handed out is drawn again, and thrown away
+
+Drawing an index costs some ten nanoseconds. No sample is made again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from penstock.core.errors import OptionError
+from penstock.feed.sources.order import RunOrder
+from penstock.feed.workers.maker import is_stateful
+
+Uneven = Literal["pad", "drop", "join"]
+How = dict[str, Any]
+"""How the indices of an epoch were drawn."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """One rank's part of an order that all ranks have.
+
+    With blocks of one, rank r gets every `world`-th index, from the r-th on, as from torch's DistributedSampler. With
+    blocks as large as a batch, whole batches are dealt, so that runs of samples stay together. Either way the first k
+    batches of all ranks are the beginning of the order.
+
+    >>> [Share(rank=rank, world=2).positions(5).tolist() for rank in range(2)]
+    [[0, 2, 4], [1, 3, 0]]
+    >>> [Share(rank=rank, world=2, uneven="join").positions(5).tolist() for rank in range(2)]
+    [[0, 2, 4], [1, 3]]
+    """
+
+    rank: int = 0
+    world: int = 1
+    block: int = 1
+    uneven: Uneven = "pad"
+    """What becomes of a rest that is not one index for each rank: the first ones again, nothing, or for some ranks."""
+
+    def positions(self, count: int) -> np.ndarray:
+        """Return the places of this rank's indices in an order of `count`."""
+        total = {
+            "pad": math.ceil(count / self.world) * self.world,
+            "drop": count // self.world * self.world,
+            "join": count,
+        }[self.uneven]
+        places = np.arange(total) % max(1, count)
+        whole = total - total % (self.world * self.block)
+        blocks = places[:whole].reshape(-1, self.world, self.block)[:, self.rank].reshape(-1)
+        return np.concatenate([blocks, places[whole:][self.rank :: self.world]])
+
+
+class RankSampler(DistributedSampler[Any]):
+    """What `DataLoader(..., distributed=True)` or `seed=` draws from: torch's DistributedSampler, bit for bit.
+
+    Besides, it counts epochs by itself, has the ends that `uneven` says, and deals whole runs.
+
+    Args:
+        count: samples of the dataset.
+        share: whose part.
+        shuffle: in an order that the seed and the epoch make.
+        seed: of the order, the same on all ranks.
+        runs: an order by runs, in place of a permutation of single samples.
+
+    >>> list(RankSampler(range(5), Share(rank=1, world=2), shuffle=False))
+    [1, 3, 0]
+    """
+
+    def __init__(
+        self, dataset: Any, share: Share, *, shuffle: bool, seed: int = 0, runs: RunOrder | None = None
+    ) -> None:
+        super().__init__(dataset, share.world, share.rank, shuffle, seed, share.uneven == "drop")
+        self.share = share
+        self.runs = runs
+        self._told: int | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass that of `epoch`; without it the loader counts."""
+        self.epoch = self._told = epoch
+
+    def begin(self, epoch: int) -> None:
+        """Begin the pass of `epoch`, or of the one that `set_epoch` has said."""
+        self.epoch = epoch if self._told is None else self._told
+        self._told = None
+
+    def __iter__(self) -> Iterator[int]:
+        order = order_of_ranks(self, self.epoch, self.runs)
+        return iter(order[self.share.positions(len(order))].tolist())
+
+    def __len__(self) -> int:
+        return len(self.share.positions(len(self.dataset)))  # type: ignore[arg-type]
+
+
+def order_of_ranks(sampler: DistributedSampler[Any], epoch: int, runs: RunOrder | None) -> np.ndarray:
+    """Return the order of all ranks in an epoch, int64[samples]: a permutation, or by runs."""
+    count = len(sampler.dataset)  # type: ignore[arg-type]
+    if not sampler.shuffle:
+        return np.arange(count)
+    if runs is not None:
+        return np.fromiter(runs.drawn(sampler.seed, epoch), np.int64, count)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(sampler.seed + epoch)).numpy()
+
+
+class Order(Protocol):
+    """One kind of sampler, in the course of an epoch."""
+
+    share: Share
+
+    def begin(self) -> Iterator[Any] | None:
+        """Begin an epoch; return an iterator where it matters which one is used."""
+        ...
+
+    def note(self) -> None:
+        """Take note of what the sampler is about to draw its first index from."""
+        ...
+
+    def drawn(self, count: int) -> None:
+        """Take note that `count` indices have been drawn, by now."""
+        ...
+
+    def how(self, taken: int) -> How:
+        """Return what `again` needs, when `taken` indices have been handed out."""
+        ...
+
+    def again(self, how: How, position: int) -> Iterable[Any]:
+        """Return the indices of the same epoch from `position` on."""
+        ...
+
+
+class InTurn:
+    """One index after the other."""
+
+    share = Share()
+
+    def __init__(self, sampler: SequentialSampler) -> None:
+        self._sampler = sampler
+
+    def begin(self) -> None:
+        """There is nothing to begin."""
+
+    def note(self) -> None:
+        """There is nothing to note."""
+
+    def drawn(self, count: int) -> None:
+        """There is nothing to note."""
+
+    def how(self, taken: int) -> How:
+        """Return nothing."""
+        return {}
+
+    def again(self, how: How, position: int) -> Iterable[int]:
+        """Return the indices from `position` on."""
+        return range(len(self._sampler))[position:]
+
+
+class Shuffled(InTurn):
+    """A permutation from torch's random state, or from a generator."""
+
+    def __init__(self, sampler: RandomSampler) -> None:
+        self._random = sampler
+        self._state = torch.empty(0)
+
+    def note(self) -> None:
+        """Note the random state that the permutation is about to be drawn from."""
+        generator = self._random.generator
+        self._state = torch.get_rng_state() if generator is None else generator.get_state()
+
+    def how(self, taken: int) -> How:
+        """Return the seed that the sampler has drawn for itself, or the state of the generator it was given."""
+        if self._random.generator is not None:
+            return {"generator": self._state}
+        drawn_from = torch.Generator()
+        drawn_from.set_state(self._state)
+        return {"seed": int(torch.empty((), dtype=torch.int64).random_(generator=drawn_from).item())}
+
+    def again(self, how: How, position: int) -> Sequence[int]:
+        """Return the indices from `position` on; a generator of one's own is then where it was at the first time."""
+        sampler = self._random
+        if "generator" in how and sampler.generator is not None:
+            generator = sampler.generator
+            generator.set_state(how["generator"])
+        else:
+            generator = torch.Generator()
+            generator.manual_seed(how["seed"])
+        same = RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples, generator)
+        return list(same)[position:]
+
+
+class Dealt(InTurn):
+    """An order that a seed and an epoch make, shared out over ranks."""
+
+    def __init__(self, sampler: DistributedSampler[Any]) -> None:
+        self._ranks = sampler
+        self._runs: RunOrder | None = getattr(sampler, "runs", None)
+        uneven: Uneven = "drop" if sampler.drop_last else "pad"
+        self.share = getattr(sampler, "share", Share(rank=sampler.rank, world=sampler.num_replicas, uneven=uneven))
+
+    def how(self, taken: int) -> How:
+        """Return the seed and the epoch, and what an order by runs was made for."""
+        how: How = {"seed": self._ranks.seed, "epoch": self._ranks.epoch}
+        return how if self._runs is None else {**how, "runs": self._runs.purpose}
+
+    def again(self, how: How, position: int) -> Sequence[int]:
+        """Return the indices of all ranks from `position` on."""
+        self._ranks.epoch, self._ranks.seed = how["epoch"], how["seed"]
+        runs = self._runs.made_for(how["runs"]) if self._runs is not None and "runs" in how else None
+        indices: list[int] = order_of_ranks(self._ranks, how["epoch"], runs)[position:].tolist()
+        return indices
+
+
+class Runs(InTurn):
+    """An order by runs."""
+
+    def __init__(self, sampler: RunOrder) -> None:
+        self._runs = sampler
+
+    def how(self, taken: int) -> How:
+        """Return the seed and the epoch that were drawn, and the batches and lanes that the order was made for."""
+        seed, epoch = self._runs.as_drawn()
+        return {"seed": seed, "epoch": epoch, "runs": self._runs.purpose}
+
+    def again(self, how: How, position: int) -> Iterator[int]:
+        """Return the indices from `position` on."""
+        drawn = self._runs.made_for(how["runs"]).drawn(how["seed"], how["epoch"])
+        return itertools.islice(drawn, position, None)
+
+
+class Other:
+    """Any other sampler, of indices or of batches.
+
+    One that keeps its own state, or whose iterator does (as torchdata's), is asked for it every so many batches. Of
+    one that does not, the indices come again when torch's random state is what it was, and its epoch.
+    """
+
+    share = Share()
+
+    def __init__(self, sampler: Any, every: int) -> None:
+        self._sampler = sampler
+        self._every = max(1, every)
+        self._batches = 0
+        self._noted: How = {}
+        self._states: deque[tuple[int, How]] = deque()
+        self._iterator: Iterator[Any] = iter(())
+
+    def begin(self) -> Iterator[Any]:
+        """Begin to iterate; note the state that it begins with."""
+        self._noted = {"begin": torch.get_rng_state()}
+        generator = self._generator()
+        if generator is not None:
+            self._noted["generator"] = generator.get_state()
+        if self._has_epochs():
+            self._noted["epoch"] = self._sampler.epoch
+        before = _state_of(self._sampler)
+        self._iterator = iter(self._sampler)
+        self._keep({"sampler": before, "iterator": _state_of(self._iterator)}, 0)
+        return self._iterator
+
+    def note(self) -> None:
+        """Note torch's random state again: most samplers draw when they are asked for their first index."""
+        self._noted["first"] = torch.get_rng_state()
+
+    def drawn(self, count: int) -> None:
+        """Note its state after every so many batches."""
+        self._batches += 1
+        if self._states and self._batches % self._every == 0:
+            now = {"sampler": _state_of(self._sampler), "iterator": _state_of(self._iterator)}
+            self._states.append((count, now))
+
+    def how(self, taken: int) -> How:
+        """Return the last state from which nothing is missing and when it was taken; or else what was noted."""
+        if not self._states:
+            return self._noted
+        while len(self._states) > 1 and self._states[1][0] <= taken:
+            self._states.popleft()
+        at, state = self._states[0]
+        return {**state, "at": at}
+
+    def again(self, how: How, position: int) -> Iterator[Any]:
+        """Return what comes from `position` on."""
+        return self._from_state(how, position) if "at" in how else self._drawn_again(how, position)
+
+    def _from_state(self, how: How, position: int) -> Iterator[Any]:
+        if how["sampler"] is not None:
+            self._sampler.load_state_dict(how["sampler"])
+        self._iterator = iter(self._sampler)
+        if how["iterator"] is not None:
+            self._iterator.load_state_dict(how["iterator"])  # type: ignore[attr-defined]
+        self._keep({"sampler": how["sampler"], "iterator": how["iterator"]}, how["at"])
+        return itertools.islice(self._iterator, position - how["at"], None)
+
+    def _drawn_again(self, how: How, position: int) -> Iterator[Any]:
+        if "epoch" in how:
+            self._sampler.set_epoch(how["epoch"])
+        generator = self._generator()
+        if generator is not None and "generator" in how:
+            generator.set_state(how["generator"])
+        with torch.random.fork_rng(devices=()):
+            torch.set_rng_state(how["begin"])
+            rest = iter(self._sampler)
+            torch.set_rng_state(how["first"])
+            first = list(itertools.islice(rest, position, position + 1))
+        self._noted = how
+        self._states.clear()
+        return itertools.chain(first, rest)
+
+    def _keep(self, state: How, at: int) -> None:
+        self._batches = 0
+        self._states.clear()
+        if state["sampler"] is not None or state["iterator"] is not None:
+            self._states.append((at, state))
+
+    def _generator(self) -> torch.Generator | None:
+        generator = getattr(self._sampler, "generator", None)
+        return generator if isinstance(generator, torch.Generator) else None
+
+    def _has_epochs(self) -> bool:
+        return hasattr(self._sampler, "set_epoch") and isinstance(getattr(self._sampler, "epoch", None), int)
+
+
+def order_for(sampler: Any, *, snapshot_every: int) -> Order:
+    """Return what is to be known of the sampler that a loader's batches (or single indices) are drawn from."""
+    sampler = drawn_from(sampler)
+    if type(sampler) is SequentialSampler:
+        return InTurn(sampler)
+    if type(sampler) is RandomSampler:
+        return Shuffled(sampler)
+    if type(sampler) in (DistributedSampler, RankSampler):
+        return Dealt(sampler)
+    if type(sampler) is RunOrder:
+        return Runs(sampler)
+    return Other(sampler, snapshot_every)
+
+
+def drawn_from(sampler: Any) -> Any:
+    """Return what torch's own BatchSampler cuts into batches; anything else as it is."""
+    cut = plain_batches(sampler)
+    return sampler if cut is None else cut[0]
+
+
+def plain_batches(sampler: Any) -> tuple[Any, int, bool] | None:
+    """Return what torch's own BatchSampler cuts into batches, how large, and whether the rest is dropped."""
+    if type(sampler) is not BatchSampler:
+        return None
+    return sampler.sampler, sampler.batch_size, sampler.drop_last
+
+
+def check_uneven(uneven: str) -> None:
+    """Raise an error for an end that there is not.
+
+    Raises:
+        OptionError: it is none.
+    """
+    if uneven not in ("pad", "drop", "join"):
+        raise OptionError(f"uneven must be 'pad', 'drop' or 'join', not {uneven!r}")
+
+
+def _state_of(thing: Any) -> Any:
+    return thing.state_dict() if is_stateful(thing) else None

@@ -1,0 +1,69 @@
+"""The cursor of an iterable dataset: where each of its lanes is, as far as their batches have been handed out.
+
+A lane's place is the last state that its dataset (or iterator) has told, and the batches that were handed out since.
+A dataset that keeps no state is run through again, from its beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.feed.workers.lanes import Lane
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What one batch that was handed out stands for: its number, and the lane that it was cut from."""
+
+    number: int
+    lane: int = 0
+    state: Any = None
+    """Of the lane after it, where it was asked for."""
+    has_ended: bool = False
+
+
+class StreamCursor:
+    """Where the lanes of one pass are.
+
+    Args:
+        lanes: as they begin, in the order of their turns.
+        size: samples of a batch.
+        look: returns the state of a lane as it is now, where batches are made only when they are asked for.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], size: int, look: Callable[[int], Any] | None = None) -> None:
+        self.lanes = [*lanes]
+        self.look = look
+        self._size = size
+        self._has_ended = [False] * len(lanes)
+        self._turn = 0
+
+    def used(self, batches: Sequence[Used]) -> None:
+        """Take note that these have been handed out."""
+        for batch in batches:
+            self._turn = (batch.lane + 1) % len(self.lanes)
+            if batch.has_ended:
+                self._has_ended[batch.lane] = True
+            else:
+                self.lanes[batch.lane] = self.lanes[batch.lane].after(self._size, batch.state)
+
+    def taken(self) -> list[dict[str, Any]]:
+        """Return the lanes that have not ended, from the one whose turn is next, in plain words."""
+        places = [(self._turn + k) % len(self.lanes) for k in range(len(self.lanes))]
+        return [self._told(place) for place in places if not self._has_ended[place]]
+
+    def _told(self, place: int) -> dict[str, Any]:
+        lane = self.lanes[place]
+        state = self.look(place) if self.look is not None else None
+        if state is not None:
+            lane = replace(lane, state=state, since=())
+        since = [list(pair) for pair in lane.since]
+        return {"number": lane.number, "of": lane.of, "rank": lane.rank, "state": lane.state, "since": since}
+
+
+def lane_of(told: dict[str, Any]) -> Lane:
+    """Return a lane from what `StreamCursor.taken` has told of it."""
+    since = tuple((int(batches), int(size)) for batches, size in told["since"])
+    return Lane(number=told["number"], of=told["of"], rank=told["rank"], state=told["state"], since=since)

@@ -1,0 +1,471 @@
+"""A loop that goes on from a state hands out just what had not been handed out, whatever else is another now."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, Sampler, WeightedRandomSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from penstock import DataLoader
+from penstock.core.errors import StateError
+
+
+class Numbers(Dataset[int]):
+    """Its index is the sample."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Every(IterableDataset[int]):
+    """Shares out its numbers over workers, and keeps no state."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[int]:
+        info = torch.utils.data.get_worker_info()
+        first, step = (info.id, info.num_workers) if info is not None else (0, 1)
+        yield from range(first, self.count, step)
+
+
+class Counting(Every):
+    """Shares out its numbers over workers, and keeps a state."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.done = 0
+
+    def __iter__(self) -> Iterator[int]:
+        info = torch.utils.data.get_worker_info()
+        first, step = (info.id, info.num_workers) if info is not None else (0, 1)
+        for number in range(first + self.done * step, self.count, step):
+            self.done += 1
+            yield number
+        self.done = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.done = state["done"]
+
+
+def numbers(batches: Any) -> list[int]:
+    return [number for batch in batches for number in batch.tolist()]
+
+
+def cut(loader: DataLoader[Any], batches: int) -> tuple[list[int], dict[str, Any], list[int]]:
+    """Return what came first, the state after it, and what came then."""
+    iterator = iter(loader)
+    first = numbers(next(iterator) for _ in range(batches))
+    state = loader.state_dict()
+    return first, pickle.loads(pickle.dumps(state)), numbers(iterator)
+
+
+ORDERS = {
+    "in turn": lambda data, seed: {},
+    "shuffled": lambda data, seed: {"shuffle": True},
+    "generator": lambda data, seed: {"shuffle": True, "generator": torch.Generator().manual_seed(seed)},
+    "seed": lambda data, seed: {"shuffle": True, "seed": seed},
+    "weighted": lambda data, seed: {"sampler": WeightedRandomSampler(torch.ones(len(data)).tolist(), len(data), False)},
+    "of ranks": lambda data, seed: {"sampler": DistributedSampler(data, 3, 1, seed=seed)},
+    "list": lambda data, seed: {"sampler": [*range(len(data))][::-1]},
+}
+WAYS = [(0, "process"), (1, "process"), (2, "process"), (3, "process"), (2, "thread")]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    count=st.integers(1, 60),
+    batch_size=st.integers(1, 9),
+    drop_last=st.booleans(),
+    kind=st.sampled_from([*ORDERS]),
+    saved=st.sampled_from(WAYS),
+    resumed=st.sampled_from(WAYS),
+    device=st.sampled_from([None, "sim"]),
+    data=st.data(),
+)
+def test_what_had_not_been_handed_out_comes_in_the_same_order(
+    count: int,
+    batch_size: int,
+    drop_last: bool,
+    kind: str,
+    saved: tuple[int, str],
+    resumed: tuple[int, str],
+    device: str | None,
+    data: st.DataObject,
+) -> None:
+    dataset = Numbers(count)
+
+    def loader(way: tuple[int, str], seed: int) -> DataLoader[Any]:
+        torch.manual_seed(seed)
+        order = ORDERS[kind](dataset, 5)
+        how = {"batch_size": batch_size, "drop_last": drop_last, "device": device, **order}
+        return DataLoader(dataset, num_workers=way[0], workers=way[1], **how)  # type: ignore[arg-type]
+
+    one = loader(saved, 1)
+    first, state, rest = cut(one, data.draw(st.integers(0, len(one))))
+    following = numbers(one) if kind in ("generator", "seed") else None
+    other = loader(resumed, 2)
+    other.load_state_dict(state)
+    if first and not state["finished"]:
+        assert numbers(other) == rest
+        if following is not None:  # the next epoch is what it would have been, too
+            assert numbers(other) == following
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    count=st.integers(1, 80),
+    batch_size=st.integers(1, 5),
+    saved=st.integers(2, 4),
+    resumed=st.sampled_from(WAYS),
+    data=st.data(),
+)
+def test_out_of_order_nothing_is_lost_and_nothing_comes_twice(
+    count: int, batch_size: int, saved: int, resumed: tuple[int, str], data: st.DataObject
+) -> None:
+    dataset = Numbers(count)
+    one = DataLoader(dataset, batch_size, shuffle=True, num_workers=saved, in_order=False)
+    first, state, _ = cut(one, data.draw(st.integers(1, len(one))))
+    other = DataLoader(
+        dataset,
+        batch_size,
+        shuffle=True,
+        num_workers=resumed[0],
+        workers=resumed[1],
+        in_order=False,  # type: ignore[arg-type]
+    )
+    other.load_state_dict(state)
+    again, late, rest = cut(other, data.draw(st.integers(0, -(-(count - len(first)) // batch_size))))
+    assert sorted(first + again + rest) == list(range(count))
+    third = DataLoader(dataset, batch_size, shuffle=True, in_order=False)
+    third.load_state_dict(late)
+    if not late["finished"] and len(first) < count:
+        assert sorted(first + again + numbers(third)) == list(range(count))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    count=st.integers(0, 60),
+    batch_size=st.integers(1, 5),
+    kind=st.sampled_from([Every, Counting]),
+    saved=st.integers(0, 3),
+    resumed=st.integers(0, 3),
+    every=st.sampled_from([1, 2, 5]),
+    data=st.data(),
+)
+def test_an_iterable_dataset_goes_on_with_any_number_of_workers(
+    count: int, batch_size: int, kind: type[Every], saved: int, resumed: int, every: int, data: st.DataObject
+) -> None:
+    def loader(workers: int) -> DataLoader[Any]:
+        return DataLoader(kind(count), batch_size, num_workers=workers, snapshot_every_n_steps=every)
+
+    whole = [batch.tolist() for batch in loader(saved)]
+    first, state, rest = cut(loader(saved), data.draw(st.integers(0, len(whole))))
+    other = loader(resumed)
+    keeps_no_state = any(lane["since"] and lane["state"] is None for lane in state.get("lanes", ()))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        other.load_state_dict(state)
+    assert ["made again" in str(warning.message) for warning in warned] == [True] * keeps_no_state
+    if first and len(first) < count:
+        assert numbers(other) == rest
+        assert sorted(numbers(other)) == list(range(count))
+
+
+# ── over ranks ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class AsRank(DataLoader[Any]):
+    """A loader of one of several ranks that live in this process."""
+
+
+def of_rank(monkeypatch: pytest.MonkeyPatch, rank: int, world: int, *args: Any, **kwargs: Any) -> DataLoader[Any]:
+    monkeypatch.setattr("penstock.feed.loader.place", lambda group=None: (rank, world))
+    return DataLoader(*args, distributed=True, **kwargs)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(("count", "world", "batch_size"), [(40, 4, 3), (41, 4, 3), (3, 4, 2), (1, 2, 1), (64, 2, 8)])
+def test_ranks_get_what_torchs_distributed_sampler_gives_them(
+    monkeypatch: pytest.MonkeyPatch, shuffle: bool, count: int, world: int, batch_size: int
+) -> None:
+    for uneven, drops in (("pad", False), ("drop", True)):
+        for rank in range(world):
+            sampler = DistributedSampler(Numbers(count), world, rank, shuffle, seed=3, drop_last=drops)
+            theirs = torch.utils.data.DataLoader(Numbers(count), batch_size, sampler=sampler)
+            how = {"shuffle": shuffle, "seed": 3, "uneven": uneven}
+            ours = of_rank(monkeypatch, rank, world, Numbers(count), batch_size, **how)
+            for epoch in range(2):
+                sampler.set_epoch(epoch)
+                assert [batch.tolist() for batch in ours] == [batch.tolist() for batch in theirs]
+            assert len(ours) == len(theirs)
+
+
+def test_joined_ranks_have_every_sample_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [numbers(of_rank(monkeypatch, rank, 3, Numbers(20), 4, shuffle=True, uneven="join")) for rank in range(3)]
+    assert sorted(itertools.chain(*parts)) == list(range(20))
+    assert [len(part) for part in parts] == [7, 7, 6]
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(
+    count=st.integers(1, 90),
+    worlds=st.lists(st.sampled_from([1, 2, 3, 4, 8]), min_size=2, max_size=4),
+    global_batch=st.sampled_from([24, 48]),
+    shuffle=st.booleans(),
+    data=st.data(),
+)
+def test_any_number_of_ranks_goes_on_in_the_same_global_order(
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    worlds: list[int],
+    global_batch: int,
+    shuffle: bool,
+    data: st.DataObject,
+) -> None:
+    def loaders(world: int) -> list[DataLoader[Any]]:
+        how = {"shuffle": shuffle, "seed": 1, "uneven": "join"}
+        size = global_batch // world
+        return [of_rank(monkeypatch, rank, world, Numbers(count), size, **how) for rank in range(world)]
+
+    steps = [sorted(batch.tolist()) for batch in loaders(1)[0]]
+    seen: list[list[int]] = []
+    state: dict[str, Any] | None = None
+    for world in worlds:
+        ranks = loaders(world)
+        if state is not None:
+            for loader in ranks:
+                loader.load_state_dict(state)
+        iterators = [iter(loader) for loader in ranks]
+        for _ in range(data.draw(st.integers(1, 3))):
+            if len(seen) == len(steps):
+                return
+            seen.append(sorted(number for one in iterators for number in next(one, torch.empty(0)).tolist()))
+            assert seen[-1] == steps[len(seen) - 1]
+        state = ranks[0].state_dict()
+
+
+def test_out_of_order_the_states_of_all_ranks_are_needed_and_say_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    how = {"shuffle": True, "num_workers": 2, "in_order": False}
+    ranks = [of_rank(monkeypatch, rank, 2, Numbers(101), 3, **how) for rank in range(2)]
+    first, states = [], []
+    for loader, batches in zip(ranks, (5, 8), strict=True):
+        iterator = iter(loader)
+        first += numbers(next(iterator) for _ in range(batches))
+        states.append(loader.state_dict())
+        del iterator
+    other = of_rank(monkeypatch, 0, 3, Numbers(101), 4, shuffle=True, uneven="join")
+    with pytest.raises(StateError, match="states of all"):
+        other.load_state_dict(states[0])
+    with pytest.raises(StateError, match="ranks \\[1, 1\\]"):
+        other.load_state_dict([states[1], states[1]])
+    rest = []
+    for rank in range(3):
+        other = of_rank(monkeypatch, rank, 3, Numbers(101), 4, shuffle=True, uneven="join")
+        other.load_state_dict(states)
+        rest += numbers(other)
+    assert sorted(first + rest) == list(range(101))
+
+
+# ── samplers of one's own ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Strides(Sampler[int]):
+    """Keeps a state, as torchdata's samplers do."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.position, self.asked = count, 0, 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.position < self.count:
+            self.asked += 1
+            self.position += 1
+            yield (self.position - 1) * 7 % self.count
+        self.position = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_that_keeps_a_state_is_asked_for_it(every: int, workers: int) -> None:
+    one = DataLoader(Numbers(50), 4, sampler=Strides(50), num_workers=workers, snapshot_every_n_steps=every)
+    first, state, rest = cut(one, 5)
+    sampler = Strides(50)
+    other = DataLoader(Numbers(50), 4, sampler=sampler)
+    other.load_state_dict(state)
+    assert numbers(other) == rest
+    assert first + rest == [number * 7 % 50 for number in range(50)]
+    assert sampler.asked <= 30 + 4 * (every - 1)
+
+
+class Pairs(Sampler[list[int]]):
+    """Draws its batches from torch's random state when it is first asked for one."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(self.count).tolist()
+        yield from (order[at : at + 2] for at in range(0, self.count, 2))
+
+
+class Eager(Pairs):
+    """Draws its batches when its iterator is made."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([*super().__iter__()])
+
+
+@pytest.mark.parametrize("kind", [Pairs, Eager])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_a_batch_sampler_come_again_from_torchs_random_state(kind: type[Pairs], workers: int) -> None:
+    _, state, rest = cut(DataLoader(Numbers(20), batch_sampler=kind(20), num_workers=workers), 3)
+    torch.rand(3)
+    before = torch.get_rng_state()
+    other = DataLoader(Numbers(20), batch_sampler=kind(20), num_workers=2 - workers)
+    other.load_state_dict(state)
+    assert numbers(other) == rest
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_without_batches_single_samples_go_on() -> None:
+    one = DataLoader(Numbers(10), batch_size=None, shuffle=True, num_workers=2)
+    iterator = iter(one)
+    first = [next(iterator) for _ in range(4)]
+    state = one.state_dict()
+    other = DataLoader(Numbers(10), batch_size=None, shuffle=True)
+    other.load_state_dict(state)
+    rest = [*other]
+    assert rest == [*iterator]
+    assert sorted(first + rest) == list(range(10))
+
+
+def test_a_plain_batch_sampler_of_ones_own_is_as_good_as_torchs() -> None:
+    def loader() -> DataLoader[Any]:
+        sampler = BatchSampler(RandomSampler(range(20), generator=torch.Generator().manual_seed(1)), 3, drop_last=True)
+        return DataLoader(Numbers(20), batch_sampler=sampler)
+
+    _, state, rest = cut(loader(), 2)
+    other = loader()
+    other.load_state_dict(state)
+    assert numbers(other) == rest
+
+
+# ── what a state is ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_state_does_not_grow_with_the_position() -> None:
+    loader = DataLoader(Numbers(5000), 2, shuffle=True, num_workers=2)
+    iterator = iter(loader)
+    next(iterator)
+    sizes = [len(pickle.dumps(loader.state_dict()))]
+    for _ in range(2000):
+        next(iterator)
+    sizes.append(len(pickle.dumps(loader.state_dict())))
+    assert sizes[1] <= sizes[0] + 8
+    assert sizes[1] < 2000
+
+
+def test_a_state_of_something_else_is_refused() -> None:
+    _, state, _ = cut(DataLoader(Numbers(10), 2, shuffle=True), 2)
+    with pytest.raises(StateError, match="10 samples by RandomSampler, and this loader has Numbers with 9"):
+        DataLoader(Numbers(9), 2, shuffle=True).load_state_dict(state)
+    with pytest.raises(StateError, match="by SequentialSampler"):
+        DataLoader(Numbers(10), 2).load_state_dict(state)
+    with pytest.raises(StateError, match="no state of a penstock"):
+        DataLoader(Numbers(10), 2).load_state_dict({"_num_yielded": 3})
+    with pytest.raises(StateError, match="version 99"):
+        DataLoader(Numbers(10), 2, shuffle=True).load_state_dict({**state, "version": 99})
+
+
+def test_before_a_loop_and_after_it_a_state_is_of_the_next_epoch() -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(Numbers(10), 3, shuffle=True, seed=1, num_workers=2)
+
+    one = loader()
+    before = one.state_dict()
+    epochs = [numbers(one), numbers(one)]
+    after = one.state_dict()
+    third = numbers(one)
+    for state, expected in ((before, epochs[0]), (after, third)):
+        other = loader()
+        other.load_state_dict(state)
+        assert other.state_dict() == state
+        assert numbers(other) == expected
+
+
+def test_a_batch_that_raised_is_not_handed_out_until_a_later_one_is() -> None:
+    class Bad(Numbers):
+        def __getitem__(self, index: int) -> int:
+            if index == 3:
+                raise ValueError("three")
+            return index
+
+    loader = DataLoader(Bad(8), 2, num_workers=2)
+    iterator = iter(loader)
+    assert next(iterator).tolist() == [0, 1]
+    with pytest.raises(ValueError, match="three"):
+        next(iterator)
+    failed = loader.state_dict()
+    assert next(iterator).tolist() == [4, 5]
+    gone_on = loader.state_dict()
+    for state, expected in ((failed, [2, 3, 4, 5, 6, 7]), (gone_on, [6, 7])):
+        other = DataLoader(Numbers(8), 2)
+        other.load_state_dict({**state, "of": {**state["of"], "dataset": "Numbers"}})
+        assert numbers(other) == expected
+
+
+def test_skipped_samples_count_as_handed_out() -> None:
+    class Odd(Numbers):
+        def __getitem__(self, index: int) -> int:
+            if index % 4 < 2:
+                raise ValueError
+            return index
+
+    loader = DataLoader(Odd(16), 2, num_workers=2, errors="skip")
+    _, state, rest = cut(loader, 2)
+    assert rest == [10, 11, 14, 15]
+    other = DataLoader(Odd(16), 2, errors="skip")
+    other.load_state_dict(state)
+    assert numbers(other) == rest
+
+
+def test_persistent_workers_go_on_from_a_state() -> None:
+    for make in (Numbers, Counting):
+        shuffle = {"shuffle": True, "seed": 5} if make is Numbers else {}
+        loader = DataLoader(make(30), 4, num_workers=2, persistent_workers=True, **shuffle)
+        _, state, rest = cut(loader, 3)
+        numbers(loader)
+        loader.load_state_dict(state)
+        assert numbers(loader) == rest
+        assert len(numbers(loader)) == 30
