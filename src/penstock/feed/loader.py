@@ -266,7 +266,14 @@ class DataLoader(TorchDataLoader[T_co]):
         check(states, belonging(self.dataset, drawn_from(self._index_sampler)))
         stream = self.dataset if isinstance(self.dataset, Stream) else None
         order = order_for(self._index_sampler, snapshot_every=1) if self._dataset_kind == _DatasetKind.Map else None
-        self._resume = resume_of(states, order=order, rank=self.rank, world=self.world_size, stream=stream)
+        self._resume = resume_of(
+            states,
+            order=order,
+            rank=self.rank,
+            world=self.world_size,
+            stream=stream,
+            workers=self.num_workers,
+        )
         _say_what_it_costs(self._resume, self.dataset)
         self._loaded = dict(states[0]) if len(states) == 1 else {"ranks": states}
 

@@ -85,7 +85,7 @@ def check(states: Sequence[Any], of: Mapping[str, Any]) -> None:
 
 
 def resume_of(
-    states: Sequence[Mapping[str, Any]], *, order: Order | None, world: int, rank: int, stream: Any
+    states: Sequence[Mapping[str, Any]], *, order: Order | None, world: int, rank: int, stream: Any, workers: int
 ) -> Resume:
     """Return where the next pass begins, after states that `check` has let pass.
 
@@ -95,6 +95,7 @@ def resume_of(
         world: how many ranks there are now.
         rank: which of them this is.
         stream: the loader's dataset, where it is one of penstock's streams.
+        workers: how many this loader has.
 
     Raises:
         StateError: more states are needed, or they cannot be gone on from here.
@@ -111,19 +112,19 @@ def resume_of(
     own = next((state for state in states if state.get("rank") == rank), one)
     seeds = {"seed": own["seed"], "base_seed": own["base_seed"], "generator": own["generator"]}
     if "lanes" in one:
-        lanes = _lanes(states, world, rank, stream)
+        lanes = _lanes(states, world, rank, stream, max(1, workers))
         return Resume(epoch=one["epoch"], lanes=lanes, stream_epoch=stream_epoch, **seeds)
     begun = going_on([Taken.of(state["indices"]) for state in states], order)
     return Resume(epoch=one["epoch"], begun=begun, **seeds)
 
 
-def _lanes(states: Sequence[Mapping[str, Any]], world: int, rank: int, stream: Any) -> tuple[Lane, ...]:
+def _lanes(states: Sequence[Mapping[str, Any]], world: int, rank: int, stream: Any, workers: int) -> tuple[Lane, ...]:
     """Return what this rank goes on with: its own lanes, or its share of everybody's."""
     saved = int(states[0]["world"])
     if len(states) == 1 and saved == world:
         if states[0]["rank"] != rank:
             raise StateError(f"this is the state of rank {states[0]['rank']}, and this is rank {rank}; load its own")
-        return tuple(_filled(lane_of(told), states[0], stream) for told in states[0]["lanes"])
+        return _split([_filled(lane_of(told), states[0], stream) for told in states[0]["lanes"]], workers, stream)
     if sorted(state["rank"] for state in states) != list(range(saved)):
         raise StateError(
             f"{saved} ranks had shares of this stream, and now there are {world}; load the states of all of them: "
@@ -135,7 +136,21 @@ def _lanes(states: Sequence[Mapping[str, Any]], world: int, rank: int, stream: A
             "itself, so only as many can go on; penstock.open(...).stream() can be shared out anew"
         )
     lanes = [_filled(lane_of(told), state, stream) for state in states for told in state["lanes"]]
-    return tuple(lanes[rank::world])
+    return _split(lanes, workers * world, stream)[rank::world]
+
+
+def _split(lanes: list[Lane], consumers: int, stream: Any) -> tuple[Lane, ...]:
+    """Return at least as many lanes as there are consumers, where the dataset can share out what is left of one."""
+    if not isinstance(stream, Stream) or not lanes:
+        return tuple(lanes)
+    ways = -(-consumers // len(lanes))
+    if ways == 1 or any(lane.since for lane in lanes):
+        return tuple(lanes)
+    return tuple(
+        replace(lane, state=(state, *lane.state[1:]))
+        for lane in lanes
+        for state in stream.split_state(lane.state[0], ways)
+    )
 
 
 def _filled(lane: Lane, state: Mapping[str, Any], stream: Any) -> Lane:

@@ -177,7 +177,8 @@ class Stream(IterableDataset[Any]):
         resumes, self._resumes = self._resumes, None
         plan = _Plan(**resumes["plan"]) if resumes is not None else self._plan()
         self._epoch = plan.epoch + 1
-        self._current = _Pass(self, plan, _Place.of(resumes["place"]) if resumes is not None else None)
+        place = _Place.of(resumes["place"]) if resumes is not None else None
+        self._current = _Pass(self, plan, place, resumes["splits"] if resumes is not None else ())
         return self._current
 
     def state_dict(self) -> dict[str, Any]:
@@ -189,7 +190,11 @@ class Stream(IterableDataset[Any]):
             "version": _STATE,
             "of": self._name(),
             "epoch": self._epoch,
-            "pass": {"plan": asdict(current.plan), "place": asdict(current.place)},
+            "pass": {
+                "plan": asdict(current.plan),
+                "place": asdict(current.place),
+                "splits": [[*split] for split in current.splits],
+            },
         }
 
     def begin_state(
@@ -208,8 +213,18 @@ class Stream(IterableDataset[Any]):
         is_drawn = self.way.shuffle and self.way.seed is None
         seed = base_seed if is_drawn else self.way.seed or 0
         plan = _Plan(seed=seed, epoch=epoch, rank=rank, ranks=ranks, worker=worker, workers=workers)
-        begins = {"plan": asdict(plan), "place": asdict(_Place())}
+        begins = {"plan": asdict(plan), "place": asdict(_Place()), "splits": []}
         return {"version": _STATE, "of": self._name(), "epoch": epoch + 1, "pass": begins}
+
+    def split_state(self, state: dict[str, Any], ways: int) -> list[dict[str, Any]]:
+        """Return states of so many consumers that share what is left after `state`: each takes every `ways`-th record.
+
+        Each of them reads all of it, and makes only its own.
+        """
+        under_way = state["pass"]
+        return [
+            {**state, "pass": {**under_way, "splits": [*under_way["splits"], [turn, ways, 0]]}} for turn in range(ways)
+        ]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have the next pass go on where `state` was taken.
@@ -258,6 +273,7 @@ class Stream(IterableDataset[Any]):
     def _again(self) -> Stream:
         other = copy.copy(self)
         other._current = other._resumes = None
+        other._ranks = self._ranks  # copying it has filled them in
         other.skipped = 0
         return other
 
@@ -326,8 +342,12 @@ def _permuted(parts: list[_Part], rng: np.random.Generator) -> list[_Part]:
 class _Pass:
     """An iterator over one consumer's share of one epoch. It goes on after an error."""
 
-    def __init__(self, stream: Stream, plan: _Plan, place: _Place | None = None) -> None:
+    def __init__(
+        self, stream: Stream, plan: _Plan, place: _Place | None = None, splits: Sequence[Sequence[int]] = ()
+    ) -> None:
         self.plan = plan
+        self.splits = [[*split] for split in splits]
+        """This consumer's turn, among how many, and how many records have come: of each that has split it."""
         self.place = place or _Place()
         self._stream = stream
         self._way = stream.way if stream.way.shuffle else replace(stream.way, window=1, interleave=1)
@@ -342,6 +362,8 @@ class _Pass:
     def __next__(self) -> Any:
         while True:
             record = self._next_record()
+            if not self._is_mine():
+                continue
             if isinstance(record, RecordError):
                 if self._stream.errors == "raise":
                     raise record
@@ -355,6 +377,14 @@ class _Pass:
                     break
             else:
                 return record
+
+    def _is_mine(self) -> bool:
+        for split in self.splits:
+            turn, ways, count = split
+            split[2] += 1
+            if count % ways != turn:
+                return False
+        return True
 
     def close(self) -> None:
         """Close the shards that are open."""
