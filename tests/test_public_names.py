@@ -10,8 +10,9 @@ import penstock
 NAMES = """
 Conversion DataLoader ExtraError Leak Ledger LoaderStatistics OOMGuard OptionError OutOfMemoryError PadCollate
 PenstockError Plan RankError RecordError Released RingCounts SKIP ScriptError Sim Source SourceError StageTimes
-StepStatistics Stream TokenBatches Tokenized TrainStep TransportError UnpicklableError WorkerError WorkerKilledError
-WorkerStartError WorkerTimeoutError __version__ convert infer ledger open plan release sample_rng sample_seed split_batch watch_leaks
+StateError StepStatistics Stream TokenBatches Tokenized TrainStep TransportError UnpicklableError WorkerError
+WorkerKilledError WorkerStartError WorkerTimeoutError __version__ convert infer ledger open plan release sample_rng
+sample_seed split_batch watch_leaks
 """
 
 
