@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data.dataloader import _DatasetKind
 
+from penstock.distributed.alarm import alarm_for
 from penstock.feed.course import Course, begin_course
 from penstock.feed.epoch import EpochRunner
 from penstock.feed.inline import InlineRunner
@@ -92,7 +93,8 @@ class LoaderIterator:
                 receipt_of=lambda: host.receipt,
             )
         flight = self._runner.flight if isinstance(self._runner, Prefetcher) else None
-        weakref.finalize(self, close_all, flight, self._close, loader._shelf, self._ring).atexit = False
+        self._alarm = alarm_for(loader.rank, loader.world_size) if loader._distributed else None
+        weakref.finalize(self, close_all, flight, self._close, loader._shelf, self._ring, self._alarm).atexit = False
         self._start_epoch(loader, course, began)
         self._counters.loop = weakref.ref(self)
 
@@ -128,6 +130,8 @@ class LoaderIterator:
         began = time.perf_counter_ns()
         if self._over:
             raise StopIteration
+        if self._alarm is not None:
+            self._alarm.check()
         if self._returned_at:
             counters.step_ns += began - self._returned_at
             if counters.recorder is not None:
@@ -140,6 +144,10 @@ class LoaderIterator:
                     batch = self._finish_pinning(batch)
         except StopIteration:
             self._finish()
+            raise
+        except Exception as error:
+            if self._alarm is not None:
+                self._alarm.ring(error)
             raise
         finally:
             self._returned_at = time.perf_counter_ns()
@@ -165,6 +173,8 @@ class LoaderIterator:
         """Stop the workers now (the name that Lightning and others call on torch's iterator)."""
         self._over = True
         self._close()
+        if self._alarm is not None:
+            self._alarm.close()
 
     def _warn_of_length(self) -> None:
         words = (

@@ -136,6 +136,7 @@ class DataLoader(TorchDataLoader[T_co]):
         _check(workers=workers, dispatch=dispatch, errors=errors, max_deaths=max_deaths, ring_bytes=ring_bytes)
         self.seed = seed
         self.snapshot_every_n_steps = snapshot_every_n_steps
+        self._distributed = distributed is not False
         self._epoch = 0
         self._resume: Resume | None = None
         self._loaded: dict[str, Any] | None = None

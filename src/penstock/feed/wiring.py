@@ -13,6 +13,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.core.host import available_nbytes, pinnable_nbytes
 from penstock.core.numa import cores_near, prefer_memory
+from penstock.distributed.alarm import Alarm
 from penstock.feed.dispatch import Dispatch, Mode
 from penstock.feed.pinning import Pinning
 from penstock.feed.prefetch import Flight
@@ -138,10 +139,12 @@ def _make_near(make: Callable[[int], Slab], node: int, nbytes: int) -> Slab:
     return slab
 
 
-def close_all(flight: Flight | None, close: Callable[[], Any], shelf: Shelf, ring: Ring) -> None:
+def close_all(flight: Flight | None, close: Callable[[], Any], shelf: Shelf, ring: Ring, alarm: Alarm | None) -> None:
     """End what an iterator has under way; the ring goes to the next one."""
     if flight is not None:
         flight.close()  # its copies read the ring's slots
+    if alarm is not None:
+        alarm.close()
     close()
     shelf.put(ring)
 
