@@ -202,7 +202,7 @@ def _uneven(report: dict[str, Any]) -> str:
     rows = [
         (
             str(batch_size),
-            "as the others" if slow_times == 1 else f"{slow_times:g} times as dear",
+            f"{slow_times:g} times as dear",
             *(f"{found[batch_size, slow_times, fill]:.1%}" for fill in fills),
         )
         for batch_size, slow_times in kinds
