@@ -5,7 +5,7 @@
     python -m benchmarks.scale --page docs/scale.md        write the page's tables anew, from the files that it names
 
 Measuring: what the machine's parts cost is measured first, each by itself. From these costs alone the throughput of
-some thirty configurations is predicted, by a formula and by a simulation, and only then are they run: a round of all,
+twenty-seven configurations is predicted, by a formula and by a simulation, and only then are they run: a round of all,
 then another in the reverse order. Figures of a plan are assumptions unless they are measured; `--help` says which.
 """
 
@@ -108,7 +108,7 @@ def _parser(machines: Machines) -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="fewer workers, shorter: under a minute")
+    parser.add_argument("--quick", action="store_true", help="fewer workers, shorter: a minute")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was found")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write this page's tables anew; nothing else happens")
     group = parser.add_argument_group("a plan", "any of these, and only a plan is made")

@@ -24,8 +24,9 @@ from benchmarks.scaling.trainer import pace
 from penstock import DataLoader
 
 _WARM_S = 0.3
-_FEWEST = 24
-"""Batches."""
+_WARM = 8
+_FEWEST = 20
+"""Batches, at least: to warm up, and to time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ def predict(point: Point, costs: Costs, seconds: float) -> Prediction:
     formula = pace(trainer, sum(samples_s) / len(samples_s))
     batches_per_s = formula.samples_per_s / point.batch_size
     most = LENGTH // point.batch_size
-    skip = min(most // 4, max(_FEWEST, 4 * point.workers, math.ceil(_WARM_S * batches_per_s)))
+    skip = min(most // 4, max(_WARM, 4 * point.workers, math.ceil(_WARM_S * batches_per_s)))
     batches = min(most - skip - 1, max(_FEWEST, math.ceil(seconds * batches_per_s)))
     simulated = simulated_pace(trainer, samples_s, skip=skip, batches=batches)
     return Prediction(

@@ -145,8 +145,9 @@ def points(cores: int, *, quick: bool) -> Iterator[Point]:
         yield Point(row=asleep, workers=workers, batch_size=16, sample_s=0.004)
     for workers in [*range(1, most + 1), *([] if quick else [cores + 2])]:
         yield Point(row=on_core, workers=workers, batch_size=16, sample_s=0.002, on_core=True)
-    for batch_size in (2, 32, 128):
+    for batch_size in (2, 32, 64):
         yield Point(row="asleep, batches", workers=2, batch_size=batch_size, sample_s=0.002)
+    for batch_size in (2, 32, 64):
         yield Point(row="on cores, batches", workers=2, batch_size=batch_size, sample_s=0.001, on_core=True)
     for step_s in (0.016, 0.04):
         yield Point(row="a step beside it", workers=3, batch_size=16, sample_s=0.004, step_s=step_s)
