@@ -2,6 +2,7 @@
 
 `python -m benchmarks.table FILE.json ...` prints; `python -m benchmarks.table --readme README.md` fills in every place
 of that file which names one, as in `<!-- bench: benchmarks/results/feed-4core.json -->`, up to `<!-- bench:end -->`.
+Of a report with several tables, a place names one: `<!-- bench: benchmarks/results/scale-4core.json check -->`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.figures import OURS, Result, Spread, Target
+from benchmarks.scaling.tables import scale_table
 
 HEADINGS = ("measured", "unit", "penstock", "against", "its figure", "ratio", "min … max", "target", "")
 
@@ -71,8 +73,13 @@ def terminal_table(results: list[Result]) -> Table:
     return table
 
 
-def markdown_table(report: dict[str, Any]) -> str:
-    """Return a report that a benchmark wrote with `--json` as a Markdown table, its command and machine above it."""
+def markdown_table(report: dict[str, Any], name: str = "check") -> str:
+    """Return a report that a benchmark wrote with `--json` as a Markdown table, its command and machine above it.
+
+    Of a report with several tables, it is the one called `name`.
+    """
+    if report.get("benchmark") == "scale":
+        return scale_table(report, name)
     return _device_table(report) if report.get("benchmark") == "device" else _feed_table(report)
 
 
@@ -80,10 +87,11 @@ def filled_in(text: str, folder: Path) -> str:
     """Return `text` with the table of every file that it names, sought in `folder`, in its place."""
 
     def table(place: re.Match[str]) -> str:
-        found = markdown_table(json.loads((folder / place["file"]).read_text()))
-        return f"<!-- bench: {place['file']} -->\n{found}\n<!-- bench:end -->"
+        found = markdown_table(json.loads((folder / place["file"]).read_text()), *filter(None, [place["name"]]))
+        return f"{place['head']}\n{found}\n<!-- bench:end -->"
 
-    return re.sub(r"<!-- bench: (?P<file>\S+) -->\n.*?<!-- bench:end -->", table, text, flags=re.DOTALL)
+    head = r"(?P<head><!-- bench: (?P<file>\S+)( (?P<name>\w+))? -->)"
+    return re.sub(head + r"\n.*?<!-- bench:end -->", table, text, flags=re.DOTALL)
 
 
 def _device_table(report: dict[str, Any]) -> str:

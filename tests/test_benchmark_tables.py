@@ -51,7 +51,7 @@ def test_a_report_from_a_gpu_becomes_a_table() -> None:
     assert "0 wrong elements in 100000 batches" in table
 
 
-@pytest.mark.parametrize("name", ["device", "feed", "fit", "observe", "tune"])
+@pytest.mark.parametrize("name", ["device", "feed", "fit", "observe", "scale", "tune"])
 def test_a_benchmark_starts(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", "--help"], cwd=ROOT, capture_output=True, text=True

@@ -1,0 +1,1 @@
+"""How loading grows: formulas for a fleet, a formula and a simulation for one trainer, and how both are checked."""
