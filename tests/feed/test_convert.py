@@ -311,7 +311,6 @@ def test_options_that_contradict_each_other_are_told(tmp_path: Path, tfrecord: P
         {"dst": "o.tar", "shards": 0},
         {"dst": "o.tar", "shard_size": "much"},
         {"dst": "o-{0..3}.tar", "shards": 2},
-        {"dst": "s3://bucket/o.tar"},
         {"dst": "o.tar", "errors": "ignore"},
         {"dst": "o.tar", "workers": -1},
         {"dst": "o.tar", "options": {"x": object()}},

@@ -1,9 +1,10 @@
-"""The fingerprint of a source: which files it has, their sizes and times. Other files give another one."""
+"""The fingerprint of a source: which files it has, their sizes and versions. Other files give another one."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,28 +35,34 @@ def fingerprint(path: str | tuple[str, ...], storage: Storage | None = None) -> 
     """
     storage = storage or Storage()
     digest, files, nbytes = hashlib.sha256(), 0, 0
-    for one in storage.expand(path):
-        for name, size, mtime_ns in _found(one, storage):
-            digest.update(f"{name}\0{size}\0{mtime_ns}\n".encode("utf-8", "surrogateescape"))
-            files += 1
-            nbytes += size
+    for name, size, version in _found(storage.expand(path), storage):
+        digest.update(f"{name}\0{size}\0{version}\n".encode("utf-8", "surrogateescape"))
+        files += 1
+        nbytes += size
     return Fingerprint(files, nbytes, digest.hexdigest())
 
 
-def _found(path: str, storage: Storage) -> list[tuple[str, int, int]]:
-    if is_remote(path):
-        is_folder = path.endswith("/") or of_path(path) is None
-        return [(url, storage.nbytes(url), 0) for url in (storage.list(path) if is_folder else [path])]
-    path = os.path.abspath(path)
-    if not os.path.isdir(path):
-        size = storage.nbytes(path)
-        return [(path, size, os.stat(path).st_mtime_ns)]
-    found = []
+def _found(paths: Sequence[str], storage: Storage) -> Iterator[tuple[str, int, str]]:
+    """Yield the name, size and version of every file."""
+    remote: list[str] = []
+    for path in paths:
+        if is_remote(path):
+            is_folder = path.endswith("/") or of_path(path) is None
+            remote += storage.list(path) if is_folder else [path]
+        elif os.path.isdir(path):
+            yield from _inside(os.path.abspath(path))
+        else:
+            stamp = storage.stamps([path])[0]
+            yield os.path.abspath(path), stamp.nbytes, stamp.version
+    for url, stamp in zip(remote, storage.stamps(remote), strict=True):
+        yield url, stamp.nbytes, stamp.version
+
+
+def _inside(path: str) -> Iterator[tuple[str, int, str]]:
     for folder, folders, names in os.walk(path):
         folders.sort()
         for name in sorted(names):
             if name not in _COMES_AND_GOES:
                 file = os.path.join(folder, name)
-                status = os.lstat(file)
-                found.append((file, status.st_size, status.st_mtime_ns))
-    return found
+                status = os.stat(file, follow_symlinks=os.path.exists(file))  # a link may lead nowhere
+                yield file, status.st_size, str(status.st_mtime_ns)

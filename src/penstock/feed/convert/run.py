@@ -49,7 +49,7 @@ def convert(
 
     Args:
         src: as for `penstock.open`.
-        dst: a file or folder; braces as in out-{000..015}.tar, or `shards` or `shard_size`, make many.
+        dst: a file or folder of this machine; braces as in out-{000..015}.tar, or `shards` or `shard_size`, make many.
         format: of `src`; told from its name where it is None.
         to: the format of `dst`; told from its name where it is None.
         fields: which fields to take: names, or {new name: name in `src`}.

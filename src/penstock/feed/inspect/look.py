@@ -52,7 +52,7 @@ class Inspection:
     format: str
     files: int
     nbytes: int
-    """Of the files; 0 where they are remote and do not say."""
+    """Of the files."""
     samples: int | None
     """None where only reading all would tell."""
     is_stream: bool
@@ -147,7 +147,7 @@ def inspect(
             path=path,
             format=kind.name,
             files=len(files),
-            nbytes=sum(_size(file, storage) for file in files),
+            nbytes=_nbytes(files, storage),
             samples=_count(source),
             is_stream=isinstance(source, Stream),
             runs=None if runs is None else len(runs) - 1,
@@ -259,8 +259,7 @@ def _files(paths: list[str], storage: Storage) -> list[str]:
     return found
 
 
-def _size(path: str, storage: Storage) -> int:
-    try:
-        return storage.nbytes(path)
-    except SourceError:
-        return 0
+def _nbytes(files: list[str], storage: Storage) -> int:
+    remote = [file for file in files if is_remote(file)]
+    own = [file for file in files if not is_remote(file) and os.path.exists(file)]  # a link may lead nowhere
+    return sum(stamp.nbytes for stamp in storage.stamps([*remote, *own]))
