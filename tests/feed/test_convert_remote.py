@@ -10,17 +10,14 @@ import numpy as np
 import pytest
 from feed.sources.bucket import Address, put, serving
 from feed.sources.faulty import Plan, Proxy
-from feed.sources.made import assert_same
+from feed.sources.made import assert_all_same, samples_in, write_samples
 
 from penstock.core.errors import OptionError, SourceError
 from penstock.feed.convert import Progress, convert, plan
 from penstock.feed.convert.target import Target
 from penstock.feed.inspect import inspect, look
 from penstock.feed.inspect.text import render
-from penstock.feed.sources.base import Source
-from penstock.feed.sources.formats import named
-from penstock.feed.sources.open import open as open_source
-from penstock.feed.sources.sample import Sample, schema_of, widened
+from penstock.feed.sources.sample import Sample
 
 SHARDS, EACH = 3, 40
 SUFFIXES = {"hdf5": ".h5"}
@@ -58,16 +55,9 @@ def everything() -> list[Sample]:
     return [sample for number in range(SHARDS) for sample in made(number)]
 
 
-def shard(path: Path, kind: str, samples: list[Sample]) -> bytes:
+def shard(path: Path, number: int) -> bytes:
     """Return a shard's bytes; nothing is left at `path`."""
-    schema = schema_of(samples[0])
-    for sample in samples:
-        schema = widened(schema, sample, "made")
-    writer = named(kind).load().Writer(str(path), schema)
-    for sample in samples:
-        writer.write(sample)
-    writer.close()
-    data = path.read_bytes()
+    data = write_samples(path, made(number)).read_bytes()
     path.unlink()
     return data
 
@@ -78,23 +68,9 @@ def url(request: pytest.FixtureRequest, moto: Address, tmp_path: Path) -> str:
     kind = request.param
     suffix = SUFFIXES.get(kind, f".{kind}")
     for number in range(SHARDS):
-        data = shard(tmp_path / f"made{suffix}", kind, made(number))
+        data = shard(tmp_path / f"made{suffix}", number)
         put(moto, {f"{kind}/train-{number:03d}{suffix}": data})
     return f"s3://bucket/{kind}/train-{{000..{SHARDS - 1:03d}}}{suffix}"
-
-
-def read(path: Path) -> list[Sample]:
-    source = open_source(path)
-    try:
-        return [source[number] for number in range(len(source))] if isinstance(source, Source) else list(source)
-    finally:
-        source.close()
-
-
-def assert_equal(found: list[Sample], samples: list[Sample]) -> None:
-    assert len(found) == len(samples)
-    for one, other in zip(samples, found, strict=True):
-        assert_same(one, other)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -104,7 +80,7 @@ def test_shards_in_s3_become_a_local_file_whatever_happens(s3: Proxy, url: str, 
     )
     done = convert(url, tmp_path / "out.lmdb", workers=workers, verify=True)
     assert (done.samples, done.verified) == (SHARDS * EACH, True)
-    assert_equal(read(tmp_path / "out.lmdb"), everything())
+    assert_all_same(samples_in(tmp_path / "out.lmdb"), everything())
     assert sorted(set(os.listdir(tmp_path)) - {"home"}) == ["out.lmdb"]
 
 
@@ -114,7 +90,7 @@ def test_a_conversion_goes_on_where_the_server_failed_it(
     monkeypatch.setattr("penstock.feed.sources.retries._LONGEST_S", 0.001)
     monkeypatch.setattr(plan, "_LEAST_NBYTES", 64)  # so that there are many segments
     for number in range(SHARDS):
-        put(moto, {f"go/{number}.jsonl": shard(tmp_path / "made.jsonl", "jsonl", made(number))})
+        put(moto, {f"go/{number}.jsonl": shard(tmp_path / "made.jsonl", number)})
 
     def fail_while_writing(progress: Progress) -> None:
         if progress.stage == "writing":
@@ -129,7 +105,7 @@ def test_a_conversion_goes_on_where_the_server_failed_it(
     done = convert("s3://bucket/go/", tmp_path / "out.lmdb", workers=0)
     assert done.samples == SHARDS * EACH
     assert EACH <= done.resumed < SHARDS * EACH
-    assert_equal(read(tmp_path / "out.lmdb"), everything())
+    assert_all_same(samples_in(tmp_path / "out.lmdb"), everything())
 
 
 def test_what_has_changed_in_s3_is_not_gone_on_with(
