@@ -306,7 +306,7 @@ def test_a_format_that_cannot_hold_the_samples_says_why_and_nothing_is_left(
     module = named("lmdb").load()
     ragged = Field("array", "float32", (3, None))
     monkeypatch.setattr(module, "unfit", lambda schema: "no room for float32[3, ?]" if schema["x"] == ragged else "")
-    with pytest.raises(SourceError, match=r"no room for float32\[3, \?\]; choose fields with"):
+    with pytest.raises(SourceError, match=r"no room for float32\[3, \?\]; choose or rename fields with"):
         convert(tfrecord, tmp_path / "out.lmdb", workers=0)
     assert os.listdir(tmp_path) == ["in.tfrecord"]
 
@@ -345,7 +345,7 @@ def test_options_of_the_writer_are_those_of_whoever_reads_it(tmp_path: Path) -> 
 
 def test_what_no_format_has_room_for_is_told_with_its_field(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"a": 1, "b": {"c": null}}\n')
-    with pytest.raises(SourceError, match=r"'b/c'.*choose fields with fields="):
+    with pytest.raises(SourceError, match=r"'b/c'.*choose or rename fields with fields="):
         convert(tmp_path / "in.jsonl", tmp_path / "out.h5", workers=0)
     assert convert(tmp_path / "in.jsonl", tmp_path / "out.h5", fields=["a"], workers=0).samples == 1
 
@@ -360,6 +360,15 @@ def test_samples_that_differ_in_their_fields_are_told(tmp_path: Path) -> None:
     write_samples(tmp_path / "2.tfrecord", [{"x": np.float32(1), "y": np.float32(1)}])
     with pytest.raises(SourceError, match="all need the same"):
         convert(tmp_path / "*.tfrecord", tmp_path / "out.lmdb", workers=0)
+
+
+def test_tokens_are_taken_to_the_last_one(tmp_path: Path) -> None:
+    tokens = np.arange(2500, dtype=np.uint16)
+    tokens.tofile(tmp_path / "in.bin")
+    convert(tmp_path / "in.bin", tmp_path / "out.npy", workers=0, verify=True)
+    assert np.array_equal(np.load(tmp_path / "out.npy"), tokens)
+    convert(tmp_path / "in.bin", tmp_path / "windows.npy", workers=0, options={"length": 1000})
+    assert np.array_equal(np.load(tmp_path / "windows.npy"), tokens[:2000])
 
 
 def test_an_empty_source_of_unknown_fields_is_told(tmp_path: Path) -> None:

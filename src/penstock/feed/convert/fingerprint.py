@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.feed.sources.formats import of_path
+from penstock.feed.sources.formats import Format, files_of
 from penstock.feed.sources.storage import Storage, is_remote
 
 _COMES_AND_GOES = ("lock.mdb",)
@@ -27,35 +27,31 @@ class Fingerprint:
         return {"files": self.files, "nbytes": self.nbytes, "digest": self.digest}
 
 
-def fingerprint(path: str | tuple[str, ...], storage: Storage | None = None) -> Fingerprint:
-    """Return the fingerprint of what `path` stands for; nothing is read.
+def fingerprint(kind: Format, paths: list[str], storage: Storage) -> Fingerprint:
+    """Return the fingerprint of what a format reads; nothing is read.
 
     Raises:
-        SourceError: there is no such file.
+        SourceError: a file is not there.
     """
-    storage = storage or Storage()
     digest, files, nbytes = hashlib.sha256(), 0, 0
-    for name, size, version in _found(storage.expand(path), storage):
+    for name, size, version in _found(kind, paths, storage):
         digest.update(f"{name}\0{size}\0{version}\n".encode("utf-8", "surrogateescape"))
         files += 1
         nbytes += size
     return Fingerprint(files, nbytes, digest.hexdigest())
 
 
-def _found(paths: Sequence[str], storage: Storage) -> Iterator[tuple[str, int, str]]:
+def _found(kind: Format, paths: list[str], storage: Storage) -> Iterator[tuple[str, int, str]]:
     """Yield the name, size and version of every file."""
-    remote: list[str] = []
-    for path in paths:
-        if is_remote(path):
-            is_folder = path.endswith("/") or of_path(path) is None
-            remote += storage.list(path) if is_folder else [path]
-        elif os.path.isdir(path):
-            yield from _inside(os.path.abspath(path))
-        else:
-            stamp = storage.stamps([path])[0]
-            yield os.path.abspath(path), stamp.nbytes, stamp.version
+    remote = files_of(kind, [path for path in paths if is_remote(path)], storage)
     for url, stamp in zip(remote, storage.stamps(remote), strict=True):
         yield url, stamp.nbytes, stamp.version
+    for path in (os.path.abspath(path) for path in paths if not is_remote(path)):
+        if os.path.isdir(path):
+            yield from _inside(path)
+        else:
+            stamp = storage.stamps([path])[0]
+            yield path, stamp.nbytes, stamp.version
 
 
 def _inside(path: str) -> Iterator[tuple[str, int, str]]:

@@ -15,7 +15,7 @@ from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.feed.inspect.layout import layout_of
 from penstock.feed.inspect.speed import Speed, in_order, measured
 from penstock.feed.sources.base import Source
-from penstock.feed.sources.formats import guessed, named, of_path
+from penstock.feed.sources.formats import chosen, files_of
 from penstock.feed.sources.open import open as open_source
 from penstock.feed.sources.sample import Sample, field_of, plain
 from penstock.feed.sources.storage import Storage, is_remote
@@ -125,8 +125,7 @@ def inspect(
         raise OptionError(f"samples={samples} and seconds={seconds:g} have to be 0 or more")
     path = os.fspath(path)
     storage = Storage()
-    paths = storage.expand(path)
-    kind = named(format) if format is not None else guessed(paths[0], storage)[0]
+    kind, paths = chosen(path, format, storage)
     source = open_source(path, format=format, **dict(options or {}))
     with closing(source):
         fields: dict[str, FieldSeen] = {}
@@ -142,7 +141,7 @@ def inspect(
             for name, value in record.items():
                 _see(fields.setdefault(name, FieldSeen()), value)
         runs = source.runs if isinstance(source, Source) else None
-        files = _files(paths, storage)
+        files = files_of(kind, paths, storage)
         return Inspection(
             path=path,
             format=kind.name,
@@ -249,14 +248,6 @@ def _count(source: Source | Stream) -> int | None:
         return len(source)
     counts = [shard.count for shard in source.shards]
     return None if None in counts else sum(count or 0 for count in counts)
-
-
-def _files(paths: list[str], storage: Storage) -> list[str]:
-    found = []
-    for path in paths:
-        is_folder = path.endswith("/") or of_path(path) is None if is_remote(path) else os.path.isdir(path)
-        found += storage.list(path) if is_folder else [path]
-    return found
 
 
 def _nbytes(files: list[str], storage: Storage) -> int:

@@ -44,6 +44,8 @@ from penstock.feed.sources.sample import DTYPES, Errors, Sample, Schema, Selecti
 from penstock.feed.sources.storage import Storage
 from penstock.feed.sources.stream import Shard, Stream
 
+_NAMED = 50
+"""Of a line's fields, in an error."""
 _PLAIN = ("bool", "int64", "float64")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -209,7 +211,8 @@ class _Lines:
             return found
         missing = [own for _, own in self._chosen if own not in found]
         if missing:
-            raise ValueError(f"it has no field {missing[0]!r}")
+            there = ", ".join(map(repr, [*found][:_NAMED])) or "none"
+            raise ValueError(f"it has no field {missing[0]!r}; it has {there}")
         return {name: found[own] for name, own in self._chosen}
 
     def _spread(self, members: tuple[tuple[str, Any], ...], before: str, into: Sample) -> None:

@@ -79,7 +79,11 @@ class Storage:
             SourceError: there is no such file.
         """
         if not isinstance(path, str | os.PathLike):
-            return [found for one in path for found in self.expand(one)]
+            _check_several(path)
+            named = [found for one in path for found in self.expand(one)]
+            if not named:
+                raise SourceError("an empty list of paths names no data")
+            return named
         found = []
         for one in map(without_scheme, spelled_out(os.fspath(path))):
             if is_remote(one):
@@ -193,6 +197,11 @@ class Storage:
 
     def _retries(self) -> Retries:
         return Retries(most=self.retries, timeout_s=self.timeout_s, stall_s=self.stall_s)
+
+
+def _check_several(paths: object) -> None:
+    if isinstance(paths, bytes) or not isinstance(paths, Iterable):
+        raise OptionError(f"{paths!r} is neither a path nor several; a path is a str or a pathlib.Path")
 
 
 def _local_stamp(path: str) -> Stamp:

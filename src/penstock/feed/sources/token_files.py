@@ -107,6 +107,11 @@ class Tokens:
     def __len__(self) -> int:
         return len(self._parts)
 
+    @property
+    def bounds(self) -> np.ndarray:
+        """Where each file begins, and the number of all tokens."""
+        return np.asarray(self._parts.starts, np.int64)
+
     def take(self, start: int, stop: int) -> np.ndarray:
         """Return a copy of tokens `start` to `stop`.
 
@@ -132,7 +137,7 @@ class Tokens:
         """Return where documents begin that end with the token `eos`, or where a file ends, and where the last ends."""
         pieces = ((at, self.take(at, min(at + _PIECE, len(self)))) for at in range(0, len(self), _PIECE))
         found = [np.flatnonzero(piece == eos) + at + 1 for at, piece in pieces]
-        return np.unique(np.concatenate([np.asarray(self._parts.starts, np.int64), *found]))
+        return np.unique(np.concatenate([self.bounds, *found]))
 
     def documents(self, beside: list[str] | None) -> np.ndarray | None:
         """Return where documents begin, and where the last one ends; None where nothing says it."""
