@@ -295,7 +295,7 @@ def test_options_that_contradict_each_other_are_told(tmp_path: Path, tfrecord: P
         convert(tfrecord, tmp_path / "out")
     with pytest.raises(SourceError, match="there is no folder"):
         convert(tfrecord, tmp_path / "no" / "out.lmdb")
-    with pytest.raises(OptionError, match="nonsense"):
+    with pytest.raises(OptionError, match=r"lmdb has no option nonsense=; it has .*commit_nbytes="):
         convert(tfrecord, tmp_path / "out.lmdb", writer_options={"nonsense": 1}, workers=0)
     assert os.listdir(tmp_path) == ["in.tfrecord"]
 
@@ -556,7 +556,7 @@ def test_an_interrupt_is_a_line_that_says_how_to_go_on(tmp_path: Path, large: Pa
     os.killpg(running.pid, signal.SIGINT)
     _, errors = running.communicate()
     assert running.returncode == 130
-    assert errors == "penstock: interrupted; the same command goes on where this one stopped\n"
+    assert errors.splitlines()[-1] == "penstock: interrupted; the same command goes on where this one stopped"
     assert not out.exists()
 
 

@@ -111,10 +111,10 @@ class Target:
             SourceError: there is something, and it may not be replaced.
         """
         for name in self.present():
-            if not overwrite:
-                raise SourceError(f"{name} is there already; --overwrite (overwrite=True) replaces it at the end")
             if os.path.isdir(name) and not os.path.islink(name):
                 raise SourceError(f"{name} is a folder, and folders are not replaced; remove it, or write elsewhere")
+            if not overwrite:
+                raise SourceError(f"{name} is there already; --overwrite (overwrite=True) replaces it at the end")
         folder = os.path.dirname(self.path) or "."
         if not os.path.isdir(folder):
             raise SourceError(f"there is no folder {folder} to write to")

@@ -66,6 +66,7 @@ class Work:
         self._module = target.kind.load()
         if not hasattr(self._module, "Writer"):
             raise SourceError(f"{target.path}: {target.kind.name} is read by penstock, and not written")
+        target.kind.check_options(self._module.Writer, writer_options)
 
     def run(self, found: Fingerprint, *, overwrite: bool, verify: bool, began: float) -> Conversion:
         """Do it, or what is left of it."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from penstock.core.errors import SourceError
+from penstock.core.errors import OptionError, SourceError
 from penstock.feed.sources.storage import Storage, is_remote
 
 _PACKAGE = "penstock.feed.sources"
@@ -40,6 +41,20 @@ class Format:
             ExtraError: the package that it needs is not installed.
         """
         return import_module(f"{_PACKAGE}.{self.module}")
+
+    def check_options(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+        """Refuse options that a function of the module does not have.
+
+        Raises:
+            OptionError: it lacks one.
+        """
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        found = [one.name for one in inspect.signature(function).parameters.values() if one.kind is keyword]
+        known = [name for name in found if name not in ("storage", "fields", "errors")]
+        for name in options:
+            if name not in known:
+                there = ", ".join(f"{one}=" for one in known) or "none"
+                raise OptionError(f"{self.name} has no option {name}=; it has {there} ({_PACKAGE}.{self.module})")
 
 
 FORMATS = (
@@ -160,7 +175,7 @@ def files_of(kind: Format, paths: list[str], storage: Storage) -> list[str]:
 
 def _inside(path: str, kind: Format, storage: Storage) -> list[str]:
     """Return the files of a format in a folder; the folder, where that is what the format reads."""
-    if kind.name in FOLDERS and kind.name not in _OWN_FOLDERS:  # which look through their folders by themselves
+    if kind.name in FOLDERS and (kind.name not in _OWN_FOLDERS or of_path(path) is kind):
         return [path]
     files = storage.list(path)
     if kind.name in _OWN_FOLDERS and _is_own(path, files, kind.name):
@@ -169,12 +184,9 @@ def _inside(path: str, kind: Format, storage: Storage) -> list[str]:
 
 
 def _is_own(path: str, files: list[str], name: str) -> bool:
-    """Say whether a folder is one data set of a format. Local files whose names begin with a dot are not listed."""
-    marks = _OWN_FOLDERS[name]
-    own = {file.removeprefix(path).lstrip("/") for file in files}
-    return bool(own & set(marks)) or any(
-        not is_remote(path) and os.path.exists(os.path.join(path, mark)) for mark in marks
-    )
+    """Say whether a folder is one data set of a format, by a file in it: of a remote one, among `files`."""
+    marks = {os.path.join(path, mark) for mark in _OWN_FOLDERS[name]}
+    return not marks.isdisjoint(files) if is_remote(path) else any(map(os.path.exists, marks))
 
 
 def _entries(path: str, files: list[str]) -> list[str]:

@@ -55,14 +55,10 @@ def open(
         storage = Storage(cache=None if cache is None else os.fspath(cache), cache_nbytes=cache_nbytes)
     kind, paths = chosen(path, format, storage)
     module = kind.load()
-    try:
-        source: Source | Stream = module.opened(
-            paths, storage=storage, fields=Selection.of(fields), errors=errors, **options
-        )
-    except TypeError as error:
-        if "unexpected keyword argument" in str(error):
-            raise OptionError(f"{kind.name}: {error}; see penstock.feed.sources.{kind.module}") from error
-        raise
+    kind.check_options(module.opened, options)
+    source: Source | Stream = module.opened(
+        paths, storage=storage, fields=Selection.of(fields), errors=errors, **options
+    )
     return source
 
 
