@@ -207,6 +207,8 @@ def _check_several(paths: object) -> None:
 def _local_stamp(path: str) -> Stamp:
     try:
         status = os.stat(path)
+    except FileNotFoundError as error:
+        raise SourceError(f"there is no file {path!r}") from error
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error}") from error
     return Stamp(status.st_size, str(status.st_mtime_ns))
