@@ -161,7 +161,7 @@ def inspect(
 
 def _some(source: Source | Stream, least: int) -> Iterator[Sample | RecordError]:
     """Yield some samples: spread evenly where they have numbers, else the first ones; for a second, and `least`."""
-    began = time.monotonic()
+    began = 0.0
     if isinstance(source, Source):
         count = len(source)
         wanted = min(count, max(least, _LOOKED_AT))
@@ -170,6 +170,7 @@ def _some(source: Source | Stream, least: int) -> Iterator[Sample | RecordError]
     else:
         records = in_order(source)
     for number, record in enumerate(records):
+        began = began or time.monotonic()  # the first one has to be fetched
         yield record
         if number + 1 >= least and (number + 1 >= _LOOKED_AT or time.monotonic() - began > _LOOK_S):
             break
