@@ -19,6 +19,8 @@ from rich.table import Table
 
 from benchmarks.figures import OURS, Result, Spread, Target
 from benchmarks.scaling.tables import scale_table
+from penstock.core.units import size_text
+from penstock.tune.setting import Setting
 
 HEADINGS = ("measured", "unit", "penstock", "against", "its figure", "ratio", "min … max", "target", "")
 
@@ -80,7 +82,8 @@ def markdown_table(report: dict[str, Any], name: str = "check") -> str:
     """
     if report.get("benchmark") == "scale":
         return scale_table(report, name)
-    return _device_table(report) if report.get("benchmark") == "device" else _feed_table(report)
+    kinds = {"device": _device_table, "sources": _sources_table, "tune": _tune_table}
+    return kinds.get(report.get("benchmark", ""), _feed_table)(report)
 
 
 def filled_in(text: str, folder: Path) -> str:
@@ -117,6 +120,36 @@ def _device_table(report: dict[str, Any]) -> str:
         for name, rates in row["samples_per_s"].items():
             step = f"{row['name']}, {row['step_ms']:.1f} ms" if name == "resident" else ""
             lines.append(f"| {step} | {name} | {_range(rates, 0)} | {_range(row['of_the_bound'][name], 3)} |")
+    return "\n".join(lines)
+
+
+def _sources_table(report: dict[str, Any]) -> str:
+    lines = ["| format | usual reader, in torch's DataLoader | times as fast (least … most) | penstock, samples/s |"]
+    lines.append("| --- | --- | --- | --- |")
+    for result in map(Result.from_json, report["results"]):
+        mine = number_text(Spread.of(result.figures[OURS]).median)
+        for other, ratios in result.ratios.items():
+            usual = re.sub(r",? in torch's DataLoader$", "", other)
+            lines.append(f"| {result.name} | {usual} | {_range(ratios, 1)} | {mine} |")
+    return "\n".join(lines)
+
+
+def _tune_table(report: dict[str, Any]) -> str:
+    lines = ["| loop | `penstock tune` chose | the grid's best | of its speed (least … most) | of the grid's time |"]
+    lines.append("| --- | --- | --- | --- | --- |")
+    for row in report["rows"]:
+        usual = ", prefetch 2"
+        chose, best = Setting(**row["tuned"]["choice"]).words().removesuffix(usual), row["against"].removesuffix(usual)
+        is_same = chose == best
+        capped = row["ram_nbytes"] is not None
+        cells = (
+            f"{row['name']}, {size_text(row['ram_nbytes'])}" if capped else row["name"],
+            f"{chose}, {size_text(row['choice_nbytes'])}" if capped else chose,
+            "the same" if is_same else best,
+            "1" if is_same else _range(row["of_best"], 3),
+            f"{row['tuner_s'] / row['grid_s']:.3f}",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from feed.sources.made import write_samples
 from PIL import Image
 
 from penstock.core.errors import OptionError, SourceError
@@ -17,19 +18,7 @@ from penstock.feed.inspect import inspect
 from penstock.feed.inspect.look import FieldSeen
 from penstock.feed.inspect.picture import as_image, contact_sheet, half_blocks, images_of, save
 from penstock.feed.inspect.text import render
-from penstock.feed.sources.formats import named
-from penstock.feed.sources.sample import Sample, schema_of, widened
-
-
-def write(path: Path, kind: str, samples: list[Sample]) -> Path:
-    schema = schema_of(samples[0])
-    for sample in samples:
-        schema = widened(schema, sample, "made")
-    writer = named(kind).load().Writer(str(path), schema)
-    for sample in samples:
-        writer.write(sample)
-    writer.close()
-    return path
+from penstock.feed.sources.sample import Sample
 
 
 def made(count: int) -> list[Sample]:
@@ -46,7 +35,7 @@ def made(count: int) -> list[Sample]:
 
 @pytest.mark.parametrize(("kind", "is_stream"), [("tfrecord", True), ("lmdb", False)])
 def test_fields_tell_types_sizes_and_numbers(tmp_path: Path, kind: str, is_stream: bool) -> None:
-    path = write(tmp_path / f"in.{kind}", kind, made(100))
+    path = write_samples(tmp_path / f"in.{kind}", made(100))
     found = inspect(path, seconds=0.01)
     assert (found.format, found.files, found.is_stream, found.looked_at) == (kind, 1, is_stream, 100)
     assert found.samples == (None if is_stream else 100)
@@ -62,7 +51,7 @@ def test_fields_tell_types_sizes_and_numbers(tmp_path: Path, kind: str, is_strea
 
 
 def test_what_files_hold_cannot_steer_a_terminal(tmp_path: Path) -> None:
-    found = inspect(write(tmp_path / "in.lmdb", "lmdb", made(10)), seconds=0)
+    found = inspect(write_samples(tmp_path / "in.lmdb", made(10)), seconds=0)
     text = render(found)
     assert "\x1b" not in text
     assert r"t: 'é\x1b[31m'" in text
@@ -71,7 +60,7 @@ def test_what_files_hold_cannot_steer_a_terminal(tmp_path: Path) -> None:
 
 def test_json_has_a_schema_and_no_numbers_that_json_lacks(tmp_path: Path) -> None:
     samples = [{"x": np.array([np.nan, np.inf, 2.0], np.float32)}, {"x": np.array([np.nan] * 3, np.float32)}]
-    found = inspect(write(tmp_path / "in.lmdb", "lmdb", samples), seconds=0.01)
+    found = inspect(write_samples(tmp_path / "in.lmdb", samples), seconds=0.01)
     told = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert told["schema"] == "penstock.inspect/1"
     assert told["fields"]["x"]["not_finite"] == 5
@@ -80,7 +69,7 @@ def test_json_has_a_schema_and_no_numbers_that_json_lacks(tmp_path: Path) -> Non
 
 
 def test_broken_records_are_told_and_counted(tmp_path: Path) -> None:
-    path = write(tmp_path / "in.tfrecord", "tfrecord", made(20))
+    path = write_samples(tmp_path / "in.tfrecord", made(20))
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
@@ -110,7 +99,7 @@ def test_an_empty_file_has_no_fields(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "words"), [("hdf5", "chunks ["), ("parquet", "zstd")])
 def test_formats_tell_how_their_data_lie(tmp_path: Path, kind: str, words: str) -> None:
-    found = inspect(write(tmp_path / f"in.{kind}", kind, made(20)), seconds=0)
+    found = inspect(write_samples(tmp_path / f"in.{kind}", made(20)), seconds=0)
     assert any(words in said for said in found.layout.values())
     assert found.runs is None or found.runs >= 1
     assert "object" not in str(found.layout)
@@ -118,7 +107,7 @@ def test_formats_tell_how_their_data_lie(tmp_path: Path, kind: str, words: str) 
 
 @pytest.mark.parametrize("kind", ["tfrecord", "lmdb", "hdf5", "parquet", "tar", "jsonl"])
 def test_damaged_files_end_in_a_report_or_an_error_of_ours(tmp_path: Path, kind: str) -> None:
-    path = write(tmp_path / f"in.{kind}", kind, made(20))
+    path = write_samples(tmp_path / f"in.{kind}", made(20))
     data, rng = path.read_bytes(), np.random.default_rng(0)
     for _ in range(30):
         damaged = bytearray(data)

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 class Convert:
     """Write a data set in another format, in parallel; after a kill the same command goes on.
 
-    SRC is what `penstock.open` takes: a folder, a file, a URL, braces, wildcards. DST's name tells its format; braces,
-    as in out-{000..015}.tar, --shards and --shard-size make many files. Samples come back from DST equal, bit by bit; a
-    format that cannot hold them refuses. A folder of pictures is written decoded; with --fields encoded,label the
-    files' bytes are taken as they are.
+    SRC is what `penstock.open` takes: a folder, a file, a URL, braces, wildcards. DST is of this machine, and its name
+    tells its format; braces, as in out-{000..015}.tar, --shards and --shard-size make many files. Samples come back
+    from DST equal, bit by bit; a format that cannot hold them refuses. A folder of pictures is written decoded; with
+    --fields encoded,label the files' bytes are taken as they are.
 
     The work is done and journaled in DST.partial, which is removed at the end; it needs room for the result twice. DST
     gets its name when it is whole, and nothing that is there is replaced without --overwrite.

@@ -77,7 +77,16 @@ class RecordError(SourceError):
 
     def __str__(self) -> str:
         where = f" at byte {self.offset}" if self.offset >= 0 else ""
-        return f"{self.path}: record {self.key}{where}: {self.reason}"
+        return f"{self.path}: record {_printable(str(self.key))}{where}: {_printable(self.reason)}"
+
+
+def _printable(text: str) -> str:
+    r"""Return text that comes from a file so that it cannot steer a terminal.
+
+    >>> _printable("größer"), _printable("a\n\x1b[31m")
+    ('größer', 'a\\n\\x1b[31m')
+    """
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 class StateError(PenstockError, ValueError):

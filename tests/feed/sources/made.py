@@ -1,14 +1,20 @@
-"""Schemas and samples that hypothesis makes up, for round trips through any format."""
+"""Samples that hypothesis makes up, files of them, and what is read back: for round trips through any format."""
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+import penstock
+from penstock.core.errors import RecordError
+from penstock.feed.sources.formats import named, of_path
 from penstock.feed.sources.sample import Field, Sample, Schema, schema_of, widened
 
 DTYPES = (
@@ -75,11 +81,51 @@ def datasets(
     """Return a schema and samples of it; the schema is as wide as these samples need, and no wider."""
     schema = draw(schemas(kinds))
     made = draw(samples(schema, most))
-    if made:
-        schema = schema_of(made[0])
-        for sample in made[1:]:
-            schema = widened(schema, sample, "hypothesis")
-    return schema, made
+    return schema_of_all(made) if made else schema, made
+
+
+def schema_of_all(samples: list[Sample]) -> Schema:
+    """Return a schema that is as wide as these samples need, and no wider."""
+    schema = schema_of(samples[0])
+    for sample in samples[1:]:
+        schema = widened(schema, sample, "made")
+    return schema
+
+
+def write_samples(
+    path: Path | str, samples: list[Sample], schema: Schema | None = None, *, kind: str = "", **options: Any
+) -> Path:
+    """Write a file of the format `kind`, or that its name tells."""
+    format = named(kind) if kind else of_path(str(path))
+    assert format is not None, path
+    writer = format.load().Writer(str(path), schema or schema_of_all(samples), **options)
+    for sample in samples:
+        writer.write(sample)
+    writer.close()
+    return Path(path)
+
+
+def write_text(path: Path, text: str | bytes) -> Path:
+    """Write text; packed, where the name says so."""
+    data = text.encode() if isinstance(text, str) else text
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def samples_in(path: Any, **options: Any) -> list[Sample]:
+    """Return all samples of what `penstock.open` opens."""
+    with closing(penstock.open(path, **options)) as source:
+        return list(source)
+
+
+def outcomes(stream: Any, first: int = 0, step: int = 1) -> list[Any]:
+    """Return what reading a stream's first shard gives, errors among it."""
+    found: list[Any] = []
+    try:
+        found += stream.read(stream.shards[0], first, step)
+    except RecordError as error:
+        found.append(error)
+    return found
 
 
 def assert_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
@@ -95,3 +141,10 @@ def assert_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
         else:
             assert type(value) is type(found), (name, type(value), type(found))
             assert value == found, name
+
+
+def assert_all_same(some: list[Sample], others: list[Sample]) -> None:
+    """Fail where two lists of samples differ."""
+    assert len(some) == len(others)
+    for one, other in zip(some, others, strict=True):
+        assert_same(one, other)

@@ -12,36 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from feed.sources.made import assert_same, datasets
+from feed.sources.made import assert_same, datasets, samples_in, write_samples
 from hypothesis import given, settings
 
 import penstock
 from penstock.core.errors import RecordError, SourceError
-from penstock.feed.sources.arrow import ArrowSource, Writer, joined, opened
-from penstock.feed.sources.sample import Field, Sample, Schema, Selection, plain, schema_of
-from penstock.feed.sources.storage import Storage
+from penstock.feed.sources.arrow import joined
+from penstock.feed.sources.sample import Field, Sample, Schema, plain
 
 pa = pytest.importorskip("pyarrow")
 feather = pytest.importorskip("pyarrow.feather")
-
-
-def read(path: Path | str, fields: Any = None, **options: Any) -> ArrowSource:
-    return opened([str(path)], storage=Storage(), fields=Selection.of(fields), errors="raise", **options)
-
-
-def rows(path: Path | str, fields: Any = None, **options: Any) -> list[Sample]:
-    source = read(path, fields, **options)
-    try:
-        return list(source)
-    finally:
-        source.close()
-
-
-def write(path: Path | str, samples: list[Sample], schema: Schema | None = None, **options: Any) -> None:
-    writer = Writer(str(path), schema or schema_of(samples[0]), **options)
-    for sample in samples:
-        writer.write(sample)
-    writer.close()
 
 
 def ipc(path: Path, kind: str, table: Any, batch_rows: int = 4) -> None:
@@ -73,8 +53,8 @@ def test_samples_come_back_as_they_were(layout: str, compression: str) -> None:
     def check(made: tuple[Schema, list[Sample]]) -> None:
         schema, samples = made
         with tempfile.TemporaryDirectory() as folder:
-            write(f"{folder}/a.arrow", samples, schema, layout=layout, compression=compression)
-            source = read(f"{folder}/a.arrow")
+            write_samples(f"{folder}/a.arrow", samples, schema, layout=layout, compression=compression)
+            source = penstock.open(f"{folder}/a.arrow")
             assert source.schema == schema
             assert len(source) == len(samples)
             for sample, other in zip(samples, source, strict=True):
@@ -88,7 +68,7 @@ def test_samples_come_back_as_they_were(layout: str, compression: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_pyarrow_writes_is_read(tmp_path: Path, kind: str) -> None:
     ipc(tmp_path / "a.arrow", kind, TABLE)
-    source = read(tmp_path / "a.arrow")
+    source = penstock.open(tmp_path / "a.arrow")
     assert source.runs.tolist() == [0, 4, 8, 12, 16, 20, 24, 28, 30]
     for number in random.Random(0).sample(range(30), 30):
         assert_same(
@@ -114,7 +94,7 @@ def test_dictionaries_are_looked_up_even_if_they_change(tmp_path: Path, kind: st
         table = table.unify_dictionaries() if kind == "zstd file" else table
     words = table.column("c").to_pylist()
     ipc(tmp_path / "a.arrow", kind, table)
-    assert [sample["c"] for sample in rows(tmp_path / "a.arrow", null={"c": "none"})] == [
+    assert [sample["c"] for sample in samples_in(tmp_path / "a.arrow", null={"c": "none"})] == [
         word or "none" for word in words
     ]
 
@@ -143,7 +123,7 @@ def test_streams_as_hugging_face_writes_them_are_one_source(tmp_path: Path) -> N
 @pytest.mark.parametrize("kind", ["file", "stream"])
 def test_samples_are_views_of_the_map_and_outlive_the_source(tmp_path: Path, kind: str) -> None:
     ipc(tmp_path / "a.arrow", kind, pa.table({"x": pa.array(list(np.arange(30 * 5000).reshape(30, 5000)))}))
-    source = read(tmp_path / "a.arrow", ["x"])
+    source = penstock.open(tmp_path / "a.arrow", fields=["x"])
     before = pa.total_allocated_bytes()
     samples = list(source)
     assert pa.total_allocated_bytes() - before < 30 * 5000
@@ -157,7 +137,7 @@ def test_samples_are_views_of_the_map_and_outlive_the_source(tmp_path: Path, kin
 def test_pyarrow_reads_what_was_written(tmp_path: Path) -> None:
     samples = [{"x": np.full((2, number), number, np.int16), "y": np.full(2, number)} for number in (1, 2)]
     schema = {"x": Field("array", "int16", (2, None)), "y": Field("array", "int64", (2,))}
-    write(tmp_path / "a.arrow", samples, schema)
+    write_samples(tmp_path / "a.arrow", samples, schema)
     table = pa.ipc.open_file(str(tmp_path / "a.arrow")).read_all()
     assert table.column("x").to_pylist()[1] == {"data": [2, 2, 2, 2], "shape": [2, 2]}
     assert table.column("y").combine_chunks().to_numpy_ndarray().tolist() == [[1, 1], [2, 2]]
@@ -173,9 +153,9 @@ def test_tensors_of_others_keep_their_shapes(tmp_path: Path, metadata: bytes) ->
     ipc(tmp_path / "a.arrow", "file", pa.table([array], schema=schema))
     if metadata != b"{}":
         with pytest.raises(SourceError, match="axes are permuted"):
-            read(tmp_path / "a.arrow")
+            penstock.open(tmp_path / "a.arrow")
         return
-    source = read(tmp_path / "a.arrow")
+    source = penstock.open(tmp_path / "a.arrow")
     assert source.schema["x"].words() == "int64[?, ?]"
     assert [sample["x"].tolist() for sample in source] == [[[1, 2], [3, 4]], [[5, 6, 7]]]
     source.close()
@@ -188,7 +168,7 @@ def test_shapes_that_do_not_fit_are_records_in_error(tmp_path: Path, shape: list
     array = pa.StructArray.from_arrays([data, shapes], names=["data", "shape"])
     schema = pa.schema([pa.field("x", array.type, metadata={b"penstock.array": b"uint8[2, ?]"})])
     ipc(tmp_path / "a.arrow", "file", pa.table([array], schema=schema))
-    source = read(tmp_path / "a.arrow")
+    source = penstock.open(tmp_path / "a.arrow")
     assert source[1]["x"].tolist() == [[97, 98], [99, 100]]
     with pytest.raises(RecordError, match="shape"):
         source[0]
@@ -203,7 +183,7 @@ def test_metadata_that_does_not_fit_is_refused(tmp_path: Path, words: bytes) -> 
     schema = pa.schema([pa.field("x", pa.binary(4), metadata={b"penstock.array": words})])
     ipc(tmp_path / "a.arrow", "file", pa.table([pa.array([b"abcd"], pa.binary(4))], schema=schema))
     with pytest.raises(SourceError, match="its metadata say"):
-        read(tmp_path / "a.arrow")
+        penstock.open(tmp_path / "a.arrow")
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
@@ -212,9 +192,10 @@ def test_files_are_joined(tmp_path: Path, compression: str) -> None:
     schema = {"x": Field("array", "int64", (None,))}
     parts = [str(tmp_path / f"{part}.arrow") for part in range(3)]
     for part, path in enumerate(parts):
-        write(path, [{"x": one} for one in numbers[part * 10 : part * 10 + 10]], schema, compression=compression)
+        samples = [{"x": one} for one in numbers[part * 10 : part * 10 + 10]]
+        write_samples(path, samples, schema, compression=compression)
     joined(parts, str(tmp_path / "all.arrow"))
-    source = read(tmp_path / "all.arrow")
+    source = penstock.open(tmp_path / "all.arrow")
     assert source.schema == schema
     assert source.runs.tolist() == [0, 10, 20, 30]
     assert [sample["x"].tolist() for sample in source] == [one.tolist() for one in numbers]
@@ -224,7 +205,7 @@ def test_files_are_joined(tmp_path: Path, compression: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_forks_and_pickles_read_the_same(tmp_path: Path, kind: str) -> None:
     ipc(tmp_path / "a.arrow", kind, pa.table({"x": np.arange(640)}), 64)
-    source = read(tmp_path / "a.arrow")
+    source = penstock.open(tmp_path / "a.arrow")
     with ThreadPoolExecutor(4) as pool:
         order = list(np.random.default_rng(0).permutation(640))
         assert [sample["x"] for sample in pool.map(source.read, map(int, order))] == order
@@ -240,7 +221,7 @@ def test_threads_forks_and_pickles_read_the_same(tmp_path: Path, kind: str) -> N
 def test_what_is_no_arrow_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.arrow").write_bytes(data)
     with pytest.raises(SourceError, match=r"a\.arrow"):
-        read(tmp_path / "a.arrow")
+        penstock.open(tmp_path / "a.arrow")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -249,13 +230,13 @@ def test_a_truncated_file_is_refused(tmp_path: Path, kind: str) -> None:
     data = (tmp_path / "a.arrow").read_bytes()
     (tmp_path / "a.arrow").write_bytes(data[: len(data) // 2])
     with pytest.raises(SourceError, match=r"a\.arrow"):
-        read(tmp_path / "a.arrow")
+        penstock.open(tmp_path / "a.arrow")
 
 
 def test_a_batch_that_unpacks_to_more_than_the_limit_is_refused(tmp_path: Path) -> None:
     ipc(tmp_path / "a.arrow", "zstd file", pa.table({"x": [b"\0" * 1_000_000] * 20}), 20)
     assert (tmp_path / "a.arrow").stat().st_size < 100_000
-    source = read(tmp_path / "a.arrow", max_group_nbytes=10_000_000)
+    source = penstock.open(tmp_path / "a.arrow", max_group_nbytes=10_000_000)
     with pytest.raises(RecordError, match="max_group_nbytes"):
         source[0]
     source.close()
@@ -284,7 +265,7 @@ def test_mutated_files_give_nothing_but_errors_and_samples(tmp_path: Path, kind:
 def tried(path: Path) -> bool:
     """Read all that can be read; return whether anything was refused."""
     try:
-        source = read(path)
+        source = penstock.open(path)
     except SourceError:
         return True
     refused = False

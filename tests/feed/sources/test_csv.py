@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from feed.sources.made import assert_same, outcomes, write_samples, write_text
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from made import assert_same
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock
@@ -41,21 +41,6 @@ def rows(*paths: Path, fields: Any = None, errors: Any = "raise", **options: Any
     )
 
 
-def written(path: Path, text: str | bytes) -> Path:
-    data = text.encode() if isinstance(text, str) else text
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
-
-
-def outcomes(stream: Any, first: int = 0, step: int = 1) -> list[Any]:
-    found: list[Any] = []
-    try:
-        found += stream.read(stream.shards[0], first, step)
-    except RecordError as error:
-        found.append(error)
-    return found
-
-
 @st.composite
 def tables(draw: Any) -> tuple[dict[str, Field], list[dict[str, Any]]]:
     kinds = draw(st.dictionaries(TEXT, st.sampled_from(sorted(COLUMNS)), min_size=1, max_size=4))
@@ -71,10 +56,7 @@ def test_what_was_written_comes_back(table: Any, suffix: str, tmp_path_factory: 
     folder = tmp_path_factory.mktemp("csv")
     parts = [str(folder / f"{number}{suffix}") for number in range(2)]
     for part, own in zip(parts, (samples[:3], samples[3:]), strict=True):
-        writer = Writer(part, schema)
-        for sample in own:
-            writer.write(sample)
-        writer.close()
+        write_samples(part, own, schema)
     joined(parts, str(folder / f"all{suffix}"))
     assert unfit(schema) == ""
     found = list(rows(folder / f"all{suffix}"))
@@ -88,10 +70,7 @@ def test_what_was_written_comes_back(table: Any, suffix: str, tmp_path_factory: 
 def test_pythons_csv_reads_what_was_written(table: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     schema, samples = table
     path = tmp_path_factory.mktemp("csv") / "a.csv"
-    writer = Writer(str(path), schema)
-    for sample in samples:
-        writer.write(sample)
-    writer.close()
+    write_samples(path, samples, schema)
     with open(path, newline="", encoding="utf-8") as file:
         header, *found = csv.reader(file, strict=True)
     assert header == list(schema)
@@ -125,7 +104,7 @@ def test_what_pythons_csv_writes_is_read(
         held = io.StringIO()
         csv.writer(held, lineterminator=terminator, quoting=quoting).writerows([["a", "b"], *table])
         text = held.getvalue()
-    path = written(tmp_path_factory.mktemp("csv") / "a.csv", text)
+    path = write_text(tmp_path_factory.mktemp("csv") / "a.csv", text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines_module, "PIECE_NBYTES", piece)
         stream = rows(path, dtypes={"a": "text", "b": "text"})
@@ -135,14 +114,14 @@ def test_what_pythons_csv_writes_is_read(
 
 def test_types_are_told_from_the_first_rows(tmp_path: Path) -> None:
     text = 'i,f,e,b,t,q,big,id\n1,1.5,,true,x,"1",99999999999999999999,007\n-2,1e3,2,False,1,"2",1,008\n'
-    first, second = rows(written(tmp_path / "a.csv", text))
+    first, second = rows(write_text(tmp_path / "a.csv", text))
     assert first == {"i": 1, "f": 1.5, "e": first["e"], "b": True, "t": "x", "q": "1", "big": "9" * 20, "id": 7}
     assert math.isnan(first["e"])
     assert [type(value) for value in second.values()] == [int, float, float, bool, str, str, str, int]
 
 
 def test_dtypes_fields_header_and_delimiter(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.csv", "1;2.5;007\n3;;008\n")
+    path = write_text(tmp_path / "a.csv", "1;2.5;007\n3;;008\n")
     options = {"header": ["x", "y", "z"], "delimiter": ";", "dtypes": {"x": "uint8", "y": "float32", "z": "text"}}
     first, second = rows(path, fields={"a": "x", "b": "y", "c": "z"}, **options)
     assert first == {"a": np.uint8(1), "b": np.float32(2.5), "c": "007"}
@@ -170,7 +149,7 @@ def test_dtypes_fields_header_and_delimiter(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_row_is_told_and_the_next_is_read(tmp_path: Path, row: bytes, reason: str) -> None:
-    path = written(tmp_path / "a.csv", b'a,b\n1,"x\ny"\n\n' + row + b"\n2,z\n")
+    path = write_text(tmp_path / "a.csv", b'a,b\n1,"x\ny"\n\n' + row + b"\n2,z\n")
     first, broken, last = outcomes(rows(path, dtypes={"a": "int64"}))
     assert (first, last) == ({"a": 1, "b": "x\ny"}, {"a": 2, "b": "z"})
     assert reason in str(broken)
@@ -190,28 +169,28 @@ def test_lines_with_quotes_are_split_alike_quickly_and_by_character(line: str, d
 
 
 def test_a_quote_that_is_not_closed_is_bounded(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.csv", 'a,b\n1,x\n2,"y\n' + "3,z\n" * 1000)
+    path = write_text(tmp_path / "a.csv", 'a,b\n1,x\n2,"y\n' + "3,z\n" * 1000)
     assert "not closed before the file ends" in str(outcomes(rows(path))[-1])
     found = outcomes(rows(path, max_record_nbytes=50))
     assert "longer than max_record_nbytes=50; perhaps a quote is not closed" in str(found[1])
     assert len(found) > 900
     assert found[-1] == {"a": 3, "b": "z"}
-    path = written(tmp_path / "a.csv", "a,b\n1,x\n2," + "y" * 1000 + "\n3,z\n")
+    path = write_text(tmp_path / "a.csv", "a,b\n1,x\n2," + "y" * 1000 + "\n3,z\n")
     assert [type(one) for one in outcomes(rows(path, max_record_nbytes=50))] == [dict, RecordError, dict]
 
 
 def test_files_have_to_have_one_header(tmp_path: Path) -> None:
-    paths = [written(tmp_path / "a.csv", "a,b\n1,2\n"), written(tmp_path / "b.csv", "b,a\n1,2\n")]
+    paths = [write_text(tmp_path / "a.csv", "a,b\n1,2\n"), write_text(tmp_path / "b.csv", "b,a\n1,2\n")]
     stream = rows(*paths, errors="skip")
     with pytest.warns(UserWarning, match="its columns are"):
         assert list(stream) == [{"a": 1, "b": 2}]
     with pytest.raises(SourceError, match="empty"):
-        rows(written(tmp_path / "c.csv", ""))
+        rows(write_text(tmp_path / "c.csv", ""))
     with pytest.raises(SourceError, match="2 columns 'a'"):
-        rows(written(tmp_path / "c.csv", "a,b,a\n"))
+        rows(write_text(tmp_path / "c.csv", "a,b,a\n"))
     with pytest.raises(SourceError, match="header cannot be read"):
-        rows(written(tmp_path / "c.csv", b"\xff\n1\n"))
-    assert list(rows(written(tmp_path / "c.csv", "a,b\n"))) == []
+        rows(write_text(tmp_path / "c.csv", b"\xff\n1\n"))
+    assert list(rows(write_text(tmp_path / "c.csv", "a,b\n"))) == []
 
 
 def test_what_csv_cannot_hold_is_said(tmp_path: Path) -> None:
@@ -229,7 +208,7 @@ def test_what_csv_cannot_hold_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("loader", [TorchDataLoader, penstock.DataLoader])
 def test_workers_share_out_the_rows(tmp_path: Path, loader: Any) -> None:
-    written(tmp_path / "a.tsv", "x\ty\n" + "".join(f'{number}\t"a\n{number}"\n' for number in range(50)))
+    write_text(tmp_path / "a.tsv", "x\ty\n" + "".join(f'{number}\t"a\n{number}"\n' for number in range(50)))
     batches = list(loader(penstock.open(str(tmp_path / "*.tsv")), batch_size=4, num_workers=3))
     assert sorted(torch.cat([batch["x"] for batch in batches]).tolist()) == list(range(50))
 

@@ -20,7 +20,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from feed.sources.made import assert_same, datasets
+from feed.sources.made import assert_all_same, assert_same, datasets
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -417,9 +417,7 @@ def test_what_was_written_comes_back(tmp_path: Path, made: tuple[Schema, list[Sa
     assert unfit(schema) == ""
     with reading(written(tmp_path / "a.h5", schema, samples, compression=compression)) as source:
         assert source.schema == schema
-        assert len(source) == len(samples)
-        for one, other in zip(samples, source, strict=True):
-            assert_same(one, other)
+        assert_all_same(samples, source)
 
 
 def many(count: int) -> list[Sample]:

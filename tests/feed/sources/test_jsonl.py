@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import pyarrow.json
 import pytest
+from feed.sources.made import assert_same, datasets, outcomes, write_samples, write_text
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from made import assert_same, datasets
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.feed.sources import lines as lines_module
 from penstock.feed.sources.jsonl import Writer, joined, opened, unfit
-from penstock.feed.sources.sample import Field, Selection, plain, schema_of
+from penstock.feed.sources.sample import Field, Selection, plain
 from penstock.feed.sources.storage import Storage
 
 
@@ -32,31 +32,12 @@ def jsonl(*paths: Path, fields: Any = None, errors: Any = "raise", **options: An
     )
 
 
-def written(path: Path, text: str | bytes) -> Path:
-    data = text.encode() if isinstance(text, str) else text
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
-
-
-def outcomes(stream: Any, first: int = 0, step: int = 1) -> list[Any]:
-    """Return what reading a shard gives, errors among it."""
-    found: list[Any] = []
-    try:
-        found += stream.read(stream.shards[0], first, step)
-    except RecordError as error:
-        found.append(error)
-    return found
-
-
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=datasets(), suffix=st.sampled_from([".jsonl", ".jsonl.gz"]))
 def test_what_was_written_comes_back(data: Any, suffix: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     schema, samples = data
     path = tmp_path_factory.mktemp("jsonl") / f"all{suffix}"
-    writer = Writer(str(path), schema)
-    for sample in samples:
-        writer.write(sample)
-    writer.close()
+    write_samples(path, samples, schema)
     assert unfit(schema) == ""
     readers = [list(jsonl(path))]
     if suffix == ".jsonl":
@@ -71,10 +52,7 @@ def test_what_was_written_comes_back(data: Any, suffix: str, tmp_path_factory: p
 
 def test_lines_are_json_to_the_letter(tmp_path: Path) -> None:
     sample = {"x": np.float64("nan"), "y": np.array([1.0, np.inf]), "z": np.arange(3), "t": "a\nb\u2028"}
-    writer = Writer(str(tmp_path / "a.jsonl"), schema_of(sample))
-    writer.write(sample)
-    writer.close()
-    (line,) = (tmp_path / "a.jsonl").read_bytes().splitlines()
+    (line,) = write_samples(tmp_path / "a.jsonl", [sample]).read_bytes().splitlines()
 
     def refused(word: str) -> Any:
         raise AssertionError(word)
@@ -86,16 +64,12 @@ def test_lines_are_json_to_the_letter(tmp_path: Path) -> None:
 
 def test_pyarrow_reads_what_was_written(tmp_path: Path) -> None:
     samples = [{"i": n, "f": n / 7, "b": n % 2 == 0, "t": f"ü\n{n}", "l": np.arange(n + 1)} for n in range(5)]
-    writer = Writer(str(tmp_path / "a.jsonl"), {**schema_of(samples[0]), "l": Field("array", "int64", (None,))})
-    for sample in samples:
-        writer.write(sample)
-    writer.close()
-    table = pyarrow.json.read_json(tmp_path / "a.jsonl")
+    table = pyarrow.json.read_json(write_samples(tmp_path / "a.jsonl", samples))
     assert table.to_pylist() == [{**sample, "l": sample["l"].tolist()} for sample in samples]
 
 
 def test_members_are_fields(tmp_path: Path) -> None:
-    path = written(
+    path = write_text(
         tmp_path / "a.jsonl",
         '{"i": 1, "f": 0.5, "b": true, "t": "ü", "n": null, "l": [1, 2], "m": [[1.5, 2], [3, 4]], "o": {"p": {"q": 7}},'
         ' "texts": ["a", "b"], "ragged": [[1], [2, 3]], "mixed": [1, "a"],'
@@ -120,7 +94,7 @@ def test_members_are_fields(tmp_path: Path) -> None:
 
 
 def test_dtypes_are_taken_and_checked(tmp_path: Path) -> None:
-    path = written(
+    path = write_text(
         tmp_path / "a.jsonl", '{"x": [1, 2], "y": 3}\n{"x": [], "y": 4}\n{"x": [300], "y": 4}\n{"x": [1.5], "y": 1}\n'
     )
     found = outcomes(jsonl(path, dtypes={"x": "uint8", "y": "float32"}))
@@ -132,7 +106,7 @@ def test_dtypes_are_taken_and_checked(tmp_path: Path) -> None:
 
 
 def test_fields_are_chosen_and_renamed(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.jsonl", '{"a": 1, "b": {"c": 2}}\n{"a": 3}\n')
+    path = write_text(tmp_path / "a.jsonl", '{"a": 1, "b": {"c": 2}}\n{"a": 3}\n')
     found = outcomes(jsonl(path, fields={"x": "b/c"}))
     assert found[0] == {"x": 2}
     assert "has no field 'b/c'" in str(found[1])
@@ -141,14 +115,14 @@ def test_fields_are_chosen_and_renamed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
 def test_blank_lines_marks_and_carriage_returns_are_no_matter(tmp_path: Path, suffix: str) -> None:
     text = b'\xef\xbb\xbf\r\n\n{"x": 1}\r\n  \t \n\n{"x": 2}\n{"x": 3}'
-    path = written(tmp_path / f"a{suffix}", text)
+    path = write_text(tmp_path / f"a{suffix}", text)
     assert [sample["x"] for sample in jsonl(path)] == [1, 2, 3]
     if suffix == ".jsonl":
         source = jsonl(path, index=True)
         assert [source[number]["x"] for number in range(len(source))] == [1, 2, 3]
         source.close()
         assert [
-            len(jsonl(written(tmp_path / "b.jsonl", rest), index=True)) for rest in (b"", b"\n", b"\xef\xbb\xbf")
+            len(jsonl(write_text(tmp_path / "b.jsonl", rest), index=True)) for rest in (b"", b"\n", b"\xef\xbb\xbf")
         ] == [0] * 3
 
 
@@ -177,7 +151,7 @@ def test_blank_lines_marks_and_carriage_returns_are_no_matter(tmp_path: Path, su
     ],
 )
 def test_a_broken_line_is_told_and_the_next_is_read(tmp_path: Path, line: bytes, reason: str) -> None:
-    path = written(tmp_path / "a.jsonl", b'{"x": 1}\n\n' + line + b'\n{"x": 2}\n')
+    path = write_text(tmp_path / "a.jsonl", b'{"x": 1}\n\n' + line + b'\n{"x": 2}\n')
     first, broken, last = outcomes(jsonl(path))
     assert (first, last) == ({"x": 1}, {"x": 2})
     assert reason in str(broken)
@@ -190,7 +164,7 @@ def test_a_broken_line_is_told_and_the_next_is_read(tmp_path: Path, line: bytes,
 
 
 def test_many_broken_lines_take_no_longer_than_others(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.jsonl", "x\n" * 200_000)
+    path = write_text(tmp_path / "a.jsonl", "x\n" * 200_000)
     began = time.process_time()
     found = outcomes(jsonl(path))
     assert [error.offset for error in found] == list(range(0, 400_000, 2))
@@ -198,14 +172,14 @@ def test_many_broken_lines_take_no_longer_than_others(tmp_path: Path) -> None:
 
 
 def test_pairs_of_surrogates_are_text(tmp_path: Path) -> None:
-    (sample,) = jsonl(written(tmp_path / "a.jsonl", r'{"x": "\ud83d\ude00"}'))
+    (sample,) = jsonl(write_text(tmp_path / "a.jsonl", r'{"x": "\ud83d\ude00"}'))
     assert sample["x"] == "😀"
 
 
 @pytest.mark.parametrize("piece", [7, 64, 1 << 20])
 def test_a_line_that_is_too_long_is_bounded(tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines_module, "PIECE_NBYTES", piece)
-    path = written(tmp_path / "a.jsonl", '{"x": 1}\n{"x": "' + "a" * 1000 + '"}\n{"x": 2}\n')
+    path = write_text(tmp_path / "a.jsonl", '{"x": 1}\n{"x": "' + "a" * 1000 + '"}\n{"x": 2}\n')
     found = outcomes(jsonl(path, max_record_nbytes=20))
     assert (found[0], found[2], len(found)) == ({"x": 1}, {"x": 2}, 3)
     assert "longer than max_record_nbytes=20" in str(found[1])
@@ -229,7 +203,7 @@ def test_passing_over_lines_counts_the_same_ones(
     count: int, blank: set[int], first: int, step: int, piece: int, packed: bool, tmp_path_factory: Any
 ) -> None:
     text = "".join(f'{{"x": {number}}}\n' + "\n" * (number in blank) for number in range(count))
-    path = written(tmp_path_factory.mktemp("lines") / ("a.jsonl.gz" if packed else "a.jsonl"), text)
+    path = write_text(tmp_path_factory.mktemp("lines") / ("a.jsonl.gz" if packed else "a.jsonl"), text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines_module, "PIECE_NBYTES", piece)
         stream = jsonl(path)
@@ -260,10 +234,7 @@ def test_parts_are_joined(tmp_path: Path) -> None:
     for suffix in (".jsonl", ".jsonl.gz"):
         parts = [str(tmp_path / f"{number}{suffix}") for number in range(3)]
         for number, part in enumerate(parts):
-            writer = Writer(part, {"x": Field("number", "int64")})
-            for value in range(number):
-                writer.write({"x": value})
-            writer.close()
+            write_samples(part, [{"x": value} for value in range(number)], {"x": Field("number", "int64")})
         joined(parts, str(tmp_path / f"all{suffix}"))
         assert [sample["x"] for sample in jsonl(tmp_path / f"all{suffix}")] == [0, 0, 1]
 
@@ -279,7 +250,7 @@ def test_a_sample_of_another_schema_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("loader", [TorchDataLoader, penstock.DataLoader])
 @pytest.mark.parametrize("index", [False, True])
 def test_loaders_give_every_line_once(tmp_path: Path, loader: Any, index: bool) -> None:
-    paths = [written(tmp_path / f"{number}.jsonl", f'{{"x": [{number}]}}\n' * (number + 5)) for number in range(3)]
+    paths = [write_text(tmp_path / f"{number}.jsonl", f'{{"x": [{number}]}}\n' * (number + 5)) for number in range(3)]
     source = penstock.open(str(tmp_path), index=index)
     found = [number for batch in loader(source, batch_size=4, num_workers=2) for number in batch["x"].ravel().tolist()]
     assert sorted(found) == [0] * 5 + [1] * 6 + [2] * 7
@@ -288,7 +259,7 @@ def test_loaders_give_every_line_once(tmp_path: Path, loader: Any, index: bool) 
 
 
 def test_an_index_travels_without_its_files(tmp_path: Path) -> None:
-    source = jsonl(written(tmp_path / "a.jsonl", '{"x": 1}\n{"x": 2}\n'), index=True)
+    source = jsonl(write_text(tmp_path / "a.jsonl", '{"x": 1}\n{"x": 2}\n'), index=True)
     assert source[1] == {"x": 2}
     other = pickle.loads(pickle.dumps(source))
     assert other[0] == {"x": 1}
@@ -304,10 +275,7 @@ def test_mutated_files_give_the_errors_that_are_told(tmp_path: Path) -> None:
     sample = {"a": np.arange(4), "b": "täxt", "c": b"\x00\xff", "d": np.float32(2.5), "e": {"f": 1}}
     del sample["e"]
     path = tmp_path / "a.jsonl"
-    writer = Writer(str(path), schema_of(sample))
-    for _ in range(6):
-        writer.write(sample)
-    writer.close()
+    write_samples(path, [sample] * 6)
     plain_bytes = path.read_bytes()
     for whole in (plain_bytes, gzip.compress(plain_bytes)):
         for _ in range(400):

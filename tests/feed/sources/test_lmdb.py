@@ -13,27 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from feed.sources.made import assert_same, datasets
+from feed.sources.made import assert_same, datasets, write_samples
 from hypothesis import given
 
 import penstock
 from penstock.core.errors import RecordError, SourceError
-from penstock.feed.sources.lmdb import LMDBSource, Writer, joined, opened
-from penstock.feed.sources.sample import Field, Sample, Schema, Selection, plain, schema_of
-from penstock.feed.sources.storage import Storage
+from penstock.feed.sources.lmdb import Writer, joined
+from penstock.feed.sources.sample import Field, Sample, Schema, plain
 
 lmdb = pytest.importorskip("lmdb")
-
-
-def read(path: Path | str, fields: Any = None, **options: Any) -> LMDBSource:
-    return opened([str(path)], storage=Storage(), fields=Selection.of(fields), errors="raise", **options)
-
-
-def write(path: Path | str, samples: list[Sample], schema: Schema | None = None, **options: Any) -> None:
-    writer = Writer(str(path), schema or schema_of(samples[0]), **options)
-    for sample in samples:
-        writer.write(sample)
-    writer.close()
 
 
 def database(path: Path, entries: dict[bytes, bytes], **options: Any) -> None:
@@ -50,8 +38,8 @@ def database(path: Path, entries: dict[bytes, bytes], **options: Any) -> None:
 def test_samples_come_back_as_they_were(made: tuple[Schema, list[Sample]]) -> None:
     schema, samples = made
     with tempfile.TemporaryDirectory() as folder:
-        write(f"{folder}/a.lmdb", samples, schema)
-        source = read(f"{folder}/a.lmdb")
+        write_samples(f"{folder}/a.lmdb", samples, schema)
+        source = penstock.open(f"{folder}/a.lmdb")
         assert len(source) == len(samples)
         for number, sample in enumerate(samples):
             assert_same({name: plain(value) for name, value in sample.items()}, source[number])
@@ -61,7 +49,7 @@ def test_samples_come_back_as_they_were(made: tuple[Schema, list[Sample]]) -> No
 @pytest.mark.parametrize("name", ["a.lmdb", "folder"])
 def test_lmdb_reads_what_was_written(tmp_path: Path, name: str) -> None:
     samples = [{"x": np.full(number * 50, number)} for number in range(40)]
-    write(tmp_path / name, samples, {"x": Field("array", "int64", (None,))}, commit_nbytes=4096)
+    write_samples(tmp_path / name, samples, kind="lmdb", commit_nbytes=4096)
     assert sorted(os.listdir(tmp_path)) == [name]
     with lmdb.open(str(tmp_path / name), subdir=name == "folder", readonly=True, lock=False) as environment:
         assert environment.stat()["entries"] == 40
@@ -78,7 +66,7 @@ def test_lmdb_reads_what_was_written(tmp_path: Path, name: str) -> None:
 def test_values_of_others_are_read_whatever_their_size(tmp_path: Path, size: int, count: int) -> None:
     entries = {b"%08d" % number: random.Random(number).randbytes(size) for number in range(count)}
     database(tmp_path / "data", entries)
-    source = read(tmp_path / "data")
+    source = penstock.open(tmp_path / "data")
     assert {sample["key"]: sample["value"] for sample in source} == entries
     source.close()
 
@@ -95,7 +83,7 @@ def test_what_was_deleted_and_written_again_is_read_as_lmdb_does(tmp_path: Path)
                     transaction.delete(key)
         with environment.begin() as transaction:
             entries = list(transaction.cursor())
-    source = read(tmp_path / "data")
+    source = penstock.open(tmp_path / "data")
     found = [(sample["key"], sample["value"]) for sample in source]
     assert found == sorted(entries, key=lambda entry: (len(entry[0]), entry[0]))
     source.close()
@@ -104,10 +92,10 @@ def test_what_was_deleted_and_written_again_is_read_as_lmdb_does(tmp_path: Path)
 def test_keys_that_are_numbers_come_in_their_order_and_what_tells_of_them_is_left_out(tmp_path: Path) -> None:
     entries = {b"%d" % number: b"v%d" % number for number in range(120)}
     database(tmp_path / "data", {**entries, b"__len__": pickle.dumps(120), b"__keys__": pickle.dumps(["1"])})
-    source = read(tmp_path / "data")
+    source = penstock.open(tmp_path / "data")
     assert [sample["key"] for sample in source] == list(entries)
     source.close()
-    chosen = read(tmp_path / "data", {"image": "value"}).select([3])
+    chosen = penstock.open(tmp_path / "data", fields={"image": "value"}).select([3])
     assert list(chosen) == [{"image": b"v3"}]
     chosen.close()
 
@@ -118,24 +106,24 @@ def test_a_single_file_and_a_named_database_are_read(tmp_path: Path) -> None:
         with environment.begin(write=True) as transaction:
             for number in range(500):
                 transaction.put(b"%d" % number, b"x" * number, db=inner)
-    source = read(tmp_path / "a.mdb", database="train")
+    source = penstock.open(tmp_path / "a.mdb", database="train")
     assert [len(sample["value"]) for sample in source] == list(range(500))
     source.close()
     with pytest.raises(SourceError, match=r"databases \(train\)"):
-        read(tmp_path / "a.mdb")
+        penstock.open(tmp_path / "a.mdb")
     with pytest.raises(SourceError, match=r"no database 'test'; it has train"):
-        read(tmp_path / "a.mdb", database="test")
+        penstock.open(tmp_path / "a.mdb", database="test")
 
 
 def test_several_values_for_a_key_are_refused(tmp_path: Path) -> None:
     with lmdb.open(str(tmp_path / "data"), max_dbs=1, map_size=1 << 20) as environment:
         environment.open_db(b"pairs", dupsort=True)
     with pytest.raises(SourceError, match="several values for a key"):
-        read(tmp_path / "data", database="pairs")
+        penstock.open(tmp_path / "data", database="pairs")
 
 
 def test_fields_are_chosen_and_renamed(tmp_path: Path) -> None:
-    write(tmp_path / "a.lmdb", [{"x": np.arange(3), "y": 2, "z": "a"}])
+    write_samples(tmp_path / "a.lmdb", [{"x": np.arange(3), "y": 2, "z": "a"}])
     source = penstock.open(tmp_path / "a.lmdb", fields={"image": "x", "label": "y"})
     assert sorted(source[0]) == ["image", "label"]
     assert list(source.narrow(["label"])) == [{"label": 2}]
@@ -143,8 +131,8 @@ def test_fields_are_chosen_and_renamed(tmp_path: Path) -> None:
 
 
 def test_arrays_may_be_written_to(tmp_path: Path) -> None:
-    write(tmp_path / "a.lmdb", [{"x": np.arange(3)}])
-    source = read(tmp_path / "a.lmdb")
+    write_samples(tmp_path / "a.lmdb", [{"x": np.arange(3)}])
+    source = penstock.open(tmp_path / "a.lmdb")
     source[0]["x"] += 1
     assert source[0]["x"].tolist() == [0, 1, 2]
     source.close()
@@ -155,16 +143,16 @@ def test_files_are_joined_and_several_are_one_source(tmp_path: Path) -> None:
     schema = {"x": Field("array", "int64", (None,))}
     parts = [str(tmp_path / f"{part}.lmdb") for part in range(3)]
     for part, path in enumerate(parts):
-        write(path, [{"x": one} for one in numbers[part * 10 : part * 10 + 10]], schema)
+        write_samples(path, [{"x": one} for one in numbers[part * 10 : part * 10 + 10]], schema)
     joined(parts, str(tmp_path / "all.lmdb"))
-    for source in (read(tmp_path / "all.lmdb"), penstock.open(str(tmp_path / "{0,1,2}.lmdb"))):
+    for source in (penstock.open(tmp_path / "all.lmdb"), penstock.open(str(tmp_path / "{0,1,2}.lmdb"))):
         assert [sample["x"].tolist() for sample in source] == [one.tolist() for one in numbers]
         source.close()
 
 
 def test_threads_forks_and_pickles_read_the_same(tmp_path: Path) -> None:
-    write(tmp_path / "a.lmdb", [{"x": np.full(2000, number)} for number in range(64)])
-    source = read(tmp_path / "a.lmdb")
+    write_samples(tmp_path / "a.lmdb", [{"x": np.full(2000, number)} for number in range(64)])
+    source = penstock.open(tmp_path / "a.lmdb")
     with ThreadPoolExecutor(4) as pool:
         assert [int(one["x"][0]) for one in pool.map(source.read, range(64))] == list(range(64))
     other = pickle.loads(pickle.dumps(source))
@@ -176,7 +164,7 @@ def test_threads_forks_and_pickles_read_the_same(tmp_path: Path) -> None:
 
 
 def test_a_path_that_exists_is_not_written_to(tmp_path: Path) -> None:
-    write(tmp_path / "a.lmdb", [{"x": 1}])
+    write_samples(tmp_path / "a.lmdb", [{"x": 1}])
     with pytest.raises(SourceError, match="exists"):
         Writer(str(tmp_path / "a.lmdb"), {"x": Field("number", "int64")})
 
@@ -192,7 +180,7 @@ def test_a_sample_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 def test_a_value_above_the_limit_is_refused(tmp_path: Path) -> None:
     database(tmp_path / "data", {b"a": b"x" * 1000})
-    source = read(tmp_path / "data", max_record_nbytes=999)
+    source = penstock.open(tmp_path / "data", max_record_nbytes=999)
     with pytest.raises(RecordError, match="1000 bytes are more than max_record_nbytes=999"):
         source[0]
     source.close()
@@ -202,12 +190,12 @@ def test_a_value_above_the_limit_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_database_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.lmdb").write_bytes(data)
     with pytest.raises(SourceError, match=r"a\.lmdb"):
-        read(tmp_path / "a.lmdb")
+        penstock.open(tmp_path / "a.lmdb")
 
 
 def test_a_broken_value_is_named_and_the_others_are_read(tmp_path: Path) -> None:
-    write(tmp_path / "a.lmdb", [{"x": np.full(2000, number)} for number in range(8)])
-    source = read(tmp_path / "a.lmdb")
+    write_samples(tmp_path / "a.lmdb", [{"x": np.full(2000, number)} for number in range(8)])
+    source = penstock.open(tmp_path / "a.lmdb")
     data = bytearray((tmp_path / "a.lmdb").read_bytes())
     at = int(source._files[0].places[3])
     data[at + 500] ^= 1
@@ -219,8 +207,8 @@ def test_a_broken_value_is_named_and_the_others_are_read(tmp_path: Path) -> None
 
 
 def test_a_truncated_file_gives_what_it_has(tmp_path: Path) -> None:
-    write(tmp_path / "a.lmdb", [{"x": np.full(2000, number)} for number in range(8)])
-    source = read(tmp_path / "a.lmdb")
+    write_samples(tmp_path / "a.lmdb", [{"x": np.full(2000, number)} for number in range(8)])
+    source = penstock.open(tmp_path / "a.lmdb")
     os.truncate(tmp_path / "a.lmdb", int(source._files[0].places[5]) + 100)
     with pytest.raises(RecordError, match="truncated"):
         source[5]
@@ -248,7 +236,7 @@ def test_mutated_files_give_nothing_but_errors_and_samples(tmp_path: Path) -> No
                     del bad[rng.randrange(len(bad)) :]
         (tmp_path / "a.lmdb").write_bytes(bad)
         try:
-            source = read(tmp_path / "a.lmdb")
+            source = penstock.open(tmp_path / "a.lmdb")
         except SourceError:
             refused += 1
             continue

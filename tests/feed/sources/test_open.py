@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import fsspec
+import numpy as np
 import pytest
+from feed.sources.made import samples_in, write_samples
 
 import penstock
 from penstock.core.errors import OptionError, SourceError
-from penstock.feed.sources.formats import FORMATS, guessed, of_path
+from penstock.feed.inspect import inspect
+from penstock.feed.sources.formats import FORMATS, chosen, guessed, of_path
 from penstock.feed.sources.storage import Storage
 
 
@@ -60,9 +64,12 @@ def test_a_folder_of_several_formats_is_not_guessed(tmp_path: Path) -> None:
         (".", {}, SourceError, "no file whose name tells a format"),
         (".", {"format": "parquet"}, SourceError, "holds no parquet"),
         ("a.jsonl", {"format": "excel"}, SourceError, "no format 'excel'; there are images, hdf5"),
-        ("a.jsonl", {"size": 3}, OptionError, "jsonl: .*'size'"),
+        ("a.jsonl", {"size": 3}, OptionError, "jsonl has no option size=; it has .*dtypes="),
         ("a.jsonl", {"errors": "ignore"}, OptionError, "neither 'raise' nor 'skip'"),
-        ("a.jsonl", {"fields": ["z"]}, SourceError, "no field 'z'"),
+        ("a.jsonl", {"fields": ["z"]}, SourceError, "no field 'z'; it has 'x', 'y'"),
+        ("a.jsonl", {"fields": "x"}, OptionError, r"fields='x' names no fields; write them as in \['image'\]"),
+        ("a.jsonl", {"fields": {}}, OptionError, "names no fields"),
+        ("nothing", {}, SourceError, "there is no file '.*nothing'"),
     ],
 )
 def test_what_cannot_be_opened_is_told(
@@ -84,6 +91,8 @@ def test_what_cannot_be_opened_is_told(
         (["run/1.mp4", "walk/2.mkv"], "video"),
         (["b.tar", "a.tar", "README"], "tar"),
         (["x/1.parquet", ".hidden/2.csv"], "parquet"),
+        (["a.lmdb/data.mdb", "a.lmdb/lock.mdb", "b.lmdb/data.mdb", "b.lmdb/lock.mdb"], "lmdb"),
+        (["a.zarr/x/c/0", "a.zarr/zarr.json", "b.zarr/zarr.json"], "zarr"),
     ],
 )
 def test_a_folder_is_known_by_its_files(tmp_path: Path, files: list[str], format: str) -> None:
@@ -93,8 +102,42 @@ def test_a_folder_is_known_by_its_files(tmp_path: Path, files: list[str], format
     found, paths = guessed(str(tmp_path), Storage())
     assert found.name == format
     assert paths == [str(tmp_path)] or paths == sorted(paths)
+    assert chosen(tmp_path, format, Storage()) == (found, paths)
 
 
 def test_every_format_is_told_by_its_suffixes() -> None:
     for one in FORMATS:
         assert all(of_path(f"s3://bucket/train{suffix.upper()}") is one for suffix in one.suffixes)
+
+
+@pytest.mark.parametrize("paths", [[], None, 3, b"a.jsonl"])
+def test_what_is_no_path_is_told(paths: object) -> None:
+    with pytest.raises((SourceError, OptionError), match=r"neither a path|an empty list"):
+        penstock.open(paths)  # type: ignore[arg-type]
+
+
+def test_folders_of_folders_are_one_source(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        write_samples(tmp_path / name / "data.mdb", [{"x": np.int64(1)}, {"x": np.int64(2)}])
+        (tmp_path / name / "lock.mdb").write_bytes(b"")
+    for options in ({}, {"format": "lmdb"}):
+        assert [sample["x"] for sample in samples_in(tmp_path, **options)] == [1, 2, 1, 2]
+
+
+def test_a_remote_folder_may_be_said_to_have_a_format() -> None:
+    files = fsspec.filesystem("memory")
+    for name in ("a", "b"):
+        files.pipe(f"/folder/{name}.jsonl", b'{"x": 1}\n')
+        files.pipe(f"/folder/{name}.csv", b"x\n2\n")
+    assert read("memory://folder/", format="jsonl") == [1, 1]
+    assert read("memory://folder/", format="csv") == [2, 2]
+    with pytest.raises(SourceError, match="holds no parquet"):
+        penstock.open("memory://folder/", format="parquet")
+    files.pipe("/folder/export", b"x\n3\n")
+    assert read("memory://folder/export", format="csv") == [3]
+    assert (
+        inspect("memory://folder/export", format="csv", seconds=0).files,
+        inspect("memory://folder/", format="csv", seconds=0).files,
+    ) == (1, 2)
+    files.rm("/folder", recursive=True)

@@ -14,38 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from feed.sources.made import assert_same, datasets
+from feed.sources.made import assert_same, datasets, samples_in, write_samples
 from hypothesis import given, settings
 
 import penstock
 from penstock.core.errors import RecordError, SourceError
 from penstock.feed.sources import parquet
 from penstock.feed.sources.order import RunOrder
-from penstock.feed.sources.parquet import ParquetSource, Writer, joined, opened
-from penstock.feed.sources.sample import Field, Sample, Schema, Selection, plain, schema_of
-from penstock.feed.sources.storage import Storage
+from penstock.feed.sources.parquet import ParquetSource, Writer, joined
+from penstock.feed.sources.sample import Field, Sample, Schema, plain, schema_of
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
-
-
-def read(path: Path | str, fields: Any = None, **options: Any) -> ParquetSource:
-    return opened([str(path)], storage=Storage(), fields=Selection.of(fields), errors="raise", **options)
-
-
-def rows(path: Path | str, fields: Any = None, **options: Any) -> list[Sample]:
-    source = read(path, fields, **options)
-    try:
-        return list(source)
-    finally:
-        source.close()
-
-
-def write(path: Path | str, samples: list[Sample], schema: Schema | None = None, **options: Any) -> None:
-    writer = Writer(str(path), schema or schema_of(samples[0]), **options)
-    for sample in samples:
-        writer.write(sample)
-    writer.close()
 
 
 def table(path: Path, columns: dict[str, Any], **options: Any) -> None:
@@ -59,12 +39,12 @@ def test_samples_come_back_as_they_were(layout: str) -> None:
     def check(made: tuple[Schema, list[Sample]]) -> None:
         schema, samples = made
         with tempfile.TemporaryDirectory() as folder:
-            write(f"{folder}/a.parquet", samples, schema, layout=layout)
-            found = rows(f"{folder}/a.parquet")
+            write_samples(f"{folder}/a.parquet", samples, schema, layout=layout)
+            found = samples_in(f"{folder}/a.parquet")
             assert len(found) == len(samples)
             for sample, other in zip(samples, found, strict=True):
                 assert_same({name: plain(value) for name, value in sample.items()}, other)
-            source = read(f"{folder}/a.parquet")
+            source = penstock.open(f"{folder}/a.parquet")
             assert source.schema == schema
             assert pq.read_table(f"{folder}/a.parquet").num_rows == len(samples)
 
@@ -74,8 +54,8 @@ def test_samples_come_back_as_they_were(layout: str) -> None:
 def test_numbers_keep_the_bits_of_what_is_not_a_number(tmp_path: Path) -> None:
     bits = np.array([0x7FC00001, 0x7F800001, 0xFFC12345, 0x7FC00000, 0x80000000], np.uint32)
     samples = [{"n": one, "x": bits.view(np.float32)} for one in bits.view(np.float32)]
-    write(tmp_path / "a.parquet", samples)
-    found = rows(tmp_path / "a.parquet")
+    write_samples(tmp_path / "a.parquet", samples)
+    found = samples_in(tmp_path / "a.parquet")
     assert [int(np.asarray(sample["n"]).view(np.uint32)) for sample in found] == bits.tolist()
     assert found[0]["x"].view(np.uint32).tolist() == bits.tolist()
 
@@ -84,11 +64,11 @@ def test_pyarrow_reads_what_was_written(tmp_path: Path) -> None:
     samples = [
         {"x": np.full((2, 3), number, np.int16), "label": number, "name": "é", "jpeg": b"\xff"} for number in (1, 2)
     ]
-    write(tmp_path / "a.parquet", samples)
+    write_samples(tmp_path / "a.parquet", samples)
     found = pq.read_table(tmp_path / "a.parquet").to_pylist()
     assert np.frombuffer(found[1].pop("x"), "<i2").reshape(2, 3).tolist() == [[2, 2, 2], [2, 2, 2]]
     assert found[1] == {"label": 2, "name": "é", "jpeg": b"\xff"}
-    write(tmp_path / "b.parquet", samples, layout="tensors")
+    write_samples(tmp_path / "b.parquet", samples, layout="tensors")
     column = pq.read_table(tmp_path / "b.parquet").column("x").combine_chunks()
     assert column.to_numpy_ndarray().tolist() == [[[number] * 3] * 2 for number in (1, 2)]
 
@@ -119,7 +99,7 @@ def test_what_pyarrow_writes_is_read(tmp_path: Path) -> None:
         "day": pa.array([day] * 2),
     }
     table(tmp_path / "a.parquet", columns)
-    one, two = rows(tmp_path / "a.parquet")
+    one, two = samples_in(tmp_path / "a.parquet")
     assert_same(
         two,
         {
@@ -142,7 +122,7 @@ def test_what_pyarrow_writes_is_read(tmp_path: Path) -> None:
         },
     )
     assert (one["flags"].tolist(), one["nested"].shape, one["mixed"].tolist()) == ([True] * 9, (1, 2), [[1, 2]])
-    source = read(tmp_path / "a.parquet")
+    source = penstock.open(tmp_path / "a.parquet")
     assert {name: field.words() for name, field in source.schema.items() if field.kind == "array"} == {
         "flags": "bool[?]",
         "list": "uint8[?]",
@@ -157,8 +137,8 @@ def test_what_pyarrow_writes_is_read(tmp_path: Path) -> None:
 def test_structs_are_fields_of_their_own(tmp_path: Path) -> None:
     image = pa.array([{"bytes": b"1", "path": None}, None, {"bytes": b"3", "path": "c.jpg"}])
     table(tmp_path / "a.parquet", {"image": image, "label": [1, 2, 3]})
-    assert list(read(tmp_path / "a.parquet").schema) == ["image/bytes", "image/path", "label"]
-    source = read(tmp_path / "a.parquet", {"x": "image/bytes", "y": "label"})
+    assert list(penstock.open(tmp_path / "a.parquet").schema) == ["image/bytes", "image/path", "label"]
+    source = penstock.open(tmp_path / "a.parquet", fields={"x": "image/bytes", "y": "label"})
     assert (source[0], source[2]) == ({"x": b"1", "y": 1}, {"x": b"3", "y": 3})
     with pytest.raises(RecordError, match=r"a\.parquet: record 1: field 'x': it is null; say what it is then: null="):
         source[1]
@@ -167,8 +147,8 @@ def test_structs_are_fields_of_their_own(tmp_path: Path) -> None:
 
 def test_nulls_are_what_the_user_says_or_errors(tmp_path: Path) -> None:
     table(tmp_path / "a.parquet", {"label": pa.array([1, None], pa.int64()), "x": pa.array([[1, None], [2, 3]])})
-    assert rows(tmp_path / "a.parquet", ["label"], null={"label": -1}) == [{"label": 1}, {"label": -1}]
-    source = read(tmp_path / "a.parquet", ["x"])
+    assert samples_in(tmp_path / "a.parquet", fields=["label"], null={"label": -1}) == [{"label": 1}, {"label": -1}]
+    source = penstock.open(tmp_path / "a.parquet", fields=["x"])
     assert source[1]["x"].tolist() == [2, 3]
     with pytest.raises(RecordError, match="nulls between its numbers"):
         source[0]
@@ -177,7 +157,7 @@ def test_nulls_are_what_the_user_says_or_errors(tmp_path: Path) -> None:
 
 def test_lists_that_are_no_array_are_records_in_error(tmp_path: Path) -> None:
     table(tmp_path / "a.parquet", {"x": pa.array([[[1], [2, 3]], [[1, 2]]])})
-    source = read(tmp_path / "a.parquet")
+    source = penstock.open(tmp_path / "a.parquet")
     assert source[1]["x"].tolist() == [[1, 2]]
     with pytest.raises(RecordError, match="rows have different lengths"):
         source[0]
@@ -196,14 +176,14 @@ def test_lists_that_are_no_array_are_records_in_error(tmp_path: Path) -> None:
 def test_columns_that_are_no_field_are_named_and_can_be_left_out(tmp_path: Path, column: Any) -> None:
     table(tmp_path / "a.parquet", {"other": column, "x": [1]})
     with pytest.raises(SourceError, match=r"field 'other' cannot be read: it is .*; leave it out: fields="):
-        read(tmp_path / "a.parquet")
-    assert rows(tmp_path / "a.parquet", ["x"]) == [{"x": 1}]
+        penstock.open(tmp_path / "a.parquet")
+    assert samples_in(tmp_path / "a.parquet", fields=["x"]) == [{"x": 1}]
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table([[1], [2]], names=["x", "x"]), tmp_path / "a.parquet")
     with pytest.raises(SourceError, match="two columns have this name"):
-        read(tmp_path / "a.parquet")
+        penstock.open(tmp_path / "a.parquet")
 
 
 def test_files_are_one_source_if_they_have_the_same_columns(tmp_path: Path) -> None:
@@ -226,7 +206,7 @@ def test_a_row_group_is_unpacked_once_if_its_samples_are_read_together(
     asked = []
     batches = ParquetSource.batches
     monkeypatch.setattr(ParquetSource, "batches", lambda *args: asked.append(args[1].number) or batches(*args))
-    source = read(tmp_path / "a.parquet", ["x"], held_nbytes=8 * 50 * 8)
+    source = penstock.open(tmp_path / "a.parquet", fields=["x"], held_nbytes=8 * 50 * 8)
     assert sorted(source[index]["x"] for index in RunOrder(source.runs, seed=0)) == list(range(1000))
     assert sorted(asked) == list(range(20))
     source.close()
@@ -234,7 +214,7 @@ def test_a_row_group_is_unpacked_once_if_its_samples_are_read_together(
 
 def test_what_is_held_is_bounded(tmp_path: Path) -> None:
     table(tmp_path / "a.parquet", {"x": np.arange(1000)}, row_group_size=50)
-    source = read(tmp_path / "a.parquet", held_nbytes=3 * 50 * 8)
+    source = penstock.open(tmp_path / "a.parquet", held_nbytes=3 * 50 * 8)
     for index in range(0, 1000, 50):
         assert source[index] == {"x": index}
         assert len(source._held.get()._groups) <= 3
@@ -244,12 +224,12 @@ def test_what_is_held_is_bounded(tmp_path: Path) -> None:
 def test_a_large_row_group_is_unpacked_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "_PIECE_NBYTES", 1000)
     table(tmp_path / "a.parquet", {"x": [f"number {number}" for number in range(1000)], "y": np.arange(1000)})
-    assert rows(tmp_path / "a.parquet") == [{"x": f"number {number}", "y": number} for number in range(1000)]
+    assert samples_in(tmp_path / "a.parquet") == [{"x": f"number {number}", "y": number} for number in range(1000)]
 
 
 def test_columns_of_others_are_not_read(tmp_path: Path) -> None:
     table(tmp_path / "a.parquet", {"x": [1], "y.z": ["a"], "y": [[1, 2]]})
-    source = read(tmp_path / "a.parquet").narrow(["y.z"])
+    source = penstock.open(tmp_path / "a.parquet").narrow(["y.z"])
     (batch,) = source.batches(source._groups[0], ["y.z"])
     assert "x" not in batch.schema.names
     assert source[0] == {"y.z": "a"}
@@ -257,12 +237,12 @@ def test_columns_of_others_are_not_read(tmp_path: Path) -> None:
 
 
 def test_arrays_are_read_only_views(tmp_path: Path) -> None:
-    write(
+    write_samples(
         tmp_path / "a.parquet",
         [{"x": np.zeros(3), "y": np.zeros((1, number))} for number in range(3)],
         {"x": Field("array", "float64", (3,)), "y": Field("array", "float64", (1, None))},
     )
-    for sample in rows(tmp_path / "a.parquet"):
+    for sample in samples_in(tmp_path / "a.parquet"):
         for value in sample.values():
             with pytest.raises(ValueError, match="read-only"):
                 value += 1
@@ -274,10 +254,13 @@ def test_files_are_joined(tmp_path: Path, compression: str) -> None:
     schema = {"x": Field("array", "int64", (None,))}
     parts = [str(tmp_path / f"{part}.parquet") for part in range(3)]
     for part, path in enumerate(parts):
-        write(path, [{"x": one} for one in numbers[part * 10 : part * 10 + 10]], schema, compression=compression)
+        samples = [{"x": one} for one in numbers[part * 10 : part * 10 + 10]]
+        write_samples(path, samples, schema, compression=compression)
     joined(parts, str(tmp_path / "all.parquet"))
-    assert [sample["x"].tolist() for sample in rows(tmp_path / "all.parquet")] == [one.tolist() for one in numbers]
-    source = read(tmp_path / "all.parquet")
+    assert [sample["x"].tolist() for sample in samples_in(tmp_path / "all.parquet")] == [
+        one.tolist() for one in numbers
+    ]
+    source = penstock.open(tmp_path / "all.parquet")
     assert source.schema == schema
     assert source.runs.tolist() == [0, 10, 20, 30]
 
@@ -289,7 +272,7 @@ def test_a_buffer_may_be_used_again_for_the_next_sample(tmp_path: Path) -> None:
         buffer[:] = number
         writer.write({"x": buffer})
     writer.close()
-    assert [sample["x"][0] for sample in rows(tmp_path / "a.parquet")] == [0, 1, 2]
+    assert [sample["x"][0] for sample in samples_in(tmp_path / "a.parquet")] == [0, 1, 2]
 
 
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -312,7 +295,7 @@ def test_a_group_that_is_damaged_is_unpacked_once(tmp_path: Path, monkeypatch: p
         raise OSError("broken")
 
     monkeypatch.setattr(ParquetSource, "batches", broken)
-    source = read(tmp_path / "a.parquet")
+    source = penstock.open(tmp_path / "a.parquet")
     for index in range(50):
         with pytest.raises(RecordError, match=f"record {index}: its group cannot be unpacked: broken"):
             source[index]
@@ -321,15 +304,15 @@ def test_a_group_that_is_damaged_is_unpacked_once(tmp_path: Path, monkeypatch: p
 
 
 def test_row_groups_are_neither_large_nor_many(tmp_path: Path) -> None:
-    write(tmp_path / "a.parquet", [{"x": np.zeros(1 << 18)} for _ in range(9)])
-    assert read(tmp_path / "a.parquet").runs.tolist() == [0, 4, 8, 9]
-    write(tmp_path / "b.parquet", [{"x": 1} for _ in range(1025)])
-    assert read(tmp_path / "b.parquet").runs.tolist() == [0, 1024, 1025]
+    write_samples(tmp_path / "a.parquet", [{"x": np.zeros(1 << 18)} for _ in range(9)])
+    assert penstock.open(tmp_path / "a.parquet").runs.tolist() == [0, 4, 8, 9]
+    write_samples(tmp_path / "b.parquet", [{"x": 1} for _ in range(1025)])
+    assert penstock.open(tmp_path / "b.parquet").runs.tolist() == [0, 1024, 1025]
 
 
 def test_threads_forks_and_pickles_read_the_same(tmp_path: Path) -> None:
     table(tmp_path / "a.parquet", {"x": np.arange(640)}, row_group_size=64)
-    source = read(tmp_path / "a.parquet")
+    source = penstock.open(tmp_path / "a.parquet")
     with ThreadPoolExecutor(4) as pool:
         order = list(np.random.default_rng(0).permutation(640))
         assert [sample["x"] for sample in pool.map(source.read, map(int, order))] == order
@@ -346,15 +329,15 @@ def test_threads_forks_and_pickles_read_the_same(tmp_path: Path) -> None:
 def test_what_is_no_parquet_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.parquet").write_bytes(data)
     with pytest.raises(SourceError, match=r"a\.parquet"):
-        read(tmp_path / "a.parquet")
+        penstock.open(tmp_path / "a.parquet")
 
 
 def test_a_flipped_bit_is_noticed_and_other_row_groups_are_read(tmp_path: Path) -> None:
-    write(tmp_path / "a.parquet", [{"x": np.random.default_rng(number).bytes(4096)} for number in range(2048)])
+    write_samples(tmp_path / "a.parquet", [{"x": np.random.default_rng(number).bytes(4096)} for number in range(2048)])
     data = bytearray((tmp_path / "a.parquet").read_bytes())
     data[1 << 20] ^= 1
     (tmp_path / "a.parquet").write_bytes(data)
-    source = read(tmp_path / "a.parquet")
+    source = penstock.open(tmp_path / "a.parquet")
     with pytest.raises(RecordError, match=r"record 3: its group cannot be unpacked"):
         source[3]
     assert len(source[2047]["x"]) == 4096
@@ -363,7 +346,7 @@ def test_a_flipped_bit_is_noticed_and_other_row_groups_are_read(tmp_path: Path) 
 
 def test_a_row_group_above_the_limit_is_refused(tmp_path: Path) -> None:
     table(tmp_path / "a.parquet", {"x": [b"\0" * 1_000_000] * 20})
-    source = read(tmp_path / "a.parquet", max_group_nbytes=10_000_000)
+    source = penstock.open(tmp_path / "a.parquet", max_group_nbytes=10_000_000)
     with pytest.raises(RecordError, match="max_group_nbytes"):
         source[0]
     source.close()
@@ -402,7 +385,7 @@ def tried(path: Path) -> bool:
     """Read all that can be read; return whether anything was refused."""
     refused = False
     try:
-        source = read(path)
+        source = penstock.open(path)
     except SourceError:
         return True
     for index in range(min(len(source), 100)):
@@ -445,3 +428,29 @@ def test_statistics_that_are_long_texts_are_skipped(tmp_path: Path) -> None:
     pq.write_table(pa.table({"t": texts}), tmp_path / "long.parquet", write_page_index=False)
     source = penstock.open(tmp_path / "long.parquet")
     assert [source[index]["t"] for index in range(2)] == texts
+
+
+@pytest.mark.parametrize(
+    ("claim", "words"), [(-77, "has 23 rows, in groups of -77 to 100"), (1 << 42, "in groups of 100 to 43")]
+)
+def test_a_footer_with_impossible_row_counts_is_refused(tmp_path: Path, claim: int, words: str) -> None:
+    with pq.ParquetWriter(tmp_path / "a.parquet", pa.schema({"x": pa.int64()}), write_page_index=False) as writer:
+        for count in (100, 77):
+            writer.write_table(pa.table({"x": range(count)}))
+    data = (tmp_path / "a.parquet").read_bytes()
+    length = int.from_bytes(data[-8:-4], "little")
+    body, footer = data[: -8 - length], data[-8 - length : -8]
+    before, after = footer.rsplit(b"\x16" + varint(77), 1)  # the last group's num_rows: a field of type i64
+    footer = before + b"\x16" + varint(claim) + after
+    (tmp_path / "a.parquet").write_bytes(body + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+    with pytest.raises(SourceError, match=words):
+        penstock.open(tmp_path / "a.parquet")
+
+
+def varint(value: int) -> bytes:
+    """Return a number as Thrift's compact protocol writes it."""
+    rest, out = (value << 1) ^ (value >> 63), bytearray()
+    while rest > 127:
+        out.append(rest & 127 | 128)
+        rest >>= 7
+    return bytes([*out, rest])

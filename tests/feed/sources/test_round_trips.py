@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from feed.sources.made import assert_same, datasets
+from feed.sources.made import assert_same, datasets, write_samples
 from hypothesis import HealthCheck, assume, given, settings
 
 import penstock
@@ -23,13 +23,6 @@ ROUND = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCh
 
 def formats(*names: str) -> list[Format]:
     return [one for one in FORMATS if one.name in names]
-
-
-def write(format: Format, path: Path, schema: Schema, samples: list[Sample]) -> None:
-    writer = format.load().Writer(str(path), schema)
-    for sample in samples:
-        writer.write(sample)
-    writer.close()
 
 
 def read(format: Format, path: Path) -> list[Sample]:
@@ -63,7 +56,7 @@ def test_what_is_written_is_read(format: Format) -> None:
         assume(not format.load().unfit(schema))
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"data{format.suffixes[0]}"
-            write(format, path, schema, samples)
+            write_samples(path, samples, schema, kind=format.name)
             check(samples, read(format, path))
 
     round_trip()
@@ -81,9 +74,9 @@ def test_any_format_goes_into_any_other_and_back(first: str, second: str) -> Non
         with tempfile.TemporaryDirectory() as folder:
             here, there = Path(folder) / f"a{one.suffixes[0]}", Path(folder) / f"b{other.suffixes[0]}"
             again = Path(folder) / f"c{one.suffixes[0]}"
-            write(one, here, schema, samples)
-            write(other, there, schema, read(one, here))
-            write(one, again, schema, read(other, there))
+            write_samples(here, samples, schema, kind=one.name)
+            write_samples(there, read(one, here), schema, kind=other.name)
+            write_samples(again, read(other, there), schema, kind=one.name)
             check(samples, read(one, again))
 
     there_and_back()
@@ -103,7 +96,7 @@ def test_parts_that_are_joined_are_read_as_one(format: Format) -> None:
         with tempfile.TemporaryDirectory() as folder:
             parts = [Path(folder) / f"part{number}{format.suffixes[0]}" for number in range(3)]
             for number, part in enumerate(parts):
-                write(format, part, schema, samples[number::3])
+                write_samples(part, samples[number::3], schema, kind=format.name)
             whole = Path(folder) / f"whole{format.suffixes[0]}"
             module.joined([str(part) for part in parts], str(whole))
             check([sample for number in range(3) for sample in samples[number::3]], read(format, whole))

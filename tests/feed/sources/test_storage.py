@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import fsspec
 import numpy as np
 import pytest
+from bucket import Address, put, serving
 from faulty import Files, Plan, Proxy
-from moto.server import ThreadedMotoServer
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock
@@ -37,28 +36,15 @@ def _hang_up_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def moto() -> Iterator[tuple[str, int]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ACCESS_KEY_ID", "key")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        server.start()
-        host, port = server.get_host_and_port()
-        client = boto3.client("s3", endpoint_url=f"http://{host}:{port}")
-        client.create_bucket(Bucket="bucket")
-        for shard in range(SHARDS):
-            client.put_object(Bucket="bucket", Key=f"train/{shard}.txt", Body=text(shard))
-        client.put_object(Bucket="bucket", Key="train/.hidden", Body=b"")
-        client.put_object(Bucket="bucket", Key="train/more/what?.txt", Body=b"what")
-        client.close()
-        yield host, port
-        server.stop()
+def moto() -> Iterator[Address]:
+    with serving() as address:
+        put(address, {f"train/{shard}.txt": text(shard) for shard in range(SHARDS)})
+        put(address, {"train/.hidden": b"", "train/more/what?.txt": b"what"})
+        yield address
 
 
 @pytest.fixture
-def s3(moto: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+def s3(moto: Address, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     with Proxy(*moto).running() as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         yield proxy
@@ -295,9 +281,8 @@ def test_every_sample_comes_once_from_s3(s3: Proxy, tmp_path: Path, loader: Any,
     ],
 )
 def test_penstock_open_reads_every_sample_of_s3_once(
-    s3: Proxy, moto: tuple[str, int], tmp_path: Path, name: str, suffix: str, url: str
+    s3: Proxy, moto: Address, tmp_path: Path, name: str, suffix: str, url: str
 ) -> None:
-    client = boto3.client("s3", endpoint_url="http://{}:{}".format(*moto))
     for shard in range(3):
         samples = [{"number": np.int64(shard * 100 + at), "text": f"sample {at}"} for at in range(40)]
         path = str(tmp_path / f"{shard}{suffix}")
@@ -305,8 +290,7 @@ def test_penstock_open_reads_every_sample_of_s3_once(
         for sample in samples:
             writer.write(sample)
         writer.close()
-        client.put_object(Bucket="bucket", Key=f"{name}/{shard}{suffix}", Body=Path(path).read_bytes())
-    client.close()
+        put(moto, {f"{name}/{shard}{suffix}": Path(path).read_bytes()})
     s3.plan = Plan(share=0.2, seed=3)
     source = penstock.open(url, cache=tmp_path / "cache")
     batches = penstock.DataLoader(source, batch_size=7, num_workers=2)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from feed.sources.made import assert_same, datasets
+from feed.sources.made import assert_same, datasets, write_samples
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,15 +34,7 @@ from penstock.feed.sources.example import parsed, sequences, serialised
 from penstock.feed.sources.example_places import Places
 from penstock.feed.sources.pieces import PIECE_NBYTES
 from penstock.feed.sources.protobuf import MalformedError
-from penstock.feed.sources.sample import Field, Schema, schema_of
-
-
-def written(path: Path, samples: list[dict[str, Any]], schema: Schema | None = None) -> str:
-    writer = tfrecord.Writer(str(path), schema or schema_of(samples[0]))
-    for sample in samples:
-        writer.write(sample)
-    writer.close()
-    return str(path)
+from penstock.feed.sources.sample import Field, Schema
 
 
 def theirs(path: Path, *records: dict[str, Any]) -> str:
@@ -67,7 +59,7 @@ def test_samples_come_back_as_they_were(made: tuple[Schema, list[dict[str, Any]]
     schema, samples = made
     assert tfrecord.unfit(schema) == ""
     with tempfile.TemporaryDirectory() as folder:
-        path = written(Path(folder, name), samples, schema)
+        path = write_samples(Path(folder, name), samples, schema)
         found = list(penstock.open(path))
         assert len(found) == len(samples)
         for one, other in zip(samples, found, strict=True):
@@ -86,7 +78,7 @@ def test_bits_of_nan_and_values_at_the_ends_of_their_range_are_kept(tmp_path: Pa
         "t": "\0é\U0001f600",
         "b": b"",
     }
-    (found,) = penstock.open(written(tmp_path / "a.tfrecord", [sample]))
+    (found,) = penstock.open(write_samples(tmp_path / "a.tfrecord", [sample]))
     assert found["x"].tobytes() == odd.tobytes()
     assert found["y"].tobytes() == odd[:1].tobytes()
     assert_same({**sample, "x": 0, "y": 0}, {**found, "x": 0, "y": 0})
@@ -94,14 +86,15 @@ def test_bits_of_nan_and_values_at_the_ends_of_their_range_are_kept(tmp_path: Pa
 
 def test_joined_parts_are_one_file(tmp_path: Path) -> None:
     parts = [
-        written(tmp_path / f"{n}.tfrecord", [{"n": np.int64(n)}] * n, {"n": Field("number", "int64")}) for n in range(4)
+        write_samples(tmp_path / f"{n}.tfrecord", [{"n": np.int64(n)}] * n, {"n": Field("number", "int64")})
+        for n in range(4)
     ]
     tfrecord.joined(parts, str(tmp_path / "all.tfrecord"))
     assert [sample["n"] for sample in penstock.open(tmp_path / "all.tfrecord")] == [1, 2, 2, 3, 3, 3]
 
 
 def test_arrays_can_be_written_to_and_collated(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.tfrecord", [{"x": np.ones(3, np.float32), "y": np.arange(4)}] * 4)
+    path = write_samples(tmp_path / "a.tfrecord", [{"x": np.ones(3, np.float32), "y": np.arange(4)}] * 4)
     theirs(tmp_path / "b.tfrecord", {"x": ([1.0, 2.0], "float"), "y": (list(range(99)), "int")})
     for file in (path, tmp_path / "b.tfrecord"):
         for batch in TorchDataLoader(penstock.open(file), batch_size=2):
@@ -162,7 +155,7 @@ def test_files_of_the_tfrecord_package_are_read(tmp_path: Path) -> None:
 
 def test_the_tfrecord_package_reads_our_files(tmp_path: Path) -> None:
     sample = {"x": np.array([[1.5, 2.5]], np.float32), "n": np.int64(-3), "t": "é", "u": np.arange(3, dtype=np.uint16)}
-    (found,) = tfrecord_loader(written(tmp_path / "a.tfrecord", [sample]), None)
+    (found,) = tfrecord_loader(write_samples(tmp_path / "a.tfrecord", [sample]), None)
     assert found["x"].tolist() == [1.5, 2.5]
     assert found["n"].tolist() == [-3]
     assert bytes(found["t"]) == "é".encode()
@@ -602,7 +595,7 @@ def test_mutants_give_nothing_but_errors_of_ours(tmp_path: Path, check: bool, pa
     samples = [{"x": np.ones((2, n), np.float32), "n": np.int64(n), "t": "text", "y": np.arange(n)} for n in range(4)]
     schema = {"x": Field("array", "float32", (2, None)), "n": Field("number", "int64"), "t": Field("text")}
     whole = Path(
-        written(tmp_path / "a.tfrecord", samples, {**schema, "y": Field("array", "int64", (None,))})
+        write_samples(tmp_path / "a.tfrecord", samples, {**schema, "y": Field("array", "int64", (None,))})
     ).read_bytes()
     whole += framed(serialised({"a": [1, 2**40], "b": [b"x"], "c": np.ones(3)}))
     mutants = tmp_path / "b.tfrecord"

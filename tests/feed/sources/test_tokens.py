@@ -92,6 +92,14 @@ def test_windows_go_over_all_files(
     assert all(sample["tokens"].flags.writeable and sample["tokens"].dtype == np.uint16 for sample in found)
 
 
+@pytest.mark.parametrize("length", [None, 4])
+def test_without_documents_and_windows_every_token_comes_once(tmp_path: Path, length: int | None) -> None:
+    paths = [saved(tmp_path / f"{number}.bin", range(number * 10, number * 10 + 10)) for number in range(2)]
+    found = everything(tokens(*paths, length=length, pack=False))
+    assert [token for sample in found for token in sample["tokens"].tolist()] == list(range(20))
+    assert [len(sample["tokens"]) for sample in found] == ([10, 10] if length is None else [4, 4, 2, 4, 4, 2])
+
+
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), dtype=st.sampled_from(INTEGERS), cut=st.integers(0, 8))
 def test_what_was_written_comes_back(data: Any, dtype: str, cut: int, tmp_path_factory: Any) -> None:

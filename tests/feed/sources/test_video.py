@@ -11,6 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -336,6 +337,26 @@ def test_an_index_is_kept_and_only_new_and_changed_videos_are_read(
     assert sorted(os.listdir(tmp_path)) == ["data", "videos.npz"]
     for source in (first, second, third):
         source.close()
+
+
+def test_a_remote_video_of_another_version_is_read_again(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def counted(path: str, local: str, max_pixels: int) -> film.Film:
+        read.append(path)
+        return film.film_of(path, local, max_pixels)
+
+    monkeypatch.setattr(films, "film_of", counted)
+    data, options = (root / "run" / "a.mp4").read_bytes(), {"index": str(tmp_path / "videos.npz"), "frames": 4}
+    files = fsspec.filesystem("memory")
+    for _ in range(2):
+        files.pipe("/videos/a.mp4", data)  # as large as before; only its time tells
+        for _ in range(2):
+            penstock.open("memory://videos/a.mp4", cache=tmp_path / "cache", **options).close()
+    assert read == ["memory://videos/a.mp4"] * 2
+    files.rm("/videos", recursive=True)
 
 
 def test_what_is_no_index_is_not_used(root: Path, tmp_path: Path) -> None:

@@ -83,7 +83,9 @@ def _schema_of(sample: Sample, where: str) -> Schema:
         try:
             schema[name] = field_of(value)
         except SourceError as error:
-            raise SourceError(f"{where}: {name!r}: {error}; choose fields with fields= (--fields a,b)") from error
+            raise SourceError(
+                f"{where}: {name!r}: {error}; choose or rename fields with fields= (--fields a,new=old)"
+            ) from error
     return schema
 
 

@@ -19,6 +19,7 @@ from penstock.feed.convert.progress import Meter, Progress
 from penstock.feed.convert.reading import Recipe
 from penstock.feed.convert.target import Target, nbytes_of
 from penstock.feed.convert.work import Conversion, Work
+from penstock.feed.sources.formats import chosen
 from penstock.feed.sources.sample import Errors
 from penstock.feed.sources.storage import Storage, is_remote
 
@@ -49,7 +50,7 @@ def convert(
 
     Args:
         src: as for `penstock.open`.
-        dst: a file or folder; braces as in out-{000..015}.tar, or `shards` or `shard_size`, make many.
+        dst: a file or folder of this machine; braces as in out-{000..015}.tar, or `shards` or `shard_size`, make many.
         format: of `src`; told from its name where it is None.
         to: the format of `dst`; told from its name where it is None.
         fields: which fields to take: names, or {new name: name in `src`}.
@@ -58,7 +59,8 @@ def convert(
         shard_size: about the size of each of many files: bytes, or as in "256MiB".
         overwrite: replace what is at `dst`, when the result is whole.
         errors: "raise" for the first broken record, or "skip" to leave them out, counted.
-        options: of `src`'s format; see its module.
+        options: of `src`'s format; see its module. Without them tokens are taken to the last one, in pieces where no
+            documents are known.
         writer_options: of `dst`'s format.
         verify: read the result again and compare every sample; where `dst` is there already, only compare.
         progress: is called some times a second.
@@ -81,14 +83,16 @@ def convert(
     if errors not in ("raise", "skip"):
         raise OptionError(f"errors={errors!r} is neither 'raise' nor 'skip'")
     path = os.fspath(src) if isinstance(src, str | os.PathLike) else tuple(os.fspath(one) for one in src)
-    recipe = Recipe.of(path, format=format, fields=fields, options=options)
     target = Target.of(os.fspath(dst), format=to, shards=shards, shard_nbytes=_size(shard_size))
-    found = fingerprint(path)
+    storage = Storage()
+    kind, paths = chosen(path, format, storage)
+    recipe = Recipe.of(path, format=format, fields=fields, options=options or kind.whole)
+    found = fingerprint(kind, paths, storage)
     if workers is None:
         workers = 0 if found.nbytes < _SMALL_NBYTES else usable_cores()
     if workers < 0:
         raise OptionError(f"workers={workers} has to be 0 or more")
-    _keep_apart(path, target)
+    _keep_apart(storage.expand(path), target)
     meter = Meter(progress)
     began = time.monotonic()
     if verify and target.present() and not overwrite and not os.path.isdir(target.partial):
@@ -102,7 +106,7 @@ def _compared(recipe: Recipe, target: Target, errors: Errors, workers: int, mete
     files = target.present()
     with closing(Crew(workers)) as crew:
         one = contents(recipe, errors, crew, workers, meter)
-        result = Recipe.of(tuple(files), format=target.kind.name, fields=list(one.schema))
+        result = Recipe.of(tuple(files), format=target.kind.name, fields=list(one.schema) or None)
         other = contents(result, "raise", crew, workers, meter)
         meter.begin("comparing", other.layout.total)
         tally = compare(
@@ -128,7 +132,7 @@ def _compared(recipe: Recipe, target: Target, errors: Errors, workers: int, mete
     )
 
 
-def _keep_apart(path: str | tuple[str, ...], target: Target) -> None:
+def _keep_apart(paths: list[str], target: Target) -> None:
     """Refuse a target that is the source, or lies in it.
 
     Raises:
@@ -136,7 +140,7 @@ def _keep_apart(path: str | tuple[str, ...], target: Target) -> None:
     """
     names = {target.path, *target.names(1 if target.is_numbered else target.shards or 1), *target.present()}
     made = {os.path.realpath(name): name for name in names}
-    for one in Storage().expand(path):
+    for one in paths:
         if is_remote(one):
             continue
         source = os.path.realpath(one)

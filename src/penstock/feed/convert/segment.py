@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.core.errors import RecordError, SourceError
 from penstock.feed.convert.canon import Tally
 from penstock.feed.convert.journal import crc32_of
 from penstock.feed.convert.reading import Reader, Recipe, Stretch, known_layout
@@ -209,9 +209,4 @@ def _remove(folder: str) -> None:
 
 
 def _writer(format: str, path: str, schema: Schema, options: dict[str, Any]) -> Any:
-    try:
-        return named(format).load().Writer(path, schema, **options)
-    except TypeError as error:
-        if "unexpected keyword argument" in str(error):
-            raise OptionError(f"{format}: {error}; see penstock.feed.sources.{named(format).module}") from error
-        raise
+    return named(format).load().Writer(path, schema, **options)

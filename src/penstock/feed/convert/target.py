@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from penstock.core.errors import OptionError, SourceError
 from penstock.feed.sources.formats import Format, named, of_path
 from penstock.feed.sources.sample import Schema
-from penstock.feed.sources.storage import is_remote, spelled_out
+from penstock.feed.sources.storage import is_remote, spelled_out, without_scheme
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +45,12 @@ class Target:
             SourceError: the name tells no format.
         """
         if is_remote(path):
-            raise OptionError(f"{path} is a URL; penstock writes files of this machine, to be uploaded by other means")
-        path = path.rstrip("/")
+            scheme = path.partition("://")[0]
+            raise OptionError(
+                f"{path} is not on this machine, and results are written there only; name a local path, and upload "
+                f"what it holds then, as with fsspec.filesystem({scheme!r}).put(...)"
+            )
+        path = without_scheme(path).rstrip("/")
         kind = named(format) if format is not None else of_path(path)
         if kind is None:
             raise SourceError(f"{path} has no name that tells a format; say to= (--to on the command line)")
@@ -107,10 +111,10 @@ class Target:
             SourceError: there is something, and it may not be replaced.
         """
         for name in self.present():
-            if not overwrite:
-                raise SourceError(f"{name} is there already; --overwrite (overwrite=True) replaces it at the end")
             if os.path.isdir(name) and not os.path.islink(name):
                 raise SourceError(f"{name} is a folder, and folders are not replaced; remove it, or write elsewhere")
+            if not overwrite:
+                raise SourceError(f"{name} is there already; --overwrite (overwrite=True) replaces it at the end")
         folder = os.path.dirname(self.path) or "."
         if not os.path.isdir(folder):
             raise SourceError(f"there is no folder {folder} to write to")

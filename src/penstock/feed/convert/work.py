@@ -66,6 +66,7 @@ class Work:
         self._module = target.kind.load()
         if not hasattr(self._module, "Writer"):
             raise SourceError(f"{target.path}: {target.kind.name} is read by penstock, and not written")
+        target.kind.check_options(self._module.Writer, writer_options)
 
     def run(self, found: Fingerprint, *, overwrite: bool, verify: bool, began: float) -> Conversion:
         """Do it, or what is left of it."""
@@ -129,7 +130,7 @@ class Work:
         folders, counts = self._join(plan, wrote, journal, crew)
         files = tuple(data_path(folder, self._target.suffix) for folder in folders)
         options = self._options_to_read()
-        result = Recipe.of(files, format=self._target.kind.name, fields=list(plan.schema), options=options)
+        result = Recipe.of(files, format=self._target.kind.name, fields=list(plan.schema) or None, options=options)
         skipped = sum(one.skipped for one in wrote) + plan.lost
         if verify:
             self._meter.begin("comparing", sum(counts))
@@ -192,7 +193,9 @@ class Work:
 
     def _refuse(self, reason: str) -> None:
         if reason:
-            raise SourceError(f"{self._target.path}: {reason}; choose fields with fields= (--fields a,b)")
+            raise SourceError(
+                f"{self._target.path}: {reason}; choose or rename fields with fields= (--fields a,new=old)"
+            )
 
     # ── segments ────────────────────────────────────────────────────────────────────────────────────────────
 

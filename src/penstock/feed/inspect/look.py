@@ -15,7 +15,7 @@ from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.feed.inspect.layout import layout_of
 from penstock.feed.inspect.speed import Speed, in_order, measured
 from penstock.feed.sources.base import Source
-from penstock.feed.sources.formats import guessed, named, of_path
+from penstock.feed.sources.formats import chosen, files_of
 from penstock.feed.sources.open import open as open_source
 from penstock.feed.sources.sample import Sample, field_of, plain
 from penstock.feed.sources.storage import Storage, is_remote
@@ -52,7 +52,7 @@ class Inspection:
     format: str
     files: int
     nbytes: int
-    """Of the files; 0 where they are remote and do not say."""
+    """Of the files."""
     samples: int | None
     """None where only reading all would tell."""
     is_stream: bool
@@ -125,8 +125,7 @@ def inspect(
         raise OptionError(f"samples={samples} and seconds={seconds:g} have to be 0 or more")
     path = os.fspath(path)
     storage = Storage()
-    paths = storage.expand(path)
-    kind = named(format) if format is not None else guessed(paths[0], storage)[0]
+    kind, paths = chosen(path, format, storage)
     source = open_source(path, format=format, **dict(options or {}))
     with closing(source):
         fields: dict[str, FieldSeen] = {}
@@ -142,12 +141,12 @@ def inspect(
             for name, value in record.items():
                 _see(fields.setdefault(name, FieldSeen()), value)
         runs = source.runs if isinstance(source, Source) else None
-        files = _files(paths, storage)
+        files = files_of(kind, paths, storage)
         return Inspection(
             path=path,
             format=kind.name,
             files=len(files),
-            nbytes=sum(_size(file, storage) for file in files),
+            nbytes=_nbytes(files, storage),
             samples=_count(source),
             is_stream=isinstance(source, Stream),
             runs=None if runs is None else len(runs) - 1,
@@ -162,7 +161,7 @@ def inspect(
 
 def _some(source: Source | Stream, least: int) -> Iterator[Sample | RecordError]:
     """Yield some samples: spread evenly where they have numbers, else the first ones; for a second, and `least`."""
-    began = time.monotonic()
+    began = 0.0
     if isinstance(source, Source):
         count = len(source)
         wanted = min(count, max(least, _LOOKED_AT))
@@ -171,6 +170,7 @@ def _some(source: Source | Stream, least: int) -> Iterator[Sample | RecordError]
     else:
         records = in_order(source)
     for number, record in enumerate(records):
+        began = began or time.monotonic()  # the first one has to be fetched
         yield record
         if number + 1 >= least and (number + 1 >= _LOOKED_AT or time.monotonic() - began > _LOOK_S):
             break
@@ -251,16 +251,7 @@ def _count(source: Source | Stream) -> int | None:
     return None if None in counts else sum(count or 0 for count in counts)
 
 
-def _files(paths: list[str], storage: Storage) -> list[str]:
-    found = []
-    for path in paths:
-        is_folder = path.endswith("/") or of_path(path) is None if is_remote(path) else os.path.isdir(path)
-        found += storage.list(path) if is_folder else [path]
-    return found
-
-
-def _size(path: str, storage: Storage) -> int:
-    try:
-        return storage.nbytes(path)
-    except SourceError:
-        return 0
+def _nbytes(files: list[str], storage: Storage) -> int:
+    remote = [file for file in files if is_remote(file)]
+    own = [file for file in files if not is_remote(file) and os.path.exists(file)]  # a link may lead nowhere
+    return sum(stamp.nbytes for stamp in storage.stamps([*remote, *own]))

@@ -3,7 +3,7 @@
 The file is an .npz of NumPy's, without pickles. Of n videos with f frames and k keyframes in all:
 
     version         1
-    stamps          int64 (n, 3): a hash of the path, the size in bytes, the time of the last change in ns (0: remote)
+    stamps          int64 (n, 3): a hash of the path, the size in bytes, a hash of the version (see `Storage.stamps`)
     names, ends     int64 (f,) and (n + 1,): the names of all frames (film.py), and where each video's begin
     keys, key_ends  int64 (k,) and (n + 1,): likewise of keyframes
     seconds         float64 (n,)
@@ -27,7 +27,7 @@ from penstock.core.errors import SourceError
 from penstock.feed.sources.extras import need
 from penstock.feed.sources.film import Film, film_of
 from penstock.feed.sources.sample import Errors
-from penstock.feed.sources.storage import Storage, is_remote
+from penstock.feed.sources.storage import Storage
 
 _VERSION = 1
 _THREADS = 8
@@ -85,14 +85,12 @@ def indexed(
 
 
 def _stamp(path: str, storage: Storage) -> Stamp:
-    name = int.from_bytes(hashlib.sha256(os.fsencode(path)).digest()[:8], "big", signed=True)
-    if is_remote(path):
-        return name, storage.nbytes(path), 0
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error}") from error
-    return name, status.st_size, status.st_mtime_ns
+    (known,) = storage.stamps([path])
+    return _hash(os.fsencode(path)), known.nbytes, _hash(known.version.encode())
+
+
+def _hash(data: bytes) -> int:
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "big", signed=True)
 
 
 def _write(path: str, films: dict[Stamp, Film]) -> None:

@@ -10,9 +10,7 @@ runs        the chunks of the largest field, if they have to be unpacked
 
 from __future__ import annotations
 
-import bisect
 import copy
-import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -33,6 +31,7 @@ from penstock.feed.sources.hdf5_heap import Collection, Heap
 from penstock.feed.sources.hdf5_join import joined
 from penstock.feed.sources.hdf5_rows import rows_of
 from penstock.feed.sources.hdf5_write import Writer, unfit
+from penstock.feed.sources.parts import Parts
 from penstock.feed.sources.sample import Errors, Sample, Schema, Selection
 from penstock.feed.sources.storage import Storage
 
@@ -123,11 +122,11 @@ class Hdf5(Source):
         self._files = list(files)
         self._schema = _common(self._files)
         self._limits = (max_record_nbytes, chunk_cache_nbytes)
-        self._ends = list(itertools.accumulate(file.count for file in files))
+        self._parts = Parts(file.count for file in files)
         self._reading = PerProcess(partial(_Reading, self._files, *self._limits), _Reading.close)
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return len(self._parts)
 
     def read(self, index: int) -> Sample:
         """Return a sample.
@@ -135,8 +134,7 @@ class Hdf5(Source):
         Raises:
             RecordError: it is broken.
         """
-        number = bisect.bisect_right(self._ends, index)
-        own = index - (self._ends[number - 1] if number else 0)
+        number, own = self._parts.place(index)
         readers = self._reading.get().readers(number)
         return {name: readers[name](own) for name in self._schema}
 
@@ -156,8 +154,7 @@ class Hdf5(Source):
             return None
         starts = [np.zeros(0, np.int64)]
         for number, column in enumerate(columns):
-            first = self._ends[number] - column.count
-            starts.append(first + self._starts(number, name, column))
+            starts.append(self._parts.starts[number] + self._starts(number, name, column))
         return np.append(np.concatenate(starts), len(self))
 
     def _starts(self, number: int, name: str, column: Column) -> np.ndarray:

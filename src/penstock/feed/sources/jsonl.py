@@ -25,8 +25,6 @@ from __future__ import annotations
 import array
 import base64
 import binascii
-import bisect
-import itertools
 import json
 import math
 import os
@@ -40,11 +38,14 @@ import numpy as np
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.feed.sources.base import PerProcess, Source
 from penstock.feed.sources.lines import LONGEST, blocks, is_blank, is_gzip, line_starts
+from penstock.feed.sources.parts import Parts
 from penstock.feed.sources.pieces import Created
 from penstock.feed.sources.sample import DTYPES, Errors, Sample, Schema, Selection, fitted
 from penstock.feed.sources.storage import Storage
 from penstock.feed.sources.stream import Shard, Stream
 
+_NAMED = 50
+"""Of a line's fields, in an error."""
 _PLAIN = ("bool", "int64", "float64")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -115,11 +116,11 @@ class IndexedJsonLines(Source):
         self._paths = paths
         self._lines = lines
         self._starts = [_indexed(path) for path in paths]
-        self._ends = list(itertools.accumulate(len(starts) - 1 for starts in self._starts))
+        self._parts = Parts(len(starts) - 1 for starts in self._starts)
         self._files: PerProcess[dict[int, int]] = PerProcess(dict, _close_all)
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return len(self._parts)
 
     def read(self, index: int) -> Sample:
         """Return the sample of a line.
@@ -127,8 +128,7 @@ class IndexedJsonLines(Source):
         Raises:
             RecordError: it is broken.
         """
-        file = bisect.bisect_right(self._ends, index)
-        at = index - (self._ends[file] - len(self._starts[file]) + 1)
+        file, at = self._parts.place(index)
         start, stop = int(self._starts[file][at]), int(self._starts[file][at + 1])
         try:
             line = self._bytes(file, start, min(stop - start, self._lines.longest + 4))
@@ -211,7 +211,8 @@ class _Lines:
             return found
         missing = [own for _, own in self._chosen if own not in found]
         if missing:
-            raise ValueError(f"it has no field {missing[0]!r}")
+            there = ", ".join(map(repr, [*found][:_NAMED])) or "none"
+            raise ValueError(f"it has no field {missing[0]!r}; it has {there}")
         return {name: found[own] for name, own in self._chosen}
 
     def _spread(self, members: tuple[tuple[str, Any], ...], before: str, into: Sample) -> None:

@@ -14,16 +14,15 @@ any process. As without a lock in LMDB, nobody may write a file while it is read
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
 from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate
 
 from penstock.core.errors import RecordError, SourceError
 from penstock.feed.sources.base import PerProcess, Source
 from penstock.feed.sources.extras import need
 from penstock.feed.sources.lmdb_tree import OVERFLOW, PAGE, Index, index
 from penstock.feed.sources.packed import MAGIC, pack, unfit, unpack
+from penstock.feed.sources.parts import Parts
 from penstock.feed.sources.sample import Errors, Sample, Schema, Selection, fitted
 from penstock.feed.sources.storage import Storage
 
@@ -73,16 +72,16 @@ class LMDBSource(Source):
         self._files = tuple(files)
         self._fields = fields
         self._max_record_nbytes = max_record_nbytes
-        self._starts = [0, *accumulate(map(len, files))]
+        self._parts = Parts(map(len, files))
         self._descriptors = [PerProcess(partial(_open, one.path), os.close) for one in files]
         self._is_packed = [self._begins_packed(number) for number in range(len(files))]
 
     def __len__(self) -> int:
-        return self._starts[-1]
+        return len(self._parts)
 
     def read(self, index: int) -> Sample:
         """Return a sample; its arrays are its own, and may be written to."""
-        file, number = self._place(index)
+        file, number = self._parts.place(index)
         value = self._value(file, number)
         if not self._is_packed[file]:
             return self._fields.take({"key": self._files[file].key(number), "value": bytes(value)}, self.where)
@@ -93,16 +92,12 @@ class LMDBSource(Source):
 
     def raw(self, index: int) -> bytearray:
         """Return a sample's value as the file has it."""
-        return self._value(*self._place(index))
+        return self._value(*self._parts.place(index))
 
     def close(self) -> None:
         """Close this process's files."""
         for descriptor in self._descriptors:
             descriptor.close()
-
-    def _place(self, index: int) -> tuple[int, int]:
-        file = bisect_right(self._starts, index) - 1
-        return file, index - self._starts[file]
 
     def _begins_packed(self, file: int) -> bool:
         if not len(self._files[file]):

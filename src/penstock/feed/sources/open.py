@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from penstock.core.errors import OptionError, SourceError
+from penstock.core.errors import OptionError
 from penstock.feed.sources.base import Source
-from penstock.feed.sources.formats import FOLDERS, guessed, named
+from penstock.feed.sources.formats import chosen
 from penstock.feed.sources.sample import Errors, Selection
 from penstock.feed.sources.storage import Storage
 from penstock.feed.sources.stream import Stream
@@ -48,28 +48,20 @@ def open(
         ExtraError: a package is missing; the message names the extra that brings it.
         OptionError: the format has no such option.
     """
+    _check_fields(fields)
     if errors not in ("raise", "skip"):
         raise OptionError(f"errors={errors!r} is neither 'raise' nor 'skip'")
     if storage is None:
         storage = Storage(cache=None if cache is None else os.fspath(cache), cache_nbytes=cache_nbytes)
-    paths = storage.expand(path)
-    kind = named(format) if format is not None else None
-    if len(paths) == 1:
-        if kind is None:
-            kind, paths = guessed(paths[0], storage)
-        elif os.path.isdir(paths[0]) and kind.name not in FOLDERS:
-            paths = [file for file in storage.list(paths[0]) if file.lower().endswith(kind.suffixes)]
-    elif kind is None:
-        kind, _ = guessed(paths[0], storage)
-    if not paths:
-        raise SourceError(f"{os.fspath(path) if isinstance(path, str | os.PathLike) else path} holds no {kind.name}")
+    kind, paths = chosen(path, format, storage)
     module = kind.load()
-    try:
-        source: Source | Stream = module.opened(
-            paths, storage=storage, fields=Selection.of(fields), errors=errors, **options
-        )
-    except TypeError as error:
-        if "unexpected keyword argument" in str(error):
-            raise OptionError(f"{kind.name}: {error}; see penstock.feed.sources.{kind.module}") from error
-        raise
+    kind.check_options(module.opened, options)
+    source: Source | Stream = module.opened(
+        paths, storage=storage, fields=Selection.of(fields), errors=errors, **options
+    )
     return source
+
+
+def _check_fields(fields: object) -> None:
+    if fields is not None and (isinstance(fields, str) or not fields):
+        raise OptionError(f"fields={fields!r} names no fields; write them as in ['image'] or {{'image': 'x'}}")

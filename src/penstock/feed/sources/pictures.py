@@ -192,16 +192,17 @@ def resized(pixels: np.ndarray, crop: Crop, wanted: tuple[int, int] | None, resi
     (3, 224, 224)
     """
     top, left, rows, columns = crop
-    part = pixels[top : top + rows, left : left + columns].transpose(2, 0, 1)
+    part = pixels[top : top + rows, left : left + columns]
     if wanted is None or wanted == (rows, columns):
-        return part
+        return part.transpose(2, 0, 1)
     height, width = _covering((rows, columns), wanted) if resize == "cover" else wanted
     if (height, width) != (rows, columns):
-        batch = torch.from_numpy(part)[None]  # channels last, which torch has vector code for
+        # A batch whose strides say that channels are last is resized as it lies; others are copied first.
+        batch = torch.from_numpy(part)[None].permute(0, 3, 1, 2)
         batch = torch.nn.functional.interpolate(batch, size=(height, width), mode="bilinear", antialias=True)
-        part = batch[0].numpy()
+        part = batch[0].permute(1, 2, 0).numpy()
     top, left = round((height - wanted[0]) / 2), round((width - wanted[1]) / 2)  # as torchvision's CenterCrop
-    return part[:, top : top + wanted[0], left : left + wanted[1]]
+    return part[top : top + wanted[0], left : left + wanted[1]].transpose(2, 0, 1)
 
 
 # ── decoders ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -15,7 +15,7 @@ import asyncio
 import io
 import os
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -31,19 +31,30 @@ AHEAD = 4
 _WITHOUT_RANGES_NBYTES = 256 << 20
 _PROGRESS_NBYTES = 64 << 10
 _MOMENT_S = 0.02
+_QUESTIONS = 32
+"""About files' sizes, at the same time."""
 
 _Result = TypeVar("_Result")
 _INHERITED: list[Any] = []
 
 
-def stamp(url: str, retries: Retries) -> Stamp:
-    """Return a file's size and version.
+def stamps(urls: Sequence[str], retries: Retries) -> list[Stamp]:
+    """Return the files' sizes and versions; some are asked for side by side.
 
     Raises:
-        SourceError: it is not there, or cannot be read.
+        SourceError: one is not there, or cannot be read.
         ExtraError: a package is missing.
     """
-    return _asked(url, retries, lambda wire: wire.stamp(url))
+    if not urls:  # nothing to begin a thread for
+        return []
+    line, turns = hold(), asyncio.Semaphore(_QUESTIONS)
+    futures = [line.start(_stamp(line, url, retries, turns)) for url in urls]
+    try:
+        return [future.result() for future in futures]
+    finally:
+        for future in futures:
+            future.cancel()
+        line.let_go()
 
 
 def find(url: str, retries: Retries) -> list[str]:
@@ -260,6 +271,11 @@ def _asked(url: str, retries: Retries, question: Callable[[Wire], Awaitable[_Res
         return line.call(_answered(line, url, retries, question))
     finally:
         line.let_go()
+
+
+async def _stamp(line: Line, url: str, retries: Retries, turns: asyncio.Semaphore) -> Stamp:
+    async with turns:
+        return await _answered(line, url, retries, lambda wire: wire.stamp(url))
 
 
 async def _answered(line: Line, url: str, retries: Retries, question: Callable[[Wire], Awaitable[_Result]]) -> _Result:

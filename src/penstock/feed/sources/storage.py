@@ -18,7 +18,7 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 from urllib.parse import unquote
@@ -79,9 +79,13 @@ class Storage:
             SourceError: there is no such file.
         """
         if not isinstance(path, str | os.PathLike):
-            return [found for one in path for found in self.expand(one)]
+            _check_several(path)
+            named = [found for one in path for found in self.expand(one)]
+            if not named:
+                raise SourceError("an empty list of paths names no data")
+            return named
         found = []
-        for one in map(_without_scheme, spelled_out(os.fspath(path))):
+        for one in map(without_scheme, spelled_out(os.fspath(path))):
             if is_remote(one):
                 found += remote.glob(one, self._retries()) if _has_wildcards(one) else [one]
             elif not re.search(r"[*?\[]", one) or os.path.lexists(one):
@@ -98,7 +102,7 @@ class Storage:
         Raises:
             SourceError: the storage cannot say.
         """
-        path = _without_scheme(path)
+        path = without_scheme(path)
         if is_remote(path):
             folder = path.rstrip("/") + "/"
             found = remote.find(folder, self._retries())
@@ -116,7 +120,7 @@ class Storage:
             SourceError: it cannot be opened. Reads of a remote file raise it too.
             ExtraError: a package is missing; the message names the extra that brings it.
         """
-        path = _without_scheme(path)
+        path = without_scheme(path)
         try:
             file = self._open_remote(path, copies=not offset) if is_remote(path) else open(path, "rb")  # noqa: SIM115
             if offset:
@@ -131,13 +135,19 @@ class Storage:
         Raises:
             SourceError: it is not there.
         """
-        path = _without_scheme(path)
-        if is_remote(path):
-            return remote.stamp(path, self._retries()).nbytes
-        try:
-            return os.stat(path).st_size
-        except OSError as error:
-            raise SourceError(f"{path} cannot be read: {error}") from error
+        return self.stamps([path])[0].nbytes
+
+    def stamps(self, paths: Iterable[str]) -> Sequence[Stamp]:
+        """Return each file's size, and what tells this version of it from others: an ETag, or when it was changed.
+
+        Remote files are asked for side by side.
+
+        Raises:
+            SourceError: one is not there.
+        """
+        known = [without_scheme(path) for path in paths]
+        asked = iter(remote.stamps([path for path in known if is_remote(path)], self._retries()))
+        return [next(asked) if is_remote(path) else _local_stamp(path) for path in known]
 
     def local(self, path: str) -> str:
         """Return the path of a local file with the same bytes, for formats that jump about in it.
@@ -149,17 +159,17 @@ class Storage:
             SourceError: there is none, or no room for a copy.
             ExtraError: a package is missing; the message names the extra that brings it.
         """
-        path = _without_scheme(path)
+        path = without_scheme(path)
         if not is_remote(path):
             if not os.path.exists(path):
                 raise SourceError(f"there is no file {path!r}")
             return path
-        known = remote.stamp(path, self._retries())
+        known = remote.stamps([path], self._retries())[0]
         cache = Cache(self.cache or default_folder(), self.cache_nbytes)
         return cache.path(_name(path, known), known.nbytes, lambda filling: self._download(path, known, filling))
 
     def _open_remote(self, url: str, *, copies: bool) -> BinaryIO:
-        known = remote.stamp(url, self._retries())
+        known = remote.stamps([url], self._retries())[0]
         filling = None
         if self.cache is not None:
             cache, name = Cache(self.cache, self.cache_nbytes), _name(url, known)
@@ -189,17 +199,23 @@ class Storage:
         return Retries(most=self.retries, timeout_s=self.timeout_s, stall_s=self.stall_s)
 
 
+def _check_several(paths: object) -> None:
+    if isinstance(paths, bytes) or not isinstance(paths, Iterable):
+        raise OptionError(f"{paths!r} is neither a path nor several; a path is a str or a pathlib.Path")
+
+
+def _local_stamp(path: str) -> Stamp:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError as error:
+        raise SourceError(f"there is no file {path!r}") from error
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error}") from error
+    return Stamp(status.st_size, str(status.st_mtime_ns))
+
+
 def _name(url: str, known: Stamp) -> str:
     return name_of(url, known.nbytes, known.version)
-
-
-def _without_scheme(path: str) -> str:
-    """Return a file:// URL as a path, and anything else as it is.
-
-    >>> _without_scheme("file:///data/a%20b.tar"), _without_scheme("s3://bucket/a.tar")
-    ('/data/a b.tar', 's3://bucket/a.tar')
-    """
-    return unquote(path.removeprefix("file://").removeprefix("localhost")) if path.startswith("file://") else path
 
 
 def _has_wildcards(url: str) -> bool:
@@ -221,6 +237,15 @@ def is_remote(path: str) -> bool:
     (True, False, False)
     """
     return bool(re.match(r"[a-z][a-z0-9+.-]*://", path)) and not path.startswith("file://")
+
+
+def without_scheme(path: str) -> str:
+    """Return a file:// URL as a path, and anything else as it is.
+
+    >>> without_scheme("file:///data/a%20b.tar"), without_scheme("s3://bucket/a.tar")
+    ('/data/a b.tar', 's3://bucket/a.tar')
+    """
+    return unquote(path.removeprefix("file://").removeprefix("localhost")) if path.startswith("file://") else path
 
 
 def spelled_out(path: str) -> list[str]:

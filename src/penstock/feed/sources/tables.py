@@ -22,6 +22,7 @@ from penstock.feed.sources.arrow_fields import leaves
 from penstock.feed.sources.base import PerProcess, Source
 from penstock.feed.sources.columns import Column
 from penstock.feed.sources.extras import need
+from penstock.feed.sources.parts import Parts
 from penstock.feed.sources.sample import Sample, Schema, Selection, plain
 
 HELD_NBYTES = 512 << 20
@@ -110,18 +111,20 @@ class TableSource(Source):
         self.where = paths[0] if len(paths) == 1 else f"{paths[0]} and others"
         self._paths = tuple(paths)
         self._groups = tuple(group for group in groups if group.rows)
-        if any(group.rows < 0 for group in groups) or sum(group.rows for group in groups) > _MOST_ROWS:
-            raise SourceError(f"{self.where}: it says that it has {sum(group.rows for group in groups)} rows")
+        rows = [group.rows for group in groups]
+        if min(rows, default=0) < 0 or sum(rows) > _MOST_ROWS:
+            spans = f"in groups of {min(rows)} to {max(rows)}"
+            raise SourceError(f"{self.where}: it says that it has {sum(rows)} rows, {spans}")
         self._schemas = tuple(schemas)
         self._selection = fields
         self._options = options
         self._nulls = {name: plain(value) for name, value in options.null.items()}
         self._names, self._fields = chosen(self._paths, self._schemas, fields)
-        self._starts = np.cumsum([0, *(group.rows for group in self._groups)]).tolist()
+        self._parts = Parts(group.rows for group in self._groups)
         self._held = PerProcess(partial(Held, options.held_nbytes), Held.clear)
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return len(self._parts)
 
     @property
     def schema(self) -> Schema:
@@ -131,7 +134,7 @@ class TableSource(Source):
     @property
     def runs(self) -> np.ndarray:
         """Where each group begins, and the number of rows."""
-        return np.asarray(self._starts, np.int64)
+        return np.asarray(self._parts.starts, np.int64)
 
     def batches(self, group: Group, names: Iterable[str]) -> Iterator[Any]:
         """Yield a group's record batches, with the columns that hold the fields `names` of the file."""
@@ -147,8 +150,8 @@ class TableSource(Source):
 
     def read(self, index: int) -> Sample:
         """Return a sample."""
-        number = bisect_right(self._starts, index) - 1
-        row = within = index - self._starts[number]
+        number, row = self._parts.place(index)
+        within = row
         unpacked = self._held.get().get(number, self._unpack)
         if unpacked.failure:
             raise self._broken(number, row, unpacked.failure)

@@ -205,10 +205,12 @@ class Writer:
         self._count += 1
 
     def _checked(self, key: str) -> str:
-        if split(f"{key}.x") != (key, "x") or not key.isprintable() or key == self._last_key:
+        leads_out = key.startswith("/") or ".." in key.split("/")  # of the folder that the archive is unpacked in
+        if leads_out or split(f"{key}.x") != (key, "x") or not key.isprintable() or key == self._last_key:
             raise SourceError(
                 f"{KEY} {key!r} cannot name a sample in an archive: it has to be printable, without a dot in its last "
-                "part, not __NAME__, and another one than that before it"
+                f"part, without .. and a / at its beginning, not __NAME__, and another one than that before it; "
+                f"without {KEY} samples are numbered"
             )
         self._last_key = key
         return key

@@ -94,7 +94,7 @@ class BySuffix:
         for name, own in self.fields.chosen:
             suffix = next((one for one in own.split(";") if one in found or one == KEY), None)
             if suffix is None:
-                raise SourceError(f"it has no member {own!r}")
+                raise SourceError(f"it has no member {own!r}; `penstock inspect` shows which fields there are")
             sample[name] = key if suffix == KEY else self._decoded(suffix, found[suffix])
         return sample
 

@@ -21,6 +21,7 @@ from penstock.feed.sources.base import PerProcess, Source
 from penstock.feed.sources.example import enclosed, parsed, sequences
 from penstock.feed.sources.example_places import Places
 from penstock.feed.sources.features import MARK, Marked, Marks, companions, natural, unfit
+from penstock.feed.sources.parts import Parts
 from penstock.feed.sources.pieces import Created, Pieces
 from penstock.feed.sources.protobuf import MalformedError
 from penstock.feed.sources.sample import Errors, Sample, Schema, Selection
@@ -192,7 +193,7 @@ class Indexed(Source):
         self._check = check
         self._most = most
         self._begins = [self._offsets(path, save) for path in paths]
-        self._firsts = np.cumsum([0, *(len(begins) - 1 for begins in self._begins)])
+        self._parts = Parts(len(begins) - 1 for begins in self._begins)
         self._files = PerProcess(_Files, _Files.close)
 
     def _offsets(self, path: str, save: bool) -> np.ndarray:
@@ -205,12 +206,12 @@ class Indexed(Source):
         return found
 
     def __len__(self) -> int:
-        return int(self._firsts[-1])
+        return len(self._parts)
 
     def read(self, index: int) -> Sample:
         """Return a record's sample."""
-        part = int(np.searchsorted(self._firsts, index, "right")) - 1
-        path, number = self._paths[part], index - int(self._firsts[part])
+        part, number = self._parts.place(index)
+        path = self._paths[part]
         begin, end = (int(at) for at in self._begins[part][number : number + 2])
         length = end - begin - FRAME_NBYTES
         if length > self._most:

@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.feed.sources.base import PerProcess
+from penstock.feed.sources.parts import Parts
 from penstock.feed.sources.storage import Storage, is_remote
 
 DTYPES = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
@@ -100,11 +101,16 @@ class Tokens:
         if narrow:
             raise OptionError(f"as_dtype={as_dtype!r} does not hold every {narrow[0]}")
         self.where = files[0].path if len(files) == 1 else f"{files[0].path} and {len(files) - 1} more"
-        self._ends = np.cumsum([file.count for file in files])
+        self._parts = Parts(file.count for file in files)
         self._open: PerProcess[dict[int, int]] = PerProcess(dict, _close_all)
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return len(self._parts)
+
+    @property
+    def bounds(self) -> np.ndarray:
+        """Where each file begins, and the number of all tokens."""
+        return np.asarray(self._parts.starts, np.int64)
 
     def take(self, start: int, stop: int) -> np.ndarray:
         """Return a copy of tokens `start` to `stop`.
@@ -112,13 +118,13 @@ class Tokens:
         Raises:
             RecordError: a file has become shorter.
         """
-        number = int(np.searchsorted(self._ends, start, "right")) if len(self.files) > 1 else 0
-        if number < len(self.files) and stop <= self._ends[number]:
+        number, _ = self._parts.place(start)
+        if number < len(self.files) and stop <= self._parts.starts[number + 1]:
             return self._read(number, start, stop).astype(self.dtype, copy=False)
         found = np.empty(max(0, stop - start), self.dtype)
         at = start
         while at < stop:
-            end = min(stop, int(self._ends[number]))
+            end = min(stop, self._parts.starts[number + 1])
             found[at - start : end - start] = self._read(number, at, end)
             at, number = end, number + 1
         return found
@@ -131,7 +137,7 @@ class Tokens:
         """Return where documents begin that end with the token `eos`, or where a file ends, and where the last ends."""
         pieces = ((at, self.take(at, min(at + _PIECE, len(self)))) for at in range(0, len(self), _PIECE))
         found = [np.flatnonzero(piece == eos) + at + 1 for at, piece in pieces]
-        return np.unique(np.concatenate([np.zeros(1, np.int64), self._ends, *found]))
+        return np.unique(np.concatenate([self.bounds, *found]))
 
     def documents(self, beside: list[str] | None) -> np.ndarray | None:
         """Return where documents begin, and where the last one ends; None where nothing says it."""
@@ -150,7 +156,7 @@ class Tokens:
 
     def _read(self, number: int, start: int, stop: int) -> np.ndarray:
         file = self.files[number]
-        before = int(self._ends[number]) - file.count
+        before = self._parts.starts[number]
         found = np.empty(stop - start, file.dtype)
         offset = file.start + (start - before) * file.dtype.itemsize
         opened = self._open.get()

@@ -7,7 +7,7 @@
 What a sample is:
 
     no documents known    windows of `length` tokens over all files, one every `step`; up to step - 1 tokens at the end,
-                          and what a window lacks, are left out
+                          and what a window lacks, are left out. With `pack=False` each file is a document, to be cut
     whole documents       `length=None`: each as long as it is
     cut documents         `pack=False`: pieces of at most `length`; every token once
     packed documents      `pack=True`: pieces of at most `length`, put together to sequences of `length` by "best fit,
@@ -75,7 +75,8 @@ def opened(
         dtype: of .bin files.
         documents: the file of documents' places, or one for each token file; found beside them where it is None.
         eos: the token that ends a document, instead of such a file.
-        pack: whether documents are put together to full sequences.
+        pack: whether documents are put together to full sequences; without documents, whether what fills none is left
+            out.
         step: tokens from one window's beginning to the next one's; `length` where it is None.
         targets: whether samples have "targets".
         as_dtype: what tokens are given as: "int64" for an embedding. As the file has them where it is None.
@@ -98,7 +99,9 @@ def opened(
     give = _Give(fields, targets=targets, packed=bounds is not None and length is not None and pack)
     if bounds is None:
         length = length or LENGTH
-        return Windows(tokens, length, step or length, give)
+        if pack or step is not None:
+            return Windows(tokens, length, step or length, give)
+        bounds = tokens.bounds
     if step is not None:
         raise OptionError("step= is for windows, and these files have documents")
     if length is None:

@@ -29,6 +29,7 @@ from penstock.feed.sources.class_folders import ClassFolders, Paths
 from penstock.feed.sources.extras import need
 from penstock.feed.sources.film import Film, broken
 from penstock.feed.sources.films import indexed
+from penstock.feed.sources.parts import Parts
 from penstock.feed.sources.pictures import Resize, Size, resized, sides
 from penstock.feed.sources.player import Player, Players
 from penstock.feed.sources.sample import Errors, Field, Sample, Schema, Selection
@@ -145,12 +146,11 @@ class Clips(Source):
         self._resize: Resize = resize
         self._storage = storage
         self._max_pixels, self._max_record_nbytes = limits
-        counts = [max(0, (len(film.names) - int(offsets[-1]) - 1) // step + 1) for film in films]
-        self._ends = np.cumsum([0, *counts])
+        self._parts = Parts(max(0, (len(film.names) - int(offsets[-1]) - 1) // step + 1) for film in films)
         self._players: PerProcess[Players] = PerProcess(partial(Players, _OPEN_FILES), Players.close)
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return len(self._parts)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -165,7 +165,7 @@ class Clips(Source):
     @property
     def labels(self) -> np.ndarray | None:
         """The label of every clip, int32, without reading any: what a sampler weighs by. None without labels."""
-        return None if self._labels is None else np.repeat(self._labels, np.diff(self._ends))
+        return None if self._labels is None else np.repeat(self._labels, np.diff(self._parts.starts))
 
     @property
     def schema(self) -> Schema:
@@ -192,9 +192,9 @@ class Clips(Source):
         Raises:
             RecordError: a frame of it cannot be decoded.
         """
-        number = int(np.searchsorted(self._ends, index, side="right")) - 1
+        number, clip = self._parts.place(index)
         film, path = self._films[number], self._paths[number]
-        wanted = film.names[(index - int(self._ends[number])) * self._step + self._offsets]
+        wanted = film.names[clip * self._step + self._offsets]
         sample: Sample = {}
         for name, own in self._chosen.items():
             if own == "video":

@@ -14,9 +14,7 @@ Writer      version 3, chunks of about 1 MiB. Arrays and numbers are arrays, tex
 
 from __future__ import annotations
 
-import bisect
 import copy
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +27,7 @@ from penstock.core.errors import RecordError, SourceError
 from penstock.feed.sources.base import PerProcess, Source
 from penstock.feed.sources.chunks import Chunks
 from penstock.feed.sources.extras import need
+from penstock.feed.sources.parts import Parts
 from penstock.feed.sources.sample import Errors, Field, Sample, Schema, Selection
 from penstock.feed.sources.storage import Storage, is_remote
 from penstock.feed.sources.zarr_write import ERRORS, RAGGED, Writer, unfit
@@ -122,11 +121,11 @@ class Zarr(Source):
         for group in groups[1:]:
             if {name: column.field for name, column in group.columns.items()} != self._schema:
                 raise SourceError(f"{group.path} has other fields than {groups[0].path}")
-        self._ends = list(itertools.accumulate(group.count for group in groups))
+        self._parts = Parts(group.count for group in groups)
         self._reading = PerProcess(partial(_Reading, self._groups, chunk_cache_nbytes), _Reading.close)
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return len(self._parts)
 
     def read(self, index: int) -> Sample:
         """Return a sample.
@@ -134,8 +133,7 @@ class Zarr(Source):
         Raises:
             RecordError: it is broken.
         """
-        number = bisect.bisect_right(self._ends, index)
-        own = index - (self._ends[number - 1] if number else 0)
+        number, own = self._parts.place(index)
         reading = self._reading.get()
         return {name: reading.value(number, name, own) for name in self._schema}
 
@@ -154,8 +152,8 @@ class Zarr(Source):
         if all(column.rows == 1 or column.is_ragged for column in columns) or count > _MOST_RUNS:
             return None
         starts = [
-            end - column.count + np.arange(0, column.count, column.rows)
-            for column, end in zip(columns, self._ends, strict=True)
+            first + np.arange(0, column.count, column.rows)
+            for column, first in zip(columns, self._parts.starts[:-1], strict=True)
         ]
         return np.append(np.concatenate(starts), len(self))
 
