@@ -5,6 +5,7 @@ Each is run both ways, with the real packages; what it prints is compared bit fo
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -29,6 +30,7 @@ ENDS = {"raises.py": 1, "exits.py": 3, "interrupted.py": -2}
         pytest.param((), ("hf_trainer.py",), id="Hugging Face Trainer"),
         pytest.param((), ("-m", "package.train", "--lr", "1"), id="python -m"),
         pytest.param((), ("iterable.py",), id="iterable dataset"),
+        pytest.param((), ("stateful.py",), id="torchdata's StatefulDataLoader"),
         pytest.param((), ("raises.py",), id="raises"),
         pytest.param((), ("exits.py",), id="exits"),
         pytest.param((), ("interrupted.py",), id="interrupted"),
@@ -49,6 +51,14 @@ def test_a_script_does_under_penstock_what_it_does_under_python(
     assert run.returncode == plain.returncode
     assert _lasting(run.stderr) == _lasting(plain.stderr)
     assert (tmp_path / "run.json").exists()
+
+
+def test_torchdatas_stateful_loader_is_penstocks_too(tmp_path: Path) -> None:
+    shutil.copytree(STYLES, tmp_path, dirs_exist_ok=True)
+    done = python(tmp_path, "-m", "penstock", "run", "--quiet", "stateful.py", **QUIET)
+    assert done.returncode == 0, done.stderr
+    loaders = json.loads((tmp_path / "run.json").read_text())["loaders"]
+    assert len(loaders) == 4
 
 
 def _lasting(stderr: str) -> list[str]:

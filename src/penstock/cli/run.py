@@ -28,6 +28,11 @@ class Run:
         parser.add_argument("--quiet", action="store_true", help="show neither the panel nor the report")
         parser.add_argument("--tune", action="store_true", help="let loaders find their number of workers")
         parser.add_argument(
+            "--distributed",
+            action="store_true",
+            help="under torchrun: loaders that shuffle, and have no sampler, share out their samples over the ranks",
+        )
+        parser.add_argument(
             "--json",
             type=Path,
             default=Path("run.json"),
@@ -78,4 +83,4 @@ class Run:
             prometheus_port=args.prometheus,
             quiet=args.quiet,
         )
-        return run(command, outputs, tune=args.tune, baseline=args.baseline)
+        return run(command, outputs, tune=args.tune, baseline=args.baseline, distributed=args.distributed)

@@ -23,7 +23,9 @@ from penstock.launch.session import Session
 from penstock.launch.substitute import after_torch, replace_torch_loader
 
 
-def run(command: Sequence[str], outputs: Outputs, *, tune: bool = False, baseline: bool = False) -> int:
+def run(
+    command: Sequence[str], outputs: Outputs, *, tune: bool = False, baseline: bool = False, distributed: bool = False
+) -> int:
     """Run a script (`[path, *args]`) or a module (`["-m", name, *args]`) and return its exit code.
 
     To be called once in a process, as the last thing it does: the report comes when the process ends.
@@ -33,6 +35,7 @@ def run(command: Sequence[str], outputs: Outputs, *, tune: bool = False, baselin
         outputs: what is printed and written of it.
         tune: whether its loaders find their number of workers by themselves (see `feed.loader.make_auto`).
         baseline: whether to run its beginning with torch's own loader before, and compare.
+        distributed: whether its plain loaders share out their samples over ranks (see `sharing`).
 
     Raises:
         ScriptError: there is no such script or module.
@@ -42,7 +45,7 @@ def run(command: Sequence[str], outputs: Outputs, *, tune: bool = False, baselin
     ranks = Ranks.of(os.environ, os.getppid())
     comparison = _compared(command, ranks, quiet=outputs.quiet) if baseline else None
     session = Session(command, outputs.of_rank(ranks), ranks, comparison, tune=tune)
-    replace_torch_loader(session.notice)
+    replace_torch_loader(session.notice, distributed=distributed)
     if comparison is not None:
         after_torch(comparison.install)
     session.begin()

@@ -20,16 +20,26 @@ if TYPE_CHECKING:
 Observer = Callable[["DataLoader[Any]"], None]
 
 _HOMES = ("torch.utils.data", "torch.utils.data.dataloader")
+_TORCHDATA = "torchdata.stateful_dataloader"
+_TORCHDATA_HOMES = (_TORCHDATA, f"{_TORCHDATA}.stateful_dataloader")
 
 
-def replace_torch_loader(observer: Observer) -> None:
-    """Let `from torch.utils.data import DataLoader` give penstock's from now on, and `observer` see each one made."""
-    after_torch(lambda: _replace(observer))
+def replace_torch_loader(observer: Observer, *, distributed: bool = False) -> None:
+    """Let `from torch.utils.data import DataLoader` give penstock's from now on, and `observer` see each one made.
+
+    torchdata's StatefulDataLoader is replaced, too: penstock's keeps a state as well.
+
+    Args:
+        observer: called with each loader.
+        distributed: whether a loader that shuffles, and has no sampler of its own, shares out its samples over ranks.
+    """
+    after_import("torch", lambda: _replace(observer, distributed=distributed))
+    after_import(_TORCHDATA, _replace_stateful)
 
 
 def put_torch_loader_back(observer: Observer) -> None:
     """Undo `replace_torch_loader`. Loaders that were made meanwhile stay what they are."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _AfterTorch)]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _After)]
     if "penstock.feed.loader" not in sys.modules:
         return
     from penstock.feed import loader
@@ -38,38 +48,65 @@ def put_torch_loader_back(observer: Observer) -> None:
         loader.observers.remove(observer)
     for name in _HOMES:
         importlib.import_module(name).DataLoader = loader.DataLoader.__base__  # type: ignore[attr-defined]
+    for name, original in _replaced.items():
+        importlib.import_module(name).StatefulDataLoader = original  # type: ignore[attr-defined]
+    _replaced.clear()
 
 
 def after_torch(then: Callable[[], None]) -> None:
     """Call `then` as soon as torch is imported: now, if it is already. What was given first is called first."""
-    waiting = [finder for finder in sys.meta_path if isinstance(finder, _AfterTorch)]
-    if "torch" in sys.modules:
+    after_import("torch", then)
+
+
+def after_import(module: str, then: Callable[[], None]) -> None:
+    """Call `then` as soon as a module is imported; see `after_torch`."""
+    waiting = [finder for finder in sys.meta_path if isinstance(finder, _After) and finder.module == module]
+    if module in sys.modules:
         then()
     elif waiting:
         waiting[0].then.append(then)
     else:
-        sys.meta_path.insert(0, _AfterTorch([then]))
+        sys.meta_path.insert(0, _After(module, [then]))
 
 
-def _replace(observer: Observer) -> None:
+def _replace(observer: Observer, *, distributed: bool) -> None:
     from penstock.feed import loader
 
     loader.observers.append(observer)
+    kind = loader.DataLoader
+    if distributed:
+        from penstock.launch.sharing import SharedOut
+
+        kind = SharedOut
     for name in _HOMES:
-        importlib.import_module(name).DataLoader = loader.DataLoader  # type: ignore[attr-defined]
+        importlib.import_module(name).DataLoader = kind  # type: ignore[attr-defined]
 
 
-class _AfterTorch(MetaPathFinder):
-    """Finds torch as the finders behind it do, and calls all of `then` when torch has been imported."""
+_replaced: dict[str, Any] = {}
+"""torchdata's own classes, by the modules in which they were replaced."""
 
-    def __init__(self, then: list[Callable[[], None]]) -> None:
+
+def _replace_stateful() -> None:
+    from penstock.feed.loader import DataLoader
+
+    for name in _TORCHDATA_HOMES:
+        home: Any = importlib.import_module(name)
+        _replaced[name] = home.StatefulDataLoader
+        home.StatefulDataLoader = DataLoader
+
+
+class _After(MetaPathFinder):
+    """Finds a module as the finders behind it do, and calls all of `then` when it has been imported."""
+
+    def __init__(self, module: str, then: list[Callable[[], None]]) -> None:
+        self.module = module
         self.then = then
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return torch's spec with a loader that tells us; None for any other module."""
-        if fullname != "torch":
+        """Return the module's spec with a loader that tells us; None for any other module."""
+        if fullname != self.module:
             return None
         finders = (finder for finder in sys.meta_path if finder is not self)
         spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in finders)), None)
