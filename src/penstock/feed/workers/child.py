@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import random
 import select
 import signal
 import socket
@@ -22,20 +21,18 @@ from multiprocessing.reduction import DupFd
 from typing import Any
 
 import numpy as np
-import numpy.random  # now, rather than in every worker: it takes 8 ms
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data._utils.worker import WorkerInfo, _generate_state
 
-from penstock.core.errors import TransportError, UnpicklableError
-from penstock.feed.collate import set_current_room, stack_in_slots
+from penstock.core.errors import TransportError
+from penstock.feed.collate import set_current_room
 from penstock.feed.transport import channel, codec
 from penstock.feed.transport.control import IDLE, Control
 from penstock.feed.transport.room import NoRoomError, Room
 from penstock.feed.transport.slab import Handle, MemfdSlab, NamedSlab, attach, create
-from penstock.feed.workers.maker import BatchMaker, Job, Made, NothingLeftError, Part
+from penstock.feed.workers.maker import Made, NothingLeftError, Part
 from penstock.feed.workers.payload import Payload
-from penstock.feed.workers.witness import Witness, install_info
+from penstock.feed.workers.workshop import WorkerOptions, Workshop
 
 _ORPHAN_GRACE_S = 5.0
 """How long a worker whose training process is gone may take to finish a sample before it ends anyway."""
@@ -51,23 +48,13 @@ _LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ChildOptions:
+class ChildOptions(WorkerOptions):
     """What a worker process is started with, besides its job."""
 
-    worker: int
-    workers: int
-    base_seed: int
-    init_fn: Callable[[int], Any] | None
     named: bool
     """Whether shared segments have names, for want of memfds."""
-    watch: bool
-    """Whether to look out for samples that can tell their worker; see `witness`."""
     cores: frozenset[int] | None = None
     """Where to run, or None for anywhere."""
-    replay_sizes: tuple[int, ...] = ()
-    """Sizes of the batches of an iterable dataset that this worker's dead predecessor has delivered already."""
-    epoch: int | None = None
-    """The pass of a stream in which the predecessor died; the payload may be of an earlier one."""
 
 
 class Descriptor:
@@ -123,15 +110,9 @@ def _watch_for_orphanhood(inbox: socket.socket) -> None:
         threading.Thread(target=watch, name="penstock-orphan-watch", daemon=True).start()
 
 
-def _seed_torch(seed: int) -> None:
-    """Do what `torch.manual_seed` does, which takes milliseconds to prepare the seed of an absent accelerator."""
-    if torch.accelerator.current_accelerator() is None:
-        torch.default_generator.manual_seed(seed)
-    else:
-        torch.manual_seed(seed)
-
-
 class _Worker:
+    _shop: Workshop
+
     def __init__(self, options: ChildOptions, ends: ChildEnds) -> None:
         self._options = options
         self._ends = ends
@@ -146,46 +127,20 @@ class _Worker:
         self._cells = self._control.cells
         self._claim_cell = 1 + 2 * options.worker
         self._slabs: dict[int, tuple[MemfdSlab | NamedSlab, np.ndarray]] = {}
-        self._maker: BatchMaker | None = None
-        self._broken: ExceptionWrapper | None = None
-        self._witness: Witness | None = None
-        self._first_states: Any = None
         self._is_retired = False
 
     # ── before the first piece ──────────────────────────────────────────────────────────────────────────────
 
     def prepare(self, payload: Payload) -> None:
-        """Seed as torch does, open the dataset, run worker_init_fn. A failure is told with the first piece."""
+        """Set up the workshop, on the cores that are meant for it."""
         options = self._options
         torch.multiprocessing._set_thread_name("pt_data_worker")
-        torch.set_num_threads(1)
         if options.cores is not None:
             with contextlib.suppress(OSError):  # cores may have been taken away meanwhile; anywhere, then
                 os.sched_setaffinity(0, options.cores)
-        seed = options.base_seed + options.worker
-        random.seed(seed)
-        _seed_torch(seed)
-        np.random.seed(_generate_state(options.base_seed, options.worker))
-        stack_in_slots()
-        try:
-            job: Job = payload.open()
-            if options.epoch is not None:
-                job.dataset.set_epoch(options.epoch)
-            info: Any = WorkerInfo(id=options.worker, num_workers=options.workers, seed=seed, dataset=job.dataset)
-            if options.watch:
-                self._witness = Witness()
-                info = self._witness.watched(info)
-            install_info(info)
-            if options.init_fn is not None:
-                options.init_fn(options.worker)
-            self._maker = BatchMaker(job)
-            for size in options.replay_sizes:
-                self._maker.make(range(size), None)
-        except Exception:
-            self._broken = self._wrap_exception()
-        if self._witness is not None:
-            self._first_states = self._witness.remember()
-            self._witness.evidence()
+        self._shop = Workshop(
+            options, payload.open, where=f"in DataLoader worker process {options.worker}", dumps=pickle.dumps
+        )
 
     def run(self) -> None:
         """Take pieces until the inbox closes, or this worker is told that it is one too many."""
@@ -223,19 +178,11 @@ class _Worker:
             del memory
             slab.close()
         elif kind == b"E":
-            self._begin_epoch()
+            self._shop.begin_epoch()
         elif kind == b"Q":
             self._is_retired = True
-        elif kind == b"R" and self._witness is not None:
-            self._witness.rewind(self._first_states)
-
-    def _begin_epoch(self) -> None:
-        if self._maker is None:
-            return
-        try:
-            self._maker.restart()
-        except Exception:
-            self._broken = self._wrap_exception()
+        elif kind == b"R":
+            self._shop.rewind()
 
     def _help_oneself(self) -> None:
         """Take a piece from the shared queue, if another worker has not been faster, and claim it under the lock."""
@@ -259,11 +206,10 @@ class _Worker:
         if cells[0] != epoch:
             self._send(seq, CANCELLED)
             return
-        if self._broken is not None:
-            broken, self._broken = self._broken, None
+        if (broken := self._shop.take_failure()) is not None:
             self._send_failure(seq, broken)
             return
-        if self._maker is None:
+        if self._shop.maker is None:
             self._send(seq, ENDED)
             return
 
@@ -286,10 +232,10 @@ class _Worker:
         except NothingLeftError as nothing:
             self._send(seq, EMPTY, made=nothing.made)
         except Exception:
-            self._send_failure(seq, self._wrap_exception())
+            self._send_failure(seq, self._shop.wrap_exception())
 
     def _make(self, seq: int, indices: Any, room: Room, tick: Callable[[int], None], part: Part | None) -> None:
-        assert self._maker is not None
+        assert self._shop.maker is not None
         segments: list[MemfdSlab | NamedSlab] = []
 
         def enlarge(needed: int) -> Room:
@@ -299,7 +245,7 @@ class _Worker:
 
         set_current_room(room)
         try:
-            made = self._maker.make(indices, room, tick=tick, part=part, enlarge=enlarge)
+            made = self._shop.maker.make(indices, room, tick=tick, part=part, enlarge=enlarge)
             if made.ended:
                 self._send(seq, ENDED, made=made)
             elif part is not None:
@@ -329,7 +275,7 @@ class _Worker:
         oversize: MemfdSlab | NamedSlab | None = None,
     ) -> None:
         made = made or Made()
-        evidence = self._witness.evidence() if self._witness is not None else ""
+        evidence = self._shop.evidence()
         handle = oversize.give_away() if oversize is not None else None
         extra = b""
         if evidence or made.skipped or made.needed or handle is not None:
@@ -342,15 +288,6 @@ class _Worker:
 
     def _send_failure(self, seq: int, wrapper: ExceptionWrapper) -> None:
         self._send(seq, FAILED, pickle.dumps(wrapper))
-
-    def _wrap_exception(self) -> ExceptionWrapper:
-        """Return the exception being handled as one that can travel, with its traceback as text."""
-        wrapper = ExceptionWrapper(where=f"in DataLoader worker process {self._options.worker}")
-        try:
-            pickle.dumps(wrapper)
-        except Exception:  # an exception type made in a function, say: keep its name and text
-            wrapper.exc_type = UnpicklableError if issubclass(wrapper.exc_type, UnpicklableError) else RuntimeError
-        return wrapper
 
 
 def parse_result(body: bytes) -> tuple[tuple[int, ...], tuple[Any, ...] | None, memoryview]:
