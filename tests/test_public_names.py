@@ -11,7 +11,8 @@ NAMES = """
 Conversion DataLoader ExtraError Leak Ledger LoaderStatistics OOMGuard OptionError OutOfMemoryError PadCollate
 PenstockError Plan RankError RecordError Released RingCounts SKIP ScriptError Sim Source SourceError StageTimes
 StepStatistics Stream TokenBatches Tokenized TrainStep TransportError UnpicklableError WorkerError WorkerKilledError
-WorkerStartError WorkerTimeoutError __version__ convert infer ledger open plan release split_batch watch_leaks
+WorkerStartError WorkerTimeoutError __version__ convert infer ledger open plan ray_dataset release split_batch
+watch_leaks
 """
 
 

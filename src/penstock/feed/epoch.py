@@ -262,7 +262,7 @@ class EpochRunner:
         if self._next_number == 0:
             return True
         first = self._batches.get(0)
-        return first is not None and not first.stops and self._next_number < self.pool.size
+        return first is not None and not first.stops and self._next_number < self.pool.present()
 
     def _give_out(self, batch: _Batch) -> None:
         rows = len(batch.indices) if self._job.auto_collation else 1
@@ -463,9 +463,9 @@ class EpochRunner:
         """Replace a dead worker and give its work out again, unless a sample has killed too many."""
         blamed = death.blamed
         try:
-            if blamed is None:
+            if blamed is None and not death.is_innocent:
                 self._deaths.at_the_start(death)
-            elif self._dispatch.mode == "stream":
+            elif blamed is not None and self._dispatch.mode == "stream":
                 self._deaths.on_stream(death, len(self._done_sizes[death.worker]))
         except WorkerError:
             self.close()

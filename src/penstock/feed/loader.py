@@ -40,6 +40,8 @@ from penstock.feed.transport.slab import PrivateSlab, Slab, create, memfd_works
 from penstock.feed.workers.base import Pool
 from penstock.feed.workers.maker import ErrorPolicy, Job
 from penstock.feed.workers.process import ProcessPool
+from penstock.feed.workers.ray import RayPool
+from penstock.feed.workers.ray_cluster import Cluster
 from penstock.feed.workers.thread import ThreadPool
 
 T_co = TypeVar("T_co", covariant=True)
@@ -64,7 +66,9 @@ class DataLoader(TorchDataLoader[T_co]):
             making a batch takes less than fetching it. Where samples can tell their worker (`dispatch`), the number
             changes only between epochs; for an iterable dataset it is one fewer than the cores, at most 8. See
             `statistics().workers_reason`. The batches depend on the number where samples can tell their worker.
-        workers: "process", or "thread" for datasets that release the GIL.
+            (least, most), for workers="ray" only: the same, between these bounds.
+        workers: "process"; "thread" for datasets that release the GIL; or "ray": actors on the machines of the Ray
+            cluster that this machine is part of ("ray://host:port": of the one whose client server that is).
         dispatch: "auto" (torch's assignment of batches to workers where samples can tell their worker, by drawing
             from its random state, reading `get_worker_info()` or having a `worker_init_fn`; else "demand"),
             "demand" (a free worker takes the next piece; large batches are filled by several workers), or
@@ -102,7 +106,7 @@ class DataLoader(TorchDataLoader[T_co]):
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
-        num_workers: int | Literal["auto"] = 0,
+        num_workers: int | tuple[int, int] | Literal["auto"] = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool | Literal["auto"] | Device = False,
         drop_last: bool = False,
@@ -115,7 +119,7 @@ class DataLoader(TorchDataLoader[T_co]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
-        workers: Literal["process", "thread"] = "process",
+        workers: Literal["process", "thread", "ray"] | str = "process",
         dispatch: Literal["auto", "demand", "round_robin"] = "auto",
         errors: ErrorPolicy = "raise",
         keep_batch_size: bool = False,
@@ -125,7 +129,10 @@ class DataLoader(TorchDataLoader[T_co]):
         device_bytes: int = 512 << 20,
     ) -> None:
         _check(workers=workers, dispatch=dispatch, errors=errors, max_deaths=max_deaths, ring_bytes=ring_bytes)
-        self._body = workers
+        self._body = "ray" if workers.startswith("ray://") else workers
+        self._cluster_address = workers if workers.startswith("ray://") else None
+        self._cluster: Cluster | None = None
+        bounds = _bounds(num_workers, self._body)
         self._dispatch_option = dispatch
         self._errors = errors
         self._keep_batch_size = keep_batch_size
@@ -141,7 +148,7 @@ class DataLoader(TorchDataLoader[T_co]):
         weakref.finalize(self, self._shelf.close)
         self._learned: Dispatch | None = None
         self._regulator: Regulator | None = None
-        lanes = _auto_workers() if num_workers == "auto" else num_workers
+        lanes = bounds[1]
         if shuffle and sampler is None and batch_sampler is None and isinstance(dataset, Source):
             order = _order(dataset, batch_size, lanes, generator)
             if order is not None:
@@ -171,18 +178,23 @@ class DataLoader(TorchDataLoader[T_co]):
                 "threads share one dataset object, and an IterableDataset cannot tell them apart to share out its "
                 "samples; use workers='process', or num_workers=1"
             )
-        if num_workers == "auto":
+        if isinstance(num_workers, tuple):
+            least, most = bounds
+            self._regulator = Regulator(workers=max(1, least), most=most, fixed=max(1, least))
+            self._regulator.least = least
+        elif num_workers == "auto":
             make_auto(self)
         for observer in observers:
             observer(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _ring=None, _shelf=_Shelf(), _learned=None, _counters=Counters(), _iterator=None)
+        self._cluster = None
         weakref.finalize(self, self._shelf.close)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process: rings, counters, a persistent iterator."""
-        own = ("_ring", "_shelf", "_learned", "_counters", "_iterator")
+        own = ("_ring", "_shelf", "_learned", "_counters", "_iterator", "_cluster")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def statistics(self) -> LoaderStatistics:
@@ -202,6 +214,11 @@ class DataLoader(TorchDataLoader[T_co]):
         if self.num_workers > 0:
             self.check_worker_number_rationality()
         return LoaderIterator(self)
+
+    def check_worker_number_rationality(self) -> None:
+        """Warn, as torch's loader does, of more workers than this machine has cores; a cluster has more."""
+        if self._body != "ray":
+            super().check_worker_number_rationality()
 
 
 class LoaderIterator:
@@ -353,8 +370,8 @@ class LoaderIterator:
 
 
 def _check(*, workers: str, dispatch: str, errors: Any, max_deaths: int, ring_bytes: int | None) -> None:
-    if workers not in ("process", "thread"):
-        raise OptionError(f"workers must be 'process' or 'thread', not {workers!r}")
+    if workers not in ("process", "thread", "ray") and not str(workers).startswith("ray://"):
+        raise OptionError(f"workers must be 'process', 'thread', 'ray' or 'ray://host:port', not {workers!r}")
     if dispatch not in ("auto", "demand", "round_robin"):
         raise OptionError(f"dispatch must be 'auto', 'demand' or 'round_robin', not {dispatch!r}")
     if errors not in ("raise", "skip") and not callable(errors):
@@ -375,6 +392,26 @@ def _auto_workers() -> int:
     return min(8, usable_cores() - 1)
 
 
+def _bounds(num_workers: int | tuple[int, int] | Literal["auto"], body: str) -> tuple[int, int]:
+    """Return the fewest and the most workers there may be."""
+    if num_workers == "auto" and body == "ray":
+        raise OptionError(
+            "how many machines a cluster may grow to is not for a loader to guess: with workers='ray' give "
+            "num_workers=(least, most) instead of 'auto'"
+        )
+    if num_workers == "auto":
+        return 0, _auto_workers()
+    if not isinstance(num_workers, tuple):
+        return num_workers, num_workers
+    least, most = num_workers
+    if body != "ray" or not 0 <= least <= most or most < 1:
+        raise OptionError(
+            f"num_workers={num_workers!r} must be (least, most) with 0 <= least <= most, and workers='ray'; give one "
+            "number, or 'auto', for workers on this machine"
+        )
+    return least, most
+
+
 def _order(source: Source, batch_size: int | None, workers: int, generator: torch.Generator | None) -> RunOrder | None:
     """Return a random order in which each worker reads runs of its own; None where a source has no runs."""
     starts = source.runs
@@ -384,7 +421,7 @@ def _order(source: Source, batch_size: int | None, workers: int, generator: torc
 
 
 def _begin_pass(loader: DataLoader[Any]) -> None:
-    if isinstance(loader.dataset, Stream) and loader._body == "process":
+    if isinstance(loader.dataset, Stream) and loader._body != "thread":
         loader.dataset.begin_pass()
 
 
@@ -440,11 +477,25 @@ def _pool(loader: DataLoader[Any], dispatch: Dispatch, base_seed: int, numa_node
         dispatch.size_up(workers)
     if loader._body == "thread":
         return ThreadPool(job, workers)
+    told = workers if dispatch.mode == "round_robin" else loader.num_workers
+    if loader._body == "ray":
+        if loader._cluster is None:  # a share of the loader's own, so that the connection outlives an epoch's workers
+            loader._cluster = Cluster(loader._cluster_address)
+            weakref.finalize(loader, loader._cluster.leave)
+        return RayPool(
+            job,
+            workers,
+            cluster=Cluster(loader._cluster_address),
+            told=told,
+            base_seed=base_seed,
+            init_fn=loader.worker_init_fn,
+            watch=_mode(loader)[0] == "probing",
+        )
     return ProcessPool(
         job,
         workers,
         most=most,
-        told=workers if dispatch.mode == "round_robin" else loader.num_workers,
+        told=told,
         context=_context(loader),
         base_seed=base_seed,
         init_fn=loader.worker_init_fn,
@@ -473,7 +524,7 @@ def _dispatch(loader: DataLoader[Any]) -> Dispatch:
     """Return what earlier epochs have learned, or begin to learn."""
     if loader._learned is None:
         mode, reason = _mode(loader)
-        splittable = _job(loader).rows_can_be_split
+        splittable = _job(loader).rows_can_be_split and loader._body != "ray"  # no machine has all the rows' slot
         assert loader.prefetch_factor is not None
         loader._learned = Dispatch(
             mode,
@@ -492,7 +543,7 @@ def _borrow_ring(loader: DataLoader[Any], pinning: Pinning) -> Ring:
     loader._ring = loader._shelf.take()
     if loader._ring is not None:
         return loader._ring
-    in_process = loader.num_workers == 0 or loader._body == "thread"
+    in_process = loader.num_workers == 0 or loader._body in ("thread", "ray")
     named = not in_process and not memfd_works()
     make: Callable[[int], Slab] = PrivateSlab if in_process else functools.partial(create, named=named)
     if pinning.numa_node is not None:
