@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from machines import HOLDERS
 
 GRACE_S = 5.0
 """How long what a test has closed may take to be gone: processes and threads end on their own time."""
@@ -119,6 +120,8 @@ def _descendants() -> list[str]:
     found, parents = [], [os.getpid()]
     while parents:
         for pid, name in children.get(parents.pop(), []):
+            if pid in HOLDERS:
+                continue
             parents.append(pid)
             if pid not in helpers and not _is_resource_tracker(pid):
                 found.append(f"{name} (pid {pid})")

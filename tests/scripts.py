@@ -12,9 +12,12 @@ from typing import Any
 TESTS = Path(__file__).parent
 
 
-def run(code: str, *command: str, **arguments: Any) -> subprocess.CompletedProcess[str]:
+def run(
+    code: str, *command: str, environment: dict[str, str] | None = None, **arguments: Any
+) -> subprocess.CompletedProcess[str]:
     """Run `code` with this Python, behind the words of `command` if there are any."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+    known = os.environ if environment is None else environment
+    environment = {**known, "PYTHONPATH": os.pathsep.join([str(TESTS), known.get("PYTHONPATH", "")])}
     return subprocess.run(
         [*command, sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True,

@@ -11,8 +11,8 @@ NAMES = """
 Conversion DataLoader ExtraError Leak Ledger LoaderStatistics OOMGuard OptionError OutOfMemoryError PadCollate
 PenstockError Plan RankError RecordError Released RingCounts SKIP ScriptError Sim Source SourceError StageTimes
 StateError StepStatistics Stream TokenBatches Tokenized TrainStep TransportError UnpicklableError WorkerError
-WorkerKilledError WorkerStartError WorkerTimeoutError __version__ convert infer ledger open plan release sample_rng
-sample_seed split_batch watch_leaks
+WorkerKilledError WorkerStartError WorkerTimeoutError __version__ convert infer ledger open plan ray_dataset release
+sample_rng sample_seed split_batch watch_leaks
 """
 
 

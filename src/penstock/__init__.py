@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.feed.padding import PadCollate
     from penstock.feed.sources.base import Source
     from penstock.feed.sources.open import open
+    from penstock.feed.sources.ray_data import ray_dataset
     from penstock.feed.sources.stream import Stream
     from penstock.feed.sources.text import Tokenized
     from penstock.feed.sources.token_batches import TokenBatches
@@ -89,6 +90,7 @@ __all__ = [
     "ledger",
     "open",
     "plan",
+    "ray_dataset",
     "release",
     "sample_rng",
     "sample_seed",
@@ -121,6 +123,7 @@ _HOMES = {
     "penstock.feed.padding": ("PadCollate",),
     "penstock.feed.sources.base": ("Source",),
     "penstock.feed.sources.open": ("open",),
+    "penstock.feed.sources.ray_data": ("ray_dataset",),
     "penstock.feed.sources.stream": ("Stream",),
     "penstock.feed.sources.text": ("Tokenized",),
     "penstock.feed.sources.token_batches": ("TokenBatches",),

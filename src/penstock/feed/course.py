@@ -135,6 +135,6 @@ def _begin_stream(loader: DataLoader[Any], resume: Resume | None) -> int | None:
         return None
     if resume is not None and resume.stream_epoch is not None:
         stream.set_epoch(resume.stream_epoch)
-    if loader.num_workers > 0 and loader._body == "process":
+    if loader.num_workers > 0 and loader._body != "thread":
         stream.begin_pass()
     return stream.epoch

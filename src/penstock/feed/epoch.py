@@ -124,7 +124,7 @@ class EpochRunner:
         self._epoch_seed = epoch_seed
         self._unused: list[Used] = []
         self.receipt: Sequence[Used] = ()
-        self._exhausted = False
+        self._exhausted = self._job.iterable and not self._lanes
         self._next_number = 0
         self._next_out = 0
         self._ready: deque[_Batch] = deque()
@@ -283,7 +283,7 @@ class EpochRunner:
         if self._next_number == 0:
             return True
         first = self._batches.get(0)
-        return first is not None and not first.stops and self._next_number < self.pool.size
+        return first is not None and not first.stops and self._next_number < self.pool.present()
 
     def _give_out(self, batch: _Batch) -> None:
         rows = len(batch.indices) if self._job.auto_collation else 1
@@ -493,9 +493,9 @@ class EpochRunner:
         """Replace a dead worker and give its work out again, unless a sample has killed too many."""
         blamed = death.blamed
         try:
-            if blamed is None:
+            if blamed is None and not death.is_innocent:
                 self._deaths.at_the_start(death)
-            elif self._dispatch.mode == "stream":
+            elif blamed is not None and self._dispatch.mode == "stream":
                 self._deaths.on_stream(death, blamed.lane, blamed.batch)
         except WorkerError:
             self.close()

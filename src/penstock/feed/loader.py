@@ -35,6 +35,7 @@ from penstock.feed.state import Resume, belonging, check, resume_of
 from penstock.feed.transport.ring import Ring
 from penstock.feed.wiring import Shelf, start_method
 from penstock.feed.workers.maker import ErrorPolicy
+from penstock.feed.workers.ray_cluster import Cluster
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -58,7 +59,9 @@ class DataLoader(TorchDataLoader[T_co]):
             making a batch takes less than fetching it. Where samples can tell their worker (`dispatch`), the number
             changes only between epochs; for an iterable dataset it is one fewer than the cores, at most 8. See
             `statistics().workers_reason`. The batches depend on the number where samples can tell their worker.
-        workers: "process", or "thread" for datasets that release the GIL.
+            (least, most), for workers="ray" only: the same, between these bounds.
+        workers: "process"; "thread" for datasets that release the GIL; or "ray": actors on the machines of the Ray
+            cluster that this machine is part of ("ray://host:port": of the one whose client server that is).
         dispatch: "auto" (torch's assignment of batches to workers where samples can tell their worker, by drawing
             from its random state, reading `get_worker_info()` or having a `worker_init_fn`; else "demand"),
             "demand" (a free worker takes the next piece; large batches are filled by several workers), or
@@ -106,7 +109,7 @@ class DataLoader(TorchDataLoader[T_co]):
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
-        num_workers: int | Literal["auto"] = 0,
+        num_workers: int | tuple[int, int] | Literal["auto"] = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool | Literal["auto"] | Device = False,
         drop_last: bool = False,
@@ -119,7 +122,7 @@ class DataLoader(TorchDataLoader[T_co]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
-        workers: Literal["process", "thread"] = "process",
+        workers: Literal["process", "thread", "ray"] | str = "process",
         dispatch: Literal["auto", "demand", "round_robin"] = "auto",
         errors: ErrorPolicy = "raise",
         keep_batch_size: bool = False,
@@ -141,7 +144,10 @@ class DataLoader(TorchDataLoader[T_co]):
         self._resume: Resume | None = None
         self._loaded: dict[str, Any] | None = None
         self._course: Course | None = None
-        self._body = workers
+        self._body = "ray" if workers.startswith("ray://") else workers
+        self._cluster_address = workers if workers.startswith("ray://") else None
+        self._cluster: Cluster | None = None
+        bounds = _bounds(num_workers, self._body)
         self._dispatch_option = dispatch
         self._errors = errors
         self._keep_batch_size = keep_batch_size
@@ -160,7 +166,7 @@ class DataLoader(TorchDataLoader[T_co]):
         group = None if isinstance(distributed, bool) else distributed
         is_iterable = isinstance(dataset, IterableDataset)
         self.rank, self.world_size = place(group) if distributed or is_iterable else (0, 1)
-        lanes = _auto_workers() if num_workers == "auto" else num_workers
+        lanes = bounds[1]
         draws_itself = sampler is None and batch_sampler is None and not is_iterable
         if distributed and not draws_itself:
             _refuse_to_share(dataset)
@@ -201,20 +207,23 @@ class DataLoader(TorchDataLoader[T_co]):
                 "samples; use workers='process', or num_workers=1"
             )
         self._order = order_for(self._index_sampler, snapshot_every=snapshot_every_n_steps or 1)
-        if num_workers == "auto":
+        if isinstance(num_workers, tuple):
+            least, most = bounds
+            self._regulator = Regulator(workers=max(1, least), most=most, fixed=max(1, least))
+            self._regulator.least = least
+        elif num_workers == "auto":
             make_auto(self)
         for observer in observers:
             observer(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(
-            state, _ring=None, _shelf=Shelf(), _learned=None, _counters=Counters(), _iterator=None, _course=None
-        )
+        self.__dict__.update(state, _ring=None, _shelf=Shelf(), _learned=None, _counters=Counters(), _iterator=None)
+        self._course = self._cluster = None
         weakref.finalize(self, self._shelf.close)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process: rings, counters, a persistent iterator."""
-        own = ("_ring", "_shelf", "_learned", "_counters", "_iterator", "_course")
+        own = ("_ring", "_shelf", "_learned", "_counters", "_iterator", "_course", "_cluster")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def statistics(self) -> LoaderStatistics:
@@ -282,6 +291,11 @@ class DataLoader(TorchDataLoader[T_co]):
         """Make the next pass that of `epoch`; without it they count by themselves, from 0."""
         self._epoch = epoch
 
+    def check_worker_number_rationality(self) -> None:
+        """Warn, as torch's loader does, of more workers than this machine has cores; a cluster has more."""
+        if self._body != "ray":
+            super().check_worker_number_rationality()
+
     def _get_iterator(self) -> Any:
         if isinstance(self.dataset, (IterDataPipe, MapDataPipe)) or not hasattr(os, "register_at_fork"):
             # Legacy DataPipes shard and shuffle through torch's own iterator; on Windows there are no socket pairs.
@@ -343,8 +357,8 @@ def _refuse_to_share(dataset: Any) -> None:
 
 
 def _check(*, workers: str, dispatch: str, errors: Any, max_deaths: int, ring_bytes: int | None) -> None:
-    if workers not in ("process", "thread"):
-        raise OptionError(f"workers must be 'process' or 'thread', not {workers!r}")
+    if workers not in ("process", "thread", "ray") and not str(workers).startswith("ray://"):
+        raise OptionError(f"workers must be 'process', 'thread', 'ray' or 'ray://host:port', not {workers!r}")
     if dispatch not in ("auto", "demand", "round_robin"):
         raise OptionError(f"dispatch must be 'auto', 'demand' or 'round_robin', not {dispatch!r}")
     if errors not in ("raise", "skip") and not callable(errors):
@@ -357,6 +371,26 @@ def _check(*, workers: str, dispatch: str, errors: Any, max_deaths: int, ring_by
 
 def _auto_workers() -> int:
     return min(8, usable_cores() - 1)
+
+
+def _bounds(num_workers: int | tuple[int, int] | Literal["auto"], body: str) -> tuple[int, int]:
+    """Return the fewest and the most workers there may be."""
+    if num_workers == "auto" and body == "ray":
+        raise OptionError(
+            "how many machines a cluster may grow to is not for a loader to guess: with workers='ray' give "
+            "num_workers=(least, most) instead of 'auto'"
+        )
+    if num_workers == "auto":
+        return 0, _auto_workers()
+    if not isinstance(num_workers, tuple):
+        return num_workers, num_workers
+    least, most = num_workers
+    if body != "ray" or not 0 <= least <= most or most < 1:
+        raise OptionError(
+            f"num_workers={num_workers!r} must be (least, most) with 0 <= least <= most, and workers='ray'; give one "
+            "number, or 'auto', for workers on this machine"
+        )
+    return least, most
 
 
 def _order(source: Source, batch_size: int | None, workers: int, generator: torch.Generator | None) -> RunOrder | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import multiprocessing
+import weakref
 from collections.abc import Callable
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ from penstock.feed.transport.slab import PrivateSlab, Slab, create, memfd_works
 from penstock.feed.workers.base import Pool
 from penstock.feed.workers.maker import Job
 from penstock.feed.workers.process import ProcessPool
+from penstock.feed.workers.ray import RayPool
+from penstock.feed.workers.ray_cluster import Cluster
 from penstock.feed.workers.thread import ThreadPool
 
 if TYPE_CHECKING:
@@ -39,7 +42,7 @@ def job_of(loader: DataLoader[Any]) -> Job:
         drop_last=loader.drop_last,
         errors=loader._errors,
         keep_batch_size=loader._keep_batch_size,
-        seeded=loader.seed is not None and loader._body == "process",
+        seeded=loader.seed is not None and loader._body != "thread",
     )
 
 
@@ -62,11 +65,25 @@ def pool_of(loader: DataLoader[Any], dispatch: Dispatch, base_seed: int, numa_no
         dispatch.size_up(workers)
     if loader._body == "thread":
         return ThreadPool(job, workers)
+    told = workers if dispatch.mode == "round_robin" else loader.num_workers
+    if loader._body == "ray":
+        if loader._cluster is None:  # a share of the loader's own, so that the connection outlives an epoch's workers
+            loader._cluster = Cluster(loader._cluster_address)
+            weakref.finalize(loader, loader._cluster.leave)
+        return RayPool(
+            job,
+            workers,
+            cluster=Cluster(loader._cluster_address),
+            told=told,
+            base_seed=base_seed,
+            init_fn=loader.worker_init_fn,
+            watch=_mode(loader)[0] == "probing",
+        )
     return ProcessPool(
         job,
         workers,
         most=most,
-        told=workers if dispatch.mode == "round_robin" else loader.num_workers,
+        told=told,
         context=_context(loader),
         base_seed=base_seed,
         init_fn=loader.worker_init_fn,
@@ -97,7 +114,7 @@ def dispatch_of(loader: DataLoader[Any]) -> Dispatch:
     """Return who gets which batch: what earlier epochs have learned, or the beginnings of it."""
     if loader._learned is None:
         mode, reason = _mode(loader)
-        splittable = job_of(loader).rows_can_be_split
+        splittable = job_of(loader).rows_can_be_split and loader._body != "ray"  # no machine has all the rows' slot
         assert loader.prefetch_factor is not None
         loader._learned = Dispatch(
             mode,
@@ -116,7 +133,7 @@ def ring_of(loader: DataLoader[Any], pinning: Pinning) -> Ring:
     loader._ring = loader._shelf.take()
     if loader._ring is not None:
         return loader._ring
-    in_process = loader.num_workers == 0 or loader._body == "thread"
+    in_process = loader.num_workers == 0 or loader._body in ("thread", "ray")
     named = not in_process and not memfd_works()
     make: Callable[[int], Slab] = PrivateSlab if in_process else functools.partial(create, named=named)
     if pinning.numa_node is not None:

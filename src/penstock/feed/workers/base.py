@@ -92,6 +92,8 @@ class Death:
     """The row of that piece it was making."""
     is_retired: bool = False
     """It was going anyway, and needs no successor."""
+    is_innocent: bool = False
+    """Its machine is gone, or cannot be reached: no sample is to blame, and not how workers are started."""
 
 
 class Pool(Protocol):
@@ -118,6 +120,10 @@ class Pool(Protocol):
 
     def is_ready(self, worker: int) -> bool:
         """Return whether a worker that was started has opened its dataset, and takes pieces."""
+        ...
+
+    def present(self) -> int:
+        """Return how many workers, from number 0 on, a piece may be meant for now: all, where they start at once."""
         ...
 
     def outstanding(self) -> int:

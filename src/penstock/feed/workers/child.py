@@ -10,33 +10,29 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import random
 import select
 import signal
 import socket
 import struct
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.reduction import DupFd
 from typing import Any
 
 import numpy as np
-import numpy.random  # now, rather than in every worker: it takes 8 ms
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data._utils.worker import WorkerInfo, _generate_state
 
-from penstock.core.errors import TransportError, UnpicklableError
-from penstock.feed.collate import set_current_room, stack_in_slots
+from penstock.core.errors import TransportError
+from penstock.feed.collate import set_current_room
 from penstock.feed.transport import channel, codec
 from penstock.feed.transport.control import IDLE, Control
 from penstock.feed.transport.room import NoRoomError, Room
 from penstock.feed.transport.slab import Handle, MemfdSlab, NamedSlab, attach, create
-from penstock.feed.workers.lanes import Lane, Lanes
-from penstock.feed.workers.maker import BatchMaker, Job, Made, NothingLeftError, Part
+from penstock.feed.workers.maker import BatchMaker, Made, NothingLeftError, Part
 from penstock.feed.workers.payload import Payload
-from penstock.feed.workers.witness import Witness, install_info
+from penstock.feed.workers.workshop import WorkerOptions, Workshop
 
 _ORPHAN_GRACE_S = 5.0
 """How long a worker whose training process is gone may take to finish a sample before it ends anyway."""
@@ -53,23 +49,13 @@ _LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ChildOptions:
+class ChildOptions(WorkerOptions):
     """What a worker process is started with, besides its job."""
 
-    worker: int
-    workers: int
-    base_seed: int
-    init_fn: Callable[[int], Any] | None
     named: bool
     """Whether shared segments have names, for want of memfds."""
-    watch: bool
-    """Whether to look out for samples that can tell their worker; see `witness`."""
     cores: frozenset[int] | None = None
     """Where to run, or None for anywhere."""
-    lanes: dict[int, Lane] = field(default_factory=dict)
-    """Its shares of an iterable dataset, by their places in the round."""
-    epoch: int | None = None
-    """The pass of a stream in which the predecessor died; the payload may be of an earlier one."""
 
 
 class Descriptor:
@@ -125,15 +111,9 @@ def _watch_for_orphanhood(inbox: socket.socket) -> None:
         threading.Thread(target=watch, name="penstock-orphan-watch", daemon=True).start()
 
 
-def _seed_torch(seed: int) -> None:
-    """Do what `torch.manual_seed` does, which takes milliseconds to prepare the seed of an absent accelerator."""
-    if torch.accelerator.current_accelerator() is None:
-        torch.default_generator.manual_seed(seed)
-    else:
-        torch.manual_seed(seed)
-
-
 class _Worker:
+    _shop: Workshop
+
     def __init__(self, options: ChildOptions, ends: ChildEnds) -> None:
         self._options = options
         self._ends = ends
@@ -148,55 +128,20 @@ class _Worker:
         self._cells = self._control.cells
         self._claim_cell = 1 + 2 * options.worker
         self._slabs: dict[int, tuple[MemfdSlab | NamedSlab, np.ndarray]] = {}
-        self._lanes: Lanes | None = None
-        self._broken: ExceptionWrapper | None = None
-        self._witness: Witness | None = None
-        self._first_states: Any = None
         self._is_retired = False
 
     # ── before the first piece ──────────────────────────────────────────────────────────────────────────────
 
     def prepare(self, payload: Payload) -> None:
-        """Seed as torch does, open the dataset, run worker_init_fn. A failure is told with the first piece."""
+        """Set up the workshop, on the cores that are meant for it."""
         options = self._options
         torch.multiprocessing._set_thread_name("pt_data_worker")
-        torch.set_num_threads(1)
         if options.cores is not None:
             with contextlib.suppress(OSError):  # cores may have been taken away meanwhile; anywhere, then
                 os.sched_setaffinity(0, options.cores)
-        own = Lane(number=options.worker, of=options.workers)
-        self._seed(own)
-        stack_in_slots()
-        try:
-            job: Job = payload.open()
-            if options.epoch is not None:
-                job.dataset.set_epoch(options.epoch)
-            if options.watch:
-                self._witness = Witness()
-            self._tell(own, job)
-            if options.init_fn is not None:
-                options.init_fn(options.worker)
-            self._lanes = Lanes(job, options.lanes, self._tell, seed=self._seed, own=options.worker)
-        except Exception:
-            self._broken = self._wrap_exception()
-        if self._witness is not None:
-            self._first_states = self._witness.remember()
-            self._witness.evidence()
-
-    def _seed(self, lane: Lane) -> None:
-        seed = self._options.base_seed + lane.number
-        random.seed(seed)
-        _seed_torch(seed)
-        np.random.seed(_generate_state(self._options.base_seed, lane.number))
-
-    def _tell(self, lane: Lane, job: Job) -> None:
-        """Have `get_worker_info()` return which worker this is; for a lane, the one whose stream it is."""
-        if not lane.of:
-            install_info(None)
-            return
-        seed = self._options.base_seed + lane.number
-        info: Any = WorkerInfo(id=lane.number, num_workers=lane.of, seed=seed, dataset=job.dataset)
-        install_info(info if self._witness is None else self._witness.watched(info))
+        self._shop = Workshop(
+            options, payload.open, where=f"in DataLoader worker process {options.worker}", dumps=pickle.dumps
+        )
 
     def run(self) -> None:
         """Take pieces until the inbox closes, or this worker is told that it is one too many."""
@@ -234,19 +179,11 @@ class _Worker:
             del memory
             slab.close()
         elif kind == b"E":
-            self._begin_epoch(pickle.loads(memoryview(body)[1:]))
+            self._shop.begin_epoch(pickle.loads(memoryview(body)[1:]))
         elif kind == b"Q":
             self._is_retired = True
-        elif kind == b"R" and self._witness is not None:
-            self._witness.rewind(self._first_states)
-
-    def _begin_epoch(self, lanes: dict[int, Lane]) -> None:
-        if self._lanes is None:
-            return
-        try:
-            self._lanes.begin(lanes)
-        except Exception:
-            self._broken = self._wrap_exception()
+        elif kind == b"R":
+            self._shop.rewind()
 
     def _help_oneself(self) -> None:
         """Take a piece from the shared queue, if another worker has not been faster, and claim it under the lock."""
@@ -271,11 +208,10 @@ class _Worker:
         if cells[0] != epoch:
             self._send(seq, CANCELLED)
             return
-        if self._broken is not None:
-            broken, self._broken = self._broken, None
+        if (broken := self._shop.take_failure()) is not None:
             self._send_failure(seq, broken)
             return
-        maker = self._lanes.maker(lane) if self._lanes is not None else None
+        maker = self._shop.maker(lane)
         if maker is None:
             self._send(seq, ENDED)
             return
@@ -299,7 +235,7 @@ class _Worker:
         except NothingLeftError as nothing:
             self._send(seq, EMPTY, made=nothing.made)
         except Exception:
-            self._send_failure(seq, self._wrap_exception())
+            self._send_failure(seq, self._shop.wrap_exception())
 
     def _make(
         self,
@@ -323,7 +259,7 @@ class _Worker:
         try:
             made = maker.make(indices, room, epoch_seed=epoch_seed, tick=tick, part=part, enlarge=enlarge)
             if snapshot and not made.ended:
-                made.state = _pickled_state(maker)
+                made.state = self._shop.state(maker)
             if made.ended:
                 self._send(seq, ENDED, made=made)
             elif part is not None:
@@ -353,7 +289,7 @@ class _Worker:
         oversize: MemfdSlab | NamedSlab | None = None,
     ) -> None:
         made = made or Made()
-        evidence = self._witness.evidence() if self._witness is not None else ""
+        evidence = self._shop.evidence()
         handle = oversize.give_away() if oversize is not None else None
         extra = b""
         if evidence or made.skipped or made.needed or made.state or handle is not None:
@@ -367,24 +303,6 @@ class _Worker:
 
     def _send_failure(self, seq: int, wrapper: ExceptionWrapper) -> None:
         self._send(seq, FAILED, pickle.dumps(wrapper))
-
-    def _wrap_exception(self) -> ExceptionWrapper:
-        """Return the exception being handled as one that can travel, with its traceback as text."""
-        wrapper = ExceptionWrapper(where=f"in DataLoader worker process {self._options.worker}")
-        try:
-            pickle.dumps(wrapper)
-        except Exception:  # an exception type made in a function, say: keep its name and text
-            wrapper.exc_type = UnpicklableError if issubclass(wrapper.exc_type, UnpicklableError) else RuntimeError
-        return wrapper
-
-
-def _pickled_state(maker: BatchMaker) -> bytes:
-    """Return where the maker's lane is; nothing where it cannot tell, or not in a form that travels."""
-    try:
-        state = maker.snapshot()
-        return b"" if state is None else pickle.dumps(state)
-    except Exception:  # the batches since the last state are then made again
-        return b""
 
 
 def parse_result(body: bytes) -> tuple[tuple[int, ...], tuple[Any, ...] | None, memoryview]:

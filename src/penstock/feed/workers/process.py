@@ -138,6 +138,10 @@ class ProcessPool:
         """Return whether a worker has got as far as to take pieces."""
         return self._control.claimed(worker) is not None or self._control.row(worker) > 0
 
+    def present(self) -> int:
+        """Return how many workers there are: a piece may be meant for any of them."""
+        return self.size
+
     def outstanding(self) -> int:
         """Return how many pieces are given out and have not come back."""
         return len(self._outstanding)

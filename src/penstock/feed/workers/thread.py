@@ -68,6 +68,10 @@ class ThreadPool:
         """Return that it is: threads start at once."""
         return True
 
+    def present(self) -> int:
+        """Return how many workers there are: a piece may be meant for any of them."""
+        return self.size
+
     def outstanding(self) -> int:
         """Return how many pieces are given out and have not come back."""
         return len(self._outstanding)

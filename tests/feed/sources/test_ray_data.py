@@ -1,0 +1,98 @@
+"""Rows of a Ray Data dataset reach the loader, each once, whatever the ranks; on a Ray cluster of this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import textwrap
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from machines import held
+from scripts import run
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed"),
+]
+
+PRELUDE = """
+import warnings; warnings.simplefilter("error", UserWarning)  # as torch warns of memory that is read only
+import os, torch, numpy as np
+import ray
+import ray.data
+import penstock
+from machines import Machines
+Machines.here().have(2)
+ray.init(log_to_driver=False, logging_level="error")
+ray.data.DataContext.get_current().enable_progress_bars = False
+numbers = ray.data.range(1000, override_num_blocks=4)
+table = numbers.map(lambda row: {**row, "image": np.full((4, 5), row["id"], np.float32), "name": f"n{row['id']}"})
+"""
+
+
+@pytest.fixture(scope="module")
+def on_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list[str]]]:
+    """Return what runs a script, once for each set of variables, and gives what each of them said."""
+    with held(tmp_path_factory.mktemp("cluster")) as environment:
+
+        def run_one(code: str, more: dict[str, str]) -> str:
+            done = run(PRELUDE + textwrap.dedent(code), environment={**environment, **more})
+            assert done.returncode == 0, done.stderr[-4000:]
+            return done.stdout
+
+        def run_all(code: str, *variables: dict[str, str]) -> list[str]:
+            with ThreadPoolExecutor() as threads:
+                return list(threads.map(lambda more: run_one(code, more), variables or ({},)))
+
+        yield run_all
+
+
+def test_rows_and_batches_are_those_of_ray_data(on_cluster) -> None:
+    said = on_cluster(
+        """
+        loader = penstock.DataLoader(penstock.ray_dataset(table), batch_size=64)
+        for _ in range(2):
+            batches = list(loader)
+            assert sorted(int(i) for batch in batches for i in batch["id"]) == list(range(1000))
+            assert all((batch["image"] == batch["id"][:, None, None]).all() for batch in batches)
+            assert all(batch["name"] == [f"n{i}" for i in batch["id"].tolist()] for batch in batches)
+        whole = penstock.ray_dataset(table, batch_size=300, columns=["id", "image"], drop_last=True)
+        batches = list(penstock.DataLoader(whole, batch_size=None))
+        print([tuple(batch["image"].shape) for batch in batches], sorted(batches[0]))
+        batches[0]["image"] += 1  # it is the program's own
+        torch.utils.data._utils.worker._worker_info = object()  # as in a worker process
+        try:
+            iter(penstock.ray_dataset(numbers))
+        except penstock.OptionError as error:
+            print("num_workers=0" in str(error))
+        """
+    )
+    assert said == ["[(300, 4, 5), (300, 4, 5), (300, 4, 5)] ['id', 'image']\nTrue\n"]
+
+
+def test_ranks_share_out_one_execution_so_that_each_row_comes_once_an_epoch(on_cluster, tmp_path) -> None:
+    said = on_cluster(
+        f"""
+        import torch.distributed as dist
+        dataset = penstock.ray_dataset(numbers)
+        try:
+            iter(dataset)
+        except penstock.OptionError as error:
+            assert "init_process_group" in str(error)
+        rank = int(os.environ["RANK"])
+        dist.init_process_group("gloo", init_method="file://{tmp_path}/meeting", rank=rank, world_size=2)
+        loader = penstock.DataLoader(dataset, batch_size=50)
+        for _ in range(2):
+            mine = [int(i) for batch in loader for i in batch["id"]]
+            all_of_them = [None, None]
+            dist.all_gather_object(all_of_them, mine)
+            assert all(all_of_them)
+            print(sorted(sum(all_of_them, [])) == list(range(1000)))
+        dist.barrier()
+        print(end="", flush=True)
+        os._exit(0)  # without torch's destructors, which deadlock with gloo's thread over Python's lock
+        """,
+        *({"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)} for rank in range(2)),
+    )
+    assert said == ["True\nTrue\n"] * 2

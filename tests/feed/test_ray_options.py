@@ -1,0 +1,39 @@
+"""What can be said of workers on other machines without one: which arguments make sense, and what is missing."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from sample_sets import Numbered
+
+import penstock
+from penstock import DataLoader, ExtraError, OptionError
+
+
+def test_a_missing_ray_is_named_with_its_extra(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ExtraError, match=r"penstock\[ray\]"):
+        iter(DataLoader(Numbered(4), num_workers=1, workers="ray"))
+    monkeypatch.setitem(sys.modules, "ray.data", None)
+    with pytest.raises(ExtraError, match=r"penstock\[ray\]"):
+        penstock.ray_dataset(None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"workers": "ray", "num_workers": "auto"}, r"num_workers=\(least, most\)"),
+        ({"workers": "ray", "num_workers": (3, 2)}, "0 <= least <= most"),
+        ({"workers": "process", "num_workers": (1, 2)}, "workers='ray'"),
+        ({"workers": "rays"}, "'ray://host:port'"),
+    ],
+)
+def test_arguments_that_cannot_work_say_what_would(arguments, words) -> None:
+    with pytest.raises(OptionError, match=words):
+        DataLoader(Numbered(4), **arguments)
+
+
+def test_more_workers_than_this_machine_has_cores_are_no_reason_to_warn(recwarn) -> None:
+    DataLoader(Numbered(4), num_workers=500, workers="ray")
+    assert not recwarn

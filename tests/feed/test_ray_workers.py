@@ -1,0 +1,187 @@
+"""Workers on the machines of a real Ray cluster, whose machines are processes here: they come, go and vanish."""
+
+from __future__ import annotations
+
+import importlib.util
+import textwrap
+from collections.abc import Callable, Iterator
+
+import pytest
+from machines import held
+from scripts import run
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed"),
+]
+
+PRELUDE = """
+import warnings; warnings.simplefilter("error")
+import gc, os, time
+import ray, torch
+from machines import Machines
+from sample_sets import *
+from penstock import DataLoader, WorkerKilledError, SKIP
+machines = Machines.here()
+def say(*words): print(">", *words)
+"""
+
+
+@pytest.fixture(scope="module")
+def on_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """Return what runs a script beside a cluster that all scripts of this module use, and gives its output."""
+    with held(tmp_path_factory.mktemp("cluster")) as environment:
+
+        def run_script(code: str) -> str:
+            done = run(PRELUDE + textwrap.dedent(code), environment=environment)
+            assert done.returncode == 0, done.stderr[-4000:]
+            own = (line for line in done.stdout.splitlines() if line.startswith("> "))  # Ray prints there, too
+            return "\n".join(line[2:] for line in own)
+
+        yield run_script
+
+
+def test_a_machine_that_vanishes_takes_no_sample_with_it_and_leaves_the_order(on_cluster) -> None:
+    said = on_cluster(
+        """
+        first, second, _ = machines.have(3)
+        loader = DataLoader(Numbered(300, delay_s=0.01), batch_size=10, num_workers=3, workers="ray")
+        labels = []
+        for number, (images, numbers) in enumerate(loader):
+            assert torch.equal(images.flatten(1)[:, 0], numbers.float())
+            labels += numbers.tolist()
+            if number in (4, 12):
+                machines.kill(first if number == 4 else second)
+        assert labels == list(range(300)), labels
+        counted = loader.statistics()
+        assert counted.restarts >= 2 and counted.reissued >= 2 and not counted.quarantined, counted
+        say("whole")
+        """
+    )
+    assert said == "whole"
+
+
+def test_batches_are_torchs_bit_for_bit_where_samples_can_tell_their_worker(on_cluster) -> None:
+    said = on_cluster(
+        """
+        machines.have(2)
+
+        def batches(kind, dataset, **own):
+            loader = kind(dataset, 8, num_workers=2, generator=torch.Generator().manual_seed(5), **own)
+            return [batch for batch in loader], loader
+
+        mine, loader = batches(DataLoader, Augmented(40), workers="ray", shuffle=True)
+        theirs, _ = batches(torch.utils.data.DataLoader, Augmented(40), shuffle=True)
+        assert all(torch.equal(a[name], b[name]) for a, b in zip(mine, theirs, strict=True) for name in a)
+        say(loader.statistics().dispatch)
+        mine, loader = batches(DataLoader, Stream(45), workers="ray", worker_init_fn=lambda worker: None)
+        theirs, _ = batches(torch.utils.data.DataLoader, Stream(45))
+        assert all(torch.equal(a, b) for one, other in zip(mine, theirs, strict=True) for a, b in zip(one, other))
+        say(loader.statistics().dispatch)
+        """
+    )
+    assert said.split() == ["round_robin", "stream"]
+
+
+def test_a_stream_goes_on_where_its_machine_vanished(on_cluster) -> None:
+    said = on_cluster(
+        """
+        import penstock.feed.workers.ray as pool
+        pool.ROOM_S = 1.0  # with no core left, the successor shares one
+        first, second = machines.have(2)
+        loader = DataLoader(Stream(90, delay_s=0.02), 5, num_workers=2, workers="ray")
+        indices = []
+        for number, (_, numbers) in enumerate(loader):
+            indices.append(numbers.tolist())
+            if number == 5:
+                machines.kill(second)
+        plain = torch.utils.data.DataLoader(Stream(90), 5, num_workers=2)
+        assert indices == [numbers.tolist() for _, numbers in plain], indices
+        say("restarts", loader.statistics().restarts > 0)
+        """
+    )
+    assert said == "restarts True"
+
+
+def test_what_a_sample_raises_is_told_as_a_local_worker_tells_it(on_cluster) -> None:
+    said = on_cluster(
+        """
+        machines.have(1)
+        loader = DataLoader(Raising(20), 5, num_workers=1, workers="ray")
+        try:
+            list(loader)
+        except OSError as error:
+            say("sample 3 is corrupt" in str(error) and "Traceback" in str(error), "worker process 0" in str(error))
+        loader = DataLoader(Raising(20), 5, num_workers=1, workers="ray", errors="skip")
+        say([len(numbers) for _, numbers in loader], loader.statistics().skipped_indices)
+        """
+    )
+    assert said.splitlines() == ["True True", "[4, 5, 4, 5] (3, 13)"]
+
+
+def test_a_sample_that_kills_workers_is_named_and_its_machine_is_not_blamed(on_cluster) -> None:
+    said = on_cluster(
+        """
+        machines.have(2)
+        loader = DataLoader(Deadly(64), 8, num_workers=2, workers="ray", errors="skip", max_deaths=2)
+        labels = [int(label) for _, numbers in loader for label in numbers]
+        say(labels == [label for label in range(64) if label != 37], loader.statistics().quarantined)
+        """
+    )
+    assert said == "True (37,)"
+
+
+def test_epochs_given_up_large_batches_and_closing_leave_nothing_behind(on_cluster) -> None:
+    said = on_cluster(
+        """
+        machines.have(2)
+        class Swelling(Numbered):  # of this script, which no machine can import
+            def __getitem__(self, index):
+                return torch.full((5000 * (1 + index // 2),), float(index // 2))
+
+        loader = DataLoader(Swelling(40), 2, num_workers=2, workers="ray", persistent_workers=True)
+        next(iter(loader))  # given up after one batch
+        for _ in range(2):
+            kept = list(loader)
+            assert [int(batch[0, 0]) for batch in kept] == list(range(20))
+        say("oversize", loader.statistics().ring.oversize > 0, "restarts", loader.statistics().restarts)
+        del loader
+        gc.collect()
+        assert [int(batch[0, 0]) for batch in kept] == list(range(20))
+        say("connected", ray.is_initialized())
+        ray.init(address=os.environ["RAY_ADDRESS"], logging_level="error")
+        while ray.available_resources().get("CPU") != 2:
+            time.sleep(0.1)  # until the test's time is up
+        say("free")
+        """
+    )
+    assert said.splitlines() == ["oversize True restarts 0", "connected False", "free"]
+
+
+def test_workers_come_when_machines_come(on_cluster) -> None:
+    said = on_cluster(
+        """
+        machines.have(1)
+        loader = DataLoader(Numbered(4000, delay_s=0.004), 10, num_workers=(1, 3), workers="ray")
+        batches = iter(loader)
+        labels = next(batches)[1].tolist()
+        assert loader.statistics().workers == 1
+        machines.have(3)
+        for _, numbers in batches:
+            labels += numbers.tolist()
+        assert labels == list(range(4000))
+        say("workers", loader.statistics().workers)
+        """
+    )
+    assert said == "workers 3"
+
+
+def test_more_workers_than_cores_wait_and_hold_nobody_up(on_cluster) -> None:
+    said = on_cluster(
+        """
+        machines.have(1)
+        loader = DataLoader(Numbered(60), 5, num_workers=6, workers="ray")
+        say([int(label) for _, numbers in loader for label in numbers] == list(range(60)))
+        """
+    )
+    assert said == "True"
