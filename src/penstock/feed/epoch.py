@@ -17,7 +17,7 @@ import numpy as np
 from torch._utils import ExceptionWrapper
 
 from penstock.core.errors import TransportError, WorkerError, WorkerTimeoutError
-from penstock.core.events import EventRow
+from penstock.core.events import Recorder
 from penstock.feed.auto import Regulator
 from penstock.feed.collate import merge
 from penstock.feed.counters import Counters
@@ -307,7 +307,7 @@ class EpochRunner:
         waited_ns = time.perf_counter_ns() - began
         self._counters.wait_ns += waited_ns
         if self._counters.recorder is not None:
-            self._counters.recorder.add(("wait", began, began + waited_ns, self._counters.epochs, self._next_out))
+            self._counters.recorder.add("wait", began, began + waited_ns, self._counters.epochs, self._next_out)
         if idle:
             self._dispatch.starved(waited_ns * idle)
         if not events:
@@ -339,7 +339,7 @@ class EpochRunner:
         self._counters.fetch_ns += report.fetch_ns
         self._counters.collate_ns += report.collate_ns
         if self._counters.recorder is not None:
-            self._counters.recorder.add(_making(report, piece, self._counters.epochs))
+            _record(self._counters.recorder, report, piece, self._counters.epochs)
         self._counters.skip(report.skipped)
         batch.left -= 1
         batch.work_ns += report.fetch_ns + report.collate_ns
@@ -517,12 +517,20 @@ def _parts_disagree(batch: _Batch) -> bool:
     return any(spec != specs[0] for spec in specs)
 
 
-def _making(report: Report, piece: Piece, epoch: int) -> EventRow:
-    """Return the fields of an `Event`."""
-    began_ns, fetch_ns, collate_ns = report.began_ns, report.fetch_ns, report.collate_ns
-    times = (began_ns, began_ns + fetch_ns + collate_ns)
-    row = piece.part.start if piece.part is not None else 0
-    return ("make", *times, epoch, piece.batch, report.pid, report.worker, fetch_ns, collate_ns, row, report.samples)
+def _record(recorder: Recorder, report: Report, piece: Piece, epoch: int) -> None:
+    recorder.add(
+        "make",
+        report.began_ns,
+        report.began_ns + report.fetch_ns + report.collate_ns,
+        epoch=epoch,
+        batch=piece.batch,
+        pid=report.pid,
+        worker=report.worker,
+        fetch_ns=report.fetch_ns,
+        collate_ns=report.collate_ns,
+        row=piece.part.start if piece.part is not None else 0,
+        samples=report.samples,
+    )
 
 
 def _close(pool: Pool, ring: Ring) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.events import EventRow
+from penstock.core.events import Recorder
 from penstock.feed.counters import Counters
 from penstock.feed.transport.ring import Ring, Slot
 from penstock.feed.transport.room import Room
@@ -54,7 +54,7 @@ class InlineRunner:
             if made.ended:
                 raise StopIteration
             if counters.recorder is not None:
-                counters.recorder.add(_making(made, counters.epochs, self._made))
+                _record(counters.recorder, made, counters.epochs, self._made)
             self._made += 1
             counters.batches += 1
             counters.samples += made.samples
@@ -81,7 +81,14 @@ class InlineRunner:
         return self._ring.lend(slot)
 
 
-def _making(made: Made, epoch: int, number: int) -> EventRow:
-    """Return the fields of an `Event`."""
-    ended_ns = made.began_ns + made.fetch_ns + made.collate_ns
-    return ("make", made.began_ns, ended_ns, epoch, number, 0, -1, made.fetch_ns, made.collate_ns, 0, made.samples)
+def _record(recorder: Recorder, made: Made, epoch: int, number: int) -> None:
+    recorder.add(
+        "make",
+        made.began_ns,
+        made.began_ns + made.fetch_ns + made.collate_ns,
+        epoch=epoch,
+        batch=number,
+        fetch_ns=made.fetch_ns,
+        collate_ns=made.collate_ns,
+        samples=made.samples,
+    )

@@ -301,7 +301,7 @@ class LoaderIterator:
         if self._returned_at:
             counters.step_ns += began - self._returned_at
             if counters.recorder is not None:
-                counters.recorder.add(("step", self._returned_at, began, counters.epochs, self._yielded - 1))
+                counters.recorder.add("step", self._returned_at, began, counters.epochs, self._yielded - 1)
         waited, made = counters.wait_ns, counters.inline_ns
         try:
             with torch.autograd.profiler.record_function(self._profile_name):
@@ -316,7 +316,7 @@ class LoaderIterator:
             elsewhere = counters.wait_ns - waited + counters.inline_ns - made
             counters.transport_ns += self._returned_at - began - elsewhere
         if counters.recorder is not None:
-            counters.recorder.add_last(("next", began, self._returned_at, counters.epochs, self._yielded))
+            counters.recorder.add("next", began, self._returned_at, counters.epochs, self._yielded)
         self._yielded += 1
         if self._yielded == 1:
             counters.first_batch_ns = self._returned_at - self._began
