@@ -16,7 +16,7 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _PERIOD_S = 2.0
-_SHARE, _HEAD_START_S = 1 / 400, 0.1
+_SHARE, _HEAD_START_S = 1 / 800, 0.1
 """Looks take at most this share of a core after a head start; one takes 10 ms for each process of 200 MiB."""
 
 
