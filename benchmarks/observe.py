@@ -1,50 +1,198 @@
 """What it costs to be watched: `python -m benchmarks.observe [--quick] [--json FILE]`.
 
-One process, one loader of tiny items, laps of some seconds: watched as `penstock run` watches (its thread, memory
-looks, beacon, kept records and keeper process), and not watched, by turns (A B B A). Ratios are taken pair by pair: of
-samples per second, and of samples per second of CPU of this process, all threads, which other programs disturb less.
-Beside them stands the CPU time that the watching thread itself took.
+One process, one loader of tiny items, one loop that never stops, cut into laps of 10 ms. In each round there is a lap
+of every way, in an order drawn anew: alone, alone once more (which shows what the measure itself can tell apart),
+watched as `penstock run` watches (its thread, memory looks, beacon, kept records and keeper process), with a trace as
+well (`penstock run --trace`), and watched on a clock that runs ten times as fast, whose loss is divided by ten. The
+watcher's clock stands still while it does not watch, so that it does as much in a watched second as in any other; each
+way has looks of its own. A lap does not end before the look that began in it.
+
+What is told is samples per second, and samples per second of CPU (this process and its workers), of all laps of one
+way together, as a share of the laps alone. No lap is left out: a look at memory is rare and long, and the median of
+short laps would not see it. How far a share can be trusted is bootstrapped from blocks of 50 rounds (percentiles 2.5
+and 97.5 of 4000 draws); the median of the blocks' shares stands beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
-import math
-import statistics
+import os
+import random
 import threading
 import time
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from penstock.core.events import Recorder
 from penstock.core.ranks import Ranks
 from penstock.launch.outputs import Outputs
 from penstock.launch.session import Session
-from penstock.observe.watcher import Watcher
+from penstock.observe.host_memory import descendants
 
 TARGET = 0.99
 BATCH_SIZE = 128
+LAP_S = 0.01
+BLOCK_ROUNDS = 50
+LOOK_S = 0.5
+DRAWS = 4000
+KEPT_EVENTS = 100_000
+
+
+@dataclass(frozen=True)
+class Way:
+    """How laps are run."""
+
+    name: str
+    pace: int
+    """How fast the watcher's clock runs; 0 where nobody watches."""
+    traced: bool = False
+
+
+ALONE, AGAIN = Way("alone", 0), Way("alone again", 0)
+WATCHED, TRACED = Way("watched", 1), Way("watched, with a trace", 1, traced=True)
+OFTEN = Way("watched ten times as often, a tenth of the loss", 10)
+WAYS = (ALONE, AGAIN, WATCHED, TRACED, OFTEN)
+
+
+@dataclass
+class Lap:
+    """What was counted in a lap, or in several."""
+
+    laps: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+    watcher_cpu_s: float = 0.0
+
+    def add(self, other: Lap) -> None:
+        """Count `other` in."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+
+class Turns:
+    """Stands in for the event that stops the watcher: its thread looks when it is told to, not every so often."""
+
+    def __init__(self) -> None:
+        self.is_resting = False
+        self._is_over = False
+        self._go = threading.Semaphore(0)
+
+    def look(self) -> None:
+        """Have the thread look once."""
+        self.is_resting = False
+        self._go.release()
+
+    def wait(self, timeout: float) -> bool:
+        """Rest until the next look, and return whether there will be none."""
+        self.is_resting = True
+        self._go.acquire()
+        return self._is_over
+
+    def is_set(self) -> bool:
+        """Return whether there will be no more looks."""
+        return self._is_over
+
+    def set(self) -> None:
+        """Let the thread end."""
+        self._is_over = True
+        self._go.release()
+
+
+class Loop:
+    """One endless loop over one loader, run lap by lap.
+
+    Args:
+        session: what watches.
+        workers: how many worker processes.
+    """
+
+    def __init__(self, session: Session, workers: int) -> None:
+        import torch
+
+        from penstock import DataLoader
+
+        self._session = session
+        self._turns = session._watcher._stop
+        assert isinstance(self._turns, Turns)
+        self._loader = DataLoader(
+            torch.arange(1 << 20), batch_size=BATCH_SIZE, num_workers=workers, persistent_workers=workers > 0
+        )
+        session.notice(self._loader)
+        (watcher,) = (thread for thread in threading.enumerate() if thread.name == "penstock-watcher")
+        assert watcher.ident is not None
+        self._recorder = Recorder(KEPT_EVENTS)
+        for stamp in range(KEPT_EVENTS):  # a trace that is full costs most
+            self._recorder.add("step", stamp, stamp, 0, stamp)
+        self._batches = self._without_end()
+        next(self._batches)
+        self._watcher_clock = time.pthread_getcpuclockid(watcher.ident)
+        self._clocks = [_cpu_clock(pid) for pid in (os.getpid(), *descendants(os.getpid()))]
+        self._to_next_look_s = dict.fromkeys(WAYS, LOOK_S)
+
+    def lap(self, way: Way) -> Lap:
+        """Run one lap."""
+        turns, batches, samples = self._turns, self._batches, 0
+        self._loader._counters.recorder = self._recorder if way.traced else None
+        if way.pace and self._to_next_look_s[way] <= way.pace * LAP_S:
+            self._to_next_look_s[way] += LOOK_S
+            turns.look()
+        cpu_s, watcher_s, began = self._cpu_s(), time.clock_gettime(self._watcher_clock), time.perf_counter()
+        now, end = began, began + LAP_S
+        while now < end or not turns.is_resting:
+            samples += len(next(batches))
+            now = time.perf_counter()
+        lap = Lap(
+            laps=1,
+            samples=samples,
+            seconds=now - began,
+            cpu_s=self._cpu_s() - cpu_s,
+            watcher_cpu_s=time.clock_gettime(self._watcher_clock) - watcher_s,
+        )
+        self._to_next_look_s[way] -= way.pace * lap.seconds
+        self._set_back((1 - way.pace) * lap.seconds)
+        return lap
+
+    def _set_back(self, seconds: float) -> None:
+        """Set the clock by which the watcher finds what is due back; it rests."""
+        self._session._lookout._began += seconds
+        self._session._memory._began += seconds
+        self._session._memory._due += seconds
+
+    def _cpu_s(self) -> float:
+        return sum(map(time.clock_gettime, self._clocks))
+
+    def _without_end(self) -> Any:
+        while True:
+            yield from self._loader
 
 
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.observe", description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter laps")
+    parser.add_argument("--quick", action="store_true", help="fewer laps")
     parser.add_argument("--json", type=Path, metavar="FILE")
     asked = parser.parse_args()
     began = time.perf_counter()
     session = Session(["benchmarks.observe"], Outputs(quiet=True), Ranks())
     session.begin()  # as in `penstock run`: before torch is imported, while there is one thread
+    session._watcher._stop = Turns()  # type: ignore[assignment]
     from benchmarks.machine import facts
 
-    pairs, lap_s = (10, 3.0) if asked.quick else (30, 3.0)
+    seconds = {0: 18.0, 2: 27.0} if asked.quick else {0: 220.0, 2: 320.0}
     found: dict[str, Any] = {
         "benchmark": "observe",
         "quick": asked.quick,
         "machine": facts(),
-        "lap_s": lap_s,
+        "lap_s": LAP_S,
+        "block_rounds": BLOCK_ROUNDS,
         "batch_size": BATCH_SIZE,
-        "rows": [_row(session, workers, pairs, lap_s) for workers in (0, 2)],
+        "rows": [_row(session, workers, most_s) for workers, most_s in seconds.items()],
         "target": TARGET,
     }
     found["seconds"] = round(time.perf_counter() - began, 1)
@@ -54,79 +202,99 @@ def main() -> None:
     _print(found)
 
 
-def _row(session: Session, workers: int, pairs: int, lap_s: float) -> dict[str, Any]:
-    """Return the laps with so many workers."""
-    import torch
-
-    from penstock import DataLoader
-
-    loader = DataLoader(
-        torch.arange(1 << 20), batch_size=BATCH_SIZE, num_workers=workers, persistent_workers=workers > 0
-    )
-    session._watch.notice(loader)
-    laps: dict[str, list[tuple[float, float]]] = {"watched": [], "alone": []}
-    cpu_shares: list[float] = []
-    _lap(loader, lap_s)
-    for pair in range(pairs):
-        order = ("watched", "alone") if pair % 2 else ("alone", "watched")
-        for way in order:
-            if way == "alone":
-                laps[way].append(_lap(loader, lap_s))
-                # Looks may take a share of the time since the start: of the time in which somebody looked, that is.
-                session._memory._began += lap_s
-                session._next_part_s += lap_s
-                continue
-            session._watcher = Watcher(session._lookout, session._memory, session._timeline, session._tell)
-            session._watcher.start()
-            laps[way].append(_lap(loader, lap_s))
-            cpu_shares.append(_cpu_s("penstock-watcher") / lap_s)
-            session._watcher.stop()
-    pairs_of_laps = list(zip(laps["watched"], laps["alone"], strict=True))
+def _row(session: Session, workers: int, most_s: float) -> dict[str, Any]:
+    """Return the blocks with so many workers, and what follows from them."""
+    loop, order = Loop(session, workers), random.Random(workers)
+    ways = list(WAYS)
+    for way in 20 * ways:
+        loop.lap(way)
+    blocks: list[dict[Way, Lap]] = []
+    end = time.perf_counter() + most_s
+    while time.perf_counter() < end:
+        block = {way: Lap() for way in WAYS}
+        for _ in range(BLOCK_ROUNDS):
+            order.shuffle(ways)
+            for way in ways:
+                block[way].add(loop.lap(way))
+        blocks.append(block)
+    seconds = {way: sum(block[way].seconds for block in blocks) for way in WAYS}
+    watched_s = sum(way.pace * seconds[way] for way in WAYS)
     return {
         "workers": workers,
-        "samples_per_s": {way: [each[0] for each in found] for way, found in laps.items()},
-        "samples_per_cpu_s": {way: [each[1] for each in found] for way, found in laps.items()},
-        "ratios": [watched[0] / alone[0] for watched, alone in pairs_of_laps],
-        "cpu_ratios": [watched[1] / alone[1] for watched, alone in pairs_of_laps],
-        "watcher_cpu_shares": cpu_shares,
+        "rounds": BLOCK_ROUNDS * len(blocks),
+        "samples_per_s_alone": sum(block[ALONE].samples for block in blocks) / seconds[ALONE],
+        "watcher_cpu_share": sum(block[way].watcher_cpu_s for block in blocks for way in WAYS) / watched_s,
+        "ways": {
+            way.name: {
+                "of_samples_per_s": share_of_alone(blocks, way, "seconds"),
+                "of_samples_per_cpu_s": share_of_alone(blocks, way, "cpu_s"),
+            }
+            for way in WAYS[1:]
+        },
+        "blocks": {
+            way.name: {field.name: [getattr(block[way], field.name) for block in blocks] for field in fields(Lap)}
+            for way in WAYS
+        },
     }
 
 
-def _lap(loader: Any, lap_s: float) -> tuple[float, float]:
-    """Return samples per second, and per second of this process's CPU."""
-    began, cpu_began = time.perf_counter(), time.process_time()
-    samples = 0
-    while True:
-        for batch in loader:
-            samples += len(batch)
-            if time.perf_counter() - began >= lap_s:
-                return samples / (time.perf_counter() - began), samples / (time.process_time() - cpu_began)
+def share_of_alone(blocks: list[dict[Way, Lap]], way: Way, per: str) -> dict[str, float]:
+    """Return samples per `per` of one way as a share of the laps alone, and the bounds of 95 %."""
+    counted = np.array(
+        [[(block[one].samples, getattr(block[one], per)) for one in (ALONE, way)] for block in blocks], dtype=float
+    )
+    drawn = np.random.default_rng(0).integers(0, len(blocks), (DRAWS, len(blocks)))
+
+    def share(counts: Any) -> Any:
+        rates = counts[..., 0] / counts[..., 1]
+        return 1 - (1 - rates[..., 1] / rates[..., 0]) / max(1, way.pace)
+
+    of_blocks = share(counted)
+    low, high = np.quantile(share(counted[drawn].sum(1)), (0.025, 0.975))
+    median_low, median_high = np.quantile(np.median(of_blocks[drawn], axis=1), (0.025, 0.975))
+    found = {"share": share(counted.sum(0)), "low": low, "high": high}
+    medians = {"median": np.median(of_blocks), "median_low": median_low, "median_high": median_high}
+    return {name: round(float(value), 5) for name, value in {**found, **medians}.items()}
 
 
-def _cpu_s(name: str) -> float:
-    """Return the CPU seconds that a thread of this process has taken (proc(5): schedstat, in nanoseconds)."""
-    (thread,) = (each for each in threading.enumerate() if each.name == name)
-    return int(Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()[0]) / 1e9
+def _cpu_clock(pid: int) -> int:
+    """Return the clock of the CPU time of a process, all its threads (clock_getcpuclockid(3))."""
+    clock = ctypes.c_int()
+    if error := ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock)):
+        raise OSError(error, f"process {pid} has no CPU clock: {os.strerror(error)}")
+    return clock.value
 
 
 def _print(found: dict[str, Any]) -> None:
     verdicts = []
     for row in found["rows"]:
-        alone = statistics.median(row["samples_per_s"]["alone"])
-        cpu = statistics.median(row["watcher_cpu_shares"])
-        words = []
-        for name, what in (("ratios", "per second"), ("cpu_ratios", "per second of CPU")):
-            low, middle, high = statistics.quantiles(row[name], n=4)
-            # How far a median of so many can be trusted: McGill, Tukey, Larsen, "Variations of Box Plots", 1978.
-            notch = 1.57 * (high - low) / math.sqrt(len(row[name]))
-            is_above, is_below = middle - notch >= found["target"], middle + notch < found["target"]
-            word = "reached" if is_above else "not reached" if is_below else "within the noise"
-            words.append(f"{middle:.4f} ± {notch:.4f} {what} ({word})")
         print(
-            f"{row['workers']} workers: {alone:,.0f} samples/s alone; the watching thread's CPU: {cpu:.3%} of the time"
+            f"{row['workers']} workers: {row['samples_per_s_alone']:,.0f} samples/s alone; {row['rounds']} rounds; "
+            f"the watching thread's CPU: {row['watcher_cpu_share']:.3%} of a core"
         )
-        verdicts.append(f"{row['workers']} workers {', '.join(words)}")
-    print(f"observe: watched, of samples when not watched (target {found['target']}): {'; '.join(verdicts)}")
+        for name, way in row["ways"].items():
+            for of, what in (("of_samples_per_s", "per second"), ("of_samples_per_cpu_s", "per second of CPU")):
+                one = way[of]
+                words = _bounds(one) if name == AGAIN.name else _words(one, found["target"])
+                print(
+                    f"  {name}: {words} {what}; "
+                    f"median of blocks {one['median']:.4f} ({one['median_low']:.4f} to {one['median_high']:.4f})"
+                )
+        shares = {way: row["ways"][way.name]["of_samples_per_s"] for way in (OFTEN, WATCHED, AGAIN)}
+        verdicts.append(
+            f"{row['workers']} workers {_words(shares[OFTEN], found['target'])} by looks ten times as often, "
+            f"{_bounds(shares[WATCHED])} by looks at their own pace; alone against alone {_bounds(shares[AGAIN])}"
+        )
+    print(f"observe: samples per second when watched, of those alone (target {found['target']}): {'; '.join(verdicts)}")
+
+
+def _words(one: dict[str, float], target: float) -> str:
+    word = "reached" if one["low"] >= target else "not reached" if one["high"] < target else "within the noise"
+    return f"{_bounds(one)}, {word}"
+
+
+def _bounds(one: dict[str, float]) -> str:
+    return f"{one['share']:.4f} ({one['low']:.4f} to {one['high']:.4f})"
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the package
 
+from benchmarks.observe import ALONE, OFTEN, WATCHED, Lap, share_of_alone  # noqa: E402
 from benchmarks.table import filled_in, markdown_table  # noqa: E402
 
 
@@ -61,3 +62,21 @@ def test_a_benchmark_starts(name: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "--json" in done.stdout
+
+
+def test_what_ten_times_as_many_looks_cost_counts_a_tenth() -> None:
+    block = {
+        ALONE: Lap(samples=100, seconds=1.0),
+        WATCHED: Lap(samples=99, seconds=1.0),
+        OFTEN: Lap(samples=180, seconds=2.0),
+    }
+    for way in (WATCHED, OFTEN):
+        share = share_of_alone([block] * 5, way, "seconds")
+        assert (share["share"], share["low"], share["median"]) == (0.99, 0.99, 0.99)
+
+
+def test_a_rare_look_that_no_median_sees_counts_in_full() -> None:
+    quiet = {ALONE: Lap(samples=100, seconds=1.0), WATCHED: Lap(samples=100, seconds=1.0)}
+    dear = {ALONE: Lap(samples=100, seconds=1.0), WATCHED: Lap(samples=80, seconds=1.0)}
+    share = share_of_alone([quiet] * 9 + [dear], WATCHED, "seconds")
+    assert (share["share"], share["median"]) == (0.98, 1.0)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _PERIOD_S = 2.0
-_SHARE, _HEAD_START_S = 1 / 400, 0.1
+_SHARE, _HEAD_START_S = 1 / 800, 0.1
 """Looks take at most this share of a core after a head start; one takes 10 ms for each process of 200 MiB."""
 
 
@@ -41,12 +41,13 @@ class MemoryMeter:
         self._peak_pss_nbytes: int | None = None
         self._processes = 1
         self._began, self._due, self._spent_s = time.monotonic(), 0.0, 0.0
+        self._strangers: set[int] = set()
         self.latest_nbytes: int | None = None
         """What the last look saw, all processes together; None where there is no /proc."""
 
     def look(self) -> None:
         """Look once at every process of this run. Costs some milliseconds for each that is large."""
-        family = [os.getpid(), *descendants(os.getpid())]
+        family = [os.getpid(), *descendants(os.getpid(), self._strangers)]
         sizes = [nbytes for nbytes in map(pss_nbytes, family) if nbytes is not None]
         if sizes:
             self.latest_nbytes = sum(sizes)
@@ -70,17 +71,29 @@ class MemoryMeter:
         )
 
 
-def descendants(pid: int) -> list[int]:
-    """Return the processes that `pid` started, those that they started, and so on; empty where there is no /proc."""
+def descendants(pid: int, strangers: set[int] | None = None) -> list[int]:
+    """Return the processes that `pid` started, those that they started, and so on; empty where there is no /proc.
+
+    Args:
+        pid: the process.
+        strangers: for who looks again and again: processes that earlier looks found to be none of these. They are
+            not read again while they live, and what this look finds is added. With a hundred strangers that makes a
+            look twenty times as fast.
+    """
+    everyone = {int(entry) for entry in os.listdir(_PROC) if entry.isdigit()} if _PROC.is_dir() else set()
+    if strangers is None:
+        strangers = set()
+    strangers &= everyone
     children: dict[int, list[int]] = {}
-    for entry in os.listdir(_PROC) if _PROC.is_dir() else []:
-        if entry.isdigit() and (parent := _parent(int(entry))) is not None:
-            children.setdefault(parent, []).append(int(entry))
+    for one in everyone - strangers:
+        if (parent := _parent(one)) is not None:
+            children.setdefault(parent, []).append(one)
     found: list[int] = []
     generation = [pid]
     while generation:
         generation = [child for parent in generation for child in children.get(parent, [])]
         found += generation
+    strangers |= everyone.difference(found, [pid])
     return found
 
 

