@@ -17,12 +17,11 @@ import numpy as np
 import pytest
 from bucket import Address, put, serving
 from faulty import Files, Plan, Proxy
+from feed.sources.made import write_samples
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock
 from penstock.core.errors import SourceError
-from penstock.feed.sources.formats import named
-from penstock.feed.sources.sample import schema_of
 from penstock.feed.sources.storage import Storage, is_remote, spelled_out
 from penstock.feed.sources.stream import Shard, Stream
 
@@ -285,12 +284,8 @@ def test_penstock_open_reads_every_sample_of_s3_once(
 ) -> None:
     for shard in range(3):
         samples = [{"number": np.int64(shard * 100 + at), "text": f"sample {at}"} for at in range(40)]
-        path = str(tmp_path / f"{shard}{suffix}")
-        writer = named(name).load().Writer(path, schema_of(samples[0]))
-        for sample in samples:
-            writer.write(sample)
-        writer.close()
-        put(moto, {f"{name}/{shard}{suffix}": Path(path).read_bytes()})
+        path = write_samples(tmp_path / f"{shard}{suffix}", samples)
+        put(moto, {f"{name}/{shard}{suffix}": path.read_bytes()})
     s3.plan = Plan(share=0.2, seed=3)
     source = penstock.open(url, cache=tmp_path / "cache")
     batches = penstock.DataLoader(source, batch_size=7, num_workers=2)
