@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -294,6 +295,27 @@ def test_penstock_open_reads_every_sample_of_s3_once(
     ]
     source.close()
     assert not [name for name in os.listdir(tmp_path / "cache") if name.endswith(".part")]
+
+
+def test_forked_workers_read_zarr_from_s3_and_leave_its_sessions_alone(
+    s3: Proxy, moto: Address, tmp_path: Path
+) -> None:
+    lines, group = tmp_path / "a.jsonl", tmp_path / "a.zarr"
+    lines.write_text("".join(f'{{"x": {number}}}\n' for number in range(50)))
+    python = [sys.executable]  # processes of their own: the threads of zarr and fsspec never end
+    subprocess.run([*python, "-m", "penstock", "convert", lines, group, "--workers", "0", "--quiet"], check=True)
+    files = [file for file in group.rglob("*") if file.is_file()]
+    put(moto, {f"zarr/{file.relative_to(tmp_path)}": file.read_bytes() for file in files})
+    script = """
+import gc, penstock
+for workers in (0, 2):
+    source = penstock.open("s3://bucket/zarr/a.zarr").map(lambda sample: (sample, gc.collect())[0])
+    batches = penstock.DataLoader(source, batch_size=8, num_workers=workers)
+    print(sorted(int(x) for batch in batches for x in batch["x"]) == list(range(50)))
+    source.close()
+"""
+    done = subprocess.run([*python, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("True\nTrue\n", "")
 
 
 def test_every_sample_comes_once_from_a_web_server(http: Files) -> None:
