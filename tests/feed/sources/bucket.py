@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 
@@ -28,6 +29,8 @@ def serving() -> Iterator[Address]:
         server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         server.start()
         address = server.get_host_and_port()
+        reset = urllib.request.Request("http://{}:{}/moto-api/reset".format(*address), method="POST")
+        urllib.request.urlopen(reset).close()  # all servers of a process have one memory
         with closing(boto3.client("s3", endpoint_url="http://{}:{}".format(*address))) as client:
             client.create_bucket(Bucket="bucket")
         try:

@@ -20,7 +20,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from feed.sources.made import assert_all_same, assert_same, datasets
+from feed.sources.made import assert_all_same, assert_same, datasets, write_samples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -36,14 +36,6 @@ RNG = np.random.default_rng(0)
 
 def reading(*paths: Path, fields: Any = None, **options: Any) -> Any:
     return closing(opened([str(path) for path in paths], storage=Storage(), fields=Selection.of(fields), **options))
-
-
-def written(path: Path, schema: Schema, samples: list[Sample], **options: Any) -> Path:
-    writer = Writer(str(path), schema, **options)
-    for sample in samples:
-        writer.write(sample)
-    writer.close()
-    return path
 
 
 @pytest.fixture
@@ -415,7 +407,7 @@ def test_a_sample_may_be_changed(tmp_path: Path, options: dict[str, Any]) -> Non
 def test_what_was_written_comes_back(tmp_path: Path, made: tuple[Schema, list[Sample]], compression: Any) -> None:
     schema, samples = made
     assert unfit(schema) == ""
-    with reading(written(tmp_path / "a.h5", schema, samples, compression=compression)) as source:
+    with reading(write_samples(tmp_path / "a.h5", samples, schema, compression=compression)) as source:
         assert source.schema == schema
         assert_all_same(samples, source)
 
@@ -437,7 +429,7 @@ def many(count: int) -> list[Sample]:
 def test_blocks_are_appended(tmp_path: Path, compression: Any) -> None:
     samples = many(300)
     schema = schema_of(samples[0]) | {"boxes": Field("array", "float64", (None, 4))}
-    with reading(written(tmp_path / "a.h5", schema, samples, compression=compression)) as source:
+    with reading(write_samples(tmp_path / "a.h5", samples, schema, compression=compression)) as source:
         for number in RNG.permutation(300):
             assert_same(samples[number], source[int(number)])
         loaded = next(iter(penstock.DataLoader(source.narrow(["image", "label"]), batch_size=300)))
@@ -447,7 +439,7 @@ def test_blocks_are_appended(tmp_path: Path, compression: Any) -> None:
 def test_h5py_reads_what_we_write(tmp_path: Path) -> None:
     samples = many(200)
     schema = schema_of(samples[0]) | {"boxes": Field("array", "float64", (None, 4))}
-    with h5py.File(written(tmp_path / "a.h5", schema, samples, compression="gzip")) as file:
+    with h5py.File(write_samples(tmp_path / "a.h5", samples, schema, compression="gzip")) as file:
         assert file["image"].chunks == (113, 64, 48, 3)
         for number in (0, 5, 199):
             sample = samples[number]
@@ -463,7 +455,7 @@ def test_h5py_reads_what_we_write(tmp_path: Path) -> None:
 def test_nan_bits_survive(tmp_path: Path) -> None:
     bits = np.array([0x7FF8000000000001, 0xFFF8DEADBEEF0000], np.uint64)
     schema = {"x": Field("array", "float64", (2,)), "y": Field("number", "float64")}
-    path = written(tmp_path / "a.h5", schema, [{"x": bits.view(np.float64), "y": bits.view(np.float64)[1]}])
+    path = write_samples(tmp_path / "a.h5", [{"x": bits.view(np.float64), "y": bits.view(np.float64)[1]}], schema)
     with reading(path) as source:
         assert source[0]["x"].view(np.uint64).tolist() == bits.tolist()
         assert source[0]["y"].view(np.uint64) == bits[1]
@@ -475,7 +467,7 @@ def test_files_are_joined(tmp_path: Path, compression: Any, cuts: tuple[int, ...
     samples = many(250)
     schema = schema_of(samples[0]) | {"boxes": Field("array", "float64", (None, 4))}
     parts = [
-        str(written(tmp_path / f"{start}-{stop}.h5", schema, samples[start:stop], compression=compression))
+        str(write_samples(tmp_path / f"{start}-{stop}.h5", samples[start:stop], schema, compression=compression))
         for start, stop in itertools.pairwise(cuts)
     ]
     joined(parts, str(tmp_path / "all.h5"))
@@ -488,12 +480,14 @@ def test_files_are_joined(tmp_path: Path, compression: Any, cuts: tuple[int, ...
 def test_files_of_whole_chunks_are_joined_without_unpacking(tmp_path: Path) -> None:
     schema = {"x": Field("array", "uint8", (1 << 18,))}
     samples = [{"x": RNG.integers(0, 256, 1 << 18, np.uint8)} for _ in range(9)]
-    parts = [str(written(tmp_path / f"{at}.h5", schema, samples[at : at + 4], compression="gzip")) for at in (0, 4, 8)]
+    parts = [
+        str(write_samples(tmp_path / f"{at}.h5", samples[at : at + 4], schema, compression="gzip")) for at in (0, 4, 8)
+    ]
     joined(parts, str(tmp_path / "all.h5"))
     with h5py.File(tmp_path / "all.h5") as whole, h5py.File(parts[1]) as part:
         assert whole["x"].id.read_direct_chunk((4, 0)) == part["x"].id.read_direct_chunk((0, 0))
     with pytest.raises(SourceError, match="different fields"):
-        joined([parts[0], str(written(tmp_path / "y.h5", {"y": Field("text")}, []))], str(tmp_path / "all.h5"))
+        joined([parts[0], str(write_samples(tmp_path / "y.h5", [], {"y": Field("text")}))], str(tmp_path / "all.h5"))
 
 
 @pytest.mark.parametrize(
@@ -640,7 +634,7 @@ def test_files_that_were_tampered_with_give_our_errors_only(tmp_path: Path) -> N
     """In a process of its own: HDF5 2.0.0 itself crashes on one corrupt file in some thousands."""
     samples = many(20)
     schema = schema_of(samples[0]) | {"boxes": Field("array", "float64", (None, 4))}
-    seeds = [written(tmp_path / "ours.h5", schema, samples, compression="gzip")]
+    seeds = [write_samples(tmp_path / "ours.h5", samples, schema, compression="gzip")]
     for libver in ("earliest", "latest"):
         with h5py.File(tmp_path / f"{libver}.h5", "w", libver=libver) as file:
             x = RNG.integers(0, 256, (60, 6, 5), np.uint8)

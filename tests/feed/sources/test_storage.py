@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -17,12 +18,11 @@ import numpy as np
 import pytest
 from bucket import Address, put, serving
 from faulty import Files, Plan, Proxy
+from feed.sources.made import write_samples
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock
 from penstock.core.errors import SourceError
-from penstock.feed.sources.formats import named
-from penstock.feed.sources.sample import schema_of
 from penstock.feed.sources.storage import Storage, is_remote, spelled_out
 from penstock.feed.sources.stream import Shard, Stream
 
@@ -285,12 +285,8 @@ def test_penstock_open_reads_every_sample_of_s3_once(
 ) -> None:
     for shard in range(3):
         samples = [{"number": np.int64(shard * 100 + at), "text": f"sample {at}"} for at in range(40)]
-        path = str(tmp_path / f"{shard}{suffix}")
-        writer = named(name).load().Writer(path, schema_of(samples[0]))
-        for sample in samples:
-            writer.write(sample)
-        writer.close()
-        put(moto, {f"{name}/{shard}{suffix}": Path(path).read_bytes()})
+        path = write_samples(tmp_path / f"{shard}{suffix}", samples)
+        put(moto, {f"{name}/{shard}{suffix}": path.read_bytes()})
     s3.plan = Plan(share=0.2, seed=3)
     source = penstock.open(url, cache=tmp_path / "cache")
     batches = penstock.DataLoader(source, batch_size=7, num_workers=2)
@@ -299,6 +295,27 @@ def test_penstock_open_reads_every_sample_of_s3_once(
     ]
     source.close()
     assert not [name for name in os.listdir(tmp_path / "cache") if name.endswith(".part")]
+
+
+def test_forked_workers_read_zarr_from_s3_and_leave_its_sessions_alone(
+    s3: Proxy, moto: Address, tmp_path: Path
+) -> None:
+    lines, group = tmp_path / "a.jsonl", tmp_path / "a.zarr"
+    lines.write_text("".join(f'{{"x": {number}}}\n' for number in range(16)))
+    python = [sys.executable]  # processes of their own: the threads of zarr and fsspec never end
+    subprocess.run([*python, "-m", "penstock", "convert", lines, group, "--workers", "0", "--quiet"], check=True)
+    files = [file for file in group.rglob("*") if file.is_file()]
+    put(moto, {f"zarr/{file.relative_to(tmp_path)}": file.read_bytes() for file in files})
+    script = """
+import gc, penstock
+for workers in (0, 2):
+    source = penstock.open("s3://bucket/zarr/a.zarr").map(lambda sample: (sample, gc.collect())[0])
+    batches = penstock.DataLoader(source, batch_size=8, num_workers=workers)
+    print(sorted(int(x) for batch in batches for x in batch["x"]) == list(range(16)))
+    source.close()
+"""
+    done = subprocess.run([*python, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("True\nTrue\n", "")
 
 
 def test_every_sample_comes_once_from_a_web_server(http: Files) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import zarr
-from feed.sources.made import assert_same, datasets
+from feed.sources.made import assert_same, datasets, write_samples
 from hypothesis import HealthCheck, given, settings
 
 import penstock
@@ -30,14 +30,6 @@ with tempfile.TemporaryDirectory() as folder:  # the package's threads stay for 
 
 def reading(*paths: Path, fields: Any = None, **options: Any) -> Any:
     return closing(opened([str(path) for path in paths], storage=Storage(), fields=Selection.of(fields), **options))
-
-
-def written(path: Path, schema: Schema, samples: list[Sample]) -> Path:
-    writer = Writer(str(path), schema)
-    for sample in samples:
-        writer.write(sample)
-    writer.close()
-    return path
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -71,7 +63,7 @@ def test_shards_and_arrays_without_a_group(tmp_path: Path) -> None:
 def test_what_was_written_comes_back(tmp_path: Path, made: tuple[Schema, list[Sample]]) -> None:
     schema, samples = made
     assert unfit(schema) == ""
-    with reading(written(tmp_path / "a.zarr", schema, samples)) as source:
+    with reading(write_samples(tmp_path / "a.zarr", samples, schema)) as source:
         assert (source.schema, len(source)) == (schema, len(samples))
         for one, other in zip(samples, source, strict=True):
             assert_same(one, other)
@@ -92,7 +84,7 @@ def many(count: int) -> tuple[Schema, list[Sample]]:
 
 def test_blocks_are_appended_and_zarr_reads_them(tmp_path: Path) -> None:
     schema, samples = many(300)
-    with reading(written(tmp_path / "a.zarr", schema, samples)) as source:
+    with reading(write_samples(tmp_path / "a.zarr", samples, schema)) as source:
         for number in RNG.permutation(300).tolist():
             assert_same(samples[number], source[number])
         with closing(pickle.loads(pickle.dumps(source))) as other:
@@ -106,7 +98,7 @@ def test_blocks_are_appended_and_zarr_reads_them(tmp_path: Path) -> None:
 def test_several_groups_through_a_loader(tmp_path: Path) -> None:
     for number in range(2):
         values = [{"x": np.float32(number * 10 + at)} for at in range(10)]
-        written(tmp_path / f"{number}.zarr", {"x": Field("number", "float32")}, values)
+        write_samples(tmp_path / f"{number}.zarr", values, {"x": Field("number", "float32")})
     with closing(penstock.open(tmp_path / "{0..1}.zarr")) as source:  # type: ignore[type-var]
         loader = penstock.DataLoader(source, batch_size=4, shuffle=True, num_workers=2)
         assert torch.cat([batch["x"] for batch in loader]).sort().values.tolist() == list(range(20))
@@ -134,7 +126,7 @@ def test_what_cannot_be_a_field_is_said(tmp_path: Path) -> None:
 
 def test_broken_groups_give_our_errors_only(tmp_path: Path) -> None:
     schema, samples = many(6)
-    path = written(tmp_path / "a.zarr", schema, samples)
+    path = write_samples(tmp_path / "a.zarr", samples, schema)
     files = sorted(file for file in path.rglob("*") if file.is_file())
     outcomes = set()
     for number in range(100):

@@ -202,7 +202,7 @@ class _Reading:
         found = self._arrays.get((number, name))
         if found is None:
             if number not in self._open:
-                self._open[number] = need("zarr", "zarr").open(self._groups[number].path, mode="r")
+                self._open[number] = _opened(self._groups[number].path)
             found = self._arrays[number, name] = self._open[number][name] if name else self._open[number]
         return found
 
@@ -248,10 +248,21 @@ def _as_field(value: Any, field: Field, path: str, key: str) -> Any:
 # ── what is there ───────────────────────────────────────────────────────────────────────────────────────────
 
 
+_FILE_SYSTEMS: set[Any] = set()
+"""Of remote groups. A forked child must not finalize what its parent has open: aiohttp complains."""
+
+
+def _opened(path: str) -> Any:
+    root = need("zarr", "zarr").open(path, mode="r")
+    if is_remote(path):
+        _FILE_SYSTEMS.add(root.store.fs)
+    return root
+
+
 def _looked_up(path: str, fields: Selection, most_nbytes: int) -> Looked:
     zarr = need("zarr", "zarr")
     try:
-        root = zarr.open(path, mode="r")
+        root = _opened(path)
         there = {"array": ("", root)} if isinstance(root, zarr.Array) else _all(root)
         found = fields.names(_of_one_length(there) if fields.chosen is None else there, path)
         columns = {new: _column(path, *there[own], most_nbytes) for new, own in found.items()}
