@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 
@@ -185,3 +187,55 @@ def test_more_workers_than_cores_wait_and_hold_nobody_up(on_cluster) -> None:
         """
     )
     assert said == "True"
+
+
+def test_a_program_outside_of_the_cluster_reaches_it_by_its_client_server(on_cluster) -> None:
+    said = on_cluster(
+        """
+        machines.have(1)
+        loader = DataLoader(Numbered(60), 20, num_workers=1, workers=machines.client_address())
+        say([numbers.tolist() for _, numbers in loader] == [[*range(20)], [*range(20, 40)], [*range(40, 60)]])
+        """
+    )
+    assert said == "True"
+
+
+def test_without_a_cluster_there_is_an_error_that_says_how_to_start_one() -> None:
+    with tempfile.TemporaryDirectory(prefix="ray-") as home:
+        environment = {**os.environ, "RAY_TMPDIR": home}
+        environment.pop("RAY_ADDRESS", None)
+        done = run(
+            """
+            from penstock import DataLoader, TransportError
+            from sample_sets import Numbered
+            try:
+                iter(DataLoader(Numbered(8), num_workers=1, workers="ray"))
+            except TransportError as error:
+                print("ray start --head" in str(error))
+            """,
+            environment=environment,
+        )
+    assert done.stdout == "True\n", done.stderr[-4000:]
+
+
+def test_a_program_that_fails_in_the_middle_of_an_epoch_ends(on_cluster) -> None:
+    said = on_cluster(
+        """
+        machines.have(1)
+        batches = iter(DataLoader(Hanging(60), 5, num_workers=1, workers="ray", dispatch="demand"))
+        say("ends")
+        """
+    )
+    assert said == "ends"
+
+
+def test_the_cluster_of_these_tests_listens_on_this_machine_only(on_cluster) -> None:
+    said = on_cluster(
+        """
+        import psutil
+        holder = next(p for p in psutil.process_iter() if os.environ["MACHINES"] in p.cmdline())
+        found = [one for p in holder.children(recursive=True) for one in p.net_connections("tcp")]
+        say({one.laddr.ip.removeprefix("::ffff:") for one in found if one.status == psutil.CONN_LISTEN})
+        """
+    )
+    assert said == "{'127.0.0.1'}"

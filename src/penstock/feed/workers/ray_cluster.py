@@ -13,20 +13,18 @@ from typing import Any
 from penstock.core.errors import TransportError
 from penstock.feed.sources.extras import need
 
-LOOPBACK = "127.0.0.1"
-
 
 class Cluster:
     """A share in this process's connection. `leave` ends it; the connection ends with the last share, if it is ours.
 
     Args:
         address: "ray://host:port" of a cluster's client server; None for the cluster that this machine is part of
-            (RAY_ADDRESS, or the one that `ray start` has started here), and where there is none, one of this machine
-            alone, which listens on the loopback address only.
+            (RAY_ADDRESS, or the one that `ray start` has started here). None is started: a machine alone is better
+            served by worker processes.
 
     Raises:
         ExtraError: ray is not installed.
-        TransportError: nothing answers at `address`.
+        TransportError: there is no cluster.
     """
 
     _lock = threading.Lock()
@@ -50,12 +48,11 @@ class Cluster:
         try:
             self.ray.init(address=wanted, logging_level="warning")
         except ConnectionError as error:
-            if wanted != "auto":
-                raise TransportError(
-                    f"no Ray cluster answers at {wanted} ({error}); start one (`ray start --head`), or correct the "
-                    "address in workers= or RAY_ADDRESS"
-                ) from error
-            self.ray.init(address="local", include_dashboard=False, _node_ip_address=LOOPBACK, logging_level="warning")
+            where = "on this machine, nor in RAY_ADDRESS" if wanted == "auto" else f"at {wanted}"
+            raise TransportError(
+                f"no Ray cluster is to be found {where} ({error}); start one (`ray start --head` here, and `ray start "
+                "--address=...` on the machines that are to work for it), or correct the address"
+            ) from error
 
     @property
     def is_there(self) -> bool:
