@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
 from penstock.core.errors import TransportError
 from penstock.feed.sources.extras import need
@@ -27,18 +27,18 @@ class Cluster:
         TransportError: there is no cluster.
     """
 
-    _lock = threading.Lock()
-    _shares = 0
-    _is_ours = False
+    _lock = threading.RLock()  # a finalizer may let go of one share while another is taken
+    _ours: ClassVar[set[Cluster]] = set()
+    """The shares in a connection that was made here."""
 
     def __init__(self, address: str | None) -> None:
         self.ray = need("ray", "ray")
-        self._has_left = False
         with Cluster._lock:
             if not self.ray.is_initialized():
                 self._connect(address)
-                Cluster._is_ours, Cluster._shares = True, 0
-            Cluster._shares += 1
+                Cluster._ours = {self}
+            elif Cluster._ours:
+                Cluster._ours.add(self)
 
     def _connect(self, address: str | None) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -75,10 +75,7 @@ class Cluster:
     def leave(self) -> None:
         """Give up this share."""
         with Cluster._lock:
-            if self._has_left:
-                return
-            self._has_left = True
-            Cluster._shares -= 1
-            if Cluster._is_ours and not Cluster._shares:
-                Cluster._is_ours = False
-                self.ray.shutdown()
+            if self in Cluster._ours:
+                Cluster._ours.remove(self)
+                if not Cluster._ours:
+                    self.ray.shutdown()
