@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 
@@ -198,24 +196,6 @@ def test_a_program_outside_of_the_cluster_reaches_it_by_its_client_server(on_clu
         """
     )
     assert said == "True"
-
-
-def test_without_a_cluster_there_is_an_error_that_says_how_to_start_one() -> None:
-    with tempfile.TemporaryDirectory(prefix="ray-") as home:
-        environment = {**os.environ, "RAY_TMPDIR": home}
-        environment.pop("RAY_ADDRESS", None)
-        done = run(
-            """
-            from penstock import DataLoader, TransportError
-            from sample_sets import Numbered
-            try:
-                iter(DataLoader(Numbered(8), num_workers=1, workers="ray"))
-            except TransportError as error:
-                print("ray start --head" in str(error))
-            """,
-            environment=environment,
-        )
-    assert done.stdout == "True\n", done.stderr[-4000:]
 
 
 def test_a_program_that_fails_in_the_middle_of_an_epoch_ends(on_cluster) -> None:
