@@ -29,11 +29,11 @@ _NODE = {"node_ip_address": "127.0.0.1", "object_store_memory": 80 << 20, "inclu
 
 _HEARTBEATS = {
     "health_check_initial_delay_ms": 0,
-    "health_check_period_ms": 500,
-    "health_check_timeout_ms": 2000,
-    "health_check_failure_threshold": 4,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 6000,
+    "health_check_failure_threshold": 3,
 }
-"""So that a machine that has gone is missed after two seconds rather than fifteen."""
+"""So that a machine that has gone is missed after three seconds rather than fifteen; one that is slow is not."""
 
 
 HOLDERS: set[int] = set()

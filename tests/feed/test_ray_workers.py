@@ -150,7 +150,7 @@ def test_epochs_given_up_large_batches_and_closing_leave_nothing_behind(on_clust
         assert [int(batch[0, 0]) for batch in kept] == list(range(20))
         say("connected", ray.is_initialized())
         ray.init(address=os.environ["RAY_ADDRESS"], logging_level="error")
-        while ray.available_resources().get("CPU") != 2:
+        while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
             time.sleep(0.1)  # until the test's time is up
         say("free")
         """
@@ -161,19 +161,26 @@ def test_epochs_given_up_large_batches_and_closing_leave_nothing_behind(on_clust
 def test_workers_come_when_machines_come(on_cluster) -> None:
     said = on_cluster(
         """
+        class Signed(Numbered):
+            def __getitem__(self, index):
+                time.sleep(0.004)
+                return index, os.getpid()
+
         machines.have(1)
-        loader = DataLoader(Numbered(4000, delay_s=0.004), 10, num_workers=(1, 3), workers="ray")
-        batches = iter(loader)
-        labels = next(batches)[1].tolist()
-        assert loader.statistics().workers == 1
-        machines.have(3)
-        for _, numbers in batches:
+        loader = DataLoader(Signed(1_000_000), 10, num_workers=(1, 3), workers="ray")
+        labels, makers = [], set()
+        for numbers, pids in loader:
             labels += numbers.tolist()
-        assert labels == list(range(4000))
-        say("workers", loader.statistics().workers)
+            makers |= {*pids.tolist()}
+            if len(labels) == 10:
+                assert loader.statistics().workers == 1
+                machines.have(3)
+            if len(makers) == 3:
+                break
+        say(labels == list(range(len(labels))), loader.statistics().workers)
         """
     )
-    assert said == "workers 3"
+    assert said == "True 3"
 
 
 def test_more_workers_than_cores_wait_and_hold_nobody_up(on_cluster) -> None:
