@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Client, Listener
@@ -27,11 +29,11 @@ _NODE = {"node_ip_address": "127.0.0.1", "object_store_memory": 80 << 20, "inclu
 
 _HEARTBEATS = {
     "health_check_initial_delay_ms": 0,
-    "health_check_period_ms": 500,
-    "health_check_timeout_ms": 2000,
-    "health_check_failure_threshold": 4,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 6000,
+    "health_check_failure_threshold": 3,
 }
-"""So that a machine that has gone is missed after two seconds rather than fifteen."""
+"""So that a machine that has gone is missed after three seconds rather than fifteen; one that is slow is not."""
 
 
 HOLDERS: set[int] = set()
@@ -60,6 +62,10 @@ class Machines:
         ids: list[str] = self.ask("have", count)
         return ids
 
+    def client_address(self) -> str:
+        """Return where it listens for programs that are no part of it."""
+        return str(self.ask("client"))
+
     def kill(self, machine: str) -> None:
         """Have a machine vanish: all its processes at once, without a word to anybody."""
         self.ask("kill", machine)
@@ -76,10 +82,12 @@ class Machines:
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[dict[str, str]]:
     """Yield the environment of scripts that use a cluster of this machine, which is gone afterwards."""
-    path = str(folder / "machines")
     modules = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, **ENVIRONMENT, "MACHINES": path, "TMPDIR": str(folder), "PYTHONPATH": modules}
-    with (folder / "holder.log").open("wb") as log:
+    environment = {**os.environ, **ENVIRONMENT, "TMPDIR": str(folder), "PYTHONPATH": modules}
+    # Ray's own folder: not where it would tell other programs of this cluster, and not too long for socket names.
+    with tempfile.TemporaryDirectory(prefix="ray-") as home, (folder / "holder.log").open("wb") as log:
+        path = str(Path(home, "machines"))
+        environment |= {"RAY_TMPDIR": home, "MACHINES": path}
         holder = subprocess.Popen(
             [sys.executable, __file__, path], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
         )
@@ -103,11 +111,25 @@ def main(path: str) -> None:
     from ray.cluster_utils import Cluster
 
     threading.Thread(target=_watch, daemon=True).start()
+    port = _free_port()
     cluster = Cluster(
         initialize_head=True,
-        head_node_args={"num_cpus": 0, "include_log_monitor": False, "_system_config": _HEARTBEATS, **_NODE},
+        head_node_args={
+            "num_cpus": 0,
+            "include_log_monitor": False,
+            "ray_client_server_port": port,
+            "runtime_env_agent_port": _free_port(),  # the client server asks for it before it is known, else
+            "_system_config": _HEARTBEATS,
+            **_NODE,
+        },
     )
-    does = {"address": lambda: cluster.address, "kill": _kill, "have": _have, "end": cluster.shutdown}
+    does = {
+        "address": lambda: cluster.address,
+        "client": lambda: f"ray://127.0.0.1:{port}",
+        "kill": _kill,
+        "have": _have,
+        "end": cluster.shutdown,
+    }
     with Listener(path, "AF_UNIX") as listener:
         print("ready", flush=True)
         what = ""
@@ -115,6 +137,12 @@ def main(path: str) -> None:
             with listener.accept() as line:
                 what, *rest = line.recv()
                 line.send(does[what](*([cluster, *rest] if rest else [])))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _watch() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 from sample_sets import Numbered
 
 import penstock
-from penstock import DataLoader, ExtraError, OptionError
+from penstock import DataLoader, ExtraError, OptionError, TransportError
 
 
 def test_a_missing_ray_is_named_with_its_extra(monkeypatch) -> None:
@@ -18,6 +19,20 @@ def test_a_missing_ray_is_named_with_its_extra(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "ray.data", None)
     with pytest.raises(ExtraError, match=r"penstock\[ray\]"):
         penstock.ray_dataset(None)
+
+
+def test_without_a_cluster_there_is_an_error_that_says_how_to_start_one(monkeypatch) -> None:
+    def init(**arguments: object) -> None:
+        raise ConnectionError("Could not find any running Ray instance")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
+        monkeypatch.setenv(name, "0")
+    with pytest.raises(TransportError, match="ray start --head"):
+        iter(DataLoader(Numbered(4), num_workers=1, workers="ray"))
+    with pytest.raises(TransportError, match="ray://head:10001"):
+        iter(DataLoader(Numbered(4), num_workers=1, workers="ray://head:10001"))
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_epochs_given_up_large_batches_and_closing_leave_nothing_behind(on_clust
         assert [int(batch[0, 0]) for batch in kept] == list(range(20))
         say("connected", ray.is_initialized())
         ray.init(address=os.environ["RAY_ADDRESS"], logging_level="error")
-        while ray.available_resources().get("CPU") != 2:
+        while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
             time.sleep(0.1)  # until the test's time is up
         say("free")
         """
@@ -161,19 +161,26 @@ def test_epochs_given_up_large_batches_and_closing_leave_nothing_behind(on_clust
 def test_workers_come_when_machines_come(on_cluster) -> None:
     said = on_cluster(
         """
+        class Signed(Numbered):
+            def __getitem__(self, index):
+                time.sleep(0.004)
+                return index, os.getpid()
+
         machines.have(1)
-        loader = DataLoader(Numbered(4000, delay_s=0.004), 10, num_workers=(1, 3), workers="ray")
-        batches = iter(loader)
-        labels = next(batches)[1].tolist()
-        assert loader.statistics().workers == 1
-        machines.have(3)
-        for _, numbers in batches:
+        loader = DataLoader(Signed(1_000_000), 10, num_workers=(1, 3), workers="ray")
+        labels, makers = [], set()
+        for numbers, pids in loader:
             labels += numbers.tolist()
-        assert labels == list(range(4000))
-        say("workers", loader.statistics().workers)
+            makers |= {*pids.tolist()}
+            if len(labels) == 10:
+                assert loader.statistics().workers == 1
+                machines.have(3)
+            if len(makers) == 3:
+                break
+        say(labels == list(range(len(labels))), loader.statistics().workers)
         """
     )
-    assert said == "workers 3"
+    assert said == "True 3"
 
 
 def test_more_workers_than_cores_wait_and_hold_nobody_up(on_cluster) -> None:
@@ -185,3 +192,37 @@ def test_more_workers_than_cores_wait_and_hold_nobody_up(on_cluster) -> None:
         """
     )
     assert said == "True"
+
+
+def test_a_program_outside_of_the_cluster_reaches_it_by_its_client_server(on_cluster) -> None:
+    said = on_cluster(
+        """
+        machines.have(1)
+        loader = DataLoader(Numbered(60), 20, num_workers=1, workers=machines.client_address())
+        say([numbers.tolist() for _, numbers in loader] == [[*range(20)], [*range(20, 40)], [*range(40, 60)]])
+        """
+    )
+    assert said == "True"
+
+
+def test_a_program_that_fails_in_the_middle_of_an_epoch_ends(on_cluster) -> None:
+    said = on_cluster(
+        """
+        machines.have(1)
+        batches = iter(DataLoader(Hanging(60), 5, num_workers=1, workers="ray", dispatch="demand"))
+        say("ends")
+        """
+    )
+    assert said == "ends"
+
+
+def test_the_cluster_of_these_tests_listens_on_this_machine_only(on_cluster) -> None:
+    said = on_cluster(
+        """
+        import psutil
+        holder = next(p for p in psutil.process_iter() if os.environ["MACHINES"] in p.cmdline())
+        found = [one for p in holder.children(recursive=True) for one in p.net_connections("tcp")]
+        say({one.laddr.ip.removeprefix("::ffff:") for one in found if one.status == psutil.CONN_LISTEN})
+        """
+    )
+    assert said == "{'127.0.0.1'}"

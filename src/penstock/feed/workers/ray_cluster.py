@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
 from penstock.core.errors import TransportError
 from penstock.feed.sources.extras import need
-
-LOOPBACK = "127.0.0.1"
 
 
 class Cluster:
@@ -21,26 +19,26 @@ class Cluster:
 
     Args:
         address: "ray://host:port" of a cluster's client server; None for the cluster that this machine is part of
-            (RAY_ADDRESS, or the one that `ray start` has started here), and where there is none, one of this machine
-            alone, which listens on the loopback address only.
+            (RAY_ADDRESS, or the one that `ray start` has started here). None is started: a machine alone is better
+            served by worker processes.
 
     Raises:
         ExtraError: ray is not installed.
-        TransportError: nothing answers at `address`.
+        TransportError: there is no cluster.
     """
 
-    _lock = threading.Lock()
-    _shares = 0
-    _is_ours = False
+    _lock = threading.RLock()  # a finalizer may let go of one share while another is taken
+    _ours: ClassVar[set[Cluster]] = set()
+    """The shares in a connection that was made here."""
 
     def __init__(self, address: str | None) -> None:
         self.ray = need("ray", "ray")
-        self._has_left = False
         with Cluster._lock:
             if not self.ray.is_initialized():
                 self._connect(address)
-                Cluster._is_ours, Cluster._shares = True, 0
-            Cluster._shares += 1
+                Cluster._ours = {self}
+            elif Cluster._ours:
+                Cluster._ours.add(self)
 
     def _connect(self, address: str | None) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -50,12 +48,11 @@ class Cluster:
         try:
             self.ray.init(address=wanted, logging_level="warning")
         except ConnectionError as error:
-            if wanted != "auto":
-                raise TransportError(
-                    f"no Ray cluster answers at {wanted} ({error}); start one (`ray start --head`), or correct the "
-                    "address in workers= or RAY_ADDRESS"
-                ) from error
-            self.ray.init(address="local", include_dashboard=False, _node_ip_address=LOOPBACK, logging_level="warning")
+            where = "on this machine, nor in RAY_ADDRESS" if wanted == "auto" else f"at {wanted}"
+            raise TransportError(
+                f"no Ray cluster is to be found {where} ({error}); start one (`ray start --head` here, and `ray start "
+                "--address=...` on the machines that are to work for it), or correct the address"
+            ) from error
 
     @property
     def is_there(self) -> bool:
@@ -78,10 +75,7 @@ class Cluster:
     def leave(self) -> None:
         """Give up this share."""
         with Cluster._lock:
-            if self._has_left:
-                return
-            self._has_left = True
-            Cluster._shares -= 1
-            if Cluster._is_ours and not Cluster._shares:
-                Cluster._is_ours = False
-                self.ray.shutdown()
+            if self in Cluster._ours:
+                Cluster._ours.remove(self)
+                if not Cluster._ours:
+                    self.ray.shutdown()
