@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
+import signal
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -188,6 +190,46 @@ def test_an_iterable_dataset_goes_on_with_any_number_of_workers(
     if first and len(first) < count:
         assert numbers(other) == rest
         assert sorted(numbers(other)) == list(range(count))
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    kind=st.sampled_from([Numbers, Every, Counting]),
+    batch_size=st.integers(1, 5),
+    saved=st.integers(1, 3),
+    resumed=st.integers(1, 3),
+    in_order=st.booleans(),
+    kills=st.sets(st.integers(0, 12), max_size=3),
+    position=st.integers(1, 8),
+)
+def test_workers_that_are_killed_before_and_after_a_state_lose_nothing(
+    kind: type[Any], batch_size: int, saved: int, resumed: int, in_order: bool, kills: set[int], position: int
+) -> None:
+    """A worker is shot after some of the batches, whichever loop they belong to."""
+
+    def loader(workers: int) -> DataLoader[Any]:
+        how = {"shuffle": True, "seed": 2} if kind is Numbers else {}
+        return DataLoader(kind(60), batch_size, num_workers=workers, in_order=in_order, max_deaths=9, **how)
+
+    def shot_at(one: DataLoader[Any], begun: int, batches: int) -> list[int]:
+        iterator = iter(one)
+        seen: list[int] = []
+        for number, batch in enumerate(itertools.islice(iterator, batches), begun):
+            seen += batch.tolist()
+            if number in kills:
+                victim = iterator._workers[number % len(iterator._workers)]
+                os.kill(victim.pid, signal.SIGKILL)
+        return seen
+
+    one, other = loader(saved), loader(resumed)
+    first = shot_at(one, 0, position)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*made again")
+        other.load_state_dict(one.state_dict())
+    rest = shot_at(other, position, 1000)
+    assert sorted(first + rest) == list(range(60))
+    if in_order:
+        assert first + rest == numbers(loader(saved))
 
 
 # ── over ranks ──────────────────────────────────────────────────────────────────────────────────────────────

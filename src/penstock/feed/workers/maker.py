@@ -142,8 +142,11 @@ class BatchMaker:
     def snapshot(self) -> Any:
         """Return where the iterable dataset is, if it (or its iterator) can tell; else None.
 
-        First the dataset's state, then the iterator's, as torchdata's StatefulDataLoader asks for them.
+        First the dataset's state, then the iterator's, as torchdata's StatefulDataLoader asks for them. None, too, at
+        the end: what has ended may tell the state in which it begins.
         """
+        if self._ended:
+            return None
         dataset, stream = self._job.dataset, self._stream
         dataset_state = dataset.state_dict() if is_stateful(dataset) and stream is not dataset else None
         iterator_state = stream.state_dict() if is_stateful(stream) else None  # type: ignore[attr-defined]
