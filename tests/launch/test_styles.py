@@ -31,6 +31,7 @@ ENDS = {"raises.py": 1, "exits.py": 3, "interrupted.py": -2}
         pytest.param((), ("-m", "package.train", "--lr", "1"), id="python -m"),
         pytest.param((), ("iterable.py",), id="iterable dataset"),
         pytest.param((), ("stateful.py",), id="torchdata's StatefulDataLoader"),
+        pytest.param((), ("accelerate_stateful.py",), id="Accelerate with StatefulDataLoader"),
         pytest.param((), ("raises.py",), id="raises"),
         pytest.param((), ("exits.py",), id="exits"),
         pytest.param((), ("interrupted.py",), id="interrupted"),
@@ -58,7 +59,7 @@ def test_torchdatas_stateful_loader_is_penstocks_too(tmp_path: Path) -> None:
     done = python(tmp_path, "-m", "penstock", "run", "--quiet", "stateful.py", **QUIET)
     assert done.returncode == 0, done.stderr
     loaders = json.loads((tmp_path / "run.json").read_text())["loaders"]
-    assert len(loaders) == 4
+    assert len(loaders) == 8
 
 
 def _lasting(stderr: str) -> list[str]:

@@ -89,6 +89,7 @@ class Subject:
                 "errors": loader._errors,
                 "keep_batch_size": loader._keep_batch_size,
                 "max_deaths": loader._max_deaths,
+                "seed": loader.seed,
             }
         return given
 

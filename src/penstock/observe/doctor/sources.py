@@ -253,7 +253,7 @@ def variant(loader: DataLoader[Any], *, penstock: bool | None = None, **changes:
 def _penstocks_own(loader: PenstockLoader[Any]) -> dict[str, Any]:
     return {
         "pin_memory": loader._pins,
-        "workers": loader._body,
+        "workers": loader._cluster_address or loader._body,
         "dispatch": loader._dispatch_option,
         "errors": loader._errors,
         "keep_batch_size": loader._keep_batch_size,
@@ -261,6 +261,7 @@ def _penstocks_own(loader: PenstockLoader[Any]) -> dict[str, Any]:
         "ring_bytes": loader._ring_bytes,
         "device": loader._device,
         "device_bytes": loader._device_bytes,
+        "seed": loader.seed,
     }
 
 

@@ -1,0 +1,25 @@
+"""Accelerate with torchdata's loader: a loop that stops in the middle of an epoch, and one that goes on."""
+
+import warnings
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def prepared(workers):
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True))
+    return accelerator.prepare(DataLoader(TensorDataset(torch.arange(40)), batch_size=4, num_workers=workers))
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")
+    for workers in (0, 2):
+        loader = prepared(workers)
+        batches = iter(loader)
+        print(*(next(batches)[0].tolist() for _ in range(3)))
+        other = prepared(workers)
+        other.load_state_dict(loader.state_dict())
+        print(*(batch.tolist() for (batch,) in other))
+        del batches
