@@ -372,9 +372,6 @@ class RayPool:
         """Return what an actor has said of a piece."""
         try:
             report: Report = self._ray.get(errand.head)
-        except self._ray.exceptions.TaskCancelledError:
-            assert actor.number is not None
-            return Report(errand.piece.seq, actor.number, cancelled=True)
         except self._ray.exceptions.RayTaskError:  # not the dataset's: those come in the report
             assert actor.number is not None
             error = ExceptionWrapper(where=f"in DataLoader worker process {actor.number}")
@@ -478,7 +475,10 @@ class RayPool:
         return next((errand.piece for errand in actor.errands if errand.report is None), None), 0
 
     def cancel(self) -> list[Piece]:
-        """Abandon all pieces and begin a new epoch; return those that no worker had taken."""
+        """Abandon all pieces and begin a new epoch; return those that no worker had taken.
+
+        Those that a worker has, two at most, it makes to the end: `ray.cancel` has left calls that never came back.
+        """
         untaken = [*self._queue, *(piece for own in self._own.values() for piece in own)]
         self._queue.clear()
         self._own.clear()
@@ -488,14 +488,8 @@ class RayPool:
         for piece in self._outstanding.values():
             piece.cancelled = True
         for actor in self._everybody():
-            self._recall(actor)
             actor.handle.begin_epoch.remote()
         return untaken
-
-    def _recall(self, actor: _Actor) -> None:
-        for errand in actor.errands:
-            if errand.report is None:
-                self._ray.cancel(errand.head)
 
     # ── ending ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -509,10 +503,7 @@ class RayPool:
             return
         everybody = self._everybody()
         try:
-            leaving = []
-            for actor in everybody:
-                self._recall(actor)
-                leaving.append(actor.handle.leave.remote())
+            leaving = [actor.handle.leave.remote() for actor in everybody]
             if leaving:
                 self._ray.wait(leaving, num_returns=len(leaving), timeout=_LEAVE_S)
             for actor in (*everybody, *self._coming):

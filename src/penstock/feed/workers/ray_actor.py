@@ -40,10 +40,6 @@ _NOTES = "penstock-worker-"
 _STALE_S = 3600.0
 
 
-class _CancelledError(Exception):
-    """The epoch of this piece is over."""
-
-
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """Where an actor has found room."""
@@ -114,8 +110,6 @@ class RayWorker:
                 report.ended = True
             else:
                 body = self._make(piece, report)
-        except _CancelledError:
-            report.cancelled = True
         except NothingLeftError as nothing:
             report.empty, report.skipped = True, nothing.made.skipped
         except Exception:
@@ -125,8 +119,6 @@ class RayWorker:
 
     def _make(self, piece: Piece, report: Report) -> np.ndarray | None:
         def tick(row: int) -> None:
-            if self._context.is_canceled():
-                raise _CancelledError
             _NOTE.pack_into(self._note, 0, piece.seq, row)
 
         def enlarge(needed: int) -> Room:
