@@ -377,9 +377,6 @@ class RayPool:
         """Return what an actor has said of a piece."""
         try:
             report: Report = self._ray.get(errand.head)
-        except self._ray.exceptions.TaskCancelledError:
-            assert actor.number is not None
-            return Report(errand.piece.seq, actor.number, cancelled=True)
         except self._ray.exceptions.RayTaskError:  # not the dataset's: those come in the report
             assert actor.number is not None
             error = ExceptionWrapper(where=f"in DataLoader worker process {actor.number}")
@@ -484,7 +481,10 @@ class RayPool:
         return next((errand.piece for errand in actor.errands if errand.report is None), None), 0
 
     def cancel(self, lanes: Sequence[Lane]) -> list[Piece]:
-        """Abandon all pieces and begin a new epoch with these lanes; return the pieces that no worker had taken."""
+        """Abandon all pieces and begin a new epoch with these lanes; return the pieces that no worker had taken.
+
+        Those that a worker has, two at most, it makes to the end: `ray.cancel` has left calls that never came back.
+        """
         self._lanes = [*lanes]
         untaken = [*self._queue, *(piece for own in self._own.values() for piece in own)]
         self._queue.clear()
@@ -494,14 +494,8 @@ class RayPool:
         for piece in self._outstanding.values():
             piece.cancelled = True
         for actor in self._everybody():
-            self._recall(actor)
             actor.handle.begin_epoch.remote(self._share(actor.number) if actor.number is not None else {})
         return untaken
-
-    def _recall(self, actor: _Actor) -> None:
-        for errand in actor.errands:
-            if errand.report is None:
-                self._ray.cancel(errand.head)
 
     # ── ending ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -515,10 +509,7 @@ class RayPool:
             return
         everybody = self._everybody()
         try:
-            leaving = []
-            for actor in everybody:
-                self._recall(actor)
-                leaving.append(actor.handle.leave.remote())
+            leaving = [actor.handle.leave.remote() for actor in everybody]
             if leaving:
                 self._ray.wait(leaving, num_returns=len(leaving), timeout=_LEAVE_S)
             for actor in (*everybody, *self._coming):

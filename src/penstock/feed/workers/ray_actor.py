@@ -41,10 +41,6 @@ _NOTES = "penstock-worker-"
 _STALE_S = 3600.0
 
 
-class _CancelledError(Exception):
-    """The epoch of this piece is over."""
-
-
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """Where an actor has found room."""
@@ -115,8 +111,6 @@ class RayWorker:
                 report.ended = True
             else:
                 body = self._make(maker, piece, report)
-        except _CancelledError:
-            report.cancelled = True
         except NothingLeftError as nothing:
             report.empty, report.skipped = True, nothing.made.skipped
         except Exception:
@@ -126,8 +120,6 @@ class RayWorker:
 
     def _make(self, maker: BatchMaker, piece: Piece, report: Report) -> np.ndarray | None:
         def tick(row: int) -> None:
-            if self._context.is_canceled():
-                raise _CancelledError
             _NOTE.pack_into(self._note, 0, piece.seq, row)
 
         def enlarge(needed: int) -> Room:
