@@ -121,8 +121,10 @@ class BatchMaker:
         self._by_rows = job.auto_collation and job.collate_fn is default_collate
         self._collate_into = getattr(job.collate_fn, "collate_into", None)
         self.epoch_seed: int | None = None
-        self.current: tuple[Any] = (None,)
-        """The index of the sample that is being made; another tuple for each. See `sample_seed`."""
+        self._index: Any = None
+        self._serial = 0
+        self._under_way: tuple[Sequence[Any], list[Any]] | None = None
+        """The indices and the samples of a batch, where nobody notes each: the sample after the last is being made."""
         self._stream: Iterator[Any] = iter(())
         self._ended = False
         self._lane = ""
@@ -322,7 +324,7 @@ class BatchMaker:
         if len(samples) < wanted and self._job.keep_batch_size and not self._ended:
             samples = list(itertools.islice(itertools.cycle(samples), wanted))
         made.samples = len(samples)
-        self._begin_sample(f"collate after {self.current[0]}")
+        self._begin_sample(f"collate after {self._index}")
         if self._by_rows:
             made.batch = collate_samples(samples, made.room)
         elif self._collate_into is not None and made.room is not None and enlarge is not None:
@@ -338,11 +340,14 @@ class BatchMaker:
 
     def _fetch(self, indices: Sequence[Any], made: Made, tick: Tick | None, first_row: int = 0) -> list[Any]:
         dataset = self._job.dataset
-        samples = []
+        samples: list[Any] = []
         if tick is None and self._job.errors == "raise" and not self._job.seeded:
+            self._begin_sample(None)
+            self._under_way = indices, samples
             for index in indices:
-                self.current = (index,)
-                samples.append(dataset[index])
+                samples.append(dataset[index])  # noqa: PERF401  `current` counts them
+            self._index = indices[-1] if indices else None
+            self._under_way = None
             return samples
         for row, index in enumerate(indices, first_row):
             if tick is not None:
@@ -375,8 +380,16 @@ class BatchMaker:
             self._position += 1
         return samples
 
+    def current(self) -> tuple[Any, int, int]:
+        """Return the index of the sample that is being made, and two numbers that tell it from all others."""
+        if self._under_way is None:
+            return self._index, self._serial, 0
+        indices, samples = self._under_way
+        return indices[len(samples)], self._serial, len(samples)
+
     def _begin_sample(self, index: Any) -> None:
-        self.current = (index,)
+        self._index, self._under_way = index, None
+        self._serial += 1
         if self._job.seeded:
             seed_states()
 

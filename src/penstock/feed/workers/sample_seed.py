@@ -23,13 +23,15 @@ class Maker(Protocol):
     """Who makes samples."""
 
     epoch_seed: int | None
-    current: tuple[Any]
-    """The index of the sample that is being made, in a tuple of its own."""
+
+    def current(self) -> tuple[Any, int, int]:
+        """Return the index of the sample that is being made, and two numbers that tell it from all others."""
+        ...
 
 
 class _Here(threading.local):
     maker: Maker | None = None
-    sample: tuple[Any] | None = None
+    sample: tuple[Any, int, int] | None = None
     """The sample that `rng` is for."""
     rng: np.random.Generator
 
@@ -58,7 +60,7 @@ def sample_seed() -> int:
     maker = _here.maker
     if maker is None or maker.epoch_seed is None:
         return int(torch.empty((), dtype=torch.int64).random_().item())
-    return mixed(maker.epoch_seed, maker.current[0])
+    return mixed(maker.epoch_seed, maker.current()[0])
 
 
 def sample_rng() -> np.random.Generator:
@@ -71,8 +73,9 @@ def sample_rng() -> np.random.Generator:
     maker = _here.maker
     if maker is None:
         return np.random.default_rng(sample_seed())
-    if _here.sample is not maker.current:
-        _here.sample, _here.rng = maker.current, np.random.default_rng(sample_seed())
+    sample = maker.current()
+    if _here.sample is None or _here.sample[1:] != sample[1:]:
+        _here.sample, _here.rng = sample, np.random.default_rng(sample_seed())
     return _here.rng
 
 
@@ -94,6 +97,7 @@ def mixed(seed: int, index: Any) -> int:
 def making(maker: Maker) -> Iterator[None]:
     """Say that this thread makes samples, and which one, is what `maker` says."""
     outer, _here.maker = _here.maker, maker
+    _here.sample = None
     try:
         yield
     finally:
