@@ -128,16 +128,16 @@ def test_folders_of_folders_are_one_source(tmp_path: Path) -> None:
 def test_a_remote_folder_may_be_said_to_have_a_format() -> None:
     files = fsspec.filesystem("memory")
     for name in ("a", "b"):
-        files.pipe(f"/folder/{name}.jsonl", b'{"x": 1}\n')
-        files.pipe(f"/folder/{name}.csv", b"x\n2\n")
-    assert read("memory://folder/", format="jsonl") == [1, 1]
-    assert read("memory://folder/", format="csv") == [2, 2]
+        files.pipe(f"/a-format-is-said/{name}.jsonl", b'{"x": 1}\n')
+        files.pipe(f"/a-format-is-said/{name}.csv", b"x\n2\n")
+    assert read("memory://a-format-is-said/", format="jsonl") == [1, 1]
+    assert read("memory://a-format-is-said/", format="csv") == [2, 2]
     with pytest.raises(SourceError, match="holds no parquet"):
-        penstock.open("memory://folder/", format="parquet")
-    files.pipe("/folder/export", b"x\n3\n")
-    assert read("memory://folder/export", format="csv") == [3]
+        penstock.open("memory://a-format-is-said/", format="parquet")
+    files.pipe("/a-format-is-said/export", b"x\n3\n")
+    assert read("memory://a-format-is-said/export", format="csv") == [3]
     assert (
-        inspect("memory://folder/export", format="csv", seconds=0).files,
-        inspect("memory://folder/", format="csv", seconds=0).files,
+        inspect("memory://a-format-is-said/export", format="csv", seconds=0).files,
+        inspect("memory://a-format-is-said/", format="csv", seconds=0).files,
     ) == (1, 2)
-    files.rm("/folder", recursive=True)
+    files.rm("/a-format-is-said", recursive=True)
