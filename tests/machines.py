@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -62,10 +61,6 @@ class Machines:
         ids: list[str] = self.ask("have", count)
         return ids
 
-    def client_address(self) -> str:
-        """Return where it listens for programs that are no part of it."""
-        return str(self.ask("client"))
-
     def kill(self, machine: str) -> None:
         """Have a machine vanish: all its processes at once, without a word to anybody."""
         self.ask("kill", machine)
@@ -111,21 +106,17 @@ def main(path: str) -> None:
     from ray.cluster_utils import Cluster
 
     threading.Thread(target=_watch, daemon=True).start()
-    port = _free_port()
     cluster = Cluster(
         initialize_head=True,
         head_node_args={
             "num_cpus": 0,
             "include_log_monitor": False,
-            "ray_client_server_port": port,
-            "runtime_env_agent_port": _free_port(),  # the client server asks for it before it is known, else
             "_system_config": _HEARTBEATS,
             **_NODE,
         },
     )
     does = {
         "address": lambda: cluster.address,
-        "client": lambda: f"ray://127.0.0.1:{port}",
         "kill": _kill,
         "have": _have,
         "end": cluster.shutdown,
@@ -137,12 +128,6 @@ def main(path: str) -> None:
             with listener.accept() as line:
                 what, *rest = line.recv()
                 line.send(does[what](*([cluster, *rest] if rest else [])))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _watch() -> None:
