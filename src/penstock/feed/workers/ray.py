@@ -74,8 +74,8 @@ class _Actor:
     machines: frozenset[str]
     """Those alive when it was asked for; it is on one of them, or on a newer one."""
     arriving: Any
-    has_substitute: bool = False
-    """Whether another was asked for that does with a share of a core; who comes first stays."""
+    shares_core: bool = False
+    """Whether it was asked for without a core of its own, beside one that finds none; who comes first stays."""
     number: int | None = None
     arrival: Arrival | None = None
     opening: Any = None
@@ -227,16 +227,13 @@ class RayPool:
         """Where batches wait for a worker that has found no core for long, have one come that shares another's core."""
         now = time.monotonic()
         awaited = [number for number in self._vacant() if self._own.get(number)]
-        overdue = [actor for actor in self._coming if now - actor.since > ROOM_S and not actor.has_substitute]
-        hosts = [actor for actor in self._seats if actor is not None and actor.arrival is not None]
-        for at, (number, actor) in enumerate(zip(awaited, overdue, strict=False)):
-            if not hosts:
-                break
-            host = hosts[(number + at) % len(hosts)].arrival
-            assert host is not None
-            beside = self._cluster.on(host.machine, only=False)
+        overdue = [actor for actor in self._coming if now - actor.since > ROOM_S and not actor.shares_core]
+        sharing = sum(actor.shares_core for actor in self._coming)
+        hosts = [actor.arrival for actor in self._seats if actor is not None and actor.arrival is not None]
+        for number in awaited[sharing : len(overdue)] if hosts else ():
+            beside = self._cluster.on(hosts[number % len(hosts)].machine, only=False)
             self._coming.insert(0, self._ask(num_cpus=0, scheduling_strategy=beside))
-            self._coming[0].has_substitute = actor.has_substitute = True
+            self._coming[0].shares_core = True
         if not hosts and not self._has_warned and any(now - actor.since > _WARN_S for actor in self._coming):
             self._has_warned = True
             there, free = self._cluster.room()
