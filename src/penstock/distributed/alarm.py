@@ -6,6 +6,7 @@ second. Nothing is exchanged in a step.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from typing import Any
@@ -15,12 +16,14 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from penstock.core.errors import RankError
 
-_KEY = "penstock/alarm"
+_passes = itertools.count()
+"""Ranks begin their passes in the same order, so that a number is the same pass on all of them."""
+
 _EVERY_S = 0.25
 
 
 class Alarm:
-    """Tells all ranks of a failure, and is told of theirs. Ranks must have met (`init_process_group`).
+    """Tells all ranks of a failure in this pass, and is told of theirs. Ranks must have met (`init_process_group`).
 
     Args:
         rank: of this process.
@@ -28,6 +31,7 @@ class Alarm:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
+        self._key = f"penstock/alarm/{next(_passes)}"
         self._store: Any = _get_default_store().clone()  # type: ignore[attr-defined]
         self._heard: str | None = None
         self._closing = threading.Event()
@@ -37,7 +41,7 @@ class Alarm:
     def ring(self, error: BaseException) -> None:
         """Tell all ranks that this one's loader has failed."""
         words = f"the loader of rank {self._rank} failed: {type(error).__name__}: {error}"
-        self._reach("set", _KEY, words)
+        self._reach("set", self._key, words)
 
     def check(self) -> None:
         """Raise what another rank has told.
@@ -56,8 +60,8 @@ class Alarm:
 
     def _listen(self) -> None:
         while not self._closing.wait(_EVERY_S):
-            if self._reach("check", [_KEY]):
-                self._heard = bytes(self._reach("get", _KEY) or b"").decode(errors="replace")
+            if self._reach("check", [self._key]):
+                self._heard = bytes(self._reach("get", self._key) or b"").decode(errors="replace")
                 # The training loop may be waiting in a collective, and never come back for another batch.
                 sys.stderr.write(f"penstock: rank {self._rank} has heard that {self._heard}\n")
                 return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +32,8 @@ class Course:
     epoch_seed: int
     """What the randomness of samples depends on."""
     lanes: Sequence[Lane]
+    turn: int
+    """The lane whose batch comes first."""
     cursor: BatchCursor | StreamCursor
     rank: int
     world: int
@@ -58,7 +60,7 @@ class Course:
 
     def _lanes(self) -> dict[str, Any]:
         assert isinstance(self.cursor, StreamCursor)
-        return {"lanes": self.cursor.taken(), "stream_epoch": self.stream_epoch}
+        return {"lanes": self.cursor.taken(), "turn": self.cursor.turn, "stream_epoch": self.stream_epoch}
 
 
 def begin_course(loader: DataLoader[Any], base_seed: int | None = None) -> Course:
@@ -87,14 +89,15 @@ def begin_course(loader: DataLoader[Any], base_seed: int | None = None) -> Cours
             base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
         epoch_seed = mixed(base_seed if loader.seed is None else loader.seed, epoch)
     stream_epoch = _begin_stream(loader, resume)
-    lanes = _lanes(loader, resume, loader.rank) if is_iterable else ()
-    cursor = indices if isinstance(indices, BatchCursor) else StreamCursor(lanes, loader.batch_size or 1)
+    lanes, turn = _lanes(loader, resume, epoch_seed) if is_iterable else ((), 0)
+    cursor = indices if isinstance(indices, BatchCursor) else StreamCursor(lanes, turn, loader.batch_size or 1)
     return Course(
         epoch=epoch,
         indices=indices,
         base_seed=base_seed,
         epoch_seed=epoch_seed,
         lanes=lanes,
+        turn=turn,
         cursor=cursor,
         rank=loader.rank,
         world=loader.world_size,
@@ -108,7 +111,7 @@ def state_of(loader: DataLoader[Any]) -> dict[str, Any]:
     before = {"epoch": loader._epoch, "finished": False, "rank": loader.rank, "world": loader.world_size}
     return {
         "version": VERSION,
-        "of": belonging(loader.dataset, drawn_from(loader._index_sampler)),
+        "of": belonging(loader.dataset, drawn_from(loader._index_sampler), loader._kept_order),
         "seed": course.epoch_seed if course is not None else 0,
         "base_seed": course.base_seed if course is not None else 0,
         "generator": loader.generator.get_state() if loader.generator is not None else None,
@@ -121,11 +124,12 @@ def _cursor(loader: DataLoader[Any], resume: Resume | None) -> BatchCursor:
     return BatchCursor(loader._index_sampler, loader._order, begun=begun, in_order=loader.in_order)
 
 
-def _lanes(loader: DataLoader[Any], resume: Resume | None, rank: int) -> tuple[Lane, ...]:
+def _lanes(loader: DataLoader[Any], resume: Resume | None, epoch_seed: int) -> tuple[tuple[Lane, ...], int]:
     if resume is not None and resume.lanes is not None:
-        return resume.lanes
-    workers = loader.num_workers
-    return tuple(Lane(number=number, of=workers, rank=rank) for number in range(max(1, workers)))
+        return tuple(replace(lane, epoch_seed=epoch_seed) for lane in resume.lanes), resume.turn
+    workers, rank = loader.num_workers, loader.rank
+    numbers = range(max(1, workers))
+    return tuple(Lane(number=number, of=workers, rank=rank, epoch_seed=epoch_seed) for number in numbers), 0
 
 
 def _begin_stream(loader: DataLoader[Any], resume: Resume | None) -> int | None:

@@ -11,6 +11,7 @@ that are still under way.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +20,8 @@ import numpy as np
 
 from penstock.core.errors import StateError
 from penstock.feed.orders import How, Order, Share, plain_batches
+
+_TIDY_EVERY = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +112,8 @@ class BatchCursor(Iterator[Any]):
         for number in numbers:
             self._out.pop(number, None)
             self._used = max(self._used, number + 1)
+        if self._used % _TIDY_EVERY == 0:
+            self.taken()  # the order forgets what lies before it
 
     @property
     def has_drawn(self) -> bool:
@@ -130,7 +135,7 @@ class BatchCursor(Iterator[Any]):
             block=share.block,
             uneven=share.uneven,
             taken=taken,
-            pending=list(itertools.chain.from_iterable(pending)) if self._makes_batches else pending,
+            pending=_plain([*itertools.chain.from_iterable(pending)] if self._makes_batches else pending),
             in_order=self._in_order,
         )
 
@@ -175,6 +180,20 @@ class BatchCursor(Iterator[Any]):
         while batch := list(itertools.islice(indices, size)):
             if len(batch) == size or not drops_last:
                 yield batch
+
+
+def _plain(index: Any) -> Any:
+    """Return an index, or a list of some, in Python's own whole numbers, which a checkpoint may hold.
+
+    >>> _plain([np.int64(3), "a"])
+    [3, 'a']
+    """
+    if isinstance(index, list):
+        return [_plain(one) for one in index]
+    try:
+        return operator.index(index)
+    except TypeError:
+        return index
 
 
 def going_on(states: Sequence[Taken], order: Order | None) -> Begun:

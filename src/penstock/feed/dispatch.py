@@ -10,6 +10,7 @@ torch's, bit for bit, only under torch's assignment.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 Mode = Literal["probing", "demand", "round_robin", "stream"]
@@ -34,12 +35,17 @@ class Dispatch:
         self._lost_ns = 0.0
         self._window = 0
 
-    def begin_epoch(self, lanes: int = 0) -> None:
-        """Reset what belongs to one epoch; of an iterable dataset, so many lanes are given batches by turns."""
-        self._takers = lanes or self._workers
-        self._next_taker = 0
+    def begin_epoch(self, lanes: Sequence[bool] = (), turn: int = 0) -> None:
+        """Reset what belongs to one epoch.
+
+        Args:
+            lanes: of an iterable dataset, whether each has batches left; those that have are given some by turns.
+            turn: the lane that begins.
+        """
+        self._takers = len(lanes) or self._workers
+        self._next_taker = turn
         self._assigned = 0
-        self.active = [True] * self._takers
+        self.active = [*lanes] or [True] * self._takers
         self.load = [0] * self._takers
 
     def size_up(self, workers: int) -> None:

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -109,13 +109,14 @@ class EpochRunner:
             raise
         self._ring.announce_all(self.pool.announce)
 
-    def begin(self, indices: Iterator[Any], epoch_seed: int, lanes: Sequence[Lane] = ()) -> None:
+    def begin(self, indices: Iterator[Any], epoch_seed: int, lanes: Sequence[Lane] = (), turn: int = 0) -> None:
         """Begin an epoch over what `indices` yields; what is left of an earlier one is abandoned.
 
         Args:
             indices: of each batch.
             epoch_seed: what the randomness of samples depends on.
-            lanes: of an iterable dataset, in the order of their turns; the first epoch's are those of `start`.
+            lanes: of an iterable dataset; the first epoch's are those of `start`.
+            turn: the lane whose batch comes first.
         """
         self._lanes = [*lanes]
         if self._batches or self._seq:
@@ -124,13 +125,13 @@ class EpochRunner:
         self._epoch_seed = epoch_seed
         self._unused: list[Used] = []
         self.receipt: Sequence[Used] = ()
-        self._exhausted = self._job.iterable and not self._lanes
+        self._exhausted = self._job.iterable and all(lane.has_ended for lane in self._lanes)
         self._next_number = 0
         self._next_out = 0
         self._ready: deque[_Batch] = deque()
         self._under_way = 0
         self._lane_batches = [0] * len(self._lanes)
-        self._dispatch.begin_epoch(len(self._lanes))
+        self._dispatch.begin_epoch([not lane.has_ended for lane in self._lanes], turn)
         self.crew.begin_epoch()
         self._send_more()
 
@@ -406,6 +407,7 @@ class EpochRunner:
         elif report.ended:
             batch.void = batch.has_ended = True
             self._dispatch.active[piece.lane] = False
+            self._lanes[piece.lane] = replace(self._lanes[piece.lane], has_ended=True)
         elif report.empty:
             batch.void = True
         elif piece.part is not None:

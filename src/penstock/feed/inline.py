@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,15 +35,20 @@ class InlineRunner:
         base_seed: int,
         epoch_seed: int,
         lanes: Sequence[Lane] = (),
+        turn: int = 0,
+        init_fn: Callable[[int], Any] | None = None,
     ) -> None:
         self._ring = ring
         self._counters = counters
         self._indices = indices
         self._epoch_seed = epoch_seed
         self._base_seed = base_seed
-        self._lanes = Lanes(job, dict(enumerate(lanes)), self._tell)
+        self._lanes = Lanes(job, dict(enumerate(lanes)), self._tell, init=init_fn)
         self._lanes.leave()
         self._waiting = deque(range(len(lanes) if job.iterable else 1))
+        self._waiting.rotate(-turn)
+        for lane in [lane for lane in self._waiting if job.iterable and lanes[lane].has_ended]:
+            self._waiting.remove(lane)
         """Lanes that have batches left, from the one whose turn is next; 0 for map-style datasets."""
         self._slot: Slot | None = None
         self._number = -1

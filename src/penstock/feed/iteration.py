@@ -28,6 +28,16 @@ class LoaderIterator:
     """Iterates over one epoch of a `DataLoader` (over many, with persistent workers)."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
+        self._alarm = alarm_for(loader.rank, loader.world_size) if loader._distributed else None
+        try:
+            self._set_up(loader)
+        except Exception as error:
+            if self._alarm is not None:
+                self._alarm.ring(error)
+                self._alarm.close()
+            raise
+
+    def _set_up(self, loader: DataLoader[Any]) -> None:
         began = time.perf_counter_ns()
         self._dataset = loader.dataset
         self._iterable = loader._dataset_kind == _DatasetKind.Iterable
@@ -57,6 +67,8 @@ class LoaderIterator:
                 base_seed=course.base_seed,
                 epoch_seed=course.epoch_seed,
                 lanes=course.lanes,
+                turn=course.turn,
+                init_fn=loader.worker_init_fn,
             )
             course.look_at(inline.snapshot)
             host: InlineRunner | EpochRunner = inline
@@ -79,7 +91,7 @@ class LoaderIterator:
             )
             runner.start(course.lanes)
             self._close = runner.close
-            runner.begin(course.indices, course.epoch_seed, course.lanes)
+            runner.begin(course.indices, course.epoch_seed, course.lanes, course.turn)
             host = runner
         self._host = host
         self._runner: InlineRunner | EpochRunner | Prefetcher = host
@@ -93,7 +105,6 @@ class LoaderIterator:
                 receipt_of=lambda: host.receipt,
             )
         flight = self._runner.flight if isinstance(self._runner, Prefetcher) else None
-        self._alarm = alarm_for(loader.rank, loader.world_size) if loader._distributed else None
         weakref.finalize(self, close_all, flight, self._close, loader._shelf, self._ring, self._alarm).atexit = False
         self._start_epoch(loader, course, began)
         self._counters.loop = weakref.ref(self)
@@ -116,7 +127,7 @@ class LoaderIterator:
         if isinstance(self._runner, Prefetcher):
             self._runner.close()
         course = begin_course(loader, self._base_seed)
-        self._host.begin(course.indices, course.epoch_seed, course.lanes)
+        self._host.begin(course.indices, course.epoch_seed, course.lanes, course.turn)
         self._start_epoch(loader, course, began)
 
     def __iter__(self) -> LoaderIterator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import warnings
 import weakref
@@ -26,7 +27,7 @@ from penstock.feed.course import Course, state_of
 from penstock.feed.depth import DepthTrial
 from penstock.feed.dispatch import Dispatch
 from penstock.feed.iteration import LoaderIterator
-from penstock.feed.orders import RankSampler, Share, Uneven, check_uneven, drawn_from, order_for
+from penstock.feed.orders import Order, Other, RankSampler, Share, Uneven, check_uneven, drawn_from, order_for
 from penstock.feed.prefetch import DEPTH
 from penstock.feed.sources.base import Source
 from penstock.feed.sources.order import RunOrder
@@ -137,7 +138,7 @@ class DataLoader(TorchDataLoader[T_co]):
     ) -> None:
         check_uneven(uneven)
         _check(workers=workers, dispatch=dispatch, errors=errors, max_deaths=max_deaths, ring_bytes=ring_bytes)
-        self.seed = seed
+        self.seed = _seed(seed)
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._distributed = distributed is not False
         self._epoch = 0
@@ -166,6 +167,8 @@ class DataLoader(TorchDataLoader[T_co]):
         group = None if isinstance(distributed, bool) else distributed
         is_iterable = isinstance(dataset, IterableDataset)
         self.rank, self.world_size = place(group) if distributed or is_iterable else (0, 1)
+        if self.rank < 0:
+            raise OptionError("distributed= is a process group that this process is not in; give the one that it is in")
         lanes = bounds[1]
         draws_itself = sampler is None and batch_sampler is None and not is_iterable
         if distributed and not draws_itself:
@@ -176,7 +179,7 @@ class DataLoader(TorchDataLoader[T_co]):
         if draws_itself and (distributed or (seed is not None and shuffle)):
             block = (batch_size or 1) if runs is not None else 1
             share = Share(rank=self.rank, world=self.world_size, block=block, uneven=uneven)
-            sampler = RankSampler(dataset, share, shuffle=bool(shuffle), seed=seed or 0, runs=runs)
+            sampler = RankSampler(dataset, share, shuffle=bool(shuffle), seed=self.seed or 0, runs=runs)
             shuffle = None
         elif runs is not None:
             sampler, shuffle = runs, None
@@ -219,11 +222,12 @@ class DataLoader(TorchDataLoader[T_co]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _ring=None, _shelf=Shelf(), _learned=None, _counters=Counters(), _iterator=None)
         self._course = self._cluster = None
+        self._order = order_for(self._index_sampler, snapshot_every=self.snapshot_every_n_steps or 1)
         weakref.finalize(self, self._shelf.close)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process: rings, counters, a persistent iterator."""
-        own = ("_ring", "_shelf", "_learned", "_counters", "_iterator", "_course", "_cluster")
+        own = ("_ring", "_shelf", "_learned", "_counters", "_iterator", "_course", "_cluster", "_order")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def statistics(self) -> LoaderStatistics:
@@ -235,6 +239,10 @@ class DataLoader(TorchDataLoader[T_co]):
             start_method=start_method(self) if with_workers and self._body == "process" else "",
             workers=self.num_workers,
         )
+
+    @property
+    def _kept_order(self) -> Order | None:
+        return self._order if self._dataset_kind == _DatasetKind.Map else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loop is: which samples of this epoch have been handed out.
@@ -273,7 +281,9 @@ class DataLoader(TorchDataLoader[T_co]):
         states = list(state["ranks"] if isinstance(state, Mapping) and "ranks" in state else _listed(state))
         if not states or not states[0]:
             return
-        check(states, belonging(self.dataset, drawn_from(self._index_sampler)))
+        check(states, belonging(self.dataset, drawn_from(self._index_sampler), self._kept_order))
+        if isinstance(self._kept_order, Other) and len(states) > 1:
+            states = states[place()[0] :][:1]  # its sampler shares out among ranks by itself, as many as there were
         stream = self.dataset if isinstance(self.dataset, Stream) else None
         order = order_for(self._index_sampler, snapshot_every=1) if self._dataset_kind == _DatasetKind.Map else None
         self._resume = resume_of(
@@ -284,6 +294,11 @@ class DataLoader(TorchDataLoader[T_co]):
             stream=stream,
             workers=self.num_workers,
         )
+        if self._body == "thread" and stream is None and any(lane.of for lane in self._resume.lanes or ()):
+            raise StateError(
+                "the workers of this state were told by get_worker_info() which they are, and threads cannot be; go on "
+                "with workers='process', or num_workers=0"
+            )
         _say_what_it_costs(self._resume, self.dataset)
         self._loaded = dict(states[0]) if len(states) == 1 else {"ranks": states}
 
@@ -328,7 +343,11 @@ def make_auto(loader: DataLoader[Any]) -> None:
 
 
 def _listed(state: Any) -> Sequence[Any]:
-    return [state] if isinstance(state, Mapping) else state
+    if isinstance(state, Mapping):
+        return [state]
+    if not isinstance(state, Sequence) or not all(isinstance(one, Mapping) for one in state):
+        raise StateError(f"a state is a dict, or a list of those of all ranks, and not {str(state)[:100]}")
+    return state
 
 
 def _say_what_it_costs(resume: Resume, dataset: Any) -> None:
@@ -354,6 +373,13 @@ def _refuse_to_share(dataset: Any) -> None:
         "distributed=True draws the order itself, and leaves no place for a sampler or batch_sampler; leave them out, "
         "or have them share out their samples and leave out distributed=True"
     )
+
+
+def _seed(seed: Any) -> int | None:
+    try:
+        return None if seed is None else operator.index(seed)
+    except TypeError as error:
+        raise OptionError(f"seed must be a whole number or None, not {seed!r}") from error
 
 
 def _check(*, workers: str, dispatch: str, errors: Any, max_deaths: int, ring_bytes: int | None) -> None:

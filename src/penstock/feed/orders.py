@@ -28,6 +28,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from penstock.core.errors import OptionError
+from penstock.distributed.place import place
 from penstock.feed.sources.order import RunOrder
 from penstock.feed.workers.maker import is_stateful
 
@@ -125,6 +126,10 @@ class Order(Protocol):
 
     share: Share
 
+    def traits(self) -> dict[str, Any]:
+        """Return what else has to be the same where an epoch goes on, in plain words."""
+        ...
+
     def begin(self) -> Iterator[Any] | None:
         """Begin an epoch; return an iterator where it matters which one is used."""
         ...
@@ -154,6 +159,10 @@ class InTurn:
     def __init__(self, sampler: SequentialSampler) -> None:
         self._sampler = sampler
 
+    def traits(self) -> dict[str, Any]:
+        """There are none."""
+        return {}
+
     def begin(self) -> None:
         """There is nothing to begin."""
 
@@ -178,6 +187,11 @@ class Shuffled(InTurn):
     def __init__(self, sampler: RandomSampler) -> None:
         self._random = sampler
         self._state = torch.empty(0)
+
+    def traits(self) -> dict[str, Any]:
+        """Return what is drawn, and whether from a generator of one's own."""
+        drawn = {"replacement": self._random.replacement, "count": self._random.num_samples}
+        return {**drawn, "generator": self._random.generator is not None}
 
     def note(self) -> None:
         """Note the random state that the permutation is about to be drawn from."""
@@ -214,6 +228,10 @@ class Dealt(InTurn):
         uneven: Uneven = "drop" if sampler.drop_last else "pad"
         self.share = getattr(sampler, "share", Share(rank=sampler.rank, world=sampler.num_replicas, uneven=uneven))
 
+    def traits(self) -> dict[str, Any]:
+        """Return the seed, and whether it is used."""
+        return {"seed": self._ranks.seed, "shuffle": self._ranks.shuffle, "runs": self._runs is not None}
+
     def how(self, taken: int) -> How:
         """Return the seed and the epoch, and what an order by runs was made for."""
         how: How = {"seed": self._ranks.seed, "epoch": self._ranks.epoch}
@@ -221,7 +239,7 @@ class Dealt(InTurn):
 
     def again(self, how: How, position: int) -> Sequence[int]:
         """Return the indices of all ranks from `position` on."""
-        self._ranks.epoch, self._ranks.seed = how["epoch"], how["seed"]
+        self._ranks.epoch = how["epoch"]
         runs = self._runs.made_for(how["runs"]) if self._runs is not None and "runs" in how else None
         indices: list[int] = order_of_ranks(self._ranks, how["epoch"], runs)[position:].tolist()
         return indices
@@ -240,6 +258,7 @@ class Runs(InTurn):
 
     def again(self, how: How, position: int) -> Iterator[int]:
         """Return the indices from `position` on."""
+        self._runs.set_epoch(how["epoch"] + 1)
         drawn = self._runs.made_for(how["runs"]).drawn(how["seed"], how["epoch"])
         return itertools.islice(drawn, position, None)
 
@@ -260,6 +279,14 @@ class Other:
         self._noted: How = {}
         self._states: deque[tuple[int, How]] = deque()
         self._iterator: Iterator[Any] = iter(())
+
+    def traits(self) -> dict[str, Any]:
+        """Return how many indices there are, and among how many ranks: it may share them out by itself."""
+        try:
+            count = len(self._sampler)
+        except (TypeError, NotImplementedError):
+            count = None
+        return {"count": count, "ranks": place()[1]}
 
     def begin(self) -> Iterator[Any]:
         """Begin to iterate; note the state that it begins with."""
@@ -329,7 +356,8 @@ class Other:
             self._states.append((at, state))
 
     def _generator(self) -> torch.Generator | None:
-        generator = getattr(self._sampler, "generator", None)
+        sampler = getattr(self._sampler, "sampler", self._sampler)  # one of batches has mostly one of indices
+        generator = getattr(self._sampler, "generator", getattr(sampler, "generator", None))
         return generator if isinstance(generator, torch.Generator) else None
 
     def _has_epochs(self) -> bool:

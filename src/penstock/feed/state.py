@@ -38,6 +38,8 @@ class Resume:
     """Of a map-style dataset; None at the beginning of an epoch."""
     lanes: tuple[Lane, ...] | None = None
     """Of an iterable dataset; None at the beginning of an epoch."""
+    turn: int = 0
+    """The lane whose batch comes first."""
     seed: int = 0
     base_seed: int = 0
     stream_epoch: int | None = None
@@ -48,13 +50,14 @@ class Resume:
         return self.lanes is not None or (self.begun is not None and self.begun.how is not None)
 
 
-def belonging(dataset: Any, sampler: Any) -> dict[str, Any]:
+def belonging(dataset: Any, sampler: Any, order: Order | None) -> dict[str, Any]:
     """Return what a state belongs to, in plain words.
 
     >>> from torch.utils.data import SequentialSampler
-    >>> belonging([1, 2, 3], SequentialSampler([1, 2, 3]))
-    {'dataset': 'list', 'samples': 3, 'sampler': 'SequentialSampler'}
+    >>> belonging([1, 2, 3], SequentialSampler([1, 2, 3]), None)
+    {'dataset': 'list', 'samples': 3, 'sampler': 'SequentialSampler', 'traits': {}}
     """
+    traits = dataset.traits() if isinstance(dataset, Stream) else order.traits() if order is not None else {}
     try:
         samples = len(dataset)
     except (TypeError, NotImplementedError):
@@ -63,6 +66,7 @@ def belonging(dataset: Any, sampler: Any) -> dict[str, Any]:
         "dataset": type(dataset).__qualname__,
         "samples": samples,
         "sampler": type(sampler).__qualname__,
+        "traits": traits,
     }
 
 
@@ -113,7 +117,8 @@ def resume_of(
     seeds = {"seed": own["seed"], "base_seed": own["base_seed"], "generator": own["generator"]}
     if "lanes" in one:
         lanes = _lanes(states, world, rank, stream, max(1, workers))
-        return Resume(epoch=one["epoch"], lanes=lanes, stream_epoch=stream_epoch, **seeds)
+        turn = one["turn"] if len(lanes) == len(one["lanes"]) and len(states) == 1 else 0
+        return Resume(epoch=one["epoch"], lanes=lanes, turn=turn, stream_epoch=stream_epoch, **seeds)
     begun = going_on([Taken.of(state["indices"]) for state in states], order)
     return Resume(epoch=one["epoch"], begun=begun, **seeds)
 
@@ -135,7 +140,8 @@ def _lanes(states: Sequence[Mapping[str, Any]], world: int, rank: int, stream: A
             f"this state is of {saved} ranks, and here are {world}: the dataset shares out its samples among ranks by "
             "itself, so only as many can go on; penstock.open(...).stream() can be shared out anew"
         )
-    lanes = [_filled(lane_of(told), state, stream) for state in states for told in state["lanes"]]
+    left = [(state, told) for state in states for told in state["lanes"] if not told["ended"]]
+    lanes = [_filled(lane_of(told), state, stream) for state, told in left]
     return _split(lanes, workers * world, stream)[rank::world]
 
 
@@ -143,12 +149,13 @@ def _split(lanes: list[Lane], consumers: int, stream: Any) -> tuple[Lane, ...]:
     """Return at least as many lanes as there are consumers, where the dataset can share out what is left of one."""
     if not isinstance(stream, Stream) or not lanes:
         return tuple(lanes)
-    ways = -(-consumers // len(lanes))
-    if ways == 1 or any(lane.since for lane in lanes):
+    left = [lane for lane in lanes if not lane.has_ended]
+    ways = -(-consumers // max(1, len(left)))
+    if ways == 1 or any(lane.since for lane in left):
         return tuple(lanes)
     return tuple(
         replace(lane, state=(state, *lane.state[1:]))
-        for lane in lanes
+        for lane in left
         for state in stream.split_state(lane.state[0], ways)
     )
 
@@ -170,4 +177,5 @@ def _filled(lane: Lane, state: Mapping[str, Any], stream: Any) -> Lane:
 
 def _words(of: Mapping[str, Any]) -> str:
     samples = "" if of["samples"] is None else f" with {of['samples']} samples"
-    return f"{of['dataset']}{samples} by {of['sampler']}"
+    traits = ", ".join(f"{name}={value}" for name, value in of["traits"].items())
+    return f"{of['dataset']}{samples} by {of['sampler']}" + (f" ({traits})" if traits else "")

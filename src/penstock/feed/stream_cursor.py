@@ -28,42 +28,43 @@ class StreamCursor:
     """Where the lanes of one pass are.
 
     Args:
-        lanes: as they begin, in the order of their turns.
+        lanes: as they begin.
+        turn: the one whose batch comes first.
         size: samples of a batch.
         look: returns the state of a lane as it is now, where batches are made only when they are asked for.
     """
 
-    def __init__(self, lanes: Sequence[Lane], size: int, look: Callable[[int], Any] | None = None) -> None:
+    def __init__(self, lanes: Sequence[Lane], turn: int, size: int, look: Callable[[int], Any] | None = None) -> None:
         self.lanes = [*lanes]
         self.look = look
         self._size = size
-        self._has_ended = [False] * len(lanes)
-        self._turn = 0
+        self.turn = turn
 
     def used(self, batches: Sequence[Used]) -> None:
         """Take note that these have been handed out."""
         for batch in batches:
-            self._turn = (batch.lane + 1) % len(self.lanes)
+            self.turn = (batch.lane + 1) % len(self.lanes)
             if batch.has_ended:
-                self._has_ended[batch.lane] = True
+                self.lanes[batch.lane] = replace(self.lanes[batch.lane], has_ended=True)
             else:
                 self.lanes[batch.lane] = self.lanes[batch.lane].after(self._size, batch.state)
 
     def taken(self) -> list[dict[str, Any]]:
-        """Return the lanes that have not ended, from the one whose turn is next, in plain words."""
-        places = [(self._turn + k) % len(self.lanes) for k in range(len(self.lanes))]
-        return [self._told(place) for place in places if not self._has_ended[place]]
+        """Return the lanes in plain words."""
+        return [self._told(place) for place in range(len(self.lanes))]
 
     def _told(self, place: int) -> dict[str, Any]:
         lane = self.lanes[place]
-        state = self.look(place) if self.look is not None else None
+        state = self.look(place) if self.look is not None and not lane.has_ended else None
         if state is not None:
             lane = replace(lane, state=state, since=())
         since = [list(pair) for pair in lane.since]
-        return {"number": lane.number, "of": lane.of, "rank": lane.rank, "state": lane.state, "since": since}
+        where = {"state": lane.state, "since": since, "ended": lane.has_ended}
+        return {"number": lane.number, "of": lane.of, "rank": lane.rank, **where}
 
 
 def lane_of(told: dict[str, Any]) -> Lane:
     """Return a lane from what `StreamCursor.taken` has told of it."""
     since = tuple((int(batches), int(size)) for batches, size in told["since"])
-    return Lane(number=told["number"], of=told["of"], rank=told["rank"], state=told["state"], since=since)
+    where = {"state": told["state"], "since": since, "has_ended": told["ended"]}
+    return Lane(number=told["number"], of=told["of"], rank=told["rank"], **where)

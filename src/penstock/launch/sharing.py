@@ -7,11 +7,10 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from penstock.distributed.place import place
-from penstock.feed.loader import DataLoader
+from penstock.feed.loader import DataLoader, T_co
 
 
-class SharedOut(DataLoader[Any]):
+class SharedOut(DataLoader[T_co]):
     """penstock's DataLoader, which shares out its samples over ranks where it shuffles and has no sampler of its own.
 
     Others stay whole on each rank: those that evaluate, mostly.
@@ -21,9 +20,6 @@ class SharedOut(DataLoader[Any]):
         given = inspect.signature(DataLoader.__init__).bind(self, *args, **kwargs).arguments
         has_own_order = given.get("sampler") is not None or given.get("batch_sampler") is not None
         is_plain = given.get("shuffle") and not has_own_order and not isinstance(given["dataset"], IterableDataset)
-        if is_plain and place()[1] > 1:
+        if is_plain:
             kwargs.setdefault("distributed", True)
         super().__init__(*args, **kwargs)
-
-
-SharedOut.__name__ = SharedOut.__qualname__ = "DataLoader"

@@ -34,7 +34,7 @@ def replace_torch_loader(observer: Observer, *, distributed: bool = False) -> No
         distributed: whether a loader that shuffles, and has no sampler of its own, shares out its samples over ranks.
     """
     after_import("torch", lambda: _replace(observer, distributed=distributed))
-    after_import(_TORCHDATA, _replace_stateful)
+    after_import(_TORCHDATA, lambda: _replace_stateful(distributed=distributed))
 
 
 def put_torch_loader_back(observer: Observer) -> None:
@@ -73,26 +73,29 @@ def _replace(observer: Observer, *, distributed: bool) -> None:
     from penstock.feed import loader
 
     loader.observers.append(observer)
-    kind = loader.DataLoader
-    if distributed:
-        from penstock.launch.sharing import SharedOut
-
-        kind = SharedOut
     for name in _HOMES:
-        importlib.import_module(name).DataLoader = kind  # type: ignore[attr-defined]
+        importlib.import_module(name).DataLoader = _kind(distributed=distributed)  # type: ignore[attr-defined]
+
+
+def _kind(*, distributed: bool) -> type[DataLoader[Any]]:
+    from penstock.feed.loader import DataLoader
+
+    if not distributed:
+        return DataLoader
+    from penstock.launch.sharing import SharedOut
+
+    return SharedOut
 
 
 _replaced: dict[str, Any] = {}
 """torchdata's own classes, by the modules in which they were replaced."""
 
 
-def _replace_stateful() -> None:
-    from penstock.feed.loader import DataLoader
-
+def _replace_stateful(*, distributed: bool) -> None:
     for name in _TORCHDATA_HOMES:
         home: Any = importlib.import_module(name)
         _replaced[name] = home.StatefulDataLoader
-        home.StatefulDataLoader = DataLoader
+        home.StatefulDataLoader = _kind(distributed=distributed)
 
 
 class _After(MetaPathFinder):

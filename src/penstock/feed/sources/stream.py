@@ -197,6 +197,10 @@ class Stream(IterableDataset[Any]):
             },
         }
 
+    def traits(self) -> dict[str, Any]:
+        """Return what has to be the same where a pass goes on: the shards, and the way in which they are read."""
+        return {"shards": self._name(), **asdict(self.way), "stages": "|".join(kind for kind, _ in self._stages)}
+
     def begin_state(
         self, *, epoch: int, base_seed: int, rank: int, ranks: int, worker: int, workers: int
     ) -> dict[str, Any]:

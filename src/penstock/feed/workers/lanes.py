@@ -30,6 +30,9 @@ class Lane:
     """How many workers the dataset is told of; 0 where it is told of none."""
     rank: int = 0
     """The rank that had begun it."""
+    epoch_seed: int | None = None
+    """What the randomness of its samples depends on."""
+    has_ended: bool = False
     state: Any = None
     """What `BatchMaker.snapshot` has returned."""
     since: tuple[tuple[int, int], ...] = ()
@@ -51,6 +54,9 @@ class Lane:
 Tell = Callable[[Lane, Job], None]
 """Called before a lane's dataset is asked for samples: makes it known to `get_worker_info()`."""
 
+Init = Callable[[int], Any]
+"""The loader's worker_init_fn: called for a lane with its number, where the process was not set up for it."""
+
 Seed = Callable[[Lane], None]
 """Called before a lane begins: gives it the random states that it would have as a worker's only one."""
 
@@ -63,13 +69,22 @@ class Lanes:
         lanes: those of this worker, by their places in the round; one without a number for map-style datasets.
         tell: see `Tell`.
         seed: see `Seed`; None where random states are the training loop's, and must stay as they are.
-        own: the number of the lane for which this process's random states are made.
+        init: see `Init`.
+        own: the lane for which this process was set up.
     """
 
     def __init__(
-        self, job: Job, lanes: Mapping[int, Lane], tell: Tell, *, seed: Seed | None = None, own: int | None = None
+        self,
+        job: Job,
+        lanes: Mapping[int, Lane],
+        tell: Tell,
+        *,
+        seed: Seed | None = None,
+        init: Init | None = None,
+        own: Lane | None = None,
     ) -> None:
         self._job = job
+        self._init = init
         self._tell = tell
         self._seed = seed
         self._own = own
@@ -85,6 +100,7 @@ class Lanes:
             if not self._makers:
                 self._makers[0] = self._made(self._job)
             return
+        lanes = {place: lane for place, lane in lanes.items() if not lane.has_ended}
         self._lanes = lanes
         is_same = len(self._makers) == len(lanes) == 1
         jobs = {} if is_same else self._copies(lanes)
@@ -92,11 +108,13 @@ class Lanes:
         for place, lane in lanes.items():
             job = self._job if is_same else jobs[place]
             self._enter(place, lane, job)
+            if self._init is not None and lane.of and not self._is_own(lane):
+                self._init(lane.number)
             maker = next(iter(makers.values())) if is_same else self._made(job)
             maker.restart(f"{lane.rank}.{lane.number}", lane.state)
             for batches, size in lane.since:
                 for _ in range(batches):
-                    maker.pass_over(size)
+                    maker.pass_over(size, lane.epoch_seed)
             self._makers[place] = maker
 
     def maker(self, place: int) -> BatchMaker | None:
@@ -111,6 +129,9 @@ class Lanes:
         if any(lane.of for lane in self._lanes.values()):
             self._tell(Lane(number=0, of=0), self._job)
             self._current = -1
+
+    def _is_own(self, lane: Lane) -> bool:
+        return self._own is not None and (lane.number, lane.of) == (self._own.number, self._own.of)
 
     def _made(self, job: Job) -> BatchMaker:
         return BatchMaker(job, in_training_process=self._seed is None)
@@ -131,7 +152,7 @@ class Lanes:
     def _enter(self, place: int, lane: Lane, job: Job) -> None:
         """Have `lane` be the one that runs: with the random states that it has left, if there are others."""
         self._tell(lane, job)
-        if self._seed is not None and (len(self._lanes) > 1 or lane.number != self._own):
+        if self._seed is not None and (len(self._lanes) > 1 or not self._is_own(lane)):
             if self._current >= 0:
                 self._states[self._current] = _states()
             if place in self._states:

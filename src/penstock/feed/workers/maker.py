@@ -156,10 +156,14 @@ class BatchMaker:
             return None
         return dataset_state, iterator_state, self._position
 
-    def pass_over(self, count: int) -> None:
+    def pass_over(self, count: int, epoch_seed: int | None) -> None:
         """Have the iterable dataset make a batch that nobody needs; what fails in it had failed before, too."""
-        with contextlib.suppress(Exception):
+        self.epoch_seed = epoch_seed
+        with contextlib.suppress(Exception), self._kept(), making(self):
             self._fetch_next(count, Made(), None)
+
+    def _kept(self) -> contextlib.AbstractContextManager[None]:
+        return states_kept() if self._keeps_states else contextlib.nullcontext()
 
     def make(
         self,
@@ -179,10 +183,7 @@ class BatchMaker:
             NothingLeftError: every sample was skipped.
         """
         self.epoch_seed = epoch_seed
-        if not self._keeps_states:
-            with making(self):
-                return self._make(indices, room, tick, part, enlarge)
-        with states_kept(), making(self):
+        with self._kept(), making(self):
             return self._make(indices, room, tick, part, enlarge)
 
     def _make(

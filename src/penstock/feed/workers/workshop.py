@@ -73,7 +73,7 @@ class Workshop:
             self._tell(own, job)
             if options.init_fn is not None:
                 options.init_fn(options.worker)
-            self._lanes = Lanes(job, options.lanes, self._tell, seed=self._seed, own=options.worker)
+            self._lanes = Lanes(job, options.lanes, self._tell, seed=self._seed, init=options.init_fn, own=own)
         except Exception:
             self.broken = self.wrap_exception()
         if self._witness is not None:
