@@ -238,10 +238,6 @@ def test_workers_that_are_killed_before_and_after_a_state_lose_nothing(
 # ── over ranks ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class AsRank(DataLoader[Any]):
-    """A loader of one of several ranks that live in this process."""
-
-
 def of_rank(monkeypatch: pytest.MonkeyPatch, rank: int, world: int, *args: Any, **kwargs: Any) -> DataLoader[Any]:
     monkeypatch.setattr("penstock.feed.loader.place", lambda group=None: (rank, world))
     return DataLoader(*args, distributed=True, **kwargs)
@@ -604,3 +600,25 @@ def test_a_pending_batch_is_in_pythons_own_numbers() -> None:
     next(iterator)
     state = loader.state_dict()
     assert all(type(index) is int for index in state["indices"]["pending"])
+
+
+def test_a_sampler_that_shares_out_by_itself_goes_on_with_each_ranks_own_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loader(rank: int, world: int) -> DataLoader[Any]:
+        monkeypatch.setattr("penstock.feed.loader.place", lambda group=None: (rank, world))
+        monkeypatch.setattr("penstock.feed.orders.place", lambda: (rank, world))
+        return DataLoader(Numbers(20), 2, sampler=range(rank, 20, 2))
+
+    cuts = [cut(loader(rank, 2), 2) for rank in range(2)]
+    for rank in range(2):
+        other = loader(rank, 2)
+        other.load_state_dict([state for _, state, _ in cuts])
+        assert numbers(other) == cuts[rank][2]
+    with pytest.raises(StateError, match="here are 3 states, and there are 2 ranks"):
+        loader(0, 2).load_state_dict([cuts[0][1]] * 3)
+    with pytest.raises(StateError, match=r"ranks=2.*ranks=1"):
+        loader(0, 1).load_state_dict(cuts[0][1])
+
+
+def test_a_process_outside_of_the_group_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OptionError, match="a process group that this process is not in"):
+        of_rank(monkeypatch, -1, -1, Numbers(4))

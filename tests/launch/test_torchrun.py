@@ -105,7 +105,7 @@ def test_a_baseline_of_several_ranks_is_refused(tmp_path: Path) -> None:
 
 
 SHARED = """
-import json, sys
+import json, pickle
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
@@ -114,6 +114,8 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     data = torch.arange(21)
     training, testing = DataLoader(data, 4, shuffle=True), DataLoader(data, 4)
+    training = pickle.loads(pickle.dumps(training))
+    assert isinstance(training, DataLoader), DataLoader[int]
     seen = [[n for batch in loader for n in batch.tolist()] for loader in (training, training, testing)]
     with open(f"seen.{dist.get_rank()}", "w") as file:
         json.dump(seen, file)

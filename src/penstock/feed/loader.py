@@ -283,7 +283,10 @@ class DataLoader(TorchDataLoader[T_co]):
             return
         check(states, belonging(self.dataset, drawn_from(self._index_sampler), self._kept_order))
         if isinstance(self._kept_order, Other) and len(states) > 1:
-            states = states[place()[0] :][:1]  # its sampler shares out among ranks by itself, as many as there were
+            rank, world = place()  # its sampler shares out among ranks by itself
+            if len(states) != world:
+                raise StateError(f"here are {len(states)} states, and there are {world} ranks; load each rank's own")
+            states = [states[rank]]
         stream = self.dataset if isinstance(self.dataset, Stream) else None
         order = order_for(self._index_sampler, snapshot_every=1) if self._dataset_kind == _DatasetKind.Map else None
         self._resume = resume_of(

@@ -76,7 +76,7 @@ class RankSampler(DistributedSampler[Any]):
     Besides, it counts epochs by itself, has the ends that `uneven` says, and deals whole runs.
 
     Args:
-        count: samples of the dataset.
+        dataset: has a length.
         share: whose part.
         shuffle: in an order that the seed and the epoch make.
         seed: of the order, the same on all ranks.
