@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import codecs
 import re
+from collections.abc import Iterator
 
 _TOKEN = re.compile(r"\x1b\[([0-9;]*)([A-Za-z])|\x1b([78D])|([\r\n])|([^\x1b\r\n])")
+_STATE = re.compile(r"\x1b\[\?2026h(.*?)\x1b\[\?2026l|((?:[^\x1b]|\x1b[78D]|\x1b\[[0-9;]*[A-Za-z])+)", re.DOTALL)
+_UNFINISHED = re.compile(r"(\x1b\[\?2026h.*|\x1b(\[[?0-9;]*)?)?", re.DOTALL)
 
 
 class Screen:
-    """Understands CSI r, H, A, K, m, ESC 7, ESC 8, ESC D, CR and LF (a line feed as the terminal's driver sends it)."""
+    """Understands CSI r, H, A, K, m, ESC 7, ESC 8, ESC D, CR and LF (a line feed as the terminal's driver sends it).
+
+    And private mode 2026: what a person sees is the screen after an update, never amid one.
+    """
 
     def __init__(self, lines: int, columns: int) -> None:
         self.lines, self.columns = lines, columns
@@ -17,10 +24,25 @@ class Screen:
         self.top, self.bottom = 0, lines - 1
         self.row = self.column = 0
         self.saved = (0, 0)
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._sent = ""
 
-    def feed(self, shown: bytes) -> Screen:
-        """Show some output."""
-        text = shown.decode(errors="replace")
+    def feed(self, sent: bytes) -> Screen:
+        """Show some output, whole updates of it."""
+        for _ in self.updates(sent):
+            pass
+        return self
+
+    def updates(self, sent: bytes) -> Iterator[None]:
+        """Show some output, stopping at each state that a person sees. What is not whole yet waits for the rest."""
+        self._sent += self._decoder.decode(sent)
+        while found := _STATE.match(self._sent):
+            self._sent = self._sent[found.end() :]
+            self._show(found[1] or found[2] or "")
+            yield
+        assert _UNFINISHED.fullmatch(self._sent), f"a terminal of 1978 does not know {self._sent[:20]!r}"
+
+    def _show(self, text: str) -> None:
         position = 0
         while position < len(text):
             found = _TOKEN.match(text, position)
@@ -37,7 +59,6 @@ class Screen:
                     self._down()
             else:
                 self._put(letter)
-        return self
 
     def text(self) -> list[str]:
         """Return the rows, without blanks at their ends."""

@@ -210,9 +210,11 @@ def test_the_cluster_of_these_tests_listens_on_this_machine_only(on_cluster) -> 
     said = on_cluster(
         """
         import psutil
-        holder = next(p for p in psutil.process_iter() if os.environ["MACHINES"] in p.cmdline())
-        found = [one for p in holder.children(recursive=True) for one in p.net_connections("tcp")]
-        say({one.laddr.ip.removeprefix("::ffff:") for one in found if one.status == psutil.CONN_LISTEN})
+        lines = {p.pid: p.info["cmdline"] or () for p in psutil.process_iter(["cmdline"])}  # None of one just ended
+        holder = next(pid for pid, line in lines.items() if os.environ["MACHINES"] in line)
+        cluster = {p.pid for p in psutil.Process(holder).children(recursive=True)}
+        listens = [one for one in psutil.net_connections("tcp") if one.pid in cluster and one.status == "LISTEN"]
+        say({one.laddr.ip.removeprefix("::ffff:") for one in listens})
         """
     )
     assert said == "{'127.0.0.1'}"

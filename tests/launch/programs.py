@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import select
@@ -10,8 +11,7 @@ import subprocess
 import sys
 import termios
 import textwrap
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from screen import Screen
@@ -19,7 +19,7 @@ from screen import Screen
 LINES, COLUMNS = 24, 110
 
 SLOW = """
-    import sys, time, torch
+    import os, sys, time, torch
     from torch.utils.data import DataLoader, Dataset
 
     class Slow(Dataset):
@@ -35,6 +35,8 @@ SLOW = """
         for batch in loader:
             time.sleep(0.02)
         print("epoch", epoch, flush=True)
+        if os.path.exists("enough"):
+            break
 """
 
 
@@ -78,28 +80,46 @@ class Terminal:
         )
         os.close(slave)
         self.screen = Screen(LINES, columns)
+        self._updates: Iterator[None] = iter(())
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self._master)
+        self.process.kill()
+        self.process.wait()
 
     def until(self, holds: Callable[[Screen], bool]) -> Screen:
-        """Read until the screen is as it is wanted, or everybody has closed the terminal."""
-        deadline = time.monotonic() + 60
+        """Read until the screen is as it is wanted, however shortly, or everybody has closed the terminal."""
         while not holds(self.screen):
-            assert time.monotonic() < deadline, "\n".join(self.screen.text())
-            if select.select([self._master], [], [], 0.1)[0]:
-                try:
-                    piece = os.read(self._master, 65536)
-                except OSError:  # all others have closed it
-                    return self.screen
+            for _ in self._updates:
+                break
+            else:
+                piece = self._read()
                 if not piece:
-                    return self.screen
-                self.screen.feed(piece)
+                    break
+                self._updates = self.screen.updates(piece)
         return self.screen
 
     def end(self) -> tuple[list[str], int]:
         """Read to the end, and return all lines there were, and the exit code."""
         self.until(lambda screen: False)
-        os.close(self._master)
         code = self.process.wait(60)
         return [line for line in self.screen.scrolled + self.screen.text() if line], code
+
+    def _read(self) -> bytes:
+        """Return what was written next; nothing when all others have closed the terminal."""
+        assert select.select([self._master], [], [], 60)[0], "nothing for a minute\n" + "\n".join(self.screen.text())
+        try:
+            return os.read(self._master, 65536)
+        except OSError:
+            return b""
+
+
+OnTerminal = Callable[..., Terminal]
+"""Starts a command on a terminal, in the test's folder."""
 
 
 def shows_panel(screen: Screen) -> bool:

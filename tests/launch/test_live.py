@@ -8,12 +8,13 @@ import signal
 from pathlib import Path
 
 import pytest
-from launch.programs import LINES, SLOW, Terminal, is_given_back, penstock, python, script, shows_panel
+from launch.programs import LINES, SLOW, OnTerminal, is_given_back, penstock, python, script, shows_panel
 
 
-def test_the_panel_shows_the_run_and_the_scripts_lines_scroll_above_it(tmp_path: Path) -> None:
-    terminal = Terminal(tmp_path, "run", script(tmp_path, SLOW).name, "5")
+def test_the_panel_shows_the_run_and_the_scripts_lines_scroll_above_it(tmp_path: Path, on_terminal: OnTerminal) -> None:
+    terminal = on_terminal("run", script(tmp_path, SLOW).name, "1000")
     rows = terminal.until(lambda screen: shows_panel(screen) and "workers" in screen.text()[-3]).text()
+    (tmp_path / "enough").touch()
     assert "Slow · epoch" in rows[-4]
     assert "/20" in rows[-4]
     assert "left in the epoch" in rows[-4]
@@ -22,35 +23,39 @@ def test_the_panel_shows_the_run_and_the_scripts_lines_scroll_above_it(tmp_path:
     assert "process" in rows[-1]
     said, code = terminal.end()
     assert code == 0
-    assert said[:5] == [f"epoch {number}" for number in range(5)]
-    assert said[5].startswith("penstock: train.py 5 ran")
+    epochs = [line for line in said if line.startswith("epoch")]
+    assert said[: len(epochs)] == [f"epoch {number}" for number in range(len(epochs))]
+    assert said[len(epochs)].startswith("penstock: train.py 1000 ran")
     assert not any("│" in line for line in said)
     assert is_given_back(terminal.screen)
     data = json.loads((tmp_path / "run.json").read_text())
     times = [moment["at_s"] for moment in data["timeline"]]
     assert times == sorted(times)
-    assert data["timeline"][-1]["batches"] == 100
+    assert data["timeline"][-1]["batches"] == 20 * len(epochs)
     assert max(moment["workers"] for moment in data["timeline"]) == 2
     assert max(moment["host_nbytes"] for moment in data["timeline"]) > 0
 
 
-def test_a_narrow_terminal_gets_one_row(tmp_path: Path) -> None:
-    terminal = Terminal(tmp_path, "run", script(tmp_path, SLOW).name, "3", columns=60)
+def test_a_narrow_terminal_gets_one_row(tmp_path: Path, on_terminal: OnTerminal) -> None:
+    terminal = on_terminal("run", script(tmp_path, SLOW).name, "1000", columns=60)
     rows = terminal.until(lambda screen: "samples/s" in screen.text()[-1]).text()
+    (tmp_path / "enough").touch()
     assert rows[-1].startswith("penstock │ Slow: epoch")
     assert terminal.screen.bottom == LINES - 2
     assert terminal.end()[1] == 0
     assert is_given_back(terminal.screen)
 
 
-def test_a_quiet_run_draws_nothing(tmp_path: Path) -> None:
-    said, code = Terminal(tmp_path, "run", "--quiet", script(tmp_path, SLOW).name, "1").end()
+def test_a_quiet_run_draws_nothing(tmp_path: Path, on_terminal: OnTerminal) -> None:
+    said, code = on_terminal("run", "--quiet", script(tmp_path, SLOW).name, "1").end()
     assert (said, code) == (["epoch 0"], 0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGINT])
-def test_the_terminal_is_given_back_and_the_status_is_the_signals(tmp_path: Path, number: signal.Signals) -> None:
-    terminal = Terminal(tmp_path, "run", script(tmp_path, SLOW).name, "1000")
+def test_the_terminal_is_given_back_and_the_status_is_the_signals(
+    tmp_path: Path, on_terminal: OnTerminal, number: signal.Signals
+) -> None:
+    terminal = on_terminal("run", script(tmp_path, SLOW).name, "1000")
     terminal.until(shows_panel)
     terminal.process.send_signal(number)
     said, code = terminal.end()
@@ -62,8 +67,10 @@ def test_the_terminal_is_given_back_and_the_status_is_the_signals(tmp_path: Path
     assert data["exit"]["code"] == (130 if number is signal.SIGINT else None)
 
 
-def test_a_run_that_is_stopped_gives_the_terminal_back_until_it_goes_on(tmp_path: Path) -> None:
-    terminal = Terminal(tmp_path, "run", script(tmp_path, SLOW).name, "1000")
+def test_a_run_that_is_stopped_gives_the_terminal_back_until_it_goes_on(
+    tmp_path: Path, on_terminal: OnTerminal
+) -> None:
+    terminal = on_terminal("run", script(tmp_path, SLOW).name, "1000")
     terminal.until(shows_panel)
     terminal.process.send_signal(signal.SIGSTOP)
     terminal.until(is_given_back)
@@ -73,9 +80,9 @@ def test_a_run_that_is_stopped_gives_the_terminal_back_until_it_goes_on(tmp_path
     assert terminal.end()[1] == -signal.SIGTERM
 
 
-def test_a_run_that_becomes_another_program_gives_the_terminal_back(tmp_path: Path) -> None:
+def test_a_run_that_becomes_another_program_gives_the_terminal_back(tmp_path: Path, on_terminal: OnTerminal) -> None:
     text = SLOW + '\n    import os\n    os.execv(sys.executable, [sys.executable, "-c", "print(1)"])\n'
-    said, code = Terminal(tmp_path, "run", script(tmp_path, text).name, "2").end()
+    said, code = on_terminal("run", script(tmp_path, text).name, "2").end()
     assert (said, code) == (["epoch 0", "epoch 1", "1"], 0)
 
 
@@ -121,7 +128,7 @@ def test_a_runtime_folder_that_is_not_ones_own_only_costs_the_panel(tmp_path: Pa
     assert "80 samples in 20 batches" in run.stderr
 
 
-def test_forked_workers_may_print_while_the_panel_is_drawn(tmp_path: Path) -> None:
+def test_forked_workers_may_print_while_the_panel_is_drawn(tmp_path: Path, on_terminal: OnTerminal) -> None:
     path = script(
         tmp_path,
         """
@@ -140,7 +147,7 @@ def test_forked_workers_may_print_while_the_panel_is_drawn(tmp_path: Path) -> No
             print(sum(len(batch) for batch in DataLoader(Loud(), batch_size=4, num_workers=2)), "of epoch", epoch)
         """,
     )
-    said, code = Terminal(tmp_path, "run", path.name).end()
+    said, code = on_terminal("run", path.name).end()
     assert code == 0
     assert "40 of epoch 39" in said
     assert (

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launch.programs import SLOW, Terminal, is_given_back, penstock, script, shows_panel
+from launch.programs import SLOW, OnTerminal, is_given_back, penstock, script, shows_panel
 
 
 @pytest.fixture(autouse=True)
@@ -38,9 +38,9 @@ def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 def test_the_only_run_is_watched_and_left_alone(
-    tmp_path: Path, running: subprocess.Popen[str], number: signal.Signals, code: int
+    on_terminal: OnTerminal, running: subprocess.Popen[str], number: signal.Signals, code: int
 ) -> None:
-    watching = Terminal(tmp_path, "watch")
+    watching = on_terminal("watch")
     watching.until(shows_panel)
     watching.process.send_signal(number)
     assert watching.end() == ([], code)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import select
 import struct
 import termios
 from collections.abc import Iterator
@@ -13,6 +12,8 @@ import pytest
 from screen import Screen
 
 from penstock.observe.terminal import StatusRows
+
+BELL = b"\a"
 
 
 @pytest.fixture
@@ -24,12 +25,14 @@ def terminal() -> Iterator[tuple[int, int]]:
     os.close(slave)
 
 
-def shown(master: int) -> bytes:
-    """Return all that was written to the terminal."""
+def shown(terminal: tuple[int, int]) -> bytes:
+    """Return all that was written to the terminal; it comes through when the kernel gets round to it."""
+    master, slave = terminal
+    os.write(slave, BELL)
     pieces = b""
-    while select.select([master], [], [], 0)[0]:
+    while not pieces.endswith(BELL):
         pieces += os.read(master, 65536)
-    return pieces
+    return pieces.removesuffix(BELL)
 
 
 def resize(slave: int, rows: int, columns: int) -> None:
@@ -40,7 +43,7 @@ def resize(slave: int, rows: int, columns: int) -> None:
 def test_what_is_printed_scrolls_above_the_rows_and_nothing_of_it_is_lost(
     terminal: tuple[int, int], printed: int
 ) -> None:
-    master, slave = terminal
+    _, slave = terminal
     resize(slave, 24, 80)
     screen = Screen(24, 80)
     rows = StatusRows(slave)
@@ -50,49 +53,49 @@ def test_what_is_printed_scrolls_above_the_rows_and_nothing_of_it_is_lost(
     more = [f"after {number}" for number in range(30)]
     os.write(slave, "".join(f"{line}\n" for line in more).encode())
     rows.show(["four", "five", "six"])
-    screen.feed(shown(master))
+    screen.feed(shown(terminal))
     assert screen.text()[-3:] == ["four", "five", "six"]
     assert (screen.top, screen.bottom) == (0, 20)
     assert [line for line in screen.scrolled + screen.text()[:-3] if line] == said + more
     rows.close()
-    screen.feed(shown(master))
+    screen.feed(shown(terminal))
     assert screen.text()[-3:] == ["", "", ""]
     assert (screen.top, screen.bottom) == (0, 23)
 
 
 def test_the_rows_are_claimed_once_and_again_when_the_terminal_has_another_size(terminal: tuple[int, int]) -> None:
-    master, slave = terminal
+    _, slave = terminal
     resize(slave, 24, 80)
     rows = StatusRows(slave)
     rows.show(["one", "two"])
-    assert os.read(master, 4096).count(b"\x1b[1;22r") == 1
+    assert shown(terminal).count(b"\x1b[1;22r") == 1
     rows.show(["three", "four"])
-    assert b"\x1b[1;" not in os.read(master, 4096)
+    assert b"\x1b[1;" not in shown(terminal)
     resize(slave, 30, 80)
     rows.show(["five", "six"])
-    assert os.read(master, 4096).count(b"\x1b[1;28r") == 1
+    assert shown(terminal).count(b"\x1b[1;28r") == 1
 
 
 def test_another_number_of_rows_wipes_those_that_are_given_back(terminal: tuple[int, int]) -> None:
-    master, slave = terminal
+    _, slave = terminal
     resize(slave, 24, 80)
     rows = StatusRows(slave)
     rows.show(["one", "two", "three"])
     rows.show(["alone"])
-    screen = Screen(24, 80).feed(os.read(master, 65536))
+    screen = Screen(24, 80).feed(shown(terminal))
     assert screen.text()[-3:] == ["", "", "alone"]
     assert (screen.top, screen.bottom) == (0, 22)
 
 
 def test_closing_gives_the_whole_terminal_back_and_only_once(terminal: tuple[int, int]) -> None:
-    master, slave = terminal
+    _, slave = terminal
     resize(slave, 24, 80)
     rows = StatusRows(slave)
     rows.show(["one"])
-    os.read(master, 4096)
+    shown(terminal)
     rows.close()
     rows.close()
-    assert os.read(master, 4096) == b"\x1b7\x1b[r\x1b[24;1H\x1b[K\x1b8"
+    assert shown(terminal) == b"\x1b[?2026h\x1b7\x1b[r\x1b[24;1H\x1b[K\x1b8\x1b[?2026l"
 
 
 @pytest.mark.parametrize(("term", "rows", "fits"), [("xterm", 24, True), ("dumb", 24, False), ("xterm", 2, False)])
@@ -112,3 +115,17 @@ def test_a_pipe_holds_no_rows() -> None:
     finally:
         os.close(reader)
         os.close(writer)
+
+
+def test_rows_that_are_drawn_anew_are_never_seen_half_drawn(terminal: tuple[int, int]) -> None:
+    _, slave = terminal
+    resize(slave, 24, 80)
+    rows = StatusRows(slave)
+    rows.show(["one", "two"])
+    screen = Screen(24, 80).feed(shown(terminal))
+    rows.show(["three", "four"])
+    seen = set()
+    for byte in shown(terminal):
+        screen.feed(bytes([byte]))
+        seen.add(tuple(screen.text()[-2:]))
+    assert seen == {("one", "two"), ("three", "four")}

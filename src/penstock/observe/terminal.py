@@ -2,8 +2,10 @@
 
 The rows lie outside the terminal's scroll region (DECSTBM), as a package manager's progress line does. Whatever
 prints, be it the program, a worker process, a C library or a progress bar of the program's own, scrolls above them, and
-nobody's stdout has to be wrapped. What is written goes straight to the descriptor, whole and in one call.
-Source: the control sequences of xterm and of the DEC VT100 it follows (CSI r, ESC 7, ESC 8, ESC D, CSI K).
+nobody's stdout has to be wrapped. What is written goes straight to the descriptor, in one call, and is marked as one
+update, so that a terminal that knows the mark shows no rows half drawn; others ignore it.
+Sources: the control sequences of xterm and of the DEC VT100 it follows (CSI r, ESC 7, ESC 8, ESC D, CSI K); synchronized
+output is private mode 2026.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Sequence
 _LEAST_ROWS = 4
 _SAVE, _RESTORE = "\x1b7", "\x1b8"
 _WIPE, _DOWN, _PLAIN = "\x1b[K", "\x1bD", "\x1b[m"
+_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
 
 
 class StatusRows:
@@ -74,4 +77,4 @@ class StatusRows:
 
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError):  # the terminal has gone; the program goes on
-            os.write(self._fd, text.encode())
+            os.write(self._fd, f"{_BEGIN}{text}{_END}".encode())
