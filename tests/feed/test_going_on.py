@@ -622,3 +622,48 @@ def test_a_sampler_that_shares_out_by_itself_goes_on_with_each_ranks_own_state(m
 def test_a_process_outside_of_the_group_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OptionError, match="a process group that this process is not in"):
         of_rank(monkeypatch, -1, -1, Numbers(4))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_state_before_the_first_batch_gives_the_generator_back_as_it_was(workers: int, steps: int) -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(Numbers(20), 4, shuffle=True, generator=torch.Generator().manual_seed(3), num_workers=workers)
+
+    one, other = loader(), loader()
+    iterator = iter(one)
+    for _ in range(steps):
+        next(iterator)
+    other.load_state_dict(copy.deepcopy(one.state_dict()))
+    rest = numbers(iterator)
+    assert numbers(other) == rest
+    assert numbers(other) == numbers(one)
+
+
+def test_a_sampler_with_epochs_of_its_own_ends_one_and_begins_the_next() -> None:
+    class Turning(Sampler[int]):
+        """Counts its epochs, each with an order of its own."""
+
+        def __init__(self) -> None:
+            self.epoch = 0
+
+        def __len__(self) -> int:
+            return 20
+
+        def __iter__(self) -> Iterator[int]:
+            order = np.random.default_rng(self.epoch).permutation(20).tolist()
+            yield from order
+            self.epoch += 1
+
+        def state_dict(self) -> dict[str, int]:
+            return {"epoch": self.epoch}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.epoch = state["epoch"]
+
+    one, other = (DataLoader(Numbers(20), 4, sampler=Turning(), num_workers=2) for _ in range(2))
+    first = numbers(one)
+    other.load_state_dict(one.state_dict())
+    second = numbers(one)
+    assert first != second
+    assert numbers(other) == second

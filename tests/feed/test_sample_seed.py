@@ -135,3 +135,11 @@ def test_outside_of_a_loader_it_hangs_on_torchs_random_state() -> None:
     once = Asked()[0]
     torch.manual_seed(1)
     assert Asked()[0] == once != Asked()[0]
+
+
+def test_a_pass_that_was_told_its_epoch_has_the_randomness_of_that_epoch() -> None:
+    counted, told = (DataLoader(Asked(), 4, shuffle=True, seed=5) for _ in range(2))
+    passes = [samples(counted) for _ in range(3)]
+    told.sampler.set_epoch(1)  # type: ignore[attr-defined]
+    assert samples(told) == passes[1]
+    assert samples(told) == passes[2]

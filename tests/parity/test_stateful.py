@@ -100,6 +100,44 @@ class OfIterator(IterableDataset[int]):
         return Steps()
 
 
+class Epochs(OfDataset):
+    """Counts its epochs, and its state has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for number in super().__iter__():
+            yield number + 1000 * self.epoch
+        self.epoch += 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {**super().state_dict(), "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        super().load_state_dict(state)
+        self.epoch = state["epoch"]
+
+
+class ToTheEnd(OfDataset):
+    """Its state at the end says that nothing is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begins = 0
+
+    def __iter__(self) -> Iterator[int]:
+        first, step = share()
+        self.at, self.begins = self.begins, 0
+        for number in range(first + self.at * step, COUNT, step):
+            self.at += 1
+            yield number
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.begins = state["at"]
+
+
 def shuffled() -> dict[str, Any]:
     generator = torch.Generator().manual_seed(3)
     return {"sampler": StatefulRandomSampler(range(COUNT), generator=generator)}
@@ -167,6 +205,30 @@ def test_the_state_after_an_epoch_begins_the_next(make: Callable[[], Any], worke
         other = kind(make(), 4, num_workers=workers)
         other.load_state_dict(loader.state_dict())
         assert [batch.tolist() for batch in other] == whole
+
+
+@pytest.mark.parametrize(("workers", "persist"), [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize("case", [*CASES, "epochs", "to the end"])
+def test_after_an_epochs_state_come_the_epochs_that_would_have_come(case: str, workers: int, persist: bool) -> None:
+    how = {"num_workers": workers, "persistent_workers": persist}
+    others = {"epochs": (Epochs, lambda: {"batch_size": 3}), "to the end": (ToTheEnd, lambda: {"batch_size": 3})}
+    make, more = {**CASES, **others}[case]
+    theirs, ours = (epochs_after(kind, make, lambda: {**more(), **how}) for kind in (StatefulDataLoader, DataLoader))
+    assert ours[0] == ours[1]
+    is_torchdatas_own = theirs[0] == theirs[1]  # else a resumed torchdata has an epoch that nobody would have had
+    draws_twice = workers and case in ("torchdata's shuffle", "torchdata's batches")
+    if is_torchdatas_own and not draws_twice:
+        assert ours == theirs
+
+
+def epochs_after(kind: type, make: Callable[[], Any], how: Callable[[], dict[str, Any]]) -> tuple[Any, Any]:
+    """Return the second and third epochs of a loader, and those of one that got its state after the first."""
+    loader, other = kind(make(), **how()), kind(make(), **how())
+    list(loader)
+    state = copy.deepcopy(loader.state_dict())
+    goes_on = [[plain(batch) for batch in loader] for _ in range(2)]
+    other.load_state_dict(state)
+    return goes_on, [[plain(batch) for batch in other] for _ in range(2)]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.feed.cursor import BatchCursor
-from penstock.feed.orders import RankSampler, drawn_from
+from penstock.feed.orders import Order, RankSampler, drawn_from
 from penstock.feed.sources.stream import Stream
 from penstock.feed.state import VERSION, Resume, belonging
 from penstock.feed.stream_cursor import StreamCursor, Used
@@ -39,6 +39,12 @@ class Course:
     world: int
     stream_epoch: int | None
     """The epoch that a stream was told."""
+    order: Order
+    """Of a map-style dataset's indices."""
+    generator: torch.Tensor | None = None
+    """The state of the loader's generator before anything was drawn from it."""
+    keeps_dataset: bool = False
+    """Whether the next pass is the same dataset object's, with what it remembers, and not a new worker's copy's."""
     finished: bool = False
 
     def used(self, receipt: Sequence[Used]) -> None:
@@ -48,19 +54,34 @@ class Course:
         else:
             self.cursor.used(receipt)
 
-    def look_at(self, snapshot: Callable[[int], Any]) -> None:
+    def finish(self, receipt: Sequence[Used]) -> None:
+        """Take note of the end, and of what came before it and had nothing to hand out."""
+        self.used(receipt)
+        self.finished = True
+
+    def look_at(self, snapshot: Callable[[int, bool], Any]) -> None:
         """Have the lanes' states looked up when they are asked for: no batch is made ahead."""
         if isinstance(self.cursor, StreamCursor):
             self.cursor.look = snapshot
 
     def told(self) -> dict[str, Any]:
         """Return how far it has come, in plain words."""
-        where = {"indices": self.cursor.taken().as_dict()} if isinstance(self.cursor, BatchCursor) else self._lanes()
+        where = self._indices() if isinstance(self.cursor, BatchCursor) else self._lanes()
         return {"epoch": self.epoch, "finished": self.finished, "rank": self.rank, "world": self.world, **where}
+
+    def _indices(self) -> dict[str, Any]:
+        assert isinstance(self.cursor, BatchCursor)
+        told = {"indices": self.cursor.taken().as_dict()}
+        if self.finished:
+            return {**told, "sampler": self.order.end()}
+        return told if self.cursor.has_drawn else {**told, "generator": self.generator}
 
     def _lanes(self) -> dict[str, Any]:
         assert isinstance(self.cursor, StreamCursor)
-        return {"lanes": self.cursor.taken(), "turn": self.cursor.turn, "stream_epoch": self.stream_epoch}
+        lanes = self.cursor.taken()
+        if not self.keeps_dataset:
+            lanes = [{**told, "end": None} if told["ended"] else told for told in lanes]
+        return {"lanes": lanes, "turn": self.cursor.turn, "stream_epoch": self.stream_epoch}
 
 
 def begin_course(loader: DataLoader[Any], base_seed: int | None = None) -> Course:
@@ -73,21 +94,24 @@ def begin_course(loader: DataLoader[Any], base_seed: int | None = None) -> Cours
     resume, loader._resume = loader._resume, None
     loader._loaded = None
     epoch = loader._epoch if resume is None else resume.epoch
-    loader._epoch = epoch + 1
     if resume is not None and resume.generator is not None and loader.generator is not None:
         loader.generator.set_state(resume.generator)
+    generator = loader.generator.get_state() if loader.generator is not None else None
     is_iterable = loader._dataset_kind == _DatasetKind.Iterable
     if resume is not None and resume.in_the_middle:
         base_seed, epoch_seed = resume.base_seed, resume.seed
         indices = iter(loader._index_sampler) if is_iterable else _cursor(loader, resume)
     else:
         if isinstance(loader.sampler, RankSampler):
-            loader.sampler.begin(epoch)
+            epoch = loader.sampler.begin(epoch)
+        if resume is not None and resume.sampler is not None:
+            loader._order.begin_after(resume.sampler)
         indices = iter(loader._index_sampler) if is_iterable else _cursor(loader, None)
         if base_seed is None:
             # Drawn also when nothing uses it: the generator must be where torch's loader would have left it.
             base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
         epoch_seed = mixed(base_seed if loader.seed is None else loader.seed, epoch)
+    loader._epoch = epoch + 1
     stream_epoch = _begin_stream(loader, resume)
     lanes, turn = _lanes(loader, resume, epoch_seed) if is_iterable else ((), 0)
     cursor = indices if isinstance(indices, BatchCursor) else StreamCursor(lanes, turn, loader.batch_size or 1)
@@ -102,6 +126,9 @@ def begin_course(loader: DataLoader[Any], base_seed: int | None = None) -> Cours
         rank=loader.rank,
         world=loader.world_size,
         stream_epoch=stream_epoch,
+        order=loader._order,
+        generator=generator,
+        keeps_dataset=loader.num_workers == 0 or loader.persistent_workers or loader._body == "thread",
     )
 
 
@@ -128,8 +155,10 @@ def _lanes(loader: DataLoader[Any], resume: Resume | None, epoch_seed: int) -> t
     if resume is not None and resume.lanes is not None:
         return tuple(replace(lane, epoch_seed=epoch_seed) for lane in resume.lanes), resume.turn
     workers, rank = loader.num_workers, loader.rank
-    numbers = range(max(1, workers))
-    return tuple(Lane(number=number, of=workers, rank=rank, epoch_seed=epoch_seed) for number in numbers), 0
+    ends = resume.ends if resume is not None and len(resume.ends) == max(1, workers) else (None,) * max(1, workers)
+    return tuple(
+        Lane(number=number, of=workers, rank=rank, epoch_seed=epoch_seed, end=end) for number, end in enumerate(ends)
+    ), 0
 
 
 def _begin_stream(loader: DataLoader[Any], resume: Resume | None) -> int | None:

@@ -123,7 +123,8 @@ class EpochRunner:
             self._abandon()
         self._indices = indices
         self._epoch_seed = epoch_seed
-        self._unused: list[Used] = []
+        self.unused: list[Used] = []
+        """What had nothing to hand out since the last batch that was."""
         self.receipt: Sequence[Used] = ()
         self._exhausted = self._job.iterable and all(lane.has_ended for lane in self._lanes)
         self._next_number = 0
@@ -188,13 +189,13 @@ class EpochRunner:
             if not self._ready:
                 return None
             self._under_way -= 1
-            self._unused.append(_used(self._ready[0]))
+            self.unused.append(_used(self._ready[0]))
             return self._ready.popleft()
         while (batch := self._batches.get(self._next_out)) is not None and batch.left == 0:
             del self._batches[self._next_out]
             self._next_out += 1
             self._under_way -= 1
-            self._unused.append(_used(batch))
+            self.unused.append(_used(batch))
             if not batch.void:
                 return batch
         return None
@@ -205,7 +206,7 @@ class EpochRunner:
             if isinstance(batch.error, Exception):
                 raise batch.error
             batch.error.reraise()
-        self.receipt, self._unused = self._unused, []
+        self.receipt, self.unused = self.unused, []
         counters = self._counters
         counters.batches += 1
         counters.samples += batch.samples
@@ -475,6 +476,7 @@ class EpochRunner:
             del self._batches[batch.number]
             if batch.void:
                 self._under_way -= 1
+                self.unused.append(_used(batch))
             else:
                 self._ready.append(batch)
 

@@ -52,7 +52,8 @@ class InlineRunner:
         """Lanes that have batches left, from the one whose turn is next; 0 for map-style datasets."""
         self._slot: Slot | None = None
         self._number = -1
-        self._unused: list[Used] = []
+        self.unused: list[Used] = []
+        """What had nothing to hand out since the last batch that was."""
         self.receipt: Sequence[Used] = ()
 
     def next_batch(self) -> Any:
@@ -65,7 +66,7 @@ class InlineRunner:
             indices = next(self._indices)
             lane = self._waiting[0]
             self._number += 1
-            self._unused.append(Used(self._number, lane))
+            self.unused.append(Used(self._number, lane))
             began = time.perf_counter_ns()
             try:
                 made = self._make(lane, indices)
@@ -81,10 +82,10 @@ class InlineRunner:
             counters.skip(made.skipped)
             if made.ended:
                 self._waiting.popleft()
-                self._unused[-1] = Used(self._number, lane, has_ended=True)
+                self.unused[-1] = Used(self._number, lane, has_ended=True)
                 continue
             self._waiting.rotate(-1)
-            self.receipt, self._unused = self._unused, []
+            self.receipt, self.unused = self.unused, []
             if counters.recorder is not None:
                 _record(counters.recorder, made, counters.epochs, self._number)
             counters.batches += 1
@@ -95,11 +96,13 @@ class InlineRunner:
             return made.batch
         raise StopIteration
 
-    def snapshot(self, lane: int) -> Any:
-        """Return where a lane of an iterable dataset is now; None if it keeps no state."""
+    def snapshot(self, lane: int, has_ended: bool) -> Any:
+        """Return where a lane of an iterable dataset is now, or its dataset's state at the end; None without one."""
         maker = self._lanes.maker(lane)
         self._lanes.leave()
-        return maker.snapshot() if maker is not None else None
+        if maker is None:
+            return None
+        return maker.end_state() if has_ended else maker.snapshot()
 
     def try_next(self) -> tuple[Any] | None:
         """Return None: making a batch ahead of time would hold up the step that waits to be started."""

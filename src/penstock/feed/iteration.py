@@ -86,7 +86,7 @@ class LoaderIterator:
                 timeout_s=loader.timeout,
                 max_deaths=loader._max_deaths,
                 spare_slots=1 + pinning.slots_in_copies,
-                snapshot_every=loader.snapshot_every_n_steps or 0,
+                snapshot_every=loader._snapshot_every,
                 regulator=loader._regulator,
             )
             runner.start(course.lanes)
@@ -175,7 +175,8 @@ class LoaderIterator:
         return batch
 
     def _finish(self) -> None:
-        self._over = self._course.finished = True
+        self._over = True
+        self._course.finish(self._host.unused)
         self._counters.epochs += 1
         if not self._persistent:
             self._shutdown_workers()

@@ -210,6 +210,8 @@ class DataLoader(TorchDataLoader[T_co]):
                 "samples; use workers='process', or num_workers=1"
             )
         self._order = order_for(self._index_sampler, snapshot_every=snapshot_every_n_steps or 1)
+        # A stream's state is small and quickly told, and only with one of its own can a lane be shared out anew.
+        self._snapshot_every = 1 if isinstance(dataset, Stream) else snapshot_every_n_steps or 0
         if isinstance(num_workers, tuple):
             least, most = bounds
             self._regulator = Regulator(workers=max(1, least), most=most, fixed=max(1, least))

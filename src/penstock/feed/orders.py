@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -58,16 +58,32 @@ class Share:
     """What becomes of a rest that is not one index for each rank: the first ones again, nothing, or for some ranks."""
 
     def positions(self, count: int) -> np.ndarray:
-        """Return the places of this rank's indices in an order of `count`."""
+        """Return the places of this rank's indices in an order of `count`, int64[samples of the rank]."""
+        if self.world == 1:
+            return np.arange(count)
+        total, whole = self._totals(count)
+        places = np.arange(total) % max(1, count)
+        blocks = places[:whole].reshape(-1, self.world, self.block)[:, self.rank].reshape(-1)
+        return np.concatenate([blocks, places[whole:][self.rank :: self.world]])
+
+    def size(self, count: int) -> int:
+        """Return how many they are.
+
+        >>> share = Share(rank=1, world=2, block=2, uneven="join")
+        >>> share.size(7), len(share.positions(7))
+        (3, 3)
+        """
+        total, whole = self._totals(count)
+        return whole // self.world + len(range(self.rank, total - whole, self.world))
+
+    def _totals(self, count: int) -> tuple[int, int]:
+        """Return how many indices are shared out, and how many of them in whole blocks for all ranks."""
         total = {
             "pad": math.ceil(count / self.world) * self.world,
             "drop": count // self.world * self.world,
             "join": count,
         }[self.uneven]
-        places = np.arange(total) % max(1, count)
-        whole = total - total % (self.world * self.block)
-        blocks = places[:whole].reshape(-1, self.world, self.block)[:, self.rank].reshape(-1)
-        return np.concatenate([blocks, places[whole:][self.rank :: self.world]])
+        return total, total - total % (self.world * self.block)
 
 
 class RankSampler(DistributedSampler[Any]):
@@ -98,17 +114,19 @@ class RankSampler(DistributedSampler[Any]):
         """Make the next pass that of `epoch`; without it the loader counts."""
         self.epoch = self._told = epoch
 
-    def begin(self, epoch: int) -> None:
-        """Begin the pass of `epoch`, or of the one that `set_epoch` has said."""
+    def begin(self, epoch: int) -> int:
+        """Begin the pass of `epoch`, or of the one that `set_epoch` has said; return which it is."""
         self.epoch = epoch if self._told is None else self._told
         self._told = None
+        return self.epoch
 
     def __iter__(self) -> Iterator[int]:
         order = order_of_ranks(self, self.epoch, self.runs)
-        return iter(order[self.share.positions(len(order))].tolist())
+        own = order if self.share.world == 1 else order[self.share.positions(len(order))]
+        return iter(own.tolist())
 
     def __len__(self) -> int:
-        return len(self.share.positions(len(self.dataset)))  # type: ignore[arg-type]
+        return self.share.size(len(self.dataset))  # type: ignore[arg-type]
 
 
 def order_of_ranks(sampler: DistributedSampler[Any], epoch: int, runs: RunOrder | None) -> np.ndarray:
@@ -150,6 +168,14 @@ class Order(Protocol):
         """Return the indices of the same epoch from `position` on."""
         ...
 
+    def end(self) -> How:
+        """Return what the next epoch will be drawn from, where the sampler has it, at the end of one."""
+        ...
+
+    def begin_after(self, end: How) -> None:
+        """Have the next epoch be the one after an epoch at whose `end` this was returned."""
+        ...
+
 
 class InTurn:
     """One index after the other."""
@@ -180,6 +206,13 @@ class InTurn:
         """Return the indices from `position` on."""
         return range(len(self._sampler))[position:]
 
+    def end(self) -> How:
+        """Return nothing."""
+        return {}
+
+    def begin_after(self, end: How) -> None:
+        """There is nothing to restore."""
+
 
 class Shuffled(InTurn):
     """A permutation from torch's random state, or from a generator."""
@@ -206,7 +239,7 @@ class Shuffled(InTurn):
         drawn_from.set_state(self._state)
         return {"seed": int(torch.empty((), dtype=torch.int64).random_(generator=drawn_from).item())}
 
-    def again(self, how: How, position: int) -> Sequence[int]:
+    def again(self, how: How, position: int) -> Iterator[int]:
         """Return the indices from `position` on; a generator of one's own is then where it was at the first time."""
         sampler = self._random
         if "generator" in how and sampler.generator is not None:
@@ -216,7 +249,17 @@ class Shuffled(InTurn):
             generator = torch.Generator()
             generator.manual_seed(how["seed"])
         same = RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples, generator)
-        return list(same)[position:]
+        return _drawn_now(itertools.islice(same, position, None))
+
+    def end(self) -> How:
+        """Return the state of a generator of one's own."""
+        generator = self._random.generator
+        return {} if generator is None else {"generator": generator.get_state()}
+
+    def begin_after(self, end: How) -> None:
+        """Give a generator of one's own the state that it had."""
+        if self._random.generator is not None and "generator" in end:
+            self._random.generator.set_state(end["generator"])
 
 
 class Dealt(InTurn):
@@ -237,12 +280,11 @@ class Dealt(InTurn):
         how: How = {"seed": self._ranks.seed, "epoch": self._ranks.epoch}
         return how if self._runs is None else {**how, "runs": self._runs.purpose}
 
-    def again(self, how: How, position: int) -> Sequence[int]:
-        """Return the indices of all ranks from `position` on."""
+    def again(self, how: How, position: int) -> np.ndarray:
+        """Return the indices of all ranks from `position` on, int64[samples]."""
         self._ranks.epoch = how["epoch"]
         runs = self._runs.made_for(how["runs"]) if self._runs is not None and "runs" in how else None
-        indices: list[int] = order_of_ranks(self._ranks, how["epoch"], runs)[position:].tolist()
-        return indices
+        return order_of_ranks(self._ranks, how["epoch"], runs)[position:]
 
 
 class Runs(InTurn):
@@ -279,6 +321,7 @@ class Other:
         self._noted: How = {}
         self._states: deque[tuple[int, How]] = deque()
         self._iterator: Iterator[Any] = iter(())
+        self._is_after_end = False
 
     def traits(self) -> dict[str, Any]:
         """Return how many indices there are, and among how many ranks: it may share them out by itself."""
@@ -299,7 +342,33 @@ class Other:
         before = _state_of(self._sampler)
         self._iterator = iter(self._sampler)
         self._keep({"sampler": before, "iterator": _state_of(self._iterator)}, 0)
-        return self._iterator
+        return self._after_end() if self._is_after_end else self._iterator
+
+    def _after_end(self) -> Iterator[Any]:
+        """Yield the indices after an end was restored; a sampler that says there are no more is asked once again."""
+        self._is_after_end = False
+        nothing = object()
+        first = next(self._iterator, nothing)
+        if first is nothing:
+            self._iterator = iter(self._sampler)
+        else:
+            yield first
+        yield from self._iterator
+
+    def end(self) -> How:
+        """Return the sampler's state, and that of its generator."""
+        generator = self._generator()
+        states = {"sampler": _state_of(self._sampler), "generator": generator.get_state() if generator else None}
+        return {name: state for name, state in states.items() if state is not None}
+
+    def begin_after(self, end: How) -> None:
+        """Give the sampler, and its generator, the states that they had."""
+        generator = self._generator()
+        if generator is not None and "generator" in end:
+            generator.set_state(end["generator"])
+        if "sampler" in end:
+            self._sampler.load_state_dict(end["sampler"])
+            self._is_after_end = True
 
     def note(self) -> None:
         """Note torch's random state again: most samplers draw when they are asked for their first index."""
@@ -344,10 +413,10 @@ class Other:
             torch.set_rng_state(how["begin"])
             rest = iter(self._sampler)
             torch.set_rng_state(how["first"])
-            first = list(itertools.islice(rest, position, position + 1))
+            rest = _drawn_now(itertools.islice(rest, position, None))
         self._noted = how
         self._states.clear()
-        return itertools.chain(first, rest)
+        return rest
 
     def _keep(self, state: How, at: int) -> None:
         self._batches = 0
@@ -399,6 +468,12 @@ def check_uneven(uneven: str) -> None:
     """
     if uneven not in ("pad", "drop", "join"):
         raise OptionError(f"uneven must be 'pad', 'drop' or 'join', not {uneven!r}")
+
+
+def _drawn_now(indices: Iterator[Any]) -> Iterator[Any]:
+    """Return the same indices; what the first one is drawn from is used now, and not when it is asked for."""
+    first = list(itertools.islice(indices, 1))
+    return itertools.chain(first, indices)
 
 
 def _state_of(thing: Any) -> Any:

@@ -4,8 +4,8 @@
     epoch, finished     which pass, and whether it had come to its end
     seed, base_seed     of the samples' randomness (see `sample_seed`), and of the workers' random states, as in torch
     generator           the state of the loader's own generator
-    indices             map-style datasets: where the cursor of batches was
-    lanes               iterable datasets: where each lane was
+    indices, sampler    map-style datasets: where the cursor of batches was; after an epoch, the sampler's own state
+    lanes               iterable datasets: where each lane was, or the state of its dataset at the end
 
 It is made of numbers, words, lists, dicts and small tensors, and does not grow with the position.
 """
@@ -43,6 +43,10 @@ class Resume:
     seed: int = 0
     base_seed: int = 0
     stream_epoch: int | None = None
+    sampler: dict[str, Any] | None = None
+    """What the sampler had at the end of the epoch before."""
+    ends: tuple[Any, ...] = ()
+    """What an iterable dataset has said of itself at the end of the epoch before, in each lane."""
 
     @property
     def in_the_middle(self) -> bool:
@@ -110,7 +114,15 @@ def resume_of(
     stream_epoch = one.get("stream_epoch")
     if all(state["finished"] for state in states):
         following = stream_epoch + 1 if stream_epoch is not None else None
-        return Resume(epoch=one["epoch"] + 1, generator=one["generator"], stream_epoch=following)
+        own = next((state for state in states if state["rank"] == rank), one)
+        ends = tuple(told["end"] for told in own.get("lanes", ())) if stream is None and own["world"] == world else ()
+        return Resume(
+            epoch=one["epoch"] + 1,
+            generator=one["generator"],
+            stream_epoch=following,
+            sampler=own.get("sampler"),
+            ends=ends,
+        )
     if "lanes" not in one and "indices" not in one:
         return Resume(epoch=one["epoch"], generator=one["generator"])
     own = next((state for state in states if state.get("rank") == rank), one)

@@ -20,7 +20,7 @@ class Used:
     number: int
     lane: int = 0
     state: Any = None
-    """Of the lane after it, where it was asked for."""
+    """Of the lane after it, or of its dataset at the end, where it was asked for."""
     has_ended: bool = False
 
 
@@ -31,10 +31,13 @@ class StreamCursor:
         lanes: as they begin.
         turn: the one whose batch comes first.
         size: samples of a batch.
-        look: returns the state of a lane as it is now, where batches are made only when they are asked for.
+        look: returns the state of a lane as it is now, or at its end, where batches are made only when they are asked
+            for.
     """
 
-    def __init__(self, lanes: Sequence[Lane], turn: int, size: int, look: Callable[[int], Any] | None = None) -> None:
+    def __init__(
+        self, lanes: Sequence[Lane], turn: int, size: int, look: Callable[[int, bool], Any] | None = None
+    ) -> None:
         self.lanes = [*lanes]
         self.look = look
         self._size = size
@@ -45,7 +48,7 @@ class StreamCursor:
         for batch in batches:
             self.turn = (batch.lane + 1) % len(self.lanes)
             if batch.has_ended:
-                self.lanes[batch.lane] = replace(self.lanes[batch.lane], has_ended=True)
+                self.lanes[batch.lane] = replace(self.lanes[batch.lane], has_ended=True, end=batch.state)
             else:
                 self.lanes[batch.lane] = self.lanes[batch.lane].after(self._size, batch.state)
 
@@ -55,16 +58,20 @@ class StreamCursor:
 
     def _told(self, place: int) -> dict[str, Any]:
         lane = self.lanes[place]
-        state = self.look(place) if self.look is not None and not lane.has_ended else None
+        state = self.look(place, lane.has_ended) if self.look is not None else None
         if state is not None:
-            lane = replace(lane, state=state, since=())
-        since = [list(pair) for pair in lane.since]
-        where = {"state": lane.state, "since": since, "ended": lane.has_ended}
+            lane = replace(lane, end=state) if lane.has_ended else replace(lane, state=state, since=())
+        if lane.has_ended:
+            where = {"ended": True, "end": lane.end}
+        else:
+            where = {"ended": False, "state": lane.state, "since": [list(pair) for pair in lane.since]}
         return {"number": lane.number, "of": lane.of, "rank": lane.rank, **where}
 
 
 def lane_of(told: dict[str, Any]) -> Lane:
     """Return a lane from what `StreamCursor.taken` has told of it."""
+    name = {"number": told["number"], "of": told["of"], "rank": told["rank"]}
+    if told["ended"]:
+        return Lane(**name, has_ended=True, end=told["end"])
     since = tuple((int(batches), int(size)) for batches, size in told["since"])
-    where = {"state": told["state"], "since": since, "has_ended": told["ended"]}
-    return Lane(number=told["number"], of=told["of"], rank=told["rank"], **where)
+    return Lane(**name, state=told["state"], since=since)

@@ -4,8 +4,8 @@ The rows lie outside the terminal's scroll region (DECSTBM), as a package manage
 prints, be it the program, a worker process, a C library or a progress bar of the program's own, scrolls above them, and
 nobody's stdout has to be wrapped. What is written goes straight to the descriptor, in one call, and is marked as one
 update, so that a terminal that knows the mark shows no rows half drawn; others ignore it.
-Sources: the control sequences of xterm and of the DEC VT100 it follows (CSI r, ESC 7, ESC 8, ESC D, CSI K); private mode
-2026 (synchronized output).
+Sources: the control sequences of xterm and of the DEC VT100 it follows (CSI r, ESC 7, ESC 8, ESC D, CSI K);
+synchronized output (private mode 2026).
 """
 
 from __future__ import annotations

@@ -258,8 +258,8 @@ class _Worker:
         set_current_room(room)
         try:
             made = maker.make(indices, room, epoch_seed=epoch_seed, tick=tick, part=part, enlarge=enlarge)
-            if snapshot and not made.ended:
-                made.state = self._shop.state(maker)
+            if snapshot or made.ended:
+                made.state = self._shop.state(maker, ended=made.ended)
             if made.ended:
                 self._send(seq, ENDED, made=made)
             elif part is not None:

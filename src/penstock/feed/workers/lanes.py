@@ -37,6 +37,8 @@ class Lane:
     """What `BatchMaker.snapshot` has returned."""
     since: tuple[tuple[int, int], ...] = ()
     """Batches that were made since, as (how many, of how many samples); they are made again, and thrown away."""
+    end: Any = None
+    """The dataset's state at the end of a pass, which the next pass begins with."""
 
     def after(self, size: int, state: Any = None) -> Lane:
         """Return the lane after another batch of `size`, and with the state that was taken then, if one was.
@@ -111,7 +113,7 @@ class Lanes:
             if self._init is not None and lane.of and not self._is_own(lane):
                 self._init(lane.number)
             maker = next(iter(makers.values())) if is_same else self._made(job)
-            maker.restart(f"{lane.rank}.{lane.number}", lane.state)
+            maker.restart(f"{lane.rank}.{lane.number}", lane.state, lane.end)
             for batches, size in lane.since:
                 for _ in range(batches):
                     maker.pass_over(size, lane.epoch_seed)

@@ -127,12 +127,21 @@ class BatchMaker:
         """The indices and the samples of a batch, where nobody notes each: the sample after the last is being made."""
         self._stream: Iterator[Any] = iter(())
         self._ended = False
+        self._may_begin_anew = False
         self._lane = ""
         self._position = 0
 
-    def restart(self, lane: str, state: Any = None) -> None:
-        """Begin a new epoch of an iterable dataset: a new iterator, which goes on where `snapshot` was taken."""
-        dataset_state, iterator_state, self._position = state or (None, None, 0)
+    def restart(self, lane: str, state: Any = None, end: Any = None) -> None:
+        """Begin a new epoch of an iterable dataset: a new iterator.
+
+        Args:
+            lane: a name for it.
+            state: go on where `snapshot` has returned this.
+            end: begin after a pass at whose end `end_state` has returned this. A dataset that then has nothing more
+                to give is begun anew, as it would have been in the process that had come to the end.
+        """
+        dataset_state, iterator_state, self._position = state or (end, None, 0)
+        self._may_begin_anew = state is None and end is not None
         if dataset_state is not None:
             self._job.dataset.load_state_dict(dataset_state)
         self._stream = iter(self._job.dataset)
@@ -155,6 +164,10 @@ class BatchMaker:
         if dataset_state is None and iterator_state is None:
             return None
         return dataset_state, iterator_state, self._position
+
+    def end_state(self) -> Any:
+        """Return what the iterable dataset says of itself at the end of a pass, if it can tell; else None."""
+        return self._job.dataset.state_dict() if is_stateful(self._job.dataset) else None
 
     def pass_over(self, count: int, epoch_seed: int | None) -> None:
         """Have the iterable dataset make a batch that nobody needs; what fails in it had failed before, too."""
@@ -373,11 +386,16 @@ class BatchMaker:
             try:
                 samples.append(next(self._stream))
             except StopIteration:
+                if self._may_begin_anew:
+                    self._may_begin_anew = False
+                    self._stream = iter(self._job.dataset)
+                    continue
                 self._ended = self._job.auto_collation or self._ended
                 made.ended = not samples and made.samples == 0
                 break
             except Exception as error:
                 self._judge(error, self._position, samples, made)
+            self._may_begin_anew = False
             self._position += 1
         return samples
 

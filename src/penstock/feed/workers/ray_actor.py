@@ -130,8 +130,8 @@ class RayWorker:
         set_current_room(room)
         try:
             made = maker.make(piece.indices, room, epoch_seed=piece.epoch_seed, tick=tick, enlarge=enlarge)
-            if piece.snapshot and not made.ended:
-                report.state = self._shop.state(maker)
+            if piece.snapshot or made.ended:
+                report.state = self._shop.state(maker, ended=made.ended)
             report.samples, report.skipped, report.ended = made.samples, made.skipped, made.ended
             report.fetch_ns, report.collate_ns = made.fetch_ns, made.collate_ns
             if made.ended:

@@ -182,8 +182,8 @@ class ThreadPool:
         made = maker.make(
             piece.indices, Room(memory), epoch_seed=piece.epoch_seed, tick=tick, part=piece.part, enlarge=enlarge
         )
-        if piece.snapshot and not made.ended:
-            report.state = maker.snapshot()
+        if piece.snapshot or made.ended:
+            report.state = maker.end_state() if made.ended else maker.snapshot()
         report.samples, report.skipped, report.ended = made.samples, made.skipped, made.ended
         report.needed = made.needed
         report.fetch_ns, report.collate_ns, report.began_ns = made.fetch_ns, made.collate_ns, made.began_ns

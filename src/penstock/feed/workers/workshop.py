@@ -108,10 +108,10 @@ class Workshop:
         except Exception:
             self.broken = self.wrap_exception()
 
-    def state(self, maker: BatchMaker) -> bytes:
+    def state(self, maker: BatchMaker, *, ended: bool) -> bytes:
         """Return where a lane is, pickled; nothing where its dataset cannot tell, or not in a form that travels."""
         try:
-            state = maker.snapshot()
+            state = maker.end_state() if ended else maker.snapshot()
             return b"" if state is None else self._dumps(state)
         except Exception:  # the batches since the last state are then made again
             return b""
