@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import StateError
-from penstock.feed.orders import How, Order, Share, plain_batches
+from penstock.feed.orders import How, Order, Share, numbers, plain_batches
 
 _TIDY_EVERY = 64
 
@@ -165,13 +165,13 @@ class BatchCursor(Iterator[Any]):
     def _resumed(self, how: How) -> Iterator[Any]:
         begun, share = self._begun, self._order.share
         if share.world > 1:
-            whole = np.asarray(self._order.again(how, 0))
-            left = np.concatenate([np.asarray(begun.first, whole.dtype), whole[begun.position :]])
+            whole = np.fromiter(self._order.again(how, 0), np.int64)
+            left = np.concatenate([np.asarray(begun.first, np.int64), whole[begun.position :]])
             if share.uneven == "pad" and len(left):
                 left = np.concatenate([left, np.resize(whole, -len(left) % share.world)])
-            rest: Iterable[Any] = left[share.positions(len(left))].tolist()
+            rest: Iterable[Any] = numbers(left[share.positions(len(left))])
         else:
-            rest = itertools.chain(begun.first, _listed(self._order.again(how, begun.position)))
+            rest = itertools.chain(begun.first, self._order.again(how, begun.position))
         return self._batched(iter(rest)) if self._makes_batches else iter(rest)
 
     def _batched(self, indices: Iterator[Any]) -> Iterator[list[Any]]:
@@ -180,11 +180,6 @@ class BatchCursor(Iterator[Any]):
         while batch := list(itertools.islice(indices, size)):
             if len(batch) == size or not drops_last:
                 yield batch
-
-
-def _listed(indices: Iterable[Any]) -> Iterable[Any]:
-    """Return indices that a dataset may be asked for: an array's entries as Python's own whole numbers."""
-    return indices.tolist() if isinstance(indices, np.ndarray) else indices
 
 
 def _plain(index: Any) -> Any:
@@ -245,7 +240,7 @@ def _after_all(states: Sequence[Taken], order: Order | None) -> Begun:
     begun = drawn[0].begun
     assert begun.how is not None
     assert order is not None
-    everything = [*begun.first, *_listed(order.again(begun.how, begun.position))]
+    everything = [*begun.first, *order.again(begun.how, begun.position)]
     is_left = np.ones(len(everything), bool)
     for state in states:
         is_left[state.share.positions(len(everything))[: state.taken]] = False

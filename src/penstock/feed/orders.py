@@ -32,6 +32,8 @@ from penstock.distributed.place import place
 from penstock.feed.sources.order import RunOrder
 from penstock.feed.workers.maker import is_stateful
 
+_AT_A_TIME = 1 << 16
+
 Uneven = Literal["pad", "drop", "join"]
 How = dict[str, Any]
 """How the indices of an epoch were drawn."""
@@ -122,11 +124,20 @@ class RankSampler(DistributedSampler[Any]):
 
     def __iter__(self) -> Iterator[int]:
         order = order_of_ranks(self, self.epoch, self.runs)
-        own = order if self.share.world == 1 else order[self.share.positions(len(order))]
-        return iter(own.tolist())
+        return numbers(order if self.share.world == 1 else order[self.share.positions(len(order))])
 
     def __len__(self) -> int:
         return self.share.size(len(self.dataset))  # type: ignore[arg-type]
+
+
+def numbers(indices: np.ndarray) -> Iterator[int]:
+    """Return an iterator over an array's entries as Python's own whole numbers, of which few are there at a time.
+
+    >>> list(numbers(np.arange(3)))
+    [0, 1, 2]
+    """
+    parts = (indices[at : at + _AT_A_TIME].tolist() for at in range(0, len(indices), _AT_A_TIME))
+    return itertools.chain.from_iterable(parts)
 
 
 def order_of_ranks(sampler: DistributedSampler[Any], epoch: int, runs: RunOrder | None) -> np.ndarray:
@@ -280,11 +291,11 @@ class Dealt(InTurn):
         how: How = {"seed": self._ranks.seed, "epoch": self._ranks.epoch}
         return how if self._runs is None else {**how, "runs": self._runs.purpose}
 
-    def again(self, how: How, position: int) -> np.ndarray:
-        """Return the indices of all ranks from `position` on, int64[samples]."""
+    def again(self, how: How, position: int) -> Iterator[int]:
+        """Return the indices of all ranks from `position` on."""
         self._ranks.epoch = how["epoch"]
         runs = self._runs.made_for(how["runs"]) if self._runs is not None and "runs" in how else None
-        return order_of_ranks(self._ranks, how["epoch"], runs)[position:]
+        return numbers(order_of_ranks(self._ranks, how["epoch"], runs)[position:])
 
 
 class Runs(InTurn):
