@@ -17,7 +17,17 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, Sampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 from torch.utils.data.distributed import DistributedSampler
 
 from penstock import DataLoader
@@ -605,7 +615,8 @@ def test_a_pending_batch_is_in_pythons_own_numbers() -> None:
 def test_a_sampler_that_shares_out_by_itself_goes_on_with_each_ranks_own_state(monkeypatch: pytest.MonkeyPatch) -> None:
     def loader(rank: int, world: int) -> DataLoader[Any]:
         monkeypatch.setattr("penstock.feed.loader.place", lambda group=None: (rank, world))
-        monkeypatch.setattr("penstock.feed.orders.place", lambda: (rank, world))
+        for module in ("orders", "course", "state"):
+            monkeypatch.setattr(f"penstock.feed.{module}.place", lambda: (rank, world))
         return DataLoader(Numbers(20), 2, sampler=range(rank, 20, 2))
 
     cuts = [cut(loader(rank, 2), 2) for rank in range(2)]
@@ -667,3 +678,69 @@ def test_a_sampler_with_epochs_of_its_own_ends_one_and_begins_the_next() -> None
     second = numbers(one)
     assert first != second
     assert numbers(other) == second
+
+
+class Files(Dataset[str]):
+    """Lies in a folder, and fills a cache."""
+
+    def __init__(self, folder: str, names: list[str], count: int = 0) -> None:
+        self.count = count
+        self.files = [f"{folder}/{name}" for name in names]
+        self.cache: list[Any] = [None] * len(names)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> str:
+        self.cache[index] = 1
+        return self.files[index]
+
+
+NAMES = [f"{number}.jpg" for number in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("saved", "other", "said"),
+    [
+        (lambda: TensorDataset(torch.arange(12)), lambda: TensorDataset(torch.arange(1, 13)), r"dataset\.tensors\.0"),
+        (lambda: np.arange(12), lambda: np.arange(12.0), "dataset"),
+        (lambda: Files("/here", NAMES), lambda: Files("/here", NAMES[::-1]), r"dataset\.files"),
+        (lambda: Subset(range(40), range(12)), lambda: Subset(range(40), range(5, 17)), r"dataset\.indices"),
+        (
+            lambda: ConcatDataset([TensorDataset(torch.zeros(6)), TensorDataset(torch.ones(6))]),
+            lambda: ConcatDataset([TensorDataset(torch.ones(6)), TensorDataset(torch.ones(6))]),
+            r"dataset\.datasets\.0\.tensors\.0",
+        ),
+    ],
+)
+def test_a_dataset_with_other_contents_is_refused_by_name(saved: Any, other: Any, said: str) -> None:
+    one = DataLoader(saved(), 4)
+    next(iter(one))
+    state = one.state_dict()
+    with pytest.raises(StateError, match=rf"other contents of {said}; go on with those"):
+        DataLoader(other(), 4).load_state_dict(state)
+    del state["contents"]
+    DataLoader(other(), 4).load_state_dict(state)
+
+
+def test_another_samplers_weights_are_refused() -> None:
+    weights = torch.rand(12).tolist()
+    one = DataLoader(range(12), 4, sampler=WeightedRandomSampler(weights, 12))  # type: ignore[arg-type]
+    other = DataLoader(range(12), 4, sampler=WeightedRandomSampler(weights[::-1], 12))  # type: ignore[arg-type]
+    with pytest.raises(StateError, match=r"other contents of sampler\.weights"):
+        other.load_state_dict(one.state_dict())
+
+
+def test_a_folder_that_moved_a_filled_cache_and_another_ranks_part_are_gone_on_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dataset = Files("/here", NAMES, 7)
+    list(DataLoader(dataset, 4))
+    one = DataLoader(dataset, 4)
+    next(iter(one))
+    state = one.state_dict()
+    other = DataLoader(Files("/there/too", NAMES, 8), 4)
+    other.load_state_dict(state)
+    assert [name.rpartition("/")[2] for batch in other for name in batch] == NAMES[4:]
+    monkeypatch.setattr("penstock.feed.state.place", lambda: (1, 2))
+    DataLoader(Files("/here", NAMES[::-1]), 4).load_state_dict(state)

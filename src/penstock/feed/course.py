@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data.dataloader import _DatasetKind
 
+from penstock.distributed.place import place
 from penstock.feed.cursor import BatchCursor
 from penstock.feed.orders import Order, RankSampler, drawn_from
 from penstock.feed.sources.stream import Stream
@@ -139,6 +140,7 @@ def state_of(loader: DataLoader[Any]) -> dict[str, Any]:
     return {
         "version": VERSION,
         "of": belonging(loader.dataset, drawn_from(loader._index_sampler), loader._kept_order),
+        "contents": {"rank": place()[0], "parts": loader._contents},
         "seed": course.epoch_seed if course is not None else 0,
         "base_seed": course.base_seed if course is not None else 0,
         "generator": loader.generator.get_state() if loader.generator is not None else None,

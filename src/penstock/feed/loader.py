@@ -22,6 +22,7 @@ from penstock.core.stats import LoaderStatistics, RingCounts
 from penstock.device import Device, device_of
 from penstock.distributed.place import place
 from penstock.feed.auto import Regulator
+from penstock.feed.contents import contents
 from penstock.feed.counters import Counters
 from penstock.feed.course import Course, state_of
 from penstock.feed.depth import DepthTrial
@@ -210,6 +211,7 @@ class DataLoader(TorchDataLoader[T_co]):
                 "samples; use workers='process', or num_workers=1"
             )
         self._order = order_for(self._index_sampler, snapshot_every=snapshot_every_n_steps or 1)
+        self._contents = contents(dataset, drawn_from(self._index_sampler))
         # A stream's state is small and quickly told, and only with one of its own can a lane be shared out anew.
         self._snapshot_every = 1 if isinstance(dataset, Stream) else snapshot_every_n_steps or 0
         if isinstance(num_workers, tuple):
@@ -283,7 +285,7 @@ class DataLoader(TorchDataLoader[T_co]):
         states = list(state["ranks"] if isinstance(state, Mapping) and "ranks" in state else _listed(state))
         if not states or not states[0]:
             return
-        check(states, belonging(self.dataset, drawn_from(self._index_sampler), self._kept_order))
+        check(states, belonging(self.dataset, drawn_from(self._index_sampler), self._kept_order), self._contents)
         if isinstance(self._kept_order, Other) and len(states) > 1:
             rank, world = place()  # its sampler shares out among ranks by itself
             if len(states) != world:

@@ -1,6 +1,7 @@
 """A loader's state: what a checkpoint holds so that another loader goes on with what was not handed out.
 
     version, of         the format; which dataset and sampler it belongs to
+    contents            digests of what those consist of, on the rank that has saved it; see `contents`
     epoch, finished     which pass, and whether it had come to its end
     seed, base_seed     of the samples' randomness (see `sample_seed`), and of the workers' random states, as in torch
     generator           the state of the loader's own generator
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 
 from penstock.core.errors import StateError
+from penstock.distributed.place import place
 from penstock.feed.cursor import Begun, Taken, going_on
 from penstock.feed.orders import Order
 from penstock.feed.sources.stream import Stream
@@ -74,8 +76,13 @@ def belonging(dataset: Any, sampler: Any, order: Order | None) -> dict[str, Any]
     }
 
 
-def check(states: Sequence[Any], of: Mapping[str, Any]) -> None:
-    """See whether these are states of the same kind of loader.
+def check(states: Sequence[Any], of: Mapping[str, Any], parts: Mapping[str, str]) -> None:
+    """See whether these are states of the same kind of loader, over the same contents.
+
+    Args:
+        states: of one rank, or of all.
+        of: what the loader's states belong to; see `belonging`.
+        parts: the contents of its dataset and sampler. Those of another rank may be others.
 
     Raises:
         StateError: one is not.
@@ -90,6 +97,18 @@ def check(states: Sequence[Any], of: Mapping[str, Any]) -> None:
             )
         if state["of"] != of:
             raise StateError(f"this state is of {_words(state['of'])}, and this loader has {_words(of)}")
+        if others := _others(state.get("contents"), parts):
+            raise StateError(
+                f"this state is of another {_words(of)}: other contents of {', '.join(others)}; go on with those that "
+                "it was saved with, or, where the samples are the same nonetheless, without state['contents']"
+            )
+
+
+def _others(told: Mapping[str, Any] | None, parts: Mapping[str, str]) -> list[str]:
+    """Return the names of what had other contents when a state was saved, on the same rank."""
+    if told is None or told["rank"] != place()[0]:
+        return []
+    return [name for name, digest in told["parts"].items() if parts.get(name, digest) != digest]
 
 
 def resume_of(
