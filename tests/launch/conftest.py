@@ -1,4 +1,4 @@
-"""Terminals that are gone when their test is."""
+"""Terminals that are gone when their test is. The scripts of many styles are run, not collected."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from launch.programs import OnTerminal, Terminal
+
+collect_ignore = ["styles"]
 
 
 @pytest.fixture
