@@ -34,12 +34,14 @@ class Alarm:
         self._key = f"penstock/alarm/{next(_passes)}"
         self._store: Any = _get_default_store().clone()  # type: ignore[attr-defined]
         self._heard: str | None = None
+        self._has_rung = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="penstock-alarm", daemon=True)
         self._thread.start()
 
     def ring(self, error: BaseException) -> None:
         """Tell all ranks that this one's loader has failed."""
+        self._has_rung = True
         words = f"the loader of rank {self._rank} failed: {type(error).__name__}: {error}"
         self._reach("set", self._key, words)
 
@@ -62,8 +64,9 @@ class Alarm:
         while not self._closing.wait(_EVERY_S):
             if self._reach("check", [self._key]):
                 self._heard = bytes(self._reach("get", self._key) or b"").decode(errors="replace")
-                # The training loop may be waiting in a collective, and never come back for another batch.
-                sys.stderr.write(f"penstock: rank {self._rank} has heard that {self._heard}\n")
+                if not self._has_rung:
+                    # The training loop may be waiting in a collective, and never come back for another batch.
+                    sys.stderr.write(f"penstock: rank {self._rank} has heard that {self._heard}\n")
                 return
 
     def _reach(self, method: str, *args: Any) -> Any:
