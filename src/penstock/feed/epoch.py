@@ -1,6 +1,6 @@
 """One pass over the data with workers: the window of batches under way, their order, and what to do about deaths.
 
-A batch's life here: `_send` (a slot, and one piece or several) → reports → `_finish` (ready, in its place) →
+A batch's life here: `_give_out` (a slot, and one piece or several) → reports → `_settle` (ready, in its place) →
 `_hand_out` (decoded into views that hold the slot). All of it happens in the thread that calls `next`.
 """
 
@@ -10,59 +10,22 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-from torch._utils import ExceptionWrapper
-
-from penstock.core.errors import TransportError, WorkerError, WorkerTimeoutError
+from penstock.core.errors import WorkerError, WorkerTimeoutError
 from penstock.core.events import Recorder
 from penstock.feed.auto import Regulator
-from penstock.feed.collate import merge
+from penstock.feed.batch import Batch
 from penstock.feed.counters import Counters
 from penstock.feed.crew import Crew
 from penstock.feed.deaths import Deaths
 from penstock.feed.dispatch import Dispatch
 from penstock.feed.stream_cursor import Used
-from penstock.feed.transport import codec
-from penstock.feed.transport.ring import Ring, Slot, SlotState
-from penstock.feed.transport.room import Room
+from penstock.feed.transport.ring import Ring
 from penstock.feed.workers.base import Death, Piece, Pool, Report
 from penstock.feed.workers.lanes import Lane
 from penstock.feed.workers.maker import Job, Part
-
-
-@dataclass(slots=True, eq=False)
-class _Batch:
-    """A batch under way, or ready."""
-
-    number: int
-    indices: Any
-    slot: Slot | None
-    worker: int | None = None
-    left: int = 0
-    """Pieces that have not come back."""
-    parts: dict[int, Report] = field(default_factory=dict)
-    """Reports of parts, by first row."""
-    stops: dict[int, int] = field(default_factory=dict)
-    envelope: bytes | None = None
-    made: Any = None
-    """The batch itself, made in the training process."""
-    is_made: bool = False
-    error: Any = None
-    error_row: int = 0
-    void: bool = False
-    """There will be no such batch: the stream has ended, or all its samples were skipped."""
-    cancelled: bool = False
-    state: Any = None
-    """Of its lane after it."""
-    has_ended: bool = False
-    """Its lane has nothing left."""
-    samples: int = 0
-    nbytes: int = 0
-    work_ns: int = 0
-    evidence: str = ""
 
 
 class EpochRunner:
@@ -93,7 +56,7 @@ class EpochRunner:
         self._snapshot_every = snapshot_every
         self._seq = 0
         self._deaths = Deaths(job, max_deaths)
-        self._batches: dict[int, _Batch] = {}
+        self._batches: dict[int, Batch] = {}
         self.pool = pool
         self.crew = Crew(job=job, pool=pool, ring=ring, dispatch=dispatch, counters=counters, regulator=regulator)
         # Also when the program ends with the iterator alive; and without a reference back to this object.
@@ -129,7 +92,7 @@ class EpochRunner:
         self._exhausted = self._job.iterable and all(lane.has_ended for lane in self._lanes)
         self._next_number = 0
         self._next_out = 0
-        self._ready: deque[_Batch] = deque()
+        self._ready: deque[Batch] = deque()
         self._under_way = 0
         self._lane_batches = [0] * len(self._lanes)
         self._dispatch.begin_epoch([not lane.has_ended for lane in self._lanes], turn)
@@ -141,10 +104,10 @@ class EpochRunner:
         for batch in self._batches.values():
             batch.cancelled = True
             if batch.left == 0:
-                self._drop(batch)
+                batch.drop(self._ring)
         self._batches.clear()
         for batch in self._ready:
-            self._drop(batch)
+            batch.drop(self._ring)
         for piece in (*untaken, *self.crew.pieces):
             self._retire_cancelled(piece)
         self.crew.pieces.clear()
@@ -181,63 +144,29 @@ class EpochRunner:
         self._send_more()
         return (self._hand_out(batch),)
 
-    def _note(self, batch: _Batch) -> None:
+    def _note(self, batch: Batch) -> None:
         self.crew.handed_out(batch.number, batch.work_ns, self._next_number)
 
-    def _pop_ready(self) -> _Batch | None:
+    def _pop_ready(self) -> Batch | None:
         if not self._in_order:
             if not self._ready:
                 return None
             self._under_way -= 1
-            self.unused.append(_used(self._ready[0]))
+            self.unused.append(self._ready[0].used)
             return self._ready.popleft()
         while (batch := self._batches.get(self._next_out)) is not None and batch.left == 0:
             del self._batches[self._next_out]
             self._next_out += 1
             self._under_way -= 1
-            self.unused.append(_used(batch))
+            self.unused.append(batch.used)
             if not batch.void:
                 return batch
         return None
 
-    def _hand_out(self, batch: _Batch) -> Any:
-        if batch.error is not None:
-            self._drop(batch)
-            if isinstance(batch.error, Exception):
-                raise batch.error
-            batch.error.reraise()
+    def _hand_out(self, batch: Batch) -> Any:
+        batch.raise_error(self._ring)
         self.receipt, self.unused = self.unused, []
-        counters = self._counters
-        counters.batches += 1
-        counters.samples += batch.samples
-        counters.nbytes += batch.nbytes
-        if batch.is_made:
-            return batch.made
-        if batch.slot is None:
-            assert batch.envelope is not None
-            counters.inband_batches += 1
-            return codec.decode(batch.envelope, None)
-        memory = self._lend(batch.slot, batch.nbytes)
-        if not batch.parts:
-            assert batch.envelope is not None
-            return codec.decode(batch.envelope, memory)
-        starts = sorted(batch.parts)
-        counters.split_batches += 1
-        parts = [part for start in starts if (part := batch.parts[start].part) is not None]
-        try:
-            return merge(parts, Room(memory))
-        except Exception:
-            # What no worker could collate by itself fails here; it is told as a worker's failure is.
-            error = ExceptionWrapper(where=f"in DataLoader worker process {batch.worker or 0}")
-        error.reraise()
-        raise AssertionError  # `reraise` has raised
-
-    def _lend(self, slot: Slot, nbytes: int) -> np.ndarray:
-        memory = self._ring.lend(slot)
-        if self._ring.is_tight():
-            self._ring.copied_out += 1
-            return memory[:nbytes].copy()
-        return memory
+        return batch.open(self._ring, self._counters)
 
     # ── sending ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -259,12 +188,12 @@ class EpochRunner:
                     if slot is not None:
                         self._ring.release(slot)
                     return
-            batch = _Batch(self._next_number, None, slot, worker)
+            batch = Batch(self._next_number, None, slot, worker)
             try:
                 batch.indices = next(self._indices)
             except StopIteration:
                 self._exhausted = True
-                self._drop(batch)
+                batch.drop(self._ring)
                 return
             except Exception as error:
                 # Raised where it belongs: after the batches that were sampled before it.
@@ -287,7 +216,7 @@ class EpochRunner:
         first = self._batches.get(0)
         return first is not None and not first.stops and self._next_number < self.pool.present()
 
-    def _give_out(self, batch: _Batch) -> None:
+    def _give_out(self, batch: Batch) -> None:
         rows = len(batch.indices) if self._job.auto_collation else 1
         can_be_split = self._job.rows_can_be_split and batch.slot is not None and not self.crew.is_absent
         parts = self._dispatch.parts(rows) if can_be_split else 1
@@ -302,13 +231,13 @@ class EpochRunner:
             worker = k if self._dispatch.mode == "probing" else None
             self._submit(batch, batch.indices[part.start : part.stop], part, worker)
 
-    def _assign(self, batch: _Batch) -> None:
+    def _assign(self, batch: Batch) -> None:
         """Count `batch` as given to the worker whose turn it is."""
         batch.worker = self._dispatch.next_taker(in_order=True, most=1)
         if batch.worker is not None:
             self._dispatch.load[batch.worker] += 1
 
-    def _submit(self, batch: _Batch, indices: Any, part: Part | None, worker: int | None) -> None:
+    def _submit(self, batch: Batch, indices: Any, part: Part | None, worker: int | None) -> None:
         if part is not None:
             batch.stops[part.start] = part.stop
         batch.left += 1
@@ -360,7 +289,7 @@ class EpochRunner:
     def _hear(self, report: Report) -> None:
         piece = report.piece
         assert piece is not None
-        batch: _Batch = piece.into
+        batch: Batch = piece.into
         self._deaths.heard()
         if piece.cancelled or batch.cancelled:
             if report.oversize is not None:
@@ -384,7 +313,7 @@ class EpochRunner:
         if not self._send_again(batch, piece):
             self._settle(batch)
 
-    def _send_again(self, batch: _Batch, piece: Piece) -> bool:
+    def _send_again(self, batch: Batch, piece: Piece) -> bool:
         """Draw the conclusions from a batch whose pieces are all back; return whether one had to go out again."""
         if self._dispatch.mode == "probing" and piece.part is not None and batch.evidence:
             self._dispatch.decide(batch.evidence)
@@ -394,47 +323,18 @@ class EpochRunner:
             self._dispatch.decide(batch.evidence)
             if is_first and batch.evidence:
                 self.crew.fix()
-        if not batch.left and batch.error is None and _parts_disagree(batch):
+        if not batch.left and batch.error is None and batch.parts_disagree:
             self._make_whole(batch)
         return batch.left > 0
 
-    def _take(self, batch: _Batch, piece: Piece, report: Report) -> None:
+    def _take(self, batch: Batch, piece: Piece, report: Report) -> None:
         """Put what a piece brought into its batch."""
-        start = piece.part.start if piece.part is not None else 0
-        batch.state = report.state
-        if report.error is not None:
-            if batch.error is None or start < batch.error_row:
-                batch.error, batch.error_row = report.error, start
-        elif report.ended:
-            batch.void = batch.has_ended = True
+        batch.take(report, piece.part.start if piece.part is not None else 0, self._ring)
+        if batch.has_ended:
             self._dispatch.active[piece.lane] = False
             self._lanes[piece.lane] = replace(self._lanes[piece.lane], has_ended=True)
-        elif report.empty:
-            batch.void = True
-        elif piece.part is not None:
-            if report.needed:
-                try:
-                    self._ring.require(report.needed)
-                except TransportError as error:
-                    batch.error = error
-            batch.parts[start] = report
-            batch.samples += report.samples
-            batch.nbytes = max(batch.nbytes, report.nbytes)
-        elif report.is_batch:
-            batch.made, batch.is_made = report.batch, True
-            batch.samples, batch.nbytes = report.samples, report.nbytes
-        else:
-            batch.envelope = report.envelope
-            batch.samples = report.samples
-            batch.nbytes = report.nbytes
-            if report.oversize is not None:
-                self._drop(batch)
-                try:
-                    batch.slot = self._ring.adopt(report.oversize, report.nbytes)
-                except TransportError as error:
-                    batch.error = error
 
-    def _go_on_alone(self, batch: _Batch) -> None:
+    def _go_on_alone(self, batch: Batch) -> None:
         """Turn the first batch, which all workers filled to find out whether they may, into torch's worker 0's.
 
         Worker 0 has made just what torch's worker 0 would have made first, and goes on with the remaining rows. What
@@ -455,20 +355,17 @@ class EpochRunner:
         rows = len(batch.indices)
         self._submit(batch, batch.indices[own:], Part(own, rows, rows), 0)
 
-    def _make_whole(self, batch: _Batch) -> None:
+    def _make_whole(self, batch: Batch) -> None:
         """Have one worker make a batch whose parts have samples of different moulds, and split no more."""
         self._dispatch.forbid_splitting()
         batch.parts, batch.stops, batch.samples = {}, {}, 0
         self._submit(batch, batch.indices, None, batch.worker)
 
-    def _settle(self, batch: _Batch) -> None:
+    def _settle(self, batch: Batch) -> None:
         """Put a finished batch where it will be handed out."""
         if batch.worker is not None:
             self._dispatch.load[batch.worker] -= 1
-        if batch.void or (batch.envelope is not None and codec.is_inband(batch.envelope)):
-            self._drop(batch)
-        elif batch.slot is not None and batch.error is None and batch.slot.state is SlotState.FILLING:
-            self._ring.commit(batch.slot, batch.nbytes)
+        batch.settle(self._ring)
         if batch.error is None and not batch.void:
             self._dispatch.learn(batch.work_ns)
         self._counters.dispatch, self._counters.dispatch_reason = self._dispatch.mode, self._dispatch.reason
@@ -476,20 +373,15 @@ class EpochRunner:
             del self._batches[batch.number]
             if batch.void:
                 self._under_way -= 1
-                self.unused.append(_used(batch))
+                self.unused.append(batch.used)
             else:
                 self._ready.append(batch)
 
-    def _drop(self, batch: _Batch) -> None:
-        if batch.slot is not None:
-            self._ring.release(batch.slot)
-            batch.slot = None
-
     def _retire_cancelled(self, piece: Piece) -> None:
-        batch: _Batch = piece.into
+        batch: Batch = piece.into
         batch.left -= 1
         if batch.left == 0:
-            self._drop(batch)
+            batch.drop(self._ring)
 
     # ── deaths ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -521,7 +413,7 @@ class EpochRunner:
                 self._submit(piece.into, piece.indices, piece.part, None if gone else worker)
 
     def _quarantine(self, piece: Piece, death: Death) -> None:
-        batch: _Batch = piece.into
+        batch: Batch = piece.into
         index = self._deaths.culprit(piece, death.row)
         self._counters.quarantined.append(index)
         batch.left -= 1
@@ -545,15 +437,6 @@ class EpochRunner:
                 what = "its stream" if self._job.iterable else f"sample {self._deaths.culprit(piece, row)!r}"
                 words.append(f"worker {worker} (pid {process.pid}) is at {what}")
         return "; ".join([*words, "raise timeout, or look at what those samples wait for"])
-
-
-def _used(batch: _Batch) -> Used:
-    return Used(batch.number, batch.worker or 0, batch.state, batch.has_ended)
-
-
-def _parts_disagree(batch: _Batch) -> bool:
-    specs = [report.part[0] for report in batch.parts.values() if report.part is not None]
-    return any(spec != specs[0] for spec in specs)
 
 
 def _record(recorder: Recorder, report: Report, piece: Piece, epoch: int) -> None:
