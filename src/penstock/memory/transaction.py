@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.utils._pytree import tree_map
 
 from penstock.device.oom import is_out_of_memory
 from penstock.distributed.peers import local
@@ -67,6 +68,8 @@ class _Chunk:
     params: list[Tensor]
     tensors: list[Tensor]
     copies: list[Tensor]
+    sparse: list[Tensor]
+    """What has no room, for it may grow: it must not have changed when it is to be put back."""
 
 
 @dataclass(slots=True)
@@ -97,8 +100,8 @@ class StepTransaction:
         self._is_torn = False
         """Whether a step was begun that has neither ended nor been undone."""
         self._counted: list[Tensor] = []
-        self._whole_step: dict[int, int] = {}
-        """How often a step changes each storage of those."""
+        self._whole_step: list[int] = []
+        """How often a step changes each of those."""
         self._scratch: dict[torch.device, Tensor] = {}
         self._queue: deque[_Chunk] | None = None
 
@@ -150,15 +153,13 @@ class StepTransaction:
             self._is_torn = False
             return
         except Exception as error:
-            done = {
-                storage_key(tensor): tensor._version - version
-                for tensor, version in zip(tensors, versions, strict=True)
-            }
-            if not any(done.values()):
+            counts = [tensor._version - version for tensor, version in zip(tensors, versions, strict=True)]
+            if not any(counts):
                 self._is_torn = False
                 raise
             if not is_out_of_memory(error):
                 raise
+            done = dict(zip(map(storage_key, tensors), counts, strict=True))
             self._log.note(Failure.of(error))
             caught = error
         let_go(caught)
@@ -182,10 +183,14 @@ class StepTransaction:
             self.is_careful = is_out_of_memory(error)
             raise
         self._is_torn = False
-        self._counted, self._whole_step = tensors, dict(insisting.changes)
+        if len(set(map(storage_key, tensors))) == len(tensors):  # else nothing could tell whose changes are done
+            self._counted, self._whole_step = tensors, [insisting.changes[storage_key(one)] for one in tensors]
 
     def _resume(self, done: dict[int, int]) -> None:
-        resuming = Resuming(done, self._whole_step, self._log)
+        if len(done) < len(self._counted):
+            raise TornStepError("parameters came to share their memory")
+        expected = dict(zip(map(storage_key, self._counted), self._whole_step, strict=True))
+        resuming = Resuming(done, expected, self._log)
         try:
             with resuming:
                 self.optimizer.step()
@@ -207,10 +212,12 @@ class StepTransaction:
     def _chunks(self) -> list[_Chunk]:
         parts = self._parts([(p, list(self._changed(p))) for p in self._stepped()])
         changed = [[tensor for _, tensors in part for tensor in tensors] for part in parts]
-        self._make_scratch(changed)
+        dense = [[tensor for tensor in tensors if tensor.layout is torch.strided] for tensors in changed]
+        sparse = [[tensor for tensor in tensors if tensor.layout is not torch.strided] for tensors in changed]
+        self._make_scratch(dense)
         return [
-            _Chunk([param for param, _ in part], tensors, self._rooms(tensors))
-            for part, tensors in zip(parts, changed, strict=True)
+            _Chunk([param for param, _ in part], tensors, self._rooms(tensors), others)
+            for part, tensors, others in zip(parts, dense, sparse, strict=True)
         ]
 
     def _parts(self, every: list[_Changed]) -> list[list[_Changed]]:
@@ -244,9 +251,13 @@ class StepTransaction:
             with torch.no_grad():
                 torch._foreach_copy_(chunk.copies, chunk.tensors)
         saved = self._save_states(chunk.params)
+        versions = [tensor._version for tensor in chunk.sparse]
         try:
             self._step_only(chunk)
-        except BaseException:
+        except BaseException as error:
+            if versions != [tensor._version for tensor in chunk.sparse]:
+                self._is_torn = True
+                raise TornStepError(str(error)) from error
             self._put_back(chunk, saved)
             raise
 
@@ -305,14 +316,19 @@ class StepTransaction:
         return [p for group in self.param_groups for p in group["params"] if p.grad is not None]
 
     def _changed(self, param: Tensor) -> Iterator[Tensor]:
-        """Yield what a step of `param` changes: itself and its state; of sharded ones, this rank's part."""
+        """Yield what a step of `param` changes: itself and its state; of sharded ones, this rank's part.
+
+        An optimizer that is not torch's may change the gradient too (centralize it, say).
+        """
         yield local(param)
         yield from state_tensors(self.optimizer, [param])
+        if type(self.optimizer) not in _TENSORWISE and param.grad is not None:
+            yield local(param.grad)
 
     def _save_states(self, params: list[Tensor]) -> _Saved:
         state = self.optimizer.state
         return _Saved(
-            [(p, dict(state[p]) if p in state else None) for p in params],
+            [(p, _copied(state[p]) if p in state else None) for p in params],
             [(group, {**group, "params": None}) for group in self.param_groups],
         )
 
@@ -327,6 +343,12 @@ class StepTransaction:
             params = group["params"]
             group.clear()
             group.update(options, params=params)
+
+
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a parameter's state, down to lists and dicts inside of it; tensors are the same."""
+    copied: dict[str, Any] = tree_map(lambda leaf: leaf, dict(state))
+    return copied
 
 
 def has_room_for_temporaries(params: list[Tensor]) -> bool:
