@@ -31,6 +31,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._pytree import tree_map
 
+from penstock.core.errors import OptionError
 from penstock.device.oom import is_out_of_memory
 from penstock.distributed.peers import local
 from penstock.memory.failure import Failure, FailureLog, attempt, collect, let_go
@@ -78,6 +79,12 @@ class _Saved:
 
     states: list[tuple[Tensor, dict[str, Any] | None]]
     options: list[tuple[dict[str, Any], dict[str, Any]]]
+
+
+def refuse_closure(optimizer: Optimizer | None) -> None:
+    """Raise OptionError for an optimizer that evaluates the loss by itself."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise OptionError("LBFGS evaluates the loss by itself, several times per step; use an optimizer that does not")
 
 
 class StepTransaction:
