@@ -103,9 +103,7 @@ def flatten(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("fail_at", [1, 2, 3, 4])
-def test_parameters_in_one_piece_of_memory_are_not_stepped_twice(
-    fail_at: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parameters_in_one_piece_of_memory_are_not_stepped_twice(fail_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     clean, failing = plain(), plain(is_flat=True)
     clean(torch.ones(3, 4))
     FailingAdd(monkeypatch).left = fail_at
