@@ -611,3 +611,7 @@ def test_models_whose_ranks_meet_inside_of_forward_are_refused(monkeypatch: pyte
     monkeypatch.setattr(peers, "DistributedDataParallel", Parallel)
     with pytest.raises(OptionError, match="SyncBatchNorm asks the other ranks"):
         TrainStep(Parallel(), torch.optim.SGD(model.parameters(), lr=0.1), sum_of_squares)
+    with pytest.raises(
+        OptionError, match=r"DistributedDataParallel is inside of a Sequential.*let it be the outermost"
+    ):
+        TrainStep(nn.Sequential(Parallel()), torch.optim.SGD(model.parameters(), lr=0.1), sum_of_squares)
