@@ -73,6 +73,7 @@ class FailingAdd:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = 0
+        self.error: type[BaseException] = torch.OutOfMemoryError
         self._add = torch.Tensor.add_
         monkeypatch.setattr(torch.Tensor, "add_", lambda *args, **kwargs: self(*args, **kwargs))
 
@@ -80,7 +81,7 @@ class FailingAdd:
         if isinstance(tensor, nn.Parameter):
             self.left -= 1
             if self.left == 0:
-                raise torch.OutOfMemoryError("tried to allocate 1.00 GiB")
+                raise self.error("tried to allocate 1.00 GiB")
         return self._add(tensor, *args, **kwargs)
 
 
@@ -130,6 +131,32 @@ def test_a_step_is_resumed_although_the_memory_of_parameters_moved(
     failing(torch.ones(3, 4))
     assert_same(state(failing), state(clean))
     assert failing.statistics().out_of_memory == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+@pytest.mark.parametrize("fail_at", [1, 3])
+def test_a_step_that_something_else_broke_off_is_finished_by_the_next_call(
+    fail_at: int, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clean, broken = plain(), plain()
+    failing = FailingAdd(monkeypatch)
+    failing.left, failing.error = fail_at, error
+    with pytest.raises(error):
+        broken(torch.ones(3, 4))
+    for step in (clean, clean, broken):
+        step(torch.ones(3, 4))
+    assert_same(state(broken), state(clean))
+
+
+def test_a_step_that_was_broken_off_is_not_gone_on_with_on_other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = plain()
+    failing = FailingAdd(monkeypatch)
+    failing.left, failing.error = 3, KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        broken(torch.ones(3, 4))
+    broken.model.load_state_dict(plain().model.state_dict())
+    with pytest.raises(OutOfMemoryError, match="with a new TrainStep"):
+        broken(torch.ones(3, 4))
 
 
 class Counting(torch.optim.SGD):

@@ -73,6 +73,14 @@ class _Chunk:
     """What has no room, for it may grow: it must not have changed when it is to be put back."""
 
 
+@dataclass(frozen=True, slots=True)
+class _BrokenOff:
+    """Where a step was broken off: the versions of what it changes, and how many changes of each storage are done."""
+
+    versions: list[int]
+    done: dict[int, int]
+
+
 @dataclass(slots=True)
 class _Saved:
     """What is no tensor, as it was: each parameter's state (None: none yet), each group's options."""
@@ -109,6 +117,7 @@ class StepTransaction:
         self._counted: list[Tensor] = []
         self._whole_step: list[int] = []
         """How often a step changes each of those."""
+        self._broken_off: _BrokenOff | None = None
         self._scratch: dict[torch.device, Tensor] = {}
         self._queue: deque[_Chunk] | None = None
 
@@ -130,7 +139,8 @@ class StepTransaction:
             TornStepError: the step failed in its middle, in a way that could not be undone.
         """
         if self._is_torn:
-            raise TornStepError("it was broken off before")
+            self._finish()
+            return
         if not self.is_careful:
             self._step_swiftly()
             return
@@ -159,20 +169,34 @@ class StepTransaction:
             self.optimizer.step()
             self._is_torn = False
             return
-        except Exception as error:
-            counts = [tensor._version - version for tensor, version in zip(tensors, versions, strict=True)]
-            if not any(counts):
+        except BaseException as error:
+            now = [tensor._version for tensor in tensors]
+            if now == versions:
                 self._is_torn = False
                 raise
+            done = dict(zip(map(storage_key, tensors), map(operator.sub, now, versions), strict=True))
             if not is_out_of_memory(error):
+                self._broken_off = _BrokenOff(now, done)
                 raise
-            done = dict(zip(map(storage_key, tensors), counts, strict=True))
             self._log.note(Failure.of(error))
             caught = error
         let_go(caught)
         del caught
         collect()
         self._resume(done)
+        self._is_torn = False
+
+    def _finish(self) -> None:
+        """Go on with a step that something else than memory has broken off (Ctrl-C, say), if nothing changed since."""
+        broken_off, self._broken_off = self._broken_off, None
+        tensors = [tensor for p in self._stepped() for tensor in self._changed(p)]
+        if (
+            broken_off is None
+            or not self._can_resume(tensors)
+            or broken_off.versions != [tensor._version for tensor in tensors]
+        ):
+            raise TornStepError("it was broken off before")
+        self._resume(broken_off.done)
         self._is_torn = False
 
     def _step_insisting(self, params: list[Tensor], tensors: list[Tensor]) -> None:
