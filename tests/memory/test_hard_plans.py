@@ -80,6 +80,21 @@ def test_what_has_no_fake_tensors_is_measured_and_named(through: Callable[[Tenso
     assert "so it was measured instead" in found.measured
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_compiled_model_is_planned_without_compiling_it(in_place: bool) -> None:
+    def refuse(*args: Any) -> Any:
+        raise AssertionError("compiled")
+
+    model: Any = nn.Linear(8, 8)
+    if in_place:
+        model.compile(backend=refuse)
+    else:
+        model = torch.compile(model, backend=refuse)
+    found = planned(model, torch.ones(4, 8))
+    assert not found.measured
+    assert any("planned as if it were not" in words for words in found.warnings)
+
+
 def test_an_error_of_the_users_is_raised_as_it_is() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         planned(nn.Linear(8, 8), torch.ones(4, 9))

@@ -170,7 +170,8 @@ class _Rehearsal:
         *,
         grain: int,
     ) -> None:
-        self._model = model
+        self._is_compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
+        self._model: nn.Module = getattr(model, "_orig_mod", model)
         self._loss_fn = loss_fn
         self._batch = batch
         self._optimizer = optimizer
@@ -185,6 +186,8 @@ class _Rehearsal:
         """Yield what the ways do not show."""
         if self._hidden:
             yield f"the workspace of {', '.join(sorted(self._hidden))} is not seen: the peak may be higher"
+        if self._is_compiled:
+            yield "the model is compiled, and was planned as if it were not: fused operations save less"
         for mode, error in self._unrunnable.items():
             yield f"the model does not run with its blocks {mode}, maybe for a cache (use_cache): {_words(error)}"
 
@@ -194,7 +197,9 @@ class _Rehearsal:
         parts = [1]
         while parts[-1] < size:
             parts.append(min(size, 2 * parts[-1]))
-        with self._copied(fake=fake) as (model, optimizer, batch):
+        # A compiled model would be compiled for every size; and what compiles is not imported for others.
+        eager = torch.compiler.set_stance("force_eager") if self._is_compiled else contextlib.nullcontext()
+        with eager, self._copied(fake=fake) as (model, optimizer, batch):
             try:
                 self._step(model, optimizer, batch, parts[-1], fake=fake)  # makes the optimizer's state
             except ValueError:  # what BatchNorm raises for a single sample
