@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from penstock import OptionError, TrainStep, plan
+from penstock import OptionError, PenstockError, TrainStep, plan
+from penstock.cli.named import called
 
 
 class Block(nn.Module):
@@ -149,3 +150,8 @@ def test_an_optimizer_with_a_closure_is_refused_in_words() -> None:
     model = nn.Linear(8, 8)
     with pytest.raises(OptionError, match="LBFGS evaluates the loss by itself"):
         plan(model, squares, torch.ones(4, 8), torch.optim.LBFGS(model.parameters()), budget="1GiB")
+
+
+def test_a_name_of_something_else_than_a_function_is_told() -> None:
+    with pytest.raises(PenstockError, match="os:sep is no function, but a str"):
+        called("os:sep")
