@@ -174,6 +174,21 @@ def test_tied_weights_are_counted_once() -> None:
     assert ledger(model).on("cpu").weights == 64 * 64 * 4
 
 
+def test_sparse_gradients_and_parameters_of_other_classes_are_in_the_ledger() -> None:
+    class Marked(nn.Parameter):
+        pass
+
+    model = nn.ModuleList([nn.Embedding(100, 8, sparse=True), nn.Linear(8, 8, bias=False)])
+    model[1].weight = Marked(torch.zeros(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model[1](model[0](torch.arange(5))).sum().backward()
+    optimizer.step()
+    found = ledger(model, optimizer)
+    assert found.on("cpu").weights == 4 * (100 * 8 + 8 * 8)
+    assert found.on("cpu").gradients == found.on("cpu").optimizer == 5 * (8 + 4 * 8) + 4 * 8 * 8
+    assert found.modules["0"].gradients == 5 * (8 + 4 * 8)
+
+
 def test_the_ledger_tells_who_held_what_at_the_peak_of_a_step() -> None:
     model = nn.Sequential(nn.Linear(64, 256), nn.Sequential(nn.ReLU(), nn.Linear(256, 1)))
     optimizer = torch.optim.Adam(model.parameters())

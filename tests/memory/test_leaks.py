@@ -26,6 +26,7 @@ class Loop:
         self.kept: Any = []
         self.cache: dict[int, Tensor] = {}
         self.total: Any = 0.0
+        self.batches: Any = None
 
     def loss(self) -> Tensor:
         found: Tensor = self.model(torch.randn(4, 8)).square().mean()
@@ -94,9 +95,40 @@ def kept_gradients(loop: Loop, step: int) -> None:
     loop.kept.append([p.grad * 1 for p in loop.model.parameters() if p.grad is not None])  # leaks
 
 
+def added_up_after_backward(loop: Loop, step: int) -> None:
+    loss = loop.loss()
+    loop.train(loss)
+    loop.total = loop.total + loss  # leaks
+
+
+def added_up_in_place(loop: Loop, step: int) -> None:
+    if step == 0:
+        loop.total = torch.zeros(())
+    loss = loop.loss()
+    loop.train(loss)
+    loop.total += loss  # leaks
+
+
+def kept_every_third(loop: Loop, step: int) -> None:
+    loss = loop.loss()
+    loop.train(loss)
+    if step % 3 == 0:
+        loop.kept.append(torch.exp(loss.detach()))  # leaks
+
+
+def batches_of_workers(loop: Loop, step: int) -> None:
+    if step == 0:
+        data = torch.utils.data.TensorDataset(torch.randn(4 * STEPS, 8))
+        loop.batches = iter(torch.utils.data.DataLoader(data, 4, num_workers=1))
+    (x,) = next(loop.batches)  # leaks
+    loop.kept.append(x)
+    loop.train(loop.model(x).sum())
+
+
 LEAKS = [
     appended_loss, appended_detached_output, added_to_a_total, cached_by_step, kept_by_a_hook, set_on_the_model,
-    captured_by_functions, chained_hidden_state, copied_weights, kept_gradients,
+    captured_by_functions, chained_hidden_state, copied_weights, kept_gradients, added_up_after_backward,
+    added_up_in_place, kept_every_third, batches_of_workers,
 ]  # fmt: skip
 
 
@@ -163,9 +195,28 @@ def cache_of_the_last_batches(loop: Loop, step: int) -> None:
     loop.train(loop.loss())
 
 
+def cache_by_length(loop: Loop, step: int) -> None:
+    if step % 4 not in loop.cache:
+        loop.cache[step % 4] = torch.arange(8.0) * step
+    loop.train(loop.loss())
+
+
+def backward_through_some_time(loop: Loop, step: int) -> None:
+    loop.total = loop.total + loop.loss()
+    if step % 4 == 3:
+        loop.train(loop.total)
+        loop.total = loop.total.detach()
+
+
+def total_of_an_epoch(loop: Loop, step: int) -> None:
+    loss = loop.loss()
+    loop.total = loss.detach() if step % 4 == 0 else loop.total + loss.detach()
+    loop.train(loss)
+
+
 HEALTHY = [
     plain, item_appended, last_few_kept, total_in_place, averaged_weights, accumulated, best_kept, evaluated, momentum,
-    cache_of_the_last_batches,
+    cache_of_the_last_batches, cache_by_length, backward_through_some_time, total_of_an_epoch,
 ]  # fmt: skip
 
 

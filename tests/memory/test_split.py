@@ -104,3 +104,21 @@ def test_the_search_settles_on_the_fewest_parts_that_fit(capacity: int, size: in
     assert sum(failures[100:]) <= 12
     found = sizes.parts(bucket, size)
     assert (fewest if sizes.is_probe(bucket) else found) == fewest
+
+
+def test_a_tensor_of_one_row_is_no_batch_where_others_have_more() -> None:
+    batch = {"positions": torch.zeros(1, 7), "x": torch.zeros(4, 3)}
+    assert batch_size(batch) == 4
+    assert [part["positions"].shape[0] for part in split_batch(batch, 2)] == [1, 1]
+    assert batch_size(batch["positions"]) == 1
+
+
+def test_a_named_tuple_of_as_many_fields_as_samples_is_kept() -> None:
+    parts = split_batch({"x": torch.zeros(2, 3), "pair": Pair("a", 1.0)}, 2)
+    assert [part["pair"] for part in parts] == [Pair("a", 1.0)] * 2
+
+
+def test_packed_sequences_are_not_cut_through_time() -> None:
+    packed = torch.nn.utils.rnn.pack_sequence([torch.zeros(4, 2)])
+    with pytest.raises(OptionError, match="a PackedSequence in a batch cannot be cut; say how"):
+        split_batch(packed, 2)

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from scarcity import Capacity, FailAt
@@ -14,6 +15,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from penstock import OptionError, OutOfMemoryError, TrainStep
 from penstock.distributed import peers
+from penstock.memory.commit import Commit, TornError
+from penstock.memory.gather import Gathering
 from penstock.memory.microbatch import Sizes, bucket_of
 
 Make = Callable[[], tuple[TrainStep, Callable[[], dict[str, Any]]]]
@@ -489,10 +492,106 @@ def test_arguments_that_cannot_work_are_refused() -> None:
     for options, words in (
         ({"micro_batch": 0}, "at least 1"),
         ({"micro_batch": "most"}, "'auto' or None"),
-        ({"accumulate": 0}, "at least 1 batch"),
+        ({"micro_batch": 2.0}, "a number of samples, at least 1, or 'auto' or None, not 2.0"),
+        ({"accumulate": 0}, "at least 1"),
+        ({"accumulate": 2.5}, "a number of batches"),
+        ({"autocast": "bfloat16"}, "a dtype, as in torch.bfloat16"),
+        ({"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)}, "step it yourself"),
     ):
         with pytest.raises(OptionError, match=words):
             TrainStep(model, optimizer, sum_of_squares, **options)  # type: ignore[arg-type]
+
+
+def test_a_number_of_numpys_is_a_micro_batch() -> None:
+    step = Trained(micro_batch=np.int64(2)).train(batches(1)).step  # type: ignore[arg-type]
+    assert step.statistics().micro_batch == 2
+
+
+@pytest.mark.parametrize("answer", [lambda loss: loss, lambda loss: (loss, None), lambda loss: (loss.item(), 1)])
+def test_a_loss_without_its_weight_is_refused_in_words(answer: Callable[[Tensor], Any]) -> None:
+    model = deep()
+    step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda m, b: answer(m(b[0]).sum()))
+    with pytest.raises(OptionError, match="must return two things"):
+        step(double_batch(2))
+
+
+class Late(nn.Module):
+    """Has a buffer that is None at first, and makes another one as it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.register_buffer("mean", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x)
+        if not hasattr(self, "count"):
+            self.register_buffer("count", torch.zeros(()))
+        mean = found.detach().mean(0)
+        self.mean = mean if self.mean is None else 0.9 * self.mean + 0.1 * mean
+        self.count += 1
+        return found - self.mean
+
+
+def test_buffers_that_a_failed_attempt_made_are_taken_away() -> None:
+    def trained(numbers: list[int]) -> tuple[dict[str, Any], int]:
+        torch.manual_seed(0)
+        model = Late()
+        step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.1), loss_fn, micro_batch=3)
+        batch = batches(1)[0]
+        with FailAt(numbers) as memory:
+            step(batch)
+        return model.state_dict(), memory.count
+
+    expected, count = trained([])
+    for number in range(count):
+        assert_same(trained([number])[0], expected, f"{number}")
+
+
+def test_averages_and_schedules_go_on_where_memory_ran_out_in_them() -> None:
+    def trained(numbers: list[int]) -> tuple[dict[str, Any], Any, int]:
+        torch.manual_seed(0)
+        model = Net()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1), foreach=False)
+        average = torch.optim.swa_utils.AveragedModel(model)
+        step = TrainStep(
+            model,
+            optimizer,
+            loss_fn,
+            scheduler=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+            after_step=lambda: average.update_parameters(model),
+        )
+        first, second = batches(2)
+        step(first)
+        with FailAt(numbers) as memory:
+            step(second)
+        return average.state_dict(), optimizer.state_dict(), memory.count
+
+    *expected, count = trained([])
+    for number in range(count):
+        assert_same(trained([number])[:2], tuple(expected), f"{number}")
+
+
+def test_gradients_that_could_not_be_computed_again_are_so_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [deep(), deep()]
+    steps = [TrainStep(m, torch.optim.SGD(m.parameters(), lr=0.1), sum_of_squares) for m in models]
+
+    def torn(commit: Commit) -> None:
+        monkeypatch.undo()
+        monkeypatch.setattr(Gathering, "run", failing)
+        raise TornError
+
+    def failing(gathering: Gathering) -> Tensor:
+        monkeypatch.undo()
+        raise OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(Commit, "run", torn)
+    with pytest.raises(OutOfMemoryError):
+        steps[1](double_batch(4))
+    steps[1](double_batch(5))
+    steps[0](double_batch(4))
+    steps[0](double_batch(5))
+    assert_same(models[1].state_dict(), models[0].state_dict())
 
 
 def test_models_whose_ranks_meet_inside_of_forward_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -512,3 +611,7 @@ def test_models_whose_ranks_meet_inside_of_forward_are_refused(monkeypatch: pyte
     monkeypatch.setattr(peers, "DistributedDataParallel", Parallel)
     with pytest.raises(OptionError, match="SyncBatchNorm asks the other ranks"):
         TrainStep(Parallel(), torch.optim.SGD(model.parameters(), lr=0.1), sum_of_squares)
+    with pytest.raises(
+        OptionError, match=r"DistributedDataParallel is inside of a Sequential.*let it be the outermost"
+    ):
+        TrainStep(nn.Sequential(Parallel()), torch.optim.SGD(model.parameters(), lr=0.1), sum_of_squares)

@@ -30,6 +30,9 @@ def called(name: str) -> Any:
     """Return what the function named "module:function" returns.
 
     Raises:
-        PenstockError: as `named`.
+        PenstockError: as `named`, or it is no function.
     """
-    return named(name)()
+    function = named(name)
+    if not callable(function):
+        raise PenstockError(f"{name} is no function, but a {type(function).__name__}")
+    return function()

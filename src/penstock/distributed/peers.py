@@ -113,6 +113,7 @@ def peers_of(model: nn.Module) -> tuple[nn.Module, Peers | None]:
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         return model, Peers(_shard_group(model), broadcast_buffers=False)
     if not isinstance(model, DistributedDataParallel):
+        _refuse_parallel_parts(model)
         return model, None
     inner: nn.Module = model.module
     _refuse_meeting_layers(inner)
@@ -146,6 +147,14 @@ def _shard_group(model: nn.Module) -> dist.ProcessGroup:
             "parallelism): step this one by hand"
         )
     return next(iter(meshes)).get_group()
+
+
+def _refuse_parallel_parts(model: nn.Module) -> None:
+    if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        raise OptionError(
+            f"DistributedDataParallel is inside of a {type(model).__name__}, where its ranks meet in backward, and one "
+            "rank's out-of-memory hangs the others; let it be the outermost, around the whole (or compiled) model"
+        )
 
 
 def _refuse_meeting_layers(model: nn.Module) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from penstock.core.errors import OptionError
+
 
 class Autocast:
     """The contexts in which losses are computed.
@@ -19,6 +21,10 @@ class Autocast:
 
     def __init__(self, wanted: torch.dtype | dict[str, Any] | None, devices: Sequence[torch.device]) -> None:
         self._options: dict[str, Any] | None = None
+        if wanted is not None and not isinstance(wanted, (torch.dtype, dict)):
+            raise OptionError(
+                f"autocast is a dtype, as in torch.bfloat16, or arguments of torch.autocast, not {wanted!r}"
+            )
         if wanted is not None:
             self._options = {"dtype": wanted} if isinstance(wanted, torch.dtype) else dict(wanted)
             self._options.setdefault("device_type", devices[0].type if devices else "cpu")

@@ -1,13 +1,16 @@
 """The end of a window: gradients are divided, unscaled and clipped, and the optimizer is stepped; each exactly once.
 
-Each stage is tried again where memory ran out in it. That is safe as long as it had changed nothing, which the
-version counters of the gradients tell (they count in-place changes); the optimizer's step is a transaction of its own.
-Gradients that were changed in part must be computed again: `TornError`.
+Each stage is tried again where memory ran out in it. The optimizer's step is a transaction of its own. In the stages
+before it each operation is insisted on (`insist.py`), for one of several that change gradients cannot be begun again by
+all of them together. Gradients that were changed in part nevertheless must be computed again: `TornError`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +18,8 @@ from torch import Tensor
 
 from penstock.distributed.peers import local
 from penstock.memory.failure import TRIES, Failure, FailureLog, attempt
+from penstock.memory.holdings import storage_key
+from penstock.memory.insist import Insisting
 from penstock.memory.transaction import StepTransaction
 
 
@@ -29,6 +34,17 @@ class StageError(Exception):
         super().__init__(f"{stage}: {failure.text}")
         self.stage = stage
         self.failure = failure
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    name: str
+    body: Callable[[], object]
+    is_insisted_on: bool = False
+
+    def run(self, insisting: Insisting) -> None:
+        with insisting if self.is_insisted_on else contextlib.nullcontext():
+            self.body()
 
 
 class Commit:
@@ -60,18 +76,20 @@ class Commit:
         self._clip = clip_grad_norm
         self._log = log
         self._grads = [local(p.grad) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        self._stages: list[tuple[str, Callable[[], None]]] = []
+        self._storages = set(map(storage_key, self._grads))
+        self._stages: list[_Stage] = []
         if isinstance(factor, Tensor) or factor != 1.0:
-            self._stages.append(("dividing the gradients", self._divide))
+            self._stages.append(_Stage("dividing the gradients", self._divide, is_insisted_on=True))
         if scaler is not None:
-            self._stages.append(("unscaling the gradients", lambda: scaler.unscale_(self)))  # type: ignore[arg-type]
+            unscale = functools.partial(scaler.unscale_, self)  # type: ignore[arg-type]
+            self._stages.append(_Stage("unscaling the gradients", unscale, is_insisted_on=True))
         if clip_grad_norm is not None:
-            self._stages.append(("clipping the gradients", self._clip_grads))
+            self._stages.append(_Stage("clipping the gradients", self._clip_grads, is_insisted_on=True))
         if scaler is None:
-            self._stages.append(("the optimizer's step", self.step))
+            self._stages.append(_Stage("the optimizer's step", self.step))
         else:
-            self._stages.append(("the optimizer's step", lambda: scaler.step(self)))  # type: ignore[arg-type]
-            self._stages.append(("updating the scale", scaler.update))
+            self._stages.append(_Stage("the optimizer's step", functools.partial(scaler.step, self)))  # type: ignore[arg-type]
+            self._stages.append(_Stage("updating the scale", scaler.update))
         self.stepped = False
         """Whether the optimizer was stepped: the scaler leaves it out when gradients are infinite."""
 
@@ -88,7 +106,7 @@ class Commit:
             StageError: memory ran out too often.
         """
         while self._stages:
-            self._do(*self._stages[0])
+            self._do(self._stages[0])
             self._stages.pop(0)
 
     def step(self) -> None:
@@ -96,17 +114,17 @@ class Commit:
         self._transaction.step()
         self.stepped = True
 
-    def _do(self, name: str, stage: Callable[[], None]) -> None:
-        versions = [grad._version for grad in self._grads]
+    def _do(self, stage: _Stage) -> None:
         for tries_left in reversed(range(TRIES)):
-            failure = attempt(stage).failure
+            insisting = Insisting(self._storages, self._log)
+            failure = attempt(functools.partial(stage.run, insisting)).failure
             if failure is None:
                 return
             self._log.note(failure)
-            if not self._transaction.is_underway and versions != [grad._version for grad in self._grads]:
+            if insisting.changes:
                 raise TornError
             if not tries_left:
-                raise StageError(name, failure)
+                raise StageError(stage.name, failure)
 
     @torch.no_grad()
     def _divide(self) -> None:

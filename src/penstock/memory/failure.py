@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 import torch
 
 from penstock.device.oom import is_out_of_memory, requested_nbytes
-from penstock.memory.lines import line_text
+from penstock.memory.lines import is_users, line_text
 
 T = TypeVar("T")
 
@@ -26,7 +26,6 @@ TRIES = 6
 """Failures of one thing, one after the other, before giving up."""
 
 _TORCH = str(Path(torch.__file__).parent)
-_OURS = str(Path(__file__).parent.parent)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +54,7 @@ class Failure:
     def of(cls, error: BaseException) -> Failure:
         """Write down `error`."""
         frames = list(_frames(error))
-        users = [found for found in frames if not found[0].f_code.co_filename.startswith((_TORCH, _OURS))]
+        users = [found for found in frames if is_users(found[0].f_code.co_filename)]
         below = frames[frames.index(users[-1]) + 1 :] if users else frames
         names = [frame.f_code.co_name for frame, _ in below if frame.f_code.co_filename.startswith(_TORCH)]
         modules = [found for frame, _ in frames if isinstance(found := frame.f_locals.get("self"), torch.nn.Module)]

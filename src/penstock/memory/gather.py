@@ -312,7 +312,7 @@ class Gathering:
 
     def _run_part(self, entry: _Entry, part: Any, divisor: float) -> None:
         with self._micro.autocast():
-            found, count = self._micro.loss_fn(self._model, part)
+            found, count = _checked(self._micro.loss_fn(self._model, part))
         scaled = found / divisor
         (scaled if self._micro.scaler is None else self._micro.scaler.scale(scaled)).backward()
         loss, weight = found.detach(), count.detach() if isinstance(count, Tensor) else count
@@ -364,6 +364,15 @@ class Gathering:
         if failure is None:
             raise OptionError(f"this batch would be cut into micro-batches, and {coupled_words(coupled)}")
         raise OutOfMemoryError(f"{self.explained(failure)}\nThe batch was not cut: {coupled_words(coupled)}.")
+
+
+def _checked(found: Any) -> tuple[Tensor, Any]:
+    if isinstance(found, (tuple, list)) and len(found) == 2 and isinstance(found[0], Tensor) and found[1] is not None:
+        return found[0], found[1]
+    raise OptionError(
+        "loss_fn must return two things, the sum of the losses as a tensor and how many they are (samples or tokens), "
+        f"not {found!r}"
+    )
 
 
 def _ratio(loss: Tensor, weight: Any) -> Tensor:

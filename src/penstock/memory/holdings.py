@@ -38,6 +38,7 @@ def state_tensors(optimizer: Optimizer | None, params: Iterable[Tensor] | None =
 
 
 def storage_key(tensor: Tensor) -> int:
-    """Return what tells the storage of `tensor` from others, as long as it lives."""
-    key: int = local(tensor).untyped_storage()._cdata
+    """Return what tells the storage of `tensor` from others, as long as it lives; one that has none tells itself."""
+    own = local(tensor)
+    key: int = own.untyped_storage()._cdata if own.layout is torch.strided else own._cdata
     return key

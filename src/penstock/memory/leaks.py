@@ -3,18 +3,22 @@
 Every storage that an operation makes is remembered with the line of the user's program that ran the operation, and
 with the step. It lives until its finalizer says otherwise, whoever holds it: a list, or the graph of a loss that
 somebody added to a total. Of each line, what survives is watched. What grows step by step, and of which nothing that
-had grown old ever died, leaks. A queue of the last losses does not: its oldest die.
+had grown old ever died, leaks. A queue of the last losses does not: its oldest die. Nor does a cache that is full.
+
+After backward a graph holds no tensors any more, and still grows where losses are added to a total. So the graph of
+what is alive is followed back: autograd numbers its nodes, and each step notes how far the numbers have come.
 """
 
 from __future__ import annotations
 
+import bisect
 import gc
 import itertools
 import sys
 import weakref
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,9 +27,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from penstock.core.units import size_text
-from penstock.memory.lines import line_text
+from penstock.memory.holdings import storage_key
+from penstock.memory.lines import is_users, line_text
 
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 _OLD = 3
 """Steps after which a tensor has outlived its own."""
 _STEPS = 3
@@ -56,7 +60,15 @@ class Leak:
     held_by: str
     """What refers to them, as far as Python knows: "a list of 12"."""
 
+    is_chain: bool = False
+    """Whether it is one graph that each step makes longer, rather than tensors."""
+
     def __str__(self) -> str:
+        if self.is_chain:
+            return (
+                f"{self.line}: its graph reaches back over {self.steps} steps, and grows with each; add up "
+                "loss.item(), or loss.detach()"
+            )
         count = f"{self.tensors} tensors ({size_text(self.nbytes)}) of {self.steps} steps are alive"
         held = f", held by {self.held_by}" if self.held_by else ""
         advice = "; they keep their graph: keep loss.item(), or loss.detach()" if self.keeps_graph else ""
@@ -97,6 +109,11 @@ class watch_leaks(TorchDispatchMode):  # noqa: N801  used as a statement
         self._step = 0
         self._known: set[int] = set()
         self._lines: dict[Line, _History] = {}
+        self._written: dict[int, Line] = {}
+        """Where storages that are part of a graph were written to last."""
+        self._leaf = torch.zeros((), requires_grad=True)
+        self._marks: list[int] = []
+        """The number of the graph's nodes at the end of each step."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -105,6 +122,10 @@ class watch_leaks(TorchDispatchMode):  # noqa: N801  used as a statement
     def step(self) -> None:
         """Say that a step is over."""
         self._step += 1
+        with torch.enable_grad():
+            node = self._leaf.view(()).grad_fn
+        if node is not None:  # there is none in inference mode
+            self._marks.append(node._sequence_nr())
 
     def found(self) -> list[Leak]:
         """Return the leaks so far, the largest first."""
@@ -113,7 +134,7 @@ class watch_leaks(TorchDispatchMode):  # noqa: N801  used as a statement
         for line, history in self._lines.items():
             old = {key: born for key, born in history.alive.items() if born.step <= self._step - _OLD}
             steps = {born.step for born in old.values()}
-            if len(steps) < _STEPS or history.died_old:
+            if len(steps) < _STEPS or history.died_old or not _goes_on(steps, self._step - _OLD):
                 continue
             holders = _tensors_on(set(old))
             leaks.append(
@@ -126,7 +147,48 @@ class watch_leaks(TorchDispatchMode):  # noqa: N801  used as a statement
                     held_by=_held_by(holders),
                 )
             )
+        named = {leak.line for leak in leaks}
+        leaks += [chain for chain in self._chains() if chain.line not in named]
         return sorted(leaks, key=lambda leak: (-leak.nbytes, leak.line))
+
+    def _chains(self) -> Iterator[Leak]:
+        """Yield the graphs that have grown over at least half of the steps, each line once."""
+        born = {key: one for history in self._lines.values() for key, one in history.alive.items()}
+        named: set[Line] = set()
+        for tensor in _all_tensors():
+            if tensor.grad_fn is None:
+                continue
+            key = storage_key(tensor)
+            line = self._written.get(key)
+            if line is None and key in born and born[key].step >= self._step - _OLD:
+                line = born[key].line
+            if line is None or line in named:
+                continue
+            steps = {step for step in self._steps_in(tensor) if step <= self._step - _OLD}
+            if len(steps) < max(_STEPS, (self._step - _OLD) / 2):
+                continue
+            named.add(line)
+            yield Leak(
+                line=line_text(*line),
+                tensors=1,
+                nbytes=tensor.untyped_storage().nbytes(),
+                steps=len(steps),
+                keeps_graph=True,
+                held_by=_held_by([tensor]),
+                is_chain=True,
+            )
+
+    def _steps_in(self, tensor: Tensor) -> set[int]:
+        """Return the steps that the nodes of a tensor's graph are from."""
+        seen, todo, steps = set(), [tensor.grad_fn], set()
+        while todo:
+            node = todo.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            steps.add(bisect.bisect_left(self._marks, node._sequence_nr()))
+            todo += [before for before, _ in node.next_functions]
+        return steps
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -137,11 +199,14 @@ class watch_leaks(TorchDispatchMode):  # noqa: N801  used as a statement
                 if storage._cdata not in self._known:
                     line = line or _users_line()
                     self._remember(storage, line)
+        if func._schema.is_mutable and torch.is_grad_enabled() and isinstance(args[0], Tensor) and args[0].ndim == 0:
+            self._written[storage_key(args[0])] = _users_line()
         return result
 
     def _remember(self, storage: torch.UntypedStorage, line: Line) -> None:
         key = storage._cdata
         self._known.add(key)
+        self._written.pop(key, None)
         born = _Born(line, self._step, storage.nbytes())
         self._lines.setdefault(line, _History()).alive[key] = born
         weakref.finalize(storage, self._forget, key, born).atexit = False
@@ -154,21 +219,28 @@ class watch_leaks(TorchDispatchMode):  # noqa: N801  used as a statement
 
 
 def _users_line() -> Line:
-    """Return the innermost line that is neither torch's nor ours."""
+    """Return the innermost line that is the user's."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
 
 
 def _tensors_on(storages: set[int]) -> list[Tensor]:
     """Return the tensors that Python knows of on these storages."""
-    found = []
-    for one in gc.get_objects():
-        is_plain = type(one) in (Tensor, torch.nn.Parameter) and one.layout is torch.strided
-        if is_plain and one.untyped_storage()._cdata in storages:
-            found.append(one)
-    return found
+    return [tensor for tensor in _all_tensors() if tensor.untyped_storage()._cdata in storages]
+
+
+def _all_tensors() -> list[Tensor]:
+    return [
+        one for one in gc.get_objects() if type(one) in (Tensor, torch.nn.Parameter) and one.layout is torch.strided
+    ]
+
+
+def _goes_on(steps: set[int], now: int) -> bool:
+    """Return whether what survived did so until lately, judged by the longest pause before."""
+    ordered = sorted(steps)
+    return now - ordered[-1] <= max(after - before for before, after in itertools.pairwise(ordered))
 
 
 def _held_by(tensors: list[Tensor]) -> str:

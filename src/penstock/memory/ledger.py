@@ -138,9 +138,9 @@ def ledger(
         (4194304, 4194304)
     """
     peak = None if during is None else _counted(model, optimizer, during)
-    weights = list(map(local, (*model.parameters(), *model.buffers())))
-    gradients = [local(p.grad) for p in model.parameters() if p.grad is not None]
-    state = list(state_tensors(optimizer))
+    weights = list(_dense((*model.parameters(), *model.buffers())))
+    gradients = list(_dense(p.grad for p in model.parameters()))
+    state = list(_dense(state_tensors(optimizer)))
     known = {storage_key(tensor) for tensor in (*weights, *gradients, *state)}
     statistics = loader.statistics() if loader is not None else None
     found = [one for one in gc.get_objects() if _is_tensor(one) and storage_key(one) not in known]
@@ -214,9 +214,9 @@ def _by_module(model: nn.Module, optimizer: Optimizer | None) -> Iterator[tuple[
 
 def _module_bytes(params: list[nn.Parameter], buffers: Iterable[Tensor], optimizer: Optimizer | None) -> ModuleBytes:
     return ModuleBytes(
-        weights=_nbytes(map(local, (*params, *buffers))),
-        gradients=_nbytes(local(p.grad) for p in params if p.grad is not None),
-        optimizer=_nbytes(state_tensors(optimizer, params)),
+        weights=_nbytes(_dense((*params, *buffers))),
+        gradients=_nbytes(_dense(p.grad for p in params)),
+        optimizer=_nbytes(_dense(state_tensors(optimizer, params))),
     )
 
 
@@ -255,9 +255,20 @@ def _nbytes(tensors: Iterable[Tensor], device: torch.device | None = None) -> in
     storages = {
         storage_key(tensor): tensor.untyped_storage().nbytes()
         for tensor in tensors
-        if _is_tensor(tensor) and (device is None or tensor.device == device)
+        if device is None or tensor.device == device
     }
     return sum(storages.values())
+
+
+def _dense(tensors: Iterable[Tensor | None]) -> Iterator[Tensor]:
+    """Yield what holds the memory of tensors: of distributed ones this rank's part, of sparse ones two tensors."""
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if tensor.layout is torch.sparse_coo:
+            yield from (tensor._indices(), tensor._values())
+        elif tensor.layout is torch.strided:
+            yield local(tensor)
 
 
 def _is_tensor(one: Any) -> bool:

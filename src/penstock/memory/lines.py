@@ -1,9 +1,22 @@
-"""A line of the user's program, in words."""
+"""Lines of the user's program: which ones are, and what they say."""
 
 from __future__ import annotations
 
 import linecache
+import sysconfig
 from pathlib import Path
+
+import torch
+
+_TORCH = str(Path(torch.__file__).parent)
+_OURS = str(Path(__file__).parent.parent)
+_PYTHON = sysconfig.get_path("stdlib")
+_PACKAGES = ("site-packages", "dist-packages")  # which may lie inside of Python's own folder
+
+
+def is_users(file: str) -> bool:
+    """Return whether a line of `file` is neither torch's, nor ours, nor Python's own library's."""
+    return not file.startswith((_TORCH, _OURS)) and (not file.startswith(_PYTHON) or any(p in file for p in _PACKAGES))
 
 
 def line_text(file: str, number: int) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from penstock.core.errors import OptionError
 from penstock.core.tree import like_mapping
@@ -24,15 +25,17 @@ _BY_HAND = "say how to cut it with split=, and how many samples it has with batc
 def batch_size(batch: Any) -> int:
     """Return the number of samples in `batch`: the first dimension of its first tensor that has one.
 
+    Tensors with a single row count only where there are no others: they go to every part (positions, say).
+
     Raises:
         OptionError: it has no such tensor.
 
-    >>> batch_size({"x": torch.zeros(8, 3), "scale": torch.tensor(2.0)})
+    >>> batch_size({"positions": torch.zeros(1, 3), "x": torch.zeros(8, 3), "scale": torch.tensor(2.0)})
     8
     """
-    for tensor in _arrays(batch):
-        if tensor.ndim > 0:
-            return int(tensor.shape[0])
+    sizes = [int(tensor.shape[0]) for tensor in arrays_of(batch) if tensor.ndim > 0]
+    if sizes:
+        return next((size for size in sizes if size != 1), 1)
     raise OptionError(
         f"a batch of type {type(batch).__name__} has no tensor whose first dimension could be its samples; {_BY_HAND}"
     )
@@ -84,7 +87,7 @@ def bucket_of(batch: Any) -> tuple[Any, ...]:
     >>> bucket_of([torch.zeros(8, 100), torch.zeros(8)]) == bucket_of([torch.zeros(3, 128), torch.zeros(3)])
     True
     """
-    return tuple((str(one.dtype), *(_power_of_two(int(size)) for size in one.shape[1:])) for one in _arrays(batch))
+    return tuple((str(one.dtype), *(_power_of_two(int(size)) for size in one.shape[1:])) for one in arrays_of(batch))
 
 
 class Sizes:
@@ -192,19 +195,19 @@ class _Bucket:
 # ── cutting ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _arrays(value: Any) -> Iterator[Tensor | np.ndarray]:
-    """Yield all tensors and arrays inside of `value`."""
+def arrays_of(value: Any) -> Iterator[Tensor | np.ndarray]:
+    """Yield all tensors and arrays inside of a batch."""
     if isinstance(value, (Tensor, np.ndarray)):
         yield value
     elif isinstance(value, Mapping):
         for one in value.values():
-            yield from _arrays(one)
+            yield from arrays_of(one)
     elif isinstance(value, (list, tuple)):
         for one in value:
-            yield from _arrays(one)
+            yield from arrays_of(one)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            yield from _arrays(getattr(value, field.name))
+            yield from arrays_of(getattr(value, field.name))
 
 
 def _cut(value: Any, start: int, stop: int, size: int) -> Any:
@@ -212,6 +215,8 @@ def _cut(value: Any, start: int, stop: int, size: int) -> Any:
         return _cut_array(value, start, stop, size)
     if isinstance(value, Mapping):
         return like_mapping(value, {key: _cut(one, start, stop, size) for key, one in value.items()})
+    if isinstance(value, PackedSequence):
+        raise OptionError(f"a PackedSequence in a batch cannot be cut; {_BY_HAND}")
     if isinstance(value, (list, tuple)):
         if _is_list_of_samples(value, size):
             return value[start:stop]
@@ -239,7 +244,9 @@ def _cut_array(array: Tensor | np.ndarray, start: int, stop: int, size: int) -> 
 
 def _is_list_of_samples(values: Sequence[Any], size: int) -> bool:
     """Return whether `values` holds one item for each sample, rather than tensors that hold all samples."""
-    rows = [one.shape[0] for one in _arrays(values) if one.ndim > 0]
+    if hasattr(values, "_fields"):
+        return False
+    rows = [one.shape[0] for one in arrays_of(values) if one.ndim > 0]
     return len(values) == size and not (rows and set(rows) <= {size, 1} and size in rows)
 
 

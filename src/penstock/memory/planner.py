@@ -2,15 +2,16 @@
 
 The step is run on fake tensors, which have sizes and hold no bytes, on the fake CPU: no GPU is needed and no
 memory is taken. Each way is a micro-batch, with or without checkpointed blocks, with or without their inputs offloaded.
-A first, small step makes the optimizer's state. Models that decide by the values of tensors cannot be run that way:
-they are measured, on real tensors, and the operator that asked is named.
+A first, small step makes the optimizer's state. Models that decide by the values of tensors cannot be run that way, nor
+those with operators that know nothing of fake tensors: they are measured, on real ones, and the operator is named.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -23,18 +24,18 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from penstock.core.errors import OptionError
 from penstock.core.tree import map_leaves
 from penstock.core.units import parse_size
 from penstock.device.accelerator import free_and_total_nbytes
+from penstock.memory import microbatch
 from penstock.memory.blocks import blocks_of, checkpoint_blocks
 from penstock.memory.counting import ALLOCATOR_GRAIN, Counting, Role
 from penstock.memory.holdings import LossFunction, state_tensors, storage_key
-from penstock.memory.microbatch import Split, split_batch
-from penstock.memory.microbatch import batch_size as size_of
+from penstock.memory.microbatch import Split, arrays_of, split_batch
+from penstock.memory.transaction import refuse_closure
 from penstock.memory.verify import verified
 from penstock.memory.ways import Plan, Way
 
@@ -56,8 +57,9 @@ def plan(
     batch: Any,
     optimizer: Optimizer | None = None,
     *,
-    budget: str | int | None = None,
+    budget: str | float | None = None,
     split: Split = split_batch,
+    batch_size: Callable[[Any], int] = microbatch.batch_size,
     modes: Sequence[Mode] = MODES,
     verify: bool = True,
 ) -> Plan:
@@ -75,11 +77,13 @@ def plan(
         optimizer: the model's; None for none.
         budget: as in "70GiB", or bytes; what the accelerator has free, by default.
         split: `(batch, parts) -> batches`, for batches that `split_batch` cannot cut.
-        modes: which of "plain", "checkpointed" and "offloaded" to look at.
+        batch_size: `batch -> samples`, likewise.
+        modes: which of "plain", "checkpointed", "offloaded" and "state offloaded" to look at. Where the model does not
+            run with checkpointed blocks, a warning says so.
         verify: whether to run the choice, where the model lies on an accelerator.
 
     Raises:
-        OptionError: the budget names no size, or there is none and no accelerator.
+        OptionError: the budget names no size, or there is none and no accelerator; or the optimizer needs a closure.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
@@ -89,26 +93,39 @@ def plan(
         >>> found.choice.micro_batch
         256
     """
+    refuse_closure(optimizer)
     limit = _budget(budget)
     on_device = any(p.device.type not in ("cpu", "meta") for p in model.parameters())
-    rehearsal = _Rehearsal(model, loss_fn, batch, optimizer, split, modes, grain=ALLOCATOR_GRAIN if on_device else 1)
+    grain = ALLOCATOR_GRAIN if on_device else 1
+    rehearsal = _Rehearsal(model, loss_fn, batch, optimizer, split, batch_size, modes, grain=grain)
     measured = ""
     try:
         ways = rehearsal.ways(fake=True)
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        measured = f"{error.func} depends on the values of tensors, so the step was measured instead"
+    except OptionError:
+        raise
+    except Exception as error:  # noqa: BLE001  the user's code on fake tensors; on real ones its own errors are raised
+        measured = _why_measured(error)
         ways = rehearsal.ways(fake=False)
-    hidden = sorted(rehearsal.hidden)
     empty = Plan(
         budget_nbytes=limit,
         ways=(),
         choice=None,
         error=ERROR,
         measured=measured,
-        warnings=(f"the workspace of {', '.join(hidden)} is not seen: the peak may be higher",) if hidden else (),
+        warnings=tuple(rehearsal.warnings()),
     )
     found = empty.chosen(tuple(ways))
     return verified(found, model, loss_fn, batch, split) if on_device and verify else found
+
+
+def _why_measured(error: Exception) -> str:
+    if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+        return f"{error.func} depends on the values of tensors, so the step was measured instead"
+    return f"the step does not run without values ({_words(error)}), so it was measured instead"
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,26 +165,41 @@ class _Rehearsal:
         batch: Any,
         optimizer: Optimizer | None,
         split: Split,
+        batch_size: Callable[[Any], int],
         modes: Sequence[Mode],
         *,
         grain: int,
     ) -> None:
-        self._model = model
+        self._is_compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
+        self._model: nn.Module = getattr(model, "_orig_mod", model)
         self._loss_fn = loss_fn
         self._batch = batch
         self._optimizer = optimizer
         self._split = split
+        self._batch_size = batch_size
         self._modes = modes
         self._grain = grain
-        self.hidden: set[str] = set()
+        self._hidden: set[str] = set()
+        self._unrunnable: dict[str, Exception] = {}
+
+    def warnings(self) -> Iterator[str]:
+        """Yield what the ways do not show."""
+        if self._hidden:
+            yield f"the workspace of {', '.join(sorted(self._hidden))} is not seen: the peak may be higher"
+        if self._is_compiled:
+            yield "the model is compiled, and was planned as if it were not: fused operations save less"
+        for mode, error in self._unrunnable.items():
+            yield f"the model does not run with its blocks {mode}, maybe for a cache (use_cache): {_words(error)}"
 
     def ways(self, *, fake: bool) -> list[Way]:
         """Return all ways, from the whole batch down to one sample at a time, checkpointed or not."""
-        size = size_of(self._batch)
+        size = self._batch_size(self._batch)
         parts = [1]
         while parts[-1] < size:
             parts.append(min(size, 2 * parts[-1]))
-        with self._copied(fake=fake) as (model, optimizer, batch):
+        # A compiled model would be compiled for every size; and what compiles is not imported for others.
+        eager = torch.compiler.set_stance("force_eager") if self._is_compiled else contextlib.nullcontext()
+        with eager, self._copied(fake=fake) as (model, optimizer, batch):
             try:
                 self._step(model, optimizer, batch, parts[-1], fake=fake)  # makes the optimizer's state
             except ValueError:  # what BatchNorm raises for a single sample
@@ -183,9 +215,16 @@ class _Rehearsal:
             if blocks_of(model):
                 for host in [None] * ("checkpointed" in self._modes) + [_Host()] * ("offloaded" in self._modes):
                     checkpoint_blocks(model, offload=host is not None, saving=None if host is None else host.saving)
-                    for count in parts:
-                        ways = self._ways(model, optimizer, batch, count, (plain, inside), host, fake=fake)
-                        found += [replace(way, checkpoint=True, offload=host is not None) for way in ways]
+                    ways: list[Way] = []
+                    try:
+                        for count in parts:
+                            ways += self._ways(model, optimizer, batch, count, (plain, inside), host, fake=fake)
+                    except Exception as error:
+                        if not found:
+                            raise
+                        self._unrunnable["checkpointed" if host is None else "offloaded"] = error
+                        continue
+                    found += [replace(way, checkpoint=True, offload=host is not None) for way in ways]
         return found
 
     def _ways(
@@ -212,7 +251,7 @@ class _Rehearsal:
             peak, roles = taken.peak(offload_state=offload_state)
             away = taken.state if offload_state else 0
             yield Way(
-                micro_batch=-(-size_of(batch) // parts),
+                micro_batch=-(-self._batch_size(batch) // parts),
                 parts=parts,
                 checkpoint=False,
                 offload=False,
@@ -230,7 +269,7 @@ class _Rehearsal:
         """Take a step, of two micro-batches at most: later ones are like the second."""
         counting = Counting(grain=self._grain)
         counting.watch([*model.parameters(), *model.buffers()], "weights")
-        counting.watch((leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)), "inputs")
+        counting.watch((leaf for leaf in arrays_of(batch) if isinstance(leaf, Tensor)), "inputs")
         counting.watch(state_tensors(optimizer), "optimizer")
         params = [param for param in model.parameters() if param.requires_grad]
         for param in model.parameters():
@@ -241,14 +280,16 @@ class _Rehearsal:
             param.register_post_accumulate_grad_hook(lambda p: counting.watch([p.grad], "gradients"))
             for param in params
         ]
-        for part in list(self._split(batch, parts))[:2]:
-            with counting, counting.watch_saved():
-                loss = self._loss_fn(model, part)[0]
-            with counting:
-                loss.backward()
-            del loss
-        for hook in hooks:
-            hook.remove()
+        try:
+            for part in list(self._split(batch, parts) if parts > 1 else [batch])[:2]:
+                with counting, counting.watch_saved():
+                    loss = self._loss_fn(model, part)[0]
+                with counting:
+                    loss.backward()
+                del loss
+        finally:
+            for hook in hooks:
+                hook.remove()
         gather, gather_roles = counting.peak, counting.by_role()
         counting.forget_peak()
         if optimizer is not None:
@@ -256,10 +297,11 @@ class _Rehearsal:
             with counting:
                 optimizer.step()
             counting.watch(state_tensors(optimizer), "optimizer")
-        self.hidden |= counting.hidden
+        self._hidden |= counting.hidden
+        state = {storage_key(one): one.nbytes for one in state_tensors(optimizer) if one.ndim and not one.is_sparse}
         return _Taken(
             held=held,
-            state=sum({storage_key(one): one.nbytes for one in state_tensors(optimizer) if one.ndim}.values()),
+            state=sum(state.values()),
             gather=gather,
             step=counting.peak,
             gather_roles=gather_roles,
@@ -352,10 +394,15 @@ def _move_to_fake_cpu(model: nn.Module, optimizer: Optimizer | None) -> None:
 
 
 def _on_cpu(leaf: Any) -> Any:
-    return leaf.to("cpu") if isinstance(leaf, Tensor) else leaf
+    if callable(getattr(leaf, "to", None)):
+        return leaf.to("cpu")
+    if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+        fields = [field.name for field in dataclasses.fields(leaf) if field.init]
+        return replace(leaf, **{name: map_leaves(_on_cpu, getattr(leaf, name)) for name in fields})
+    return leaf
 
 
-def _budget(wanted: str | int | None) -> int:
+def _budget(wanted: str | float | None) -> int:
     if wanted is None:
         if not torch.accelerator.is_available():
             raise OptionError("there is no accelerator whose memory could be the budget; say one, as in budget='24GiB'")
@@ -363,6 +410,9 @@ def _budget(wanted: str | int | None) -> int:
         assert accelerator is not None
         return free_and_total_nbytes(torch.device(accelerator.type, torch.accelerator.current_device_index()))[0]
     try:
-        return parse_size(wanted)
+        found = parse_size(int(wanted) if isinstance(wanted, float) else wanted)
     except ValueError as error:
         raise OptionError(str(error)) from error
+    if found <= 0:
+        raise OptionError(f"the budget must be more than {wanted!r}; say it as in budget='24GiB'")
+    return found

@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -36,12 +37,13 @@ from penstock.memory.explain import OutOfMemoryError
 from penstock.memory.failure import Failure, FailureLog
 from penstock.memory.gather import Gathering, Micro
 from penstock.memory.holdings import LossFunction, accelerators_of
+from penstock.memory.insist import Insisting
 from penstock.memory.microbatch import Split, split_batch
 from penstock.memory.planner import plan
 from penstock.memory.resume import TornStepError
 from penstock.memory.shards import Shards
 from penstock.memory.together import Together
-from penstock.memory.transaction import StepTransaction
+from penstock.memory.transaction import StepTransaction, refuse_closure
 
 
 class _Phase(Enum):
@@ -125,20 +127,21 @@ class TrainStep:
         split: Split = split_batch,
         batch_size: Callable[[Any], int] = microbatch.batch_size,
         batch_coupled: Sequence[str | type[nn.Module]] = (),
-        budget: str | int | None = None,
+        budget: str | float | None = None,
     ) -> None:
-        _check(optimizer, micro_batch, accumulate)
+        _check(optimizer, micro_batch, accumulate, scheduler)
         self.model = model
         self.optimizer = optimizer
         self._inner, peers = peers_of(model)
         self._accumulate = accumulate
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._scheduler = scheduler
-        self._after_step = (after_step,) if callable(after_step) else tuple(after_step)
+        hooks = (after_step,) if callable(after_step) else tuple(after_step)
+        self._afterwards = hooks if scheduler is None else (scheduler.step, *hooks)
         devices = accelerators_of(model)
         self._is_to_plan = micro_batch == "auto" and (budget is not None or bool(devices))
         self._budget = budget
         self._split = split
+        self._batch_size = batch_size
         self._log = FailureLog()
         self._transaction = StepTransaction(optimizer, log=self._log)
         self._together: Together | Shards | None = None
@@ -161,7 +164,7 @@ class TrainStep:
                 scaler=self._scaler,
             ),
             accumulate=accumulate,
-            most=micro_batch if isinstance(micro_batch, int) else None,
+            most=None if micro_batch is None or isinstance(micro_batch, str) else int(micro_batch),
             log=self._log,
             shards=shards,
         )
@@ -186,7 +189,7 @@ class TrainStep:
         """
         if self._phase is _Phase.COMMIT:
             self._commit_window()  # a step that failed for good, and was caught; its gradients are complete
-        if self._is_to_plan and batch is not None:
+        if self._is_to_plan and batch is not None and self._batch_size(batch):
             self._plan_sizes(batch)
         gathering = self._gathering
         try:
@@ -244,6 +247,7 @@ class TrainStep:
                 self.optimizer,
                 budget=self._budget,
                 split=self._split,
+                batch_size=self._batch_size,
                 modes=("plain",),
                 verify=False,
             )
@@ -309,6 +313,8 @@ class TrainStep:
     def _commit_window(self) -> None:
         while True:
             try:
+                if not self._gathering.is_complete:
+                    self._gathering.run()
                 if self._commit is None:
                     self._agree()
                     self._gathering.insist(self._prepare_commit, "adding up the weights of a batch")
@@ -316,7 +322,7 @@ class TrainStep:
                 self._commit.run()
                 break
             except TornError:
-                self._gather_anew()
+                self._drop_torn()
             except TornStepError as error:
                 raise OutOfMemoryError(
                     f"the optimizer's step failed in its middle ({error}), and its weights and moments are "
@@ -341,8 +347,8 @@ class TrainStep:
             log=self._log,
         )
 
-    def _gather_anew(self) -> None:
-        """Compute gradients again that a failure has left changed in part."""
+    def _drop_torn(self) -> None:
+        """Drop gradients that a failure has left changed in part, so that they are computed again."""
         if self._together is not None:
             raise OutOfMemoryError(
                 "memory ran out while the gradients of all ranks were being divided or clipped, and they cannot be "
@@ -350,7 +356,6 @@ class TrainStep:
             )
         self._commit = None
         self._gathering.undo()
-        self._gathering.run()
 
     def _close_window(self, *, stepped: bool) -> None:
         self._commit, self._phase = None, _Phase.GATHER
@@ -361,11 +366,10 @@ class TrainStep:
         self._batches += self._gathering.close()
         self._steps += stepped
         self._skipped += not stepped
-        if stepped:
-            if self._scheduler is not None:
-                self._scheduler.step()
-            for call in self._after_step:
-                call()
+        if stepped and self._afterwards:
+            with Insisting((), self._log):  # what runs afterwards cannot be begun again
+                for call in self._afterwards:
+                    call()
 
 
 def _factor(guess: float, weight: Any) -> float | Tensor:
@@ -376,15 +380,20 @@ def _factor(guess: float, weight: Any) -> float | Tensor:
     return guess / weight if weight else 0.0
 
 
-def _check(optimizer: Optimizer, micro_batch: int | Literal["auto"] | None, accumulate: int) -> None:
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise OptionError("LBFGS evaluates the loss by itself, several times per step; use an optimizer that does not")
-    if isinstance(micro_batch, str) and micro_batch != "auto":
-        raise OptionError(f"micro_batch must be a number of samples, 'auto' or None, not {micro_batch!r}")
-    if isinstance(micro_batch, int) and micro_batch < 1:
-        raise OptionError(f"micro_batch must be at least 1, not {micro_batch}")
-    if accumulate < 1:
-        raise OptionError(f"accumulate must be at least 1 batch, not {accumulate}")
+def _is_count(value: object) -> bool:
+    return isinstance(value, Integral) and int(value) >= 1
+
+
+def _check(optimizer: Optimizer, micro_batch: int | Literal["auto"] | None, accumulate: int, scheduler: object) -> None:
+    refuse_closure(optimizer)
+    if micro_batch is not None and micro_batch != "auto" and not _is_count(micro_batch):
+        raise OptionError(
+            f"micro_batch must be a number of samples, at least 1, or 'auto' or None, not {micro_batch!r}"
+        )
+    if not _is_count(accumulate):
+        raise OptionError(f"accumulate must be a number of batches, at least 1, not {accumulate!r}")
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise OptionError("ReduceLROnPlateau is stepped with a metric, which a training step has not; step it yourself")
 
 
 def _refuse_scaler(scaler: torch.amp.GradScaler | None) -> None:

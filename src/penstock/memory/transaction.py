@@ -29,7 +29,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.utils._pytree import tree_map
 
+from penstock.core.errors import OptionError
 from penstock.device.oom import is_out_of_memory
 from penstock.distributed.peers import local
 from penstock.memory.failure import Failure, FailureLog, attempt, collect, let_go
@@ -67,6 +69,16 @@ class _Chunk:
     params: list[Tensor]
     tensors: list[Tensor]
     copies: list[Tensor]
+    sparse: list[Tensor]
+    """What has no room, for it may grow: it must not have changed when it is to be put back."""
+
+
+@dataclass(frozen=True, slots=True)
+class _BrokenOff:
+    """Where a step was broken off: the versions of what it changes, and how many changes of each storage are done."""
+
+    versions: list[int]
+    done: dict[int, int]
 
 
 @dataclass(slots=True)
@@ -75,6 +87,12 @@ class _Saved:
 
     states: list[tuple[Tensor, dict[str, Any] | None]]
     options: list[tuple[dict[str, Any], dict[str, Any]]]
+
+
+def refuse_closure(optimizer: Optimizer | None) -> None:
+    """Raise OptionError for an optimizer that evaluates the loss by itself."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise OptionError("LBFGS evaluates the loss by itself, several times per step; use an optimizer that does not")
 
 
 class StepTransaction:
@@ -97,8 +115,9 @@ class StepTransaction:
         self._is_torn = False
         """Whether a step was begun that has neither ended nor been undone."""
         self._counted: list[Tensor] = []
-        self._whole_step: dict[int, int] = {}
-        """How often a step changes each storage of those."""
+        self._whole_step: list[int] = []
+        """How often a step changes each of those."""
+        self._broken_off: _BrokenOff | None = None
         self._scratch: dict[torch.device, Tensor] = {}
         self._queue: deque[_Chunk] | None = None
 
@@ -120,7 +139,8 @@ class StepTransaction:
             TornStepError: the step failed in its middle, in a way that could not be undone.
         """
         if self._is_torn:
-            raise TornStepError("it was broken off before")
+            self._finish()
+            return
         if not self.is_careful:
             self._step_swiftly()
             return
@@ -149,15 +169,14 @@ class StepTransaction:
             self.optimizer.step()
             self._is_torn = False
             return
-        except Exception as error:
-            done = {
-                storage_key(tensor): tensor._version - version
-                for tensor, version in zip(tensors, versions, strict=True)
-            }
-            if not any(done.values()):
+        except BaseException as error:
+            now = [tensor._version for tensor in tensors]
+            if now == versions:
                 self._is_torn = False
                 raise
+            done = dict(zip(map(storage_key, tensors), map(operator.sub, now, versions), strict=True))
             if not is_out_of_memory(error):
+                self._broken_off = _BrokenOff(now, done)
                 raise
             self._log.note(Failure.of(error))
             caught = error
@@ -165,6 +184,19 @@ class StepTransaction:
         del caught
         collect()
         self._resume(done)
+        self._is_torn = False
+
+    def _finish(self) -> None:
+        """Go on with a step that something else than memory has broken off (Ctrl-C, say), if nothing changed since."""
+        broken_off, self._broken_off = self._broken_off, None
+        tensors = [tensor for p in self._stepped() for tensor in self._changed(p)]
+        if (
+            broken_off is None
+            or not self._can_resume(tensors)
+            or broken_off.versions != [tensor._version for tensor in tensors]
+        ):
+            raise TornStepError("it was broken off before")
+        self._resume(broken_off.done)
         self._is_torn = False
 
     def _step_insisting(self, params: list[Tensor], tensors: list[Tensor]) -> None:
@@ -182,10 +214,14 @@ class StepTransaction:
             self.is_careful = is_out_of_memory(error)
             raise
         self._is_torn = False
-        self._counted, self._whole_step = tensors, dict(insisting.changes)
+        if len(set(map(storage_key, tensors))) == len(tensors):  # else nothing could tell whose changes are done
+            self._counted, self._whole_step = tensors, [insisting.changes[storage_key(one)] for one in tensors]
 
     def _resume(self, done: dict[int, int]) -> None:
-        resuming = Resuming(done, self._whole_step, self._log)
+        if len(done) < len(self._counted):
+            raise TornStepError("parameters came to share their memory")
+        expected = dict(zip(map(storage_key, self._counted), self._whole_step, strict=True))
+        resuming = Resuming(done, expected, self._log)
         try:
             with resuming:
                 self.optimizer.step()
@@ -207,10 +243,12 @@ class StepTransaction:
     def _chunks(self) -> list[_Chunk]:
         parts = self._parts([(p, list(self._changed(p))) for p in self._stepped()])
         changed = [[tensor for _, tensors in part for tensor in tensors] for part in parts]
-        self._make_scratch(changed)
+        dense = [[tensor for tensor in tensors if tensor.layout is torch.strided] for tensors in changed]
+        sparse = [[tensor for tensor in tensors if tensor.layout is not torch.strided] for tensors in changed]
+        self._make_scratch(dense)
         return [
-            _Chunk([param for param, _ in part], tensors, self._rooms(tensors))
-            for part, tensors in zip(parts, changed, strict=True)
+            _Chunk([param for param, _ in part], tensors, self._rooms(tensors), others)
+            for part, tensors, others in zip(parts, dense, sparse, strict=True)
         ]
 
     def _parts(self, every: list[_Changed]) -> list[list[_Changed]]:
@@ -244,9 +282,13 @@ class StepTransaction:
             with torch.no_grad():
                 torch._foreach_copy_(chunk.copies, chunk.tensors)
         saved = self._save_states(chunk.params)
+        versions = [tensor._version for tensor in chunk.sparse]
         try:
             self._step_only(chunk)
-        except BaseException:
+        except BaseException as error:
+            if versions != [tensor._version for tensor in chunk.sparse]:
+                self._is_torn = True
+                raise TornStepError(str(error)) from error
             self._put_back(chunk, saved)
             raise
 
@@ -305,14 +347,19 @@ class StepTransaction:
         return [p for group in self.param_groups for p in group["params"] if p.grad is not None]
 
     def _changed(self, param: Tensor) -> Iterator[Tensor]:
-        """Yield what a step of `param` changes: itself and its state; of sharded ones, this rank's part."""
+        """Yield what a step of `param` changes: itself and its state; of sharded ones, this rank's part.
+
+        An optimizer that is not torch's may change the gradient too (centralize it, say).
+        """
         yield local(param)
         yield from state_tensors(self.optimizer, [param])
+        if type(self.optimizer) not in _TENSORWISE and param.grad is not None:
+            yield local(param.grad)
 
     def _save_states(self, params: list[Tensor]) -> _Saved:
         state = self.optimizer.state
         return _Saved(
-            [(p, dict(state[p]) if p in state else None) for p in params],
+            [(p, _copied(state[p]) if p in state else None) for p in params],
             [(group, {**group, "params": None}) for group in self.param_groups],
         )
 
@@ -327,6 +374,12 @@ class StepTransaction:
             params = group["params"]
             group.clear()
             group.update(options, params=params)
+
+
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a parameter's state, down to lists and dicts inside of it; tensors are the same."""
+    copied: dict[str, Any] = tree_map(lambda leaf: leaf, dict(state))
+    return copied
 
 
 def has_room_for_temporaries(params: list[Tensor]) -> bool:
