@@ -11,7 +11,7 @@ which Ray brings to this machine meanwhile. They are copied once, into the slot.
 their order, so that what a dead one has delivered is the beginning of what it was given.
 
 Who is to blame for a death is decided by what Ray knows. If the actor has died and its machine is alive, the machine
-has told so, and the note that the process left there (`ray_actor`) says which sample it was making. If the machine is
+has told so, and the note that the process left there (`ray_note`) says which sample it was making. If the machine is
 gone, or nothing is known but that the actor cannot be reached, no sample is to blame.
 """
 
@@ -34,7 +34,7 @@ from penstock.core.errors import UnpicklableError
 from penstock.core.units import round_up
 from penstock.feed.sources.stream import Stream
 from penstock.feed.transport.slab import PAGE, PrivateSlab, Slab
-from penstock.feed.workers import ray_actor
+from penstock.feed.workers import ray_actor, ray_note
 from penstock.feed.workers.base import Death, Piece, Report
 from penstock.feed.workers.lanes import Lane
 from penstock.feed.workers.maker import Job
@@ -46,8 +46,9 @@ ROOM_S = 20.0
 """How long a worker for which batches wait may wait for a core of its own; then it is put beside another one."""
 
 _WARN_S = 30.0
-_INQUEST_S = 10.0
-"""How long it may take to read a dead worker's note; then nobody is blamed."""
+_INQUEST_S = 60.0
+"""How long it may take to read a dead worker's note, for which Ray starts a process on a machine that may be busy; then
+nobody is blamed. If the machine goes meanwhile, Ray says so at once."""
 
 _LEAVE_S = 5.0
 """How long a worker may take to finish its sample when the pool closes; as torch's DataLoader waits."""
@@ -423,7 +424,7 @@ class RayPool:
         if arrival is None or not lost:
             return [self._death(actor, cause, lost)]
         reading = (
-            self._ray.remote(ray_actor.read_note)
+            self._ray.remote(ray_note.read_note)
             .options(num_cpus=0, max_retries=0, scheduling_strategy=self._cluster.on(arrival.machine, only=True))
             .remote(arrival.note)
         )
