@@ -34,10 +34,10 @@ def augmented(kind, **own):
 TORCHS_AUGMENTED = list(augmented(torch.utils.data.DataLoader))
 TORCHS_STREAM = [numbers.tolist() for _, numbers in torch.utils.data.DataLoader(Stream(90), 5, num_workers=2)]
 
-import ray
+import penstock, ray
 import penstock.feed.workers.ray as pool
 from machines import Machines
-from penstock import DataLoader, OptionError, TransportError, WorkerKilledError, SKIP
+from penstock import DataLoader, TransportError
 machines = Machines.here()
 """
 
@@ -71,6 +71,30 @@ def test_more_workers_than_cores_wait_and_hold_nobody_up(on_cluster) -> None:
         """
     )
     assert said == "True"
+
+
+def test_batches_are_made_of_the_scripts_own_classes(on_cluster) -> None:
+    said = on_cluster(
+        """
+        from collections import namedtuple
+        Picture = namedtuple("Picture", ["pixels", "number"])  # which the machines cannot import
+        Picture.__module__ = "__main__"
+        class Pictures(Numbered):
+            def __getitem__(self, index):
+                return Picture(*super().__getitem__(index))
+
+        import __main__
+        __main__.Picture = Picture
+        machines.have_at_least(1)
+        loader = DataLoader(Pictures(60), 5, num_workers=1, workers="ray")
+        for number, batch in enumerate(loader):
+            assert type(batch) is Picture and batch.number[0] == batch.pixels[0, 0, 0, 0]
+            if number == 3:
+                del __main__.Picture  # as where a Ray task runs a script's function
+        say("own")
+        """
+    )
+    assert said == "own"
 
 
 def test_a_program_that_fails_in_the_middle_of_an_epoch_ends(cluster) -> None:

@@ -26,6 +26,7 @@ from penstock.feed.transport.slab import PAGE
 from penstock.feed.workers.base import Piece, Report
 from penstock.feed.workers.lanes import Lane
 from penstock.feed.workers.maker import BatchMaker, Job, NothingLeftError
+from penstock.feed.workers.ray_classes import carry
 from penstock.feed.workers.ray_note import Note
 from penstock.feed.workers.workshop import WorkerOptions, Workshop
 
@@ -123,10 +124,10 @@ class RayWorker:
                 return None
             assert made.room is not None
             try:
-                report.envelope = codec.encode(made.batch, made.room)
+                report.envelope = codec.encode(made.batch, made.room, carry)
             except NoRoomError as error:
                 made.room = enlarge(error.needed)
-                report.envelope = codec.encode(made.batch, made.room)
+                report.envelope = codec.encode(made.batch, made.room, carry)
         finally:
             set_current_room(None)
         report.nbytes = made.room.used
