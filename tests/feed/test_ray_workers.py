@@ -97,6 +97,46 @@ def test_batches_are_made_of_the_scripts_own_classes(on_cluster) -> None:
     assert said == "own"
 
 
+def test_a_connection_that_the_program_ends_is_named_and_not_made_anew(on_cluster) -> None:
+    said = on_cluster(
+        """
+        machines.have_at_least(1)
+        loader = DataLoader(Numbered(300, delay_s=0.01), 5, num_workers=1, workers="ray", persistent_workers=True)
+        batches = iter(loader)
+        next(batches)
+        ray.shutdown()
+        for again in (batches, loader):
+            try:
+                list(again)
+            except TransportError as error:
+                say("ray.shutdown" in str(error), ray.is_initialized())
+        ray.init(logging_level="error")
+        del loader, batches, again
+        gc.collect()
+        say("the program's own", ray.is_initialized())
+        ray.shutdown()
+        """
+    )
+    assert said.splitlines() == ["True False", "True False", "the program's own True"]
+
+
+def test_a_dataset_that_cannot_travel_is_told_in_few_words(on_cluster) -> None:
+    said = on_cluster(
+        """
+        import threading
+        class Locked(Numbered):
+            lock = None
+        dataset = Locked(10)
+        dataset.lock = threading.Lock()
+        try:
+            iter(DataLoader(dataset, 5, num_workers=1, workers="ray"))
+        except penstock.UnpicklableError as error:
+            say("cannot pickle '_thread.lock' object; leave out" in str(error), len(str(error)) < 300)
+        """
+    )
+    assert said == "True True"
+
+
 def test_a_program_that_fails_in_the_middle_of_an_epoch_ends(cluster) -> None:
     code = """
         import time

@@ -114,6 +114,7 @@ class RayPool:
 
     Raises:
         UnpicklableError: the job cannot travel.
+        TransportError: later, the program has ended the connection to Ray.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class RayPool:
         except Exception as error:
             cluster.leave()
             raise UnpicklableError(
-                f"the dataset, collate_fn, errors= or worker_init_fn cannot travel to other machines: {error}; "
+                f"the dataset, collate_fn, errors= or worker_init_fn cannot travel to other machines: {_root(error)}; "
                 "leave out what belongs to this process (open files, locks, generators), or open it in worker_init_fn"
             ) from error
 
@@ -252,6 +253,7 @@ class RayPool:
 
     def submit(self, piece: Piece) -> None:
         """Give out a piece; never blocks."""
+        self._cluster.require()
         self._outstanding[piece.seq] = piece
         if piece.worker is None:
             self._queue.append(piece)
@@ -291,6 +293,7 @@ class RayPool:
 
     def collect(self, timeout_s: float | None) -> list[Report | Death]:
         """Wait until something happens, at most `timeout_s` seconds, and return all that has happened."""
+        self._cluster.require()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -483,6 +486,7 @@ class RayPool:
 
         Those that a worker has, two at most, it makes to the end: `ray.cancel` has left calls that never came back.
         """
+        self._cluster.require()
         self._lanes = [*lanes]
         untaken = [*self._queue, *(piece for own in self._own.values() for piece in own)]
         self._queue.clear()
@@ -521,8 +525,17 @@ def _is_preempted(error: Exception) -> bool:
     return bool(getattr(error, "preempted", False))
 
 
+def _root(error: BaseException) -> BaseException:
+    """Return what Ray's error came from: its own words for it fill a screen."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
 def _cause(error: Exception, actor: _Actor) -> str:
     where = f"on machine {actor.arrival.address}" if actor.arrival is not None else "that had just found a machine"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = next((line for line in reversed(lines) if line.startswith("The actor")), lines[0] if lines else "")
+    if actor.arrival is None and lines and lines[-1] != told:  # it could not be set up: why is in the last line
+        told = lines[-1]
     return f"{where} has gone ({told[:300]})."
