@@ -257,6 +257,50 @@ def test_epochs_given_up_large_batches_and_closing_leave_nothing_behind(on_clust
     assert said.splitlines() == ["oversize True restarts 0", "connected False", "free"]
 
 
+def test_through_rays_client_server_batches_order_and_errors_are_the_same(cluster) -> None:
+    code = """
+        import socket, subprocess, sys, time
+        from machines import Machines
+        from penstock import DataLoader
+        from sample_sets import Raising
+
+        def answers():
+            with socket.socket() as line:
+                return line.connect_ex(("127.0.0.1", port)) == 0
+
+        Machines.here().have_at_least(2)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        # One client's server, as the proxy of a head starts one for each client. It does so by forking, which
+        # grpcio does not always survive.
+        command = [sys.executable, "-m", "ray.util.client.server", "--mode=legacy", "--host=127.0.0.1"]
+        server = subprocess.Popen([*command, f"--port={port}", f"--address={Machines.here().address()}"])
+        try:
+            while not answers():
+                time.sleep(0.1)  # until the test's time is up
+            loader = DataLoader(
+                Raising(100, shape=(3, 100, 100)), 5, num_workers=2, workers=f"ray://127.0.0.1:{port}",
+                persistent_workers=True, errors="skip",
+            )
+            for images, numbers in loader:
+                break
+            batches = list(loader)
+            assert all((images[:, 0, 0, 0] == numbers).all() for images, numbers in batches)
+            labels = [int(number) for _, numbers in batches for number in numbers]
+            assert labels == [number for number in range(100) if number % 10 != 3], labels
+            del loader
+            print("whole")
+        finally:
+            server.kill()
+            server.wait()
+    """
+    environment = {name: value for name, value in cluster.items() if name != "RAY_ADDRESS"}
+    done = run(code, environment=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "whole" in done.stdout
+
+
 def test_a_machine_that_vanishes_takes_no_sample_with_it_and_leaves_the_order(on_cluster, tmp_path) -> None:
     said = on_cluster(
         f"""
