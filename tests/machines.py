@@ -36,7 +36,7 @@ _HEARTBEATS = {
 
 
 HOLDERS: set[int] = set()
-"""Processes that hold a cluster for a module's tests: what comes and goes below them is the cluster's business."""
+"""Processes that serve a module's tests: what comes and goes below them is no single test's business."""
 
 
 class Machines:
@@ -59,6 +59,11 @@ class Machines:
     def have(self, count: int) -> list[str]:
         """See to it that there are just `count` machines of one core; return their ids."""
         ids: list[str] = self.ask("have", count)
+        return ids
+
+    def have_at_least(self, count: int) -> list[str]:
+        """See to it that there are `count` machines or more; return their ids."""
+        ids: list[str] = self.ask("have", count, False)
         return ids
 
     def kill(self, machine: str) -> None:
@@ -136,8 +141,8 @@ def _watch() -> None:
     os._exit(1)
 
 
-def _have(cluster: Any, count: int) -> list[str]:
-    while len(cluster.worker_nodes) > count:
+def _have(cluster: Any, count: int, no_more: bool = True) -> list[str]:
+    while no_more and len(cluster.worker_nodes) > count:
         _kill(cluster, next(iter(cluster.worker_nodes)).node_id)
     while len(cluster.worker_nodes) < count:
         cluster.add_node(num_cpus=1, **_NODE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ from sample_sets import Numbered
 
 import penstock
 from penstock import DataLoader, ExtraError, OptionError, TransportError
+from penstock.feed.workers import ray as ray_pool
 
 
 def test_a_missing_ray_is_named_with_its_extra(monkeypatch) -> None:
@@ -31,8 +33,30 @@ def test_without_a_cluster_there_is_an_error_that_says_how_to_start_one(monkeypa
         monkeypatch.setenv(name, "0")
     with pytest.raises(TransportError, match="ray start --head"):
         iter(DataLoader(Numbered(4), num_workers=1, workers="ray"))
-    with pytest.raises(TransportError, match="ray://head:10001"):
-        iter(DataLoader(Numbered(4), num_workers=1, workers="ray://head:10001"))
+
+
+def test_an_address_where_nobody_listens_is_an_error_at_once(monkeypatch) -> None:
+    def init(**arguments: object) -> None:
+        raise AssertionError("Ray would try for minutes")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
+        monkeypatch.setenv(name, "0")
+    with socket.socket() as nobody:  # bound, so that nobody else listens there, either
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        with pytest.raises(TransportError, match=f"ray://{address}"):
+            iter(DataLoader(Numbered(4), num_workers=1, workers=f"ray://{address}"))
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(TransportError, match=f"at {address}"):
+            iter(DataLoader(Numbered(4), num_workers=1, workers="ray"))
+
+
+def test_why_a_worker_could_not_be_set_up_is_told() -> None:
+    words = "The actor died because of an error raised in its creation task, ray::RayWorker.__init__()\n"
+    error = RuntimeError(f"{words}ModuleNotFoundError: No module named 'penstock'")
+    told = ray_pool._cause(error, ray_pool._Actor(None, 0.0, frozenset(), None))
+    assert "No module named 'penstock'" in told
 
 
 @pytest.mark.parametrize(

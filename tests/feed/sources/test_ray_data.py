@@ -23,7 +23,7 @@ import ray
 import ray.data
 import penstock
 from machines import Machines
-Machines.here().have(2)
+Machines.here().have_at_least(1)
 ray.init(log_to_driver=False, logging_level="error")
 ray.data.DataContext.get_current().enable_progress_bars = False
 numbers = ray.data.range(1000, override_num_blocks=4)

@@ -21,6 +21,7 @@ import pickle
 import struct
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,11 @@ _SPAN = struct.Struct("<QQ")
 _LENGTH = struct.Struct("<I")
 
 
-def encode(obj: Any, room: Room | None) -> bytes:
+Carry = Callable[[Any], tuple[Any, ...] | None]
+"""Says how to pickle a class or a function, as `__reduce__` does; None for by its name."""
+
+
+def encode(obj: Any, room: Room | None, carry: Carry = lambda _: None) -> bytes:
     """Return the envelope of `obj`, whose large buffers are or will be in `room`; without a room, all is in band.
 
     Raises:
@@ -46,7 +51,7 @@ def encode(obj: Any, room: Room | None) -> bytes:
         UnpicklableError: `obj` holds something that pickle refuses.
     """
     try:
-        skeleton, arrays = flatten(obj)
+        skeleton, arrays = flatten(obj, carry=carry)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise UnpicklableError(
             f"a batch of type {type(obj).__qualname__} cannot travel from its worker: {error}; "
@@ -55,11 +60,13 @@ def encode(obj: Any, room: Room | None) -> bytes:
     return pack(skeleton, arrays, room)
 
 
-def flatten(obj: Any, visit: Callable[[Any], None] = lambda _: None) -> tuple[bytes, list[np.ndarray]]:
+def flatten(
+    obj: Any, visit: Callable[[Any], None] = lambda _: None, carry: Carry = lambda _: None
+) -> tuple[bytes, list[np.ndarray]]:
     """Return the pickle of `obj` and the bytes (uint8) it refers to; `visit` sees every object but plain builtins."""
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
-    _Pickler(stream, buffers.append, visit).dump(obj)
+    _Pickler(stream, buffers.append, visit, carry).dump(obj)
     return stream.getvalue(), [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
 
 
@@ -139,10 +146,12 @@ class _Pickler(ForkingPickler):
         stream: io.BytesIO,
         buffer_callback: Callable[[pickle.PickleBuffer], None],
         visit: Callable[[Any], None],
+        carry: Carry,
     ) -> None:
         pickle.Pickler.__init__(self, stream, protocol=5, buffer_callback=buffer_callback)
         self.dispatch_table = _dispatch_table()
         self._visit = visit
+        self._carry = carry
 
     def reducer_override(self, obj: Any) -> Any:
         self._visit(obj)
@@ -154,6 +163,8 @@ class _Pickler(ForkingPickler):
             return _reduce_storage(obj._untyped_storage, obj.dtype)
         if isinstance(obj, torch.UntypedStorage):
             return _reduce_storage(obj, None)
+        if isinstance(obj, type | FunctionType) and (how := self._carry(obj)) is not None:
+            return how
         return NotImplemented
 
 

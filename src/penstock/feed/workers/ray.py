@@ -11,7 +11,7 @@ which Ray brings to this machine meanwhile. They are copied once, into the slot.
 their order, so that what a dead one has delivered is the beginning of what it was given.
 
 Who is to blame for a death is decided by what Ray knows. If the actor has died and its machine is alive, the machine
-has told so, and the note that the process left there (`ray_actor`) says which sample it was making. If the machine is
+has told so, and the note that the process left there (`ray_note`) says which sample it was making. If the machine is
 gone, or nothing is known but that the actor cannot be reached, no sample is to blame.
 """
 
@@ -34,7 +34,7 @@ from penstock.core.errors import UnpicklableError
 from penstock.core.units import round_up
 from penstock.feed.sources.stream import Stream
 from penstock.feed.transport.slab import PAGE, PrivateSlab, Slab
-from penstock.feed.workers import ray_actor
+from penstock.feed.workers import ray_actor, ray_note
 from penstock.feed.workers.base import Death, Piece, Report
 from penstock.feed.workers.lanes import Lane
 from penstock.feed.workers.maker import Job
@@ -46,8 +46,9 @@ ROOM_S = 20.0
 """How long a worker for which batches wait may wait for a core of its own; then it is put beside another one."""
 
 _WARN_S = 30.0
-_INQUEST_S = 10.0
-"""How long it may take to read a dead worker's note; then nobody is blamed."""
+_INQUEST_S = 60.0
+"""How long it may take to read a dead worker's note, for which Ray starts a process on a machine that may be busy; then
+nobody is blamed. If the machine goes meanwhile, Ray says so at once."""
 
 _LEAVE_S = 5.0
 """How long a worker may take to finish its sample when the pool closes; as torch's DataLoader waits."""
@@ -113,6 +114,7 @@ class RayPool:
 
     Raises:
         UnpicklableError: the job cannot travel.
+        TransportError: later, the program has ended the connection to Ray.
     """
 
     def __init__(
@@ -151,7 +153,7 @@ class RayPool:
         except Exception as error:
             cluster.leave()
             raise UnpicklableError(
-                f"the dataset, collate_fn, errors= or worker_init_fn cannot travel to other machines: {error}; "
+                f"the dataset, collate_fn, errors= or worker_init_fn cannot travel to other machines: {_root(error)}; "
                 "leave out what belongs to this process (open files, locks, generators), or open it in worker_init_fn"
             ) from error
 
@@ -251,6 +253,7 @@ class RayPool:
 
     def submit(self, piece: Piece) -> None:
         """Give out a piece; never blocks."""
+        self._cluster.require()
         self._outstanding[piece.seq] = piece
         if piece.worker is None:
             self._queue.append(piece)
@@ -290,6 +293,7 @@ class RayPool:
 
     def collect(self, timeout_s: float | None) -> list[Report | Death]:
         """Wait until something happens, at most `timeout_s` seconds, and return all that has happened."""
+        self._cluster.require()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -423,7 +427,7 @@ class RayPool:
         if arrival is None or not lost:
             return [self._death(actor, cause, lost)]
         reading = (
-            self._ray.remote(ray_actor.read_note)
+            self._ray.remote(ray_note.read_note)
             .options(num_cpus=0, max_retries=0, scheduling_strategy=self._cluster.on(arrival.machine, only=True))
             .remote(arrival.note)
         )
@@ -482,6 +486,7 @@ class RayPool:
 
         Those that a worker has, two at most, it makes to the end: `ray.cancel` has left calls that never came back.
         """
+        self._cluster.require()
         self._lanes = [*lanes]
         untaken = [*self._queue, *(piece for own in self._own.values() for piece in own)]
         self._queue.clear()
@@ -520,8 +525,17 @@ def _is_preempted(error: Exception) -> bool:
     return bool(getattr(error, "preempted", False))
 
 
+def _root(error: BaseException) -> BaseException:
+    """Return what Ray's error came from: its own words for it fill a screen."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
 def _cause(error: Exception, actor: _Actor) -> str:
     where = f"on machine {actor.arrival.address}" if actor.arrival is not None else "that had just found a machine"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = next((line for line in reversed(lines) if line.startswith("The actor")), lines[0] if lines else "")
+    if actor.arrival is None and lines and lines[-1] != told:  # it could not be set up: why is in the last line
+        told = lines[-1]
     return f"{where} has gone ({told[:300]})."

@@ -4,21 +4,15 @@
 
 Calls come from one process, the training process, and Ray runs them in their order, one at a time. A batch is
 collated into memory of this process that is used again; its bytes go to Ray's object store, and from there to the
-training process's slot. How far a batch has come is noted in a file of 16 bytes on this machine, for whoever has to
-find out on which sample this process died (`read_note`).
+training process's slot. How far a batch has come is noted on this machine (`ray_note`), for whoever has to find out on
+which sample this process died.
 """
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 import os
-import struct
-import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -32,13 +26,9 @@ from penstock.feed.transport.slab import PAGE
 from penstock.feed.workers.base import Piece, Report
 from penstock.feed.workers.lanes import Lane
 from penstock.feed.workers.maker import BatchMaker, Job, NothingLeftError
+from penstock.feed.workers.ray_classes import carry
+from penstock.feed.workers.ray_note import Note
 from penstock.feed.workers.workshop import WorkerOptions, Workshop
-
-_NOTE = struct.Struct("<Qq")
-"""The piece being made, and its row."""
-
-_NOTES = "penstock-worker-"
-_STALE_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +60,12 @@ class RayWorker:
         self._memory = np.empty(0, np.uint8)
         self._worker = -1
         self._init_fn: Callable[[int], Any] | None = None
-        _sweep()
-        descriptor, self._path = tempfile.mkstemp(prefix=f"{_NOTES}{os.getpid()}-")
-        os.truncate(descriptor, _NOTE.size)
-        self._note = mmap.mmap(descriptor, _NOTE.size)
-        os.close(descriptor)
+        self._note = Note()
 
     def arrive(self) -> Arrival:
         """Say that there was room, and where."""
         address = self._ray.util.get_node_ip_address()
-        return Arrival(os.getpid(), self._context.get_node_id(), address, self._path)
+        return Arrival(os.getpid(), self._context.get_node_id(), address, self._note.path)
 
     def open(self, options: WorkerOptions) -> None:
         """Become the worker that `options` says, and open the dataset. A failure is told with the first piece."""
@@ -120,7 +106,7 @@ class RayWorker:
 
     def _make(self, maker: BatchMaker, piece: Piece, report: Report) -> np.ndarray | None:
         def tick(row: int) -> None:
-            _NOTE.pack_into(self._note, 0, piece.seq, row)
+            self._note.write(piece.seq, row)
 
         def enlarge(needed: int) -> Room:
             self._memory = np.empty(round_up(needed + needed // 8, PAGE), np.uint8)
@@ -138,10 +124,10 @@ class RayWorker:
                 return None
             assert made.room is not None
             try:
-                report.envelope = codec.encode(made.batch, made.room)
+                report.envelope = codec.encode(made.batch, made.room, carry)
             except NoRoomError as error:
                 made.room = enlarge(error.needed)
-                report.envelope = codec.encode(made.batch, made.room)
+                report.envelope = codec.encode(made.batch, made.room, carry)
         finally:
             set_current_room(None)
         report.nbytes = made.room.used
@@ -157,22 +143,5 @@ class RayWorker:
 
     def leave(self) -> None:
         """End this process, as a program ends: what the dataset has registered for its end is run."""
-        Path(self._path).unlink(missing_ok=True)
+        self._note.remove()
         self._ray.actor.exit_actor()
-
-
-def read_note(path: str) -> tuple[int, int]:
-    """Return the piece and the row that a dead worker of this machine was making, and remove its note."""
-    note = Path(path)
-    seq, row = _NOTE.unpack(note.read_bytes())
-    note.unlink()
-    return int(seq), int(row)
-
-
-def _sweep() -> None:
-    """Remove notes of workers that ended long ago without removing theirs: killed, with nobody left to read it."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_NOTES}*"):
-        pid = path.name.removeprefix(_NOTES).partition("-")[0]
-        with contextlib.suppress(OSError):  # another worker sweeps as well, or it is another user's
-            if not Path("/proc", pid).exists() and time.time() - path.stat().st_mtime > _STALE_S:
-                path.unlink()

@@ -7,11 +7,16 @@ was made here ends with the last loader that uses it.
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 from penstock.core.errors import TransportError
 from penstock.feed.sources.extras import need
+
+KNOCK_S = 10.0
+"""How long whoever listens at a cluster's address may take to answer."""
 
 
 class Cluster:
@@ -24,7 +29,7 @@ class Cluster:
 
     Raises:
         ExtraError: ray is not installed.
-        TransportError: there is no cluster.
+        TransportError: there is no cluster, or nothing answers at its address.
     """
 
     _lock = threading.RLock()  # a finalizer may let go of one share while another is taken
@@ -39,6 +44,11 @@ class Cluster:
                 Cluster._ours = {self}
             elif Cluster._ours:
                 Cluster._ours.add(self)
+            self._connection = self._current()
+
+    def _current(self) -> str:
+        """Return what tells this process's connection from an earlier or a later one."""
+        return str(self.ray.get_runtime_context().get_job_id())
 
     def _connect(self, address: str | None) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -46,8 +56,9 @@ class Cluster:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         wanted = address or os.environ.get("RAY_ADDRESS") or "auto"
         try:
+            _knock(wanted)
             self.ray.init(address=wanted, logging_level="warning")
-        except ConnectionError as error:
+        except OSError as error:
             where = "on this machine, nor in RAY_ADDRESS" if wanted == "auto" else f"at {wanted}"
             raise TransportError(
                 f"no Ray cluster is to be found {where} ({error}); start one (`ray start --head` here, and `ray start "
@@ -57,7 +68,15 @@ class Cluster:
     @property
     def is_there(self) -> bool:
         """Whether the connection still stands: the program may have ended it, or be about to end itself."""
-        return bool(self.ray.is_initialized())
+        return bool(self.ray.is_initialized()) and self._current() == self._connection
+
+    def require(self) -> None:
+        """Raise a TransportError if the connection has ended; without this, Ray's functions would make a new one."""
+        if not self.is_there:
+            raise TransportError(
+                "the connection to Ray that this loader's workers came with has ended (ray.shutdown); let it stand "
+                "until the loader is done, or make a new loader"
+            )
 
     def has_machine(self, machine: str) -> bool:
         """Return whether the cluster counts the node with this id among the living."""
@@ -77,5 +96,12 @@ class Cluster:
         with Cluster._lock:
             if self in Cluster._ours:
                 Cluster._ours.remove(self)
-                if not Cluster._ours:
+                if not Cluster._ours and self.is_there:
                     self.ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raise an OSError if nothing listens at an address: Ray itself would try for minutes."""
+    where = urlsplit(address if "://" in address else f"//{address}")
+    if where.hostname and where.port:
+        socket.create_connection((where.hostname, where.port), timeout=KNOCK_S).close()
