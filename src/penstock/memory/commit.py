@@ -42,10 +42,6 @@ class _Stage:
     body: Callable[[], object]
     is_insisted_on: bool = False
 
-    def run(self, insisting: Insisting) -> None:
-        with insisting if self.is_insisted_on else contextlib.nullcontext():
-            self.body()
-
 
 class Commit:
     """One optimizer step on gradients that are complete. `run` may be called again after it has raised StageError.
@@ -75,8 +71,7 @@ class Commit:
         self._scaler = scaler
         self._clip = clip_grad_norm
         self._log = log
-        self._grads = [local(p.grad) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        self._storages = set(map(storage_key, self._grads))
+        self._grads: list[Tensor] = []
         self._stages: list[_Stage] = []
         if isinstance(factor, Tensor) or factor != 1.0:
             self._stages.append(_Stage("dividing the gradients", self._divide, is_insisted_on=True))
@@ -90,6 +85,9 @@ class Commit:
         else:
             self._stages.append(_Stage("the optimizer's step", functools.partial(scaler.step, self)))  # type: ignore[arg-type]
             self._stages.append(_Stage("updating the scale", scaler.update))
+        if any(stage.is_insisted_on for stage in self._stages):
+            self._grads = [local(p.grad) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        self._storages = set(map(storage_key, self._grads))
         self.stepped = False
         """Whether the optimizer was stepped: the scaler leaves it out when gradients are infinite."""
 
@@ -116,12 +114,12 @@ class Commit:
 
     def _do(self, stage: _Stage) -> None:
         for tries_left in reversed(range(TRIES)):
-            insisting = Insisting(self._storages, self._log)
-            failure = attempt(functools.partial(stage.run, insisting)).failure
+            insisting = Insisting(self._storages, self._log) if stage.is_insisted_on else None
+            failure = attempt(functools.partial(_run, stage, insisting)).failure
             if failure is None:
                 return
             self._log.note(failure)
-            if insisting.changes:
+            if insisting is not None and insisting.changes:
                 raise TornError
             if not tries_left:
                 raise StageError(stage.name, failure)
@@ -149,3 +147,8 @@ class Commit:
             for grad in grads:
                 if grad.layout is not torch.strided:
                     grad.mul_(own)
+
+
+def _run(stage: _Stage, insisting: Insisting | None) -> None:
+    with insisting or contextlib.nullcontext():
+        stage.body()

@@ -23,14 +23,15 @@ from torch.optim import Optimizer
 from penstock.core.errors import OptionError
 from penstock.memory import microbatch
 from penstock.memory.autocast import Autocast
+from penstock.memory.buffers import Buffers
 from penstock.memory.coupled import Allowed, coupled_layers, coupled_words
 from penstock.memory.explain import OutOfMemoryError, explain
 from penstock.memory.failure import Failure, FailureLog, attempt, insist, let_go
 from penstock.memory.headroom import headroom_of
 from penstock.memory.holdings import LossFunction, accelerators_of, drop_gradients
 from penstock.memory.microbatch import Sizes, Split
+from penstock.memory.random_state import RandomState
 from penstock.memory.shards import Shards, ShortageError
-from penstock.memory.snapshot import Buffers, RandomState
 
 _PUTTING_BACK = "restoring what a failed attempt had changed"
 

@@ -12,12 +12,13 @@ from torch.optim import Optimizer
 from penstock.core.errors import OptionError
 from penstock.device.oom import is_out_of_memory
 from penstock.memory import microbatch
+from penstock.memory.buffers import Buffers
 from penstock.memory.coupled import Allowed, coupled_layers, coupled_words
 from penstock.memory.explain import OutOfMemoryError, explain
 from penstock.memory.failure import Failure, collect, insist, let_go
 from penstock.memory.holdings import accelerators_of, drop_gradients
 from penstock.memory.microbatch import Sizes, Split, split_batch
-from penstock.memory.snapshot import Buffers, RandomState
+from penstock.memory.random_state import RandomState
 
 
 class Attempt:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -27,14 +27,12 @@ def drop_gradients(optimizer: Optimizer) -> None:
             param.grad = None
 
 
-def state_tensors(optimizer: Optimizer | None, params: Iterable[Tensor] | None = None) -> Iterator[Tensor]:
-    """Yield the tensors of an optimizer's state: of these parameters, or of all."""
+def state_tensors(optimizer: Optimizer | None, params: Iterable[Tensor] | None = None) -> list[Tensor]:
+    """Return the tensors of an optimizer's state: of these parameters, or of all."""
     if optimizer is None:
-        return
-    state = optimizer.state
-    for param in list(state) if params is None else params:
-        if param in state:
-            yield from (local(value) for value in state[param].values() if isinstance(value, Tensor))
+        return []
+    states = optimizer.state.values() if params is None else [optimizer.state.get(param, {}) for param in params]
+    return [local(value) for state in states for value in state.values() if isinstance(value, Tensor)]
 
 
 def storage_key(tensor: Tensor) -> int:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import functools
 import operator
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,7 +158,7 @@ class StepTransaction:
             self.is_careful = True
             self.step()
             return
-        tensors = [tensor for p in params for tensor in self._changed(p)]
+        tensors = self._changed(params)
         if not self._can_resume(tensors):
             self._step_insisting(params, tensors)
             return
@@ -189,7 +188,7 @@ class StepTransaction:
     def _finish(self) -> None:
         """Go on with a step that something else than memory has broken off (Ctrl-C, say), if nothing changed since."""
         broken_off, self._broken_off = self._broken_off, None
-        tensors = [tensor for p in self._stepped() for tensor in self._changed(p)]
+        tensors = self._changed(self._stepped())
         if (
             broken_off is None
             or not self._can_resume(tensors)
@@ -241,7 +240,7 @@ class StepTransaction:
     # ── careful ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _chunks(self) -> list[_Chunk]:
-        parts = self._parts([(p, list(self._changed(p))) for p in self._stepped()])
+        parts = self._parts([(p, self._changed([p])) for p in self._stepped()])
         changed = [[tensor for _, tensors in part for tensor in tensors] for part in parts]
         dense = [[tensor for tensor in tensors if tensor.layout is torch.strided] for tensors in changed]
         sparse = [[tensor for tensor in tensors if tensor.layout is not torch.strided] for tensors in changed]
@@ -346,15 +345,15 @@ class StepTransaction:
     def _stepped(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"] if p.grad is not None]
 
-    def _changed(self, param: Tensor) -> Iterator[Tensor]:
-        """Yield what a step of `param` changes: itself and its state; of sharded ones, this rank's part.
+    def _changed(self, params: list[Tensor]) -> list[Tensor]:
+        """Return what a step of `params` changes: themselves and their state; of sharded ones, this rank's part.
 
-        An optimizer that is not torch's may change the gradient too (centralize it, say).
+        An optimizer that is not torch's may change the gradients too (centralize them, say).
         """
-        yield local(param)
-        yield from state_tensors(self.optimizer, [param])
-        if type(self.optimizer) not in _TENSORWISE and param.grad is not None:
-            yield local(param.grad)
+        changed = [*map(local, params), *state_tensors(self.optimizer, params)]
+        if type(self.optimizer) not in _TENSORWISE:
+            changed += [local(param.grad) for param in params if param.grad is not None]
+        return changed
 
     def _save_states(self, params: list[Tensor]) -> _Saved:
         state = self.optimizer.state

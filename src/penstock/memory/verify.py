@@ -17,11 +17,12 @@ from torch import nn
 
 from penstock.core.units import size_text
 from penstock.memory.blocks import blocks_of, checkpoint_blocks
+from penstock.memory.buffers import Buffers
 from penstock.memory.failure import attempt
 from penstock.memory.headroom import AllocatorMeter
 from penstock.memory.holdings import LossFunction, accelerators_of
 from penstock.memory.microbatch import Split
-from penstock.memory.snapshot import Buffers, RandomState
+from penstock.memory.random_state import RandomState
 from penstock.memory.ways import Plan, Way
 
 Gauge = Callable[[Callable[[], None]], int]
