@@ -82,7 +82,7 @@ def markdown_table(report: dict[str, Any], name: str = "check") -> str:
     """
     if report.get("benchmark") == "scale":
         return scale_table(report, name)
-    kinds = {"device": _device_table, "sources": _sources_table, "tune": _tune_table}
+    kinds = {"device": _device_table, "fit": _fit_table, "sources": _sources_table, "tune": _tune_table}
     return kinds.get(report.get("benchmark", ""), _feed_table)(report)
 
 
@@ -120,6 +120,17 @@ def _device_table(report: dict[str, Any]) -> str:
         for name, rates in row["samples_per_s"].items():
             step = f"{row['name']}, {row['step_ms']:.1f} ms" if name == "resident" else ""
             lines.append(f"| {step} | {name} | {_range(rates, 0)} | {_range(row['of_the_bound'][name], 3)} |")
+    return "\n".join(lines)
+
+
+def _fit_table(report: dict[str, Any]) -> str:
+    lines = ["| model | optimizer | a step by hand | TrainStep, in CPU time | by hand again | TrainStep, in time |"]
+    lines.append("| --- | --- | --- | --- | --- | --- |")
+    for row in report["overhead"]:
+        cpu, seconds = row["of_cpu_s"], row["of_seconds"]
+        found = (cpu["TrainStep"], cpu["by hand again"], seconds["TrainStep"])
+        cells = (f"{one['ratio']:.4f} ({one['low']:.4f} … {one['high']:.4f})" for one in found)
+        lines.append(f"| {row['name']} | {row['optimizer']} | {row['ms']['by hand']:.1f} ms | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

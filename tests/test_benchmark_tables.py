@@ -17,7 +17,7 @@ from benchmarks.table import filled_in, markdown_table  # noqa: E402
 
 def test_the_tables_of_the_readme_are_those_of_its_files() -> None:
     readme = (ROOT / "README.md").read_text()
-    for name in ("feed", "sources", "tune"):
+    for name in ("feed", "fit", "sources", "tune"):
         assert f"<!-- bench: benchmarks/results/{name}-4core.json -->" in readme
     assert filled_in(readme, ROOT) == readme
 

@@ -21,7 +21,7 @@ from penstock.feed.loader import make_auto
 from penstock.feed.workers.child import ChildOptions
 from penstock.feed.workers.process import ProcessPool
 
-pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
 class Scripted(Regulator):
@@ -104,6 +104,7 @@ def test_so_they_are_with_persistent_workers_and_epochs_broken_off(script, broke
     del loader._iterator
 
 
+@pytest.mark.alone
 def test_batches_kept_survive_changes() -> None:
     loader = scripted(Numbered(400), [2, 4, 0, 1, 3], batch_size=8)
     kept = list(loader)
@@ -111,6 +112,7 @@ def test_batches_kept_survive_changes() -> None:
     assert [int(n) for _, numbers in kept for n in numbers] == list(range(400))
 
 
+@pytest.mark.alone
 def test_who_makes_batches_in_the_training_process_may_raise_there() -> None:
     class Broken(Numbered):
         def __getitem__(self, index: int):
@@ -136,6 +138,7 @@ class Changing(Numbered):
 
 
 @pytest.mark.parametrize("body", ["process", "thread"])
+@pytest.mark.alone
 def test_a_cost_that_changes_in_the_middle_is_followed_within_20_batches(body, monkeypatch) -> None:
     monkeypatch.setattr("penstock.feed.loader.usable_cores", lambda: 4)
     # 10 ms a batch, then 60 ms; a step of 20 ms needs one worker, then three.
@@ -151,6 +154,7 @@ def test_a_cost_that_changes_in_the_middle_is_followed_within_20_batches(body, m
     assert "the step waited" in loader.statistics().workers_reason
 
 
+@pytest.mark.alone
 def test_workers_that_are_no_longer_needed_go() -> None:
     loader = DataLoader(Changing(800, 300, 0.003, 0.0001), batch_size=10, num_workers="auto")
     loader._regulator = Regulator(workers=3, most=4, fixed=3)
@@ -160,6 +164,7 @@ def test_workers_that_are_no_longer_needed_go() -> None:
     assert loader.statistics().workers == 1
 
 
+@pytest.mark.alone
 def test_where_samples_can_tell_their_worker_the_batches_are_torchs_for_the_same_number(monkeypatch) -> None:
     monkeypatch.setattr("penstock.feed.loader.usable_cores", lambda: 4)
     for dataset in (Augmented(90), Aware(90)):
@@ -172,6 +177,7 @@ def test_where_samples_can_tell_their_worker_the_batches_are_torchs_for_the_same
         assert "samples can tell their worker" in statistics.workers_reason
 
 
+@pytest.mark.alone
 def test_there_the_number_changes_between_epochs(monkeypatch) -> None:
     monkeypatch.setattr("penstock.feed.loader.usable_cores", lambda: 4)
     choices = iter([3, 1])
@@ -187,6 +193,7 @@ def test_there_the_number_changes_between_epochs(monkeypatch) -> None:
     assert seen[1] == {1}
 
 
+@pytest.mark.alone
 def test_an_iterable_dataset_keeps_its_number_and_says_why() -> None:
     loader = DataLoader(Stream(100), batch_size=10, num_workers="auto")
     assert sorted(int(i) for _, numbers in loader for i in numbers) == list(range(100))
@@ -194,6 +201,7 @@ def test_an_iterable_dataset_keeps_its_number_and_says_why() -> None:
     assert loader.statistics().workers == loader.num_workers
 
 
+@pytest.mark.alone
 def test_a_loader_of_a_script_can_be_made_auto_and_keeps_its_batches() -> None:
     order = list(range(200))
     random.Random(5).shuffle(order)
@@ -204,6 +212,7 @@ def test_a_loader_of_a_script_can_be_made_auto_and_keeps_its_batches() -> None:
         assert loader.statistics().workers_reason.startswith("auto")
 
 
+@pytest.mark.alone
 def test_a_single_core_gets_no_workers(monkeypatch) -> None:
     monkeypatch.setattr("penstock.feed.loader.usable_cores", lambda: 1)
     loader = DataLoader(Numbered(20), batch_size=4, num_workers="auto")
@@ -211,6 +220,7 @@ def test_a_single_core_gets_no_workers(monkeypatch) -> None:
     assert labels_of(loader) == list(range(20))
 
 
+@pytest.mark.alone
 def test_two_loops_over_one_loader_do_not_disturb_each_other(monkeypatch) -> None:
     monkeypatch.setattr("penstock.feed.loader.usable_cores", lambda: 4)
     loader = scripted(Numbered(300), [2, 4, 1, 0], batch_size=10)
@@ -219,6 +229,7 @@ def test_two_loops_over_one_loader_do_not_disturb_each_other(monkeypatch) -> Non
     assert [label for one, _ in pairs for label in one] == list(range(300))
 
 
+@pytest.mark.alone
 def test_workers_of_another_start_method_come_and_go_too() -> None:
     loader = scripted(Numbered(400), [1, 1, 3, 3, 2], batch_size=8, multiprocessing_context="forkserver")
     assert labels_of(loader) == list(range(400))
@@ -235,6 +246,7 @@ class Wanting(Scripted):
         return self.workers
 
 
+@pytest.mark.alone
 def test_a_system_that_starts_no_more_workers_is_no_error(monkeypatch) -> None:
     spawn = ProcessPool._spawn
 
@@ -251,6 +263,7 @@ def test_a_system_that_starts_no_more_workers_is_no_error(monkeypatch) -> None:
     assert (statistics.workers, statistics.workers_reason) == (3, "auto: the system starts no more")
 
 
+@pytest.mark.alone
 def test_no_worker_is_started_when_memory_runs_out(monkeypatch) -> None:
     monkeypatch.setattr("penstock.feed.crew.available_nbytes", lambda: 100 << 20)
     loader = scripted(Numbered(300), [2], batch_size=4)

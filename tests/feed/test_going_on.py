@@ -105,7 +105,7 @@ ORDERS = {
 WAYS = [(0, "process"), (1, "process"), (2, "process"), (3, "process"), (2, "thread")]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     count=st.integers(1, 60),
     batch_size=st.integers(1, 9),
@@ -176,7 +176,7 @@ def test_out_of_order_nothing_is_lost_and_nothing_comes_twice(
         assert sorted(first + again + numbers(third)) == list(range(count))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     count=st.integers(0, 60),
     batch_size=st.integers(1, 5),
@@ -277,7 +277,7 @@ def test_joined_ranks_have_every_sample_once(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

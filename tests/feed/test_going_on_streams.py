@@ -30,7 +30,7 @@ def numbers(batches: Any) -> list[int]:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 @given(
     worlds=st.lists(st.tuples(st.sampled_from([1, 2, 3]), st.integers(0, 3)), min_size=2, max_size=3),
