@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +13,7 @@ from penstock.distributed.place import place
 from penstock.feed.cursor import BatchCursor
 from penstock.feed.orders import Order, RankSampler, drawn_from
 from penstock.feed.sources.stream import Stream
-from penstock.feed.state import VERSION, Resume, belonging
+from penstock.feed.state import VERSION, Resume, Seen, belonging
 from penstock.feed.stream_cursor import StreamCursor, Used
 from penstock.feed.workers.lanes import Lane
 from penstock.feed.workers.sample_seed import mixed
@@ -60,10 +60,10 @@ class Course:
         self.used(receipt)
         self.finished = True
 
-    def look_at(self, snapshot: Callable[[int, bool], Any]) -> None:
+    def look_at(self, look: Callable[[int, Lane], Lane]) -> None:
         """Have the lanes' states looked up when they are asked for: no batch is made ahead."""
         if isinstance(self.cursor, StreamCursor):
-            self.cursor.look = snapshot
+            self.cursor.look = look
 
     def told(self) -> dict[str, Any]:
         """Return how far it has come, in plain words."""
@@ -75,13 +75,13 @@ class Course:
         told = {"indices": self.cursor.taken().as_dict()}
         if self.finished:
             return {**told, "sampler": self.order.end()}
-        return told if self.cursor.has_drawn else {**told, "generator": self.generator}
+        return told if self.cursor.has_drawn else {**told, "generator": self.generator, "sampler": self.order.end()}
 
     def _lanes(self) -> dict[str, Any]:
         assert isinstance(self.cursor, StreamCursor)
         lanes = self.cursor.taken()
         if not self.keeps_dataset:
-            lanes = [{**told, "end": None} if told["ended"] else told for told in lanes]
+            lanes = [{**told, "end": None} for told in lanes]
         return {"lanes": lanes, "turn": self.cursor.turn, "stream_epoch": self.stream_epoch}
 
 
@@ -92,6 +92,7 @@ def begin_course(loader: DataLoader[Any], base_seed: int | None = None) -> Cours
         loader: whose pass.
         base_seed: of workers that are there already.
     """
+    seen_of(loader)
     resume, loader._resume = loader._resume, None
     loader._loaded = None
     epoch = loader._epoch if resume is None else resume.epoch
@@ -100,14 +101,15 @@ def begin_course(loader: DataLoader[Any], base_seed: int | None = None) -> Cours
     generator = loader.generator.get_state() if loader.generator is not None else None
     is_iterable = loader._dataset_kind == _DatasetKind.Iterable
     if resume is not None and resume.in_the_middle:
+        assert resume.base_seed is not None
         base_seed, epoch_seed = resume.base_seed, resume.seed
         indices = iter(loader._index_sampler) if is_iterable else _cursor(loader, resume)
     else:
         if isinstance(loader.sampler, RankSampler):
             epoch = loader.sampler.begin(epoch)
-        if resume is not None and resume.sampler is not None:
-            loader._order.begin_after(resume.sampler)
         indices = iter(loader._index_sampler) if is_iterable else _cursor(loader, None)
+        if base_seed is None and resume is not None and resume.begun is None and loader.persistent_workers:
+            base_seed = resume.base_seed  # workers that live on are not seeded anew
         if base_seed is None:
             # Drawn also when nothing uses it: the generator must be where torch's loader would have left it.
             base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
@@ -133,6 +135,13 @@ def begin_course(loader: DataLoader[Any], base_seed: int | None = None) -> Cours
     )
 
 
+def seen_of(loader: DataLoader[Any]) -> Seen:
+    """Return what the loader's dataset and sampler consisted of before its first pass, which may change them."""
+    if loader._seen is None:
+        loader._seen = Seen.of(loader.dataset, drawn_from(loader._index_sampler))
+    return loader._seen
+
+
 def state_of(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return the state of a loader; see `state`."""
     course = loader._course
@@ -140,7 +149,7 @@ def state_of(loader: DataLoader[Any]) -> dict[str, Any]:
     return {
         "version": VERSION,
         "of": belonging(loader.dataset, drawn_from(loader._index_sampler), loader._kept_order),
-        "contents": {"rank": place()[0], "parts": loader._contents},
+        "contents": {"rank": place()[0], **asdict(seen_of(loader))},
         "seed": course.epoch_seed if course is not None else 0,
         "base_seed": course.base_seed if course is not None else 0,
         "generator": loader.generator.get_state() if loader.generator is not None else None,
@@ -157,10 +166,26 @@ def _lanes(loader: DataLoader[Any], resume: Resume | None, epoch_seed: int) -> t
     if resume is not None and resume.lanes is not None:
         return tuple(replace(lane, epoch_seed=epoch_seed) for lane in resume.lanes), resume.turn
     workers, rank = loader.num_workers, loader.rank
-    ends = resume.ends if resume is not None and len(resume.ends) == max(1, workers) else (None,) * max(1, workers)
+    told = 0 if loader._body == "thread" else workers  # threads are told of no workers
+    ends = [(end, True) for end in resume.ends] if resume is not None else _last_ends(loader)
+    if len(ends) != max(1, workers):
+        ends = [(None, False)] * max(1, workers)
     return tuple(
-        Lane(number=number, of=workers, rank=rank, epoch_seed=epoch_seed, end=end) for number, end in enumerate(ends)
+        Lane(number=number, of=told, rank=rank, epoch_seed=epoch_seed, end=end, is_restored=is_restored)
+        for number, (end, is_restored) in enumerate(ends)
     ), 0
+
+
+def _last_ends(loader: DataLoader[Any]) -> list[tuple[Any, bool]]:
+    """Return what the dataset said of itself in each lane at the end of the last pass; and whether not in this process.
+
+    (A lane that had ended when the last pass was resumed has not been run here.)
+    """
+    last = loader._course
+    if last is None or not last.finished or not last.keeps_dataset or isinstance(loader.dataset, Stream):
+        return []
+    ends = (told["end"] for told in last.told()["lanes"])
+    return [(end, begun.has_ended) for end, begun in zip(ends, last.lanes, strict=True)]
 
 
 def _begin_stream(loader: DataLoader[Any], resume: Resume | None) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -96,13 +97,16 @@ class InlineRunner:
             return made.batch
         raise StopIteration
 
-    def snapshot(self, lane: int, has_ended: bool) -> Any:
-        """Return where a lane of an iterable dataset is now, or its dataset's state at the end; None without one."""
-        maker = self._lanes.maker(lane)
+    def look(self, place: int, lane: Lane) -> Lane:
+        """Return a lane of an iterable dataset as it is now."""
+        maker = self._lanes.maker(place)
         self._lanes.leave()
         if maker is None:
-            return None
-        return maker.end_state() if has_ended else maker.snapshot()
+            return lane
+        if lane.has_ended or maker.has_ended:
+            return replace(lane, has_ended=True, end=maker.end_state(), state=None, since=())
+        state = maker.snapshot()
+        return lane if state is None else replace(lane, state=state, since=())
 
     def try_next(self) -> tuple[Any] | None:
         """Return None: making a batch ahead of time would hold up the step that waits to be started."""

@@ -70,7 +70,7 @@ class LoaderIterator:
                 turn=course.turn,
                 init_fn=loader.worker_init_fn,
             )
-            course.look_at(inline.snapshot)
+            course.look_at(inline.look)
             host: InlineRunner | EpochRunner = inline
         else:
             dispatch = dispatch_of(loader)

@@ -22,7 +22,6 @@ from penstock.core.stats import LoaderStatistics, RingCounts
 from penstock.device import Device, device_of
 from penstock.distributed.place import place
 from penstock.feed.auto import Regulator
-from penstock.feed.contents import contents
 from penstock.feed.counters import Counters
 from penstock.feed.course import Course, state_of
 from penstock.feed.depth import DepthTrial
@@ -33,10 +32,10 @@ from penstock.feed.prefetch import DEPTH
 from penstock.feed.sources.base import Source
 from penstock.feed.sources.order import RunOrder
 from penstock.feed.sources.stream import Stream
-from penstock.feed.state import Resume, belonging, check, resume_of
+from penstock.feed.state import Resume, Seen, belonging, check, resume_of
 from penstock.feed.transport.ring import Ring
 from penstock.feed.wiring import Shelf, start_method
-from penstock.feed.workers.maker import ErrorPolicy
+from penstock.feed.workers.maker import ErrorPolicy, is_stateful
 from penstock.feed.workers.ray_cluster import Cluster
 
 T_co = TypeVar("T_co", covariant=True)
@@ -211,7 +210,7 @@ class DataLoader(TorchDataLoader[T_co]):
                 "samples; use workers='process', or num_workers=1"
             )
         self._order = order_for(self._index_sampler, snapshot_every=snapshot_every_n_steps or 1)
-        self._contents = contents(dataset, drawn_from(self._index_sampler))
+        self._seen: Seen | None = None
         # A stream's state is small and quickly told, and only with one of its own can a lane be shared out anew.
         self._snapshot_every = 1 if isinstance(dataset, Stream) else snapshot_every_n_steps or 0
         if isinstance(num_workers, tuple):
@@ -285,7 +284,8 @@ class DataLoader(TorchDataLoader[T_co]):
         states = list(state["ranks"] if isinstance(state, Mapping) and "ranks" in state else _listed(state))
         if not states or not states[0]:
             return
-        check(states, belonging(self.dataset, drawn_from(self._index_sampler), self._kept_order), self._contents)
+        sampler = drawn_from(self._index_sampler)
+        check(states, belonging(self.dataset, sampler, self._kept_order), Seen.of(self.dataset, sampler))
         if isinstance(self._kept_order, Other) and len(states) > 1:
             rank, world = place()  # its sampler shares out among ranks by itself
             if len(states) != world:
@@ -301,7 +301,9 @@ class DataLoader(TorchDataLoader[T_co]):
             stream=stream,
             workers=self.num_workers,
         )
-        if self._body == "thread" and stream is None and any(lane.of for lane in self._resume.lanes or ()):
+        if self._resume.sampler is not None:
+            self._order.begin_after(self._resume.sampler)
+        if self._body == "thread" and stream is None and any(lane.of > 1 for lane in self._resume.lanes or ()):
             raise StateError(
                 "the workers of this state were told by get_worker_info() which they are, and threads cannot be; go on "
                 "with workers='process', or num_workers=0"
@@ -359,11 +361,11 @@ def _listed(state: Any) -> Sequence[Any]:
 
 def _say_what_it_costs(resume: Resume, dataset: Any) -> None:
     lost = [lane.since for lane in resume.lanes or () if lane.state is None and lane.since]
-    if lost:
+    if lost and not is_stateful(dataset):
         samples = sum(batches * size for since in lost for batches, size in since)
         warnings.warn(
-            f"{type(dataset).__qualname__} has no state_dict and load_state_dict, so that the first {samples} samples "
-            "of this epoch are made again, and thrown away, before its next batch",
+            f"{type(dataset).__qualname__} has no state_dict and load_state_dict, nor had its iterator told a state: "
+            f"the first {samples} samples of this epoch are made again, and thrown away, before its next batch",
             stacklevel=3,
         )
 

@@ -15,6 +15,7 @@ Drawing an index costs some ten nanoseconds. No sample is made again.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections import deque
@@ -307,13 +308,21 @@ class Runs(InTurn):
     def how(self, taken: int) -> How:
         """Return the seed and the epoch that were drawn, and the batches and lanes that the order was made for."""
         seed, epoch = self._runs.as_drawn()
-        return {"seed": seed, "epoch": epoch, "runs": self._runs.purpose}
+        return {**self._runs.next_pass(), "seed": seed, "epoch": epoch, "runs": self._runs.purpose}
 
     def again(self, how: How, position: int) -> Iterator[int]:
         """Return the indices from `position` on."""
-        self._runs.set_epoch(how["epoch"] + 1)
+        self._runs.set_next_pass({**how, "epoch": how["epoch"] + 1})
         drawn = self._runs.made_for(how["runs"]).drawn(how["seed"], how["epoch"])
         return itertools.islice(drawn, position, None)
+
+    def end(self) -> How:
+        """Return the epoch that comes next, and the state of a generator of one's own."""
+        return self._runs.next_pass()
+
+    def begin_after(self, end: How) -> None:
+        """Have that epoch come next."""
+        self._runs.set_next_pass(end)
 
 
 class Other:
@@ -333,6 +342,8 @@ class Other:
         self._states: deque[tuple[int, How]] = deque()
         self._iterator: Iterator[Any] = iter(())
         self._is_after_end = False
+        self._first: How = {}
+        """The state that the epoch began with. One that stays the same says nothing of the position."""
 
     def traits(self) -> dict[str, Any]:
         """Return how many indices there are, and among how many ranks: it may share them out by itself."""
@@ -369,7 +380,11 @@ class Other:
     def end(self) -> How:
         """Return the sampler's state, and that of its generator."""
         generator = self._generator()
-        states = {"sampler": _state_of(self._sampler), "generator": generator.get_state() if generator else None}
+        states = {
+            "sampler": _state_of(self._sampler),
+            "generator": generator.get_state() if generator else None,
+            "epoch": self._sampler.epoch if self._has_epochs() else None,
+        }
         return {name: state for name, state in states.items() if state is not None}
 
     def begin_after(self, end: How) -> None:
@@ -377,6 +392,8 @@ class Other:
         generator = self._generator()
         if generator is not None and "generator" in end:
             generator.set_state(end["generator"])
+        if "epoch" in end and self._has_epochs():
+            self._sampler.set_epoch(end["epoch"])
         if "sampler" in end:
             self._sampler.load_state_dict(end["sampler"])
             self._is_after_end = True
@@ -390,7 +407,8 @@ class Other:
         self._batches += 1
         if self._states and self._batches % self._every == 0:
             now = {"sampler": _state_of(self._sampler), "iterator": _state_of(self._iterator)}
-            self._states.append((count, now))
+            if not _is_same(now, self._first):
+                self._states.append((count, now))
 
     def how(self, taken: int) -> How:
         """Return the last state from which nothing is missing and when it was taken; or else what was noted."""
@@ -408,11 +426,17 @@ class Other:
     def _from_state(self, how: How, position: int) -> Iterator[Any]:
         if how["sampler"] is not None:
             self._sampler.load_state_dict(how["sampler"])
+        count = self.traits()["count"]
+        if count is not None and how["at"] >= count:  # the sampler may be in its next epoch already
+            self._is_after_end = True
+            return iter(())
         self._iterator = iter(self._sampler)
         if how["iterator"] is not None:
             self._iterator.load_state_dict(how["iterator"])  # type: ignore[attr-defined]
         self._keep({"sampler": how["sampler"], "iterator": how["iterator"]}, how["at"])
-        return itertools.islice(self._iterator, position - how["at"], None)
+        # Before its first index a sampler may still say that it is at the end of its last epoch.
+        indices = self._after_end() if how["at"] == 0 and how["iterator"] is None else self._iterator
+        return itertools.islice(indices, position - how["at"], None)
 
     def _drawn_again(self, how: How, position: int) -> Iterator[Any]:
         if "epoch" in how:
@@ -431,6 +455,7 @@ class Other:
 
     def _keep(self, state: How, at: int) -> None:
         self._batches = 0
+        self._first = state
         self._states.clear()
         if state["sampler"] is not None or state["iterator"] is not None:
             self._states.append((at, state))
@@ -485,6 +510,12 @@ def _drawn_now(indices: Iterator[Any]) -> Iterator[Any]:
     """Return the same indices; what the first one is drawn from is used now, and not when it is asked for."""
     first = list(itertools.islice(indices, 1))
     return itertools.chain(first, indices)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    with contextlib.suppress(Exception):  # arrays and tensors, say, are no truth values; they are there to move
+        return bool(one == other)
+    return False
 
 
 def _state_of(thing: Any) -> Any:

@@ -13,6 +13,7 @@ It is made of numbers, words, lists, dicts and small tensors, and does not grow 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 
 from penstock.core.errors import StateError
 from penstock.distributed.place import place
+from penstock.feed.contents import contents, entries
 from penstock.feed.cursor import Begun, Taken, going_on
 from penstock.feed.orders import Order
 from penstock.feed.sources.stream import Stream
@@ -43,10 +45,10 @@ class Resume:
     turn: int = 0
     """The lane whose batch comes first."""
     seed: int = 0
-    base_seed: int = 0
+    base_seed: int | None = None
     stream_epoch: int | None = None
     sampler: dict[str, Any] | None = None
-    """What the sampler had at the end of the epoch before."""
+    """What the sampler had before the epoch."""
     ends: tuple[Any, ...] = ()
     """What an iterable dataset has said of itself at the end of the epoch before, in each lane."""
 
@@ -54,6 +56,19 @@ class Resume:
     def in_the_middle(self) -> bool:
         """Whether some of the epoch's order is known already."""
         return self.lanes is not None or (self.begun is not None and self.begun.how is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a dataset and a sampler consist of; see `contents`."""
+
+    parts: dict[str, str]
+    entries: dict[str, str]
+
+    @classmethod
+    def of(cls, dataset: Any, sampler: Any) -> Seen:
+        """Look at them."""
+        return cls(contents(dataset, sampler), entries(dataset))
 
 
 def belonging(dataset: Any, sampler: Any, order: Order | None) -> dict[str, Any]:
@@ -76,16 +91,19 @@ def belonging(dataset: Any, sampler: Any, order: Order | None) -> dict[str, Any]
     }
 
 
-def check(states: Sequence[Any], of: Mapping[str, Any], parts: Mapping[str, str]) -> None:
+def check(states: Sequence[Any], of: Mapping[str, Any], seen: Seen) -> None:
     """See whether these are states of the same kind of loader, over the same contents.
 
     Args:
         states: of one rank, or of all.
         of: what the loader's states belong to; see `belonging`.
-        parts: the contents of its dataset and sampler. Those of another rank may be others.
+        seen: the contents of its dataset and sampler. Those of another rank may be others.
 
     Raises:
         StateError: one is not.
+
+    Warns:
+        UserWarning: numbers that may be the samples' are others.
     """
     for state in states:
         if not isinstance(state, Mapping) or "version" not in state or "of" not in state:
@@ -97,18 +115,26 @@ def check(states: Sequence[Any], of: Mapping[str, Any], parts: Mapping[str, str]
             )
         if state["of"] != of:
             raise StateError(f"this state is of {_words(state['of'])}, and this loader has {_words(of)}")
-        if others := _others(state.get("contents"), parts):
+        told = state.get("contents")
+        if told is None or told["rank"] != place()[0]:
+            continue
+        if others := _others(told["parts"], seen.parts):
             raise StateError(
                 f"this state is of another {_words(of)}: other contents of {', '.join(others)}; go on with those that "
                 "it was saved with, or, where the samples are the same nonetheless, without state['contents']"
             )
 
+        if others := _others(told["entries"], seen.entries):
+            warnings.warn(
+                f"{', '.join(others)} had other entries when this state was saved; if these are what samples are made "
+                "of, and no cache, the state is of another dataset",
+                stacklevel=3,
+            )
 
-def _others(told: Mapping[str, Any] | None, parts: Mapping[str, str]) -> list[str]:
-    """Return the names of what had other contents when a state was saved, on the same rank."""
-    if told is None or told["rank"] != place()[0]:
-        return []
-    return [name for name, digest in told["parts"].items() if parts.get(name, digest) != digest]
+
+def _others(told: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the names of what had other contents."""
+    return [name for name, digest in told.items() if now.get(name, digest) != digest]
 
 
 def resume_of(
@@ -134,13 +160,14 @@ def resume_of(
     if all(state["finished"] for state in states):
         following = stream_epoch + 1 if stream_epoch is not None else None
         own = next((state for state in states if state["rank"] == rank), one)
-        ends = tuple(told["end"] for told in own.get("lanes", ())) if stream is None and own["world"] == world else ()
+        is_own = (own["rank"], own["world"]) == (rank, world) and stream is None
         return Resume(
             epoch=one["epoch"] + 1,
             generator=one["generator"],
             stream_epoch=following,
             sampler=own.get("sampler"),
-            ends=ends,
+            ends=tuple(told["end"] for told in own.get("lanes", ())) if is_own else (),
+            base_seed=own["base_seed"],
         )
     if "lanes" not in one and "indices" not in one:
         return Resume(epoch=one["epoch"], generator=one["generator"])
@@ -151,7 +178,7 @@ def resume_of(
         turn = one["turn"] if len(lanes) == len(one["lanes"]) and len(states) == 1 else 0
         return Resume(epoch=one["epoch"], lanes=lanes, turn=turn, stream_epoch=stream_epoch, **seeds)
     begun = going_on([Taken.of(state["indices"]) for state in states], order)
-    return Resume(epoch=one["epoch"], begun=begun, **seeds)
+    return Resume(epoch=one["epoch"], begun=begun, sampler=own.get("sampler"), **seeds)
 
 
 def _lanes(states: Sequence[Mapping[str, Any]], world: int, rank: int, stream: Any, workers: int) -> tuple[Lane, ...]:

@@ -31,12 +31,11 @@ class StreamCursor:
         lanes: as they begin.
         turn: the one whose batch comes first.
         size: samples of a batch.
-        look: returns the state of a lane as it is now, or at its end, where batches are made only when they are asked
-            for.
+        look: returns a lane as it is now, where batches are made only when they are asked for.
     """
 
     def __init__(
-        self, lanes: Sequence[Lane], turn: int, size: int, look: Callable[[int, bool], Any] | None = None
+        self, lanes: Sequence[Lane], turn: int, size: int, look: Callable[[int, Lane], Lane] | None = None
     ) -> None:
         self.lanes = [*lanes]
         self.look = look
@@ -58,13 +57,11 @@ class StreamCursor:
 
     def _told(self, place: int) -> dict[str, Any]:
         lane = self.lanes[place]
-        state = self.look(place, lane.has_ended) if self.look is not None else None
-        if state is not None:
-            lane = replace(lane, end=state) if lane.has_ended else replace(lane, state=state, since=())
-        if lane.has_ended:
-            where = {"ended": True, "end": lane.end}
-        else:
-            where = {"ended": False, "state": lane.state, "since": [list(pair) for pair in lane.since]}
+        if self.look is not None:
+            lane = self.look(place, lane)
+        where: dict[str, Any] = {"ended": lane.has_ended, "end": lane.end}
+        if not lane.has_ended:
+            where |= {"state": lane.state, "since": [list(pair) for pair in lane.since]}
         return {"number": lane.number, "of": lane.of, "rank": lane.rank, **where}
 
 
@@ -74,4 +71,4 @@ def lane_of(told: dict[str, Any]) -> Lane:
     if told["ended"]:
         return Lane(**name, has_ended=True, end=told["end"])
     since = tuple((int(batches), int(size)) for batches, size in told["since"])
-    return Lane(**name, state=told["state"], since=since)
+    return Lane(**name, state=told["state"], since=since, end=told["end"])

@@ -108,6 +108,17 @@ class RunOrder(Sampler[int]):
             self._position += 1
             yield index
 
+    def next_pass(self) -> dict[str, Any]:
+        """Return what the next pass will be drawn from: its epoch, and the state of a generator of one's own."""
+        generator = {} if self._generator is None else {"generator": self._generator.get_state()}
+        return {"epoch": self._epoch, **generator}
+
+    def set_next_pass(self, told: dict[str, Any]) -> None:
+        """Have the next pass be drawn from what `next_pass` has told."""
+        self._epoch = told["epoch"]
+        if self._generator is not None and "generator" in told:
+            self._generator.set_state(told["generator"])
+
     def as_drawn(self) -> tuple[int, int]:
         """Return the seed and the epoch of the current pass."""
         return self._drawn, self._epoch - 1

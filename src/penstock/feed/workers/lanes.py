@@ -38,7 +38,9 @@ class Lane:
     since: tuple[tuple[int, int], ...] = ()
     """Batches that were made since, as (how many, of how many samples); they are made again, and thrown away."""
     end: Any = None
-    """The dataset's state at the end of a pass, which the next pass begins with."""
+    """The dataset's state at the end of a pass; of one that has not ended, at the end of the pass before."""
+    is_restored: bool = True
+    """Whether it begins in a process that has not been at that end itself."""
 
     def after(self, size: int, state: Any = None) -> Lane:
         """Return the lane after another batch of `size`, and with the state that was taken then, if one was.
@@ -113,7 +115,8 @@ class Lanes:
             if self._init is not None and lane.of and not self._is_own(lane):
                 self._init(lane.number)
             maker = next(iter(makers.values())) if is_same else self._made(job)
-            maker.restart(f"{lane.rank}.{lane.number}", lane.state, lane.end)
+            is_elsewhere = lane.is_restored or (self._own is not None and not is_same)
+            maker.restart(f"{lane.rank}.{lane.number}", lane.state, lane.end if is_elsewhere else None)
             for batches, size in lane.since:
                 for _ in range(batches):
                     maker.pass_over(size, lane.epoch_seed)

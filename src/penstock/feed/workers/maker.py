@@ -8,6 +8,7 @@ What it does to a dataset is what torch's fetchers do: `__getitems__` when there
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -127,7 +128,8 @@ class BatchMaker:
         """The indices and the samples of a batch, where nobody notes each: the sample after the last is being made."""
         self._stream: Iterator[Any] = iter(())
         self._ended = False
-        self._may_begin_anew = False
+        self._before_end: Any = None
+        """The dataset's state before that of an end was restored, until it has given a sample."""
         self._lane = ""
         self._position = 0
 
@@ -140,10 +142,12 @@ class BatchMaker:
             end: begin after a pass at whose end `end_state` has returned this. A dataset that then has nothing more
                 to give is begun anew, as it would have been in the process that had come to the end.
         """
-        dataset_state, iterator_state, self._position = state or (end, None, 0)
-        self._may_begin_anew = state is None and end is not None
+        dataset_state, iterator_state, self._position = state or (None, None, 0)
+        self._before_end = None
         if dataset_state is not None:
             self._job.dataset.load_state_dict(dataset_state)
+        elif state is None and end is not None:
+            self._begin_after(end)
         self._stream = iter(self._job.dataset)
         if iterator_state is not None:
             self._stream.load_state_dict(iterator_state)  # type: ignore[attr-defined]
@@ -165,9 +169,23 @@ class BatchMaker:
             return None
         return dataset_state, iterator_state, self._position
 
+    def _begin_after(self, end: Any) -> None:
+        """Give the dataset the state of an end, where it could be taken back."""
+        before = self._job.dataset.state_dict() if is_stateful(self._job.dataset) else None
+        if before is not None:
+            self._before_end = copy.deepcopy(before)
+            self._job.dataset.load_state_dict(end)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the iterable dataset has nothing left."""
+        return self._ended
+
     def end_state(self) -> Any:
         """Return what the iterable dataset says of itself at the end of a pass, if it can tell; else None."""
-        return self._job.dataset.state_dict() if is_stateful(self._job.dataset) else None
+        with contextlib.suppress(Exception):  # it may have closed what it tells of; the pass has ended well
+            return self._job.dataset.state_dict() if is_stateful(self._job.dataset) else None
+        return None
 
     def pass_over(self, count: int, epoch_seed: int | None) -> None:
         """Have the iterable dataset make a batch that nobody needs; what fails in it had failed before, too."""
@@ -386,8 +404,9 @@ class BatchMaker:
             try:
                 samples.append(next(self._stream))
             except StopIteration:
-                if self._may_begin_anew:
-                    self._may_begin_anew = False
+                if self._before_end is not None:  # its end says that nothing is left: this one begins anew by itself
+                    self._job.dataset.load_state_dict(self._before_end)
+                    self._before_end = None
                     self._stream = iter(self._job.dataset)
                     continue
                 self._ended = self._job.auto_collation or self._ended
@@ -395,7 +414,7 @@ class BatchMaker:
                 break
             except Exception as error:
                 self._judge(error, self._position, samples, made)
-            self._may_begin_anew = False
+            self._before_end = None
             self._position += 1
         return samples
 
