@@ -32,6 +32,7 @@ def shown(file: Path, *, width: int = DESK, dark: bool = False, scripts: bool = 
     """Open `file` in a browser of its own: each has a dozen processes, and a test must leave none behind."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
+    from selenium.webdriver.support.wait import WebDriverWait
 
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
@@ -46,6 +47,9 @@ def shown(file: Path, *, width: int = DESK, dark: bool = False, scripts: bool = 
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not scripts})
         browser.get(file.as_uri())
+        if scripts:  # on a busy machine the driver may come back while the page before this one is still there
+            there = "return location.href === arguments[0] && document.readyState === 'complete'"
+            WebDriverWait(browser, 60).until(lambda _: browser.execute_script(there, file.as_uri()))
         yield browser
     finally:
         browser.quit()
@@ -61,7 +65,8 @@ def page(tmp_path: Path) -> Path:
 
 def test_the_figures_are_drawn_and_the_console_is_silent(page: Path) -> None:
     with shown(page) as browser:
-        assert browser.execute_script("return document.documentElement.dataset.drawn") == str(len(FIGURES))
+        drawn = browser.execute_script("return document.documentElement.dataset.drawn")
+        assert drawn == str(len(FIGURES)), browser.get_log("browser")
         for name in FIGURES:
             # What is painted, not what is in the document: areas and lines of some size.
             sizes = browser.execute_script(
