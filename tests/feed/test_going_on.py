@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import itertools
 import os
 import pickle
@@ -445,7 +446,15 @@ def test_a_state_does_not_grow_with_the_position() -> None:
         next(iterator)
     sizes.append(len(pickle.dumps(loader.state_dict())))
     assert sizes[1] <= sizes[0] + 8
-    assert sizes[1] < 2000
+
+
+@pytest.mark.parametrize(("how", "most"), [({}, 2000), ({"seed": 3}, 2000), ({"generator": torch.Generator()}, 13_000)])
+def test_a_saved_state_is_as_small_as_the_readme_says(how: dict[str, Any], most: int) -> None:
+    loader = DataLoader(Numbers(5000), 2, shuffle=True, num_workers=2, **how)
+    next(iter(loader))
+    file = io.BytesIO()
+    torch.save(loader.state_dict(), file)
+    assert file.tell() <= most
 
 
 def test_a_state_of_something_else_is_refused() -> None:
@@ -652,27 +661,27 @@ def test_a_state_before_the_first_batch_gives_the_generator_back_as_it_was(worke
     assert numbers(other) == numbers(one)
 
 
+class Turning(Sampler[int]):
+    """Counts its epochs, each with an order of its own; its state says nothing else."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return 20
+
+    def __iter__(self) -> Iterator[int]:
+        yield from np.random.default_rng(self.epoch).permutation(20).tolist()
+        self.epoch += 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch = state["epoch"]
+
+
 def test_a_sampler_with_epochs_of_its_own_ends_one_and_begins_the_next() -> None:
-    class Turning(Sampler[int]):
-        """Counts its epochs, each with an order of its own."""
-
-        def __init__(self) -> None:
-            self.epoch = 0
-
-        def __len__(self) -> int:
-            return 20
-
-        def __iter__(self) -> Iterator[int]:
-            order = np.random.default_rng(self.epoch).permutation(20).tolist()
-            yield from order
-            self.epoch += 1
-
-        def state_dict(self) -> dict[str, int]:
-            return {"epoch": self.epoch}
-
-        def load_state_dict(self, state: dict[str, int]) -> None:
-            self.epoch = state["epoch"]
-
     one, other = (DataLoader(Numbers(20), 4, sampler=Turning(), num_workers=2) for _ in range(2))
     first = numbers(one)
     other.load_state_dict(one.state_dict())
@@ -835,23 +844,6 @@ def test_a_sampler_that_counts_its_epochs_and_is_told_of_one_obeys() -> None:
 
 @pytest.mark.parametrize("steps", [1, 3, 5])
 def test_a_sampler_whose_state_is_only_its_epoch_goes_on_in_its_middle(steps: int) -> None:
-    class Turning(Sampler[int]):
-        def __init__(self) -> None:
-            self.epoch = 0
-
-        def __len__(self) -> int:
-            return 20
-
-        def __iter__(self) -> Iterator[int]:
-            yield from np.random.default_rng(self.epoch).permutation(20).tolist()
-            self.epoch += 1
-
-        def state_dict(self) -> dict[str, int]:
-            return {"epoch": self.epoch}
-
-        def load_state_dict(self, state: dict[str, int]) -> None:
-            self.epoch = state["epoch"]
-
     one, other = (DataLoader(Numbers(20), 4, sampler=Turning()) for _ in range(2))
     list(one)
     _, state, rest = cut(one, steps)

@@ -123,6 +123,17 @@ def test_states_of_other_ranks_are_asked_for(monkeypatch: pytest.MonkeyPatch, sh
         loader(1, 3).load_state_dict(state)
 
 
+def on_three_ranks(monkeypatch: pytest.MonkeyPatch, shards: list[str], state: dict[str, Any]) -> list[list[int]]:
+    """Return what each of three ranks gets after the state of one."""
+    rest = []
+    for rank in range(3):
+        monkeypatch.setattr("penstock.feed.loader.place", lambda group=None, at=rank: (at, 3))
+        other = DataLoader(penstock.open(shards), 2, num_workers=2)
+        other.load_state_dict([state])
+        rest.append(numbers(other))
+    return rest
+
+
 @pytest.mark.parametrize("every", [1, 9, None])
 def test_a_lane_is_shared_out_anew_however_seldom_states_are_asked_for(
     monkeypatch: pytest.MonkeyPatch, shards: list[str], every: int | None
@@ -130,13 +141,7 @@ def test_a_lane_is_shared_out_anew_however_seldom_states_are_asked_for(
     one = DataLoader(penstock.open(shards), 2, num_workers=1, snapshot_every_n_steps=every)
     iterator = iter(one)
     first = numbers([next(iterator), next(iterator)])
-    states = [one.state_dict()]
-    rest = []
-    for rank in range(3):
-        monkeypatch.setattr("penstock.feed.loader.place", lambda group=None, at=rank: (at, 3))
-        other = DataLoader(penstock.open(shards), 2, num_workers=2)
-        other.load_state_dict(states)
-        rest.append(numbers(other))
+    rest = on_three_ranks(monkeypatch, shards, one.state_dict())
     assert min(map(len, rest)) >= 10
     assert sorted([*first, *rest[0], *rest[1], *rest[2]]) == list(range(50))
 
@@ -145,12 +150,6 @@ def test_a_rank_for_which_nothing_is_left_ends_at_once(monkeypatch: pytest.Monke
     one = DataLoader(penstock.open(shards), 2, num_workers=1)
     iterator = iter(one)
     first = numbers([next(iterator) for _ in range(24)])
-    states = [one.state_dict()]
-    rest = []
-    for rank in range(3):
-        monkeypatch.setattr("penstock.feed.loader.place", lambda group=None, at=rank: (at, 3))
-        other = DataLoader(penstock.open(shards), 2, num_workers=2)
-        other.load_state_dict(states)
-        rest.append(numbers(other))
+    rest = on_three_ranks(monkeypatch, shards, one.state_dict())
     assert sorted(map(len, rest)) == [0, 1, 1]
     assert sorted([*first, *rest[0], *rest[1], *rest[2]]) == list(range(50))

@@ -11,7 +11,8 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.distributed.place import place
 from penstock.feed.cursor import BatchCursor
-from penstock.feed.orders import Order, RankSampler, drawn_from
+from penstock.feed.orders import Order, drawn_from
+from penstock.feed.shares import RankSampler
 from penstock.feed.sources.stream import Stream
 from penstock.feed.state import VERSION, Resume, Seen, belonging
 from penstock.feed.stream_cursor import StreamCursor, Used

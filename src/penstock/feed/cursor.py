@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import StateError
-from penstock.feed.orders import How, Order, Share, numbers, plain_batches
+from penstock.feed.orders import How, Order, plain_batches
+from penstock.feed.shares import Share, numbers
 
 _TIDY_EVERY = 64
 

@@ -27,8 +27,9 @@ from penstock.feed.course import Course, state_of
 from penstock.feed.depth import DepthTrial
 from penstock.feed.dispatch import Dispatch
 from penstock.feed.iteration import LoaderIterator
-from penstock.feed.orders import Order, Other, RankSampler, Share, Uneven, check_uneven, drawn_from, order_for
+from penstock.feed.orders import Order, Other, drawn_from, order_for
 from penstock.feed.prefetch import DEPTH
+from penstock.feed.shares import RankSampler, Share, Uneven, check_uneven
 from penstock.feed.sources.base import Source
 from penstock.feed.sources.order import RunOrder
 from penstock.feed.sources.stream import Stream
