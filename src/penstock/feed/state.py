@@ -29,7 +29,7 @@ from penstock.feed.sources.stream import Stream
 from penstock.feed.stream_cursor import lane_of
 from penstock.feed.workers.lanes import Lane
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -115,8 +115,9 @@ class Lanes:
             if self._init is not None and lane.of and not self._is_own(lane):
                 self._init(lane.number)
             maker = next(iter(makers.values())) if is_same else self._made(job)
-            is_elsewhere = lane.is_restored or (self._own is not None and not is_same)
-            maker.restart(f"{lane.rank}.{lane.number}", lane.state, lane.end if is_elsewhere else None)
+            # Who has been at that end remembers it: the training process, and a worker that has lived on.
+            has_been_there = not lane.is_restored and (self._own is None or is_same)
+            maker.restart(f"{lane.rank}.{lane.number}", lane.state, None if has_been_there else lane.end)
             for batches, size in lane.since:
                 for _ in range(batches):
                     maker.pass_over(size, lane.epoch_seed)
