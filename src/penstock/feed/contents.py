@@ -56,8 +56,9 @@ def entries(dataset: Any) -> dict[str, str]:
     >>> [*entries(Numbers())]
     ['dataset.data']
     """
-    own = () if isinstance(dataset, IterableDataset | TensorDataset | Subset | ConcatDataset | Source) else (dataset,)
-    return _digests(lambda: [part for one in own for part in _numbers(one, "dataset")])
+    if isinstance(dataset, IterableDataset | TensorDataset | Subset | ConcatDataset | Source):
+        return {}
+    return _digests(lambda: [*_columns(dataset, "dataset", lambda entry: not _is_word(entry))])
 
 
 def _digests(parts: Callable[[], Sequence[tuple[str, Any]]]) -> dict[str, str]:
@@ -89,35 +90,15 @@ def _parts(dataset: Any, name: str) -> Iterator[tuple[str, Any]]:
         elif isinstance(one, Source):
             yield f"{name}.where", [str(one.where)]
             left += [(f"{name}.{key}", inner) for key, inner in vars(one).items() if isinstance(inner, Source)]
-            yield from _numbers_and_words(one, name)
+            yield from _columns(one, name, lambda entry: True)  # which records were picked, say
         elif not isinstance(one, IterableDataset):  # a stream's state says its shards
-            yield from _words(one, name)
+            yield from _columns(one, name, _is_word)
 
 
-def _words(dataset: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the lists and arrays of words that an object has, one word for each sample."""
-    for attribute, value in getattr(dataset, "__dict__", {}).items():
-        if _could_be_entries(value) and len(value) and _is_word(value[0]) and len(value) == len(dataset):
-            yield f"{name}.{attribute}", value
-
-
-def _numbers(dataset: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the lists, arrays and tensors that an object has, one number (or row of them) for each sample."""
-    for attribute, value in getattr(dataset, "__dict__", {}).items():
-        is_tensor = isinstance(value, torch.Tensor) and value.ndim > 0
-        if (
-            (is_tensor or _could_be_entries(value))
-            and len(value)
-            and not _is_word(value[0])
-            and len(value) == len(dataset)
-        ):
-            yield f"{name}.{attribute}", value
-
-
-def _numbers_and_words(source: Source, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the lists and arrays of a source, one entry for each sample: which records were picked, say."""
-    for attribute, value in vars(source).items():
-        if _could_be_entries(value) and len(value) == len(source):
+def _columns(thing: Any, name: str, wanted: Callable[[Any], bool]) -> Iterator[tuple[str, Any]]:
+    """Yield the lists, arrays and tensors that an object has with an entry for each sample, where one is wanted."""
+    for attribute, value in getattr(thing, "__dict__", {}).items():
+        if _has_entries(value) and wanted(value[0]) and len(value) == len(thing):
             yield f"{name}.{attribute}", value
 
 
@@ -131,8 +112,10 @@ def _sampler_parts(sampler: Any, dataset: Any) -> Iterator[tuple[str, Any]]:
                 yield f"sampler.{attribute}", value
 
 
-def _could_be_entries(value: Any) -> bool:
-    return type(value) in (list, tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
+def _has_entries(value: Any) -> bool:
+    if isinstance(value, np.ndarray | torch.Tensor):
+        return value.ndim > 0 and len(value) > 0
+    return type(value) in (list, tuple) and len(value) > 0
 
 
 def _is_word(value: Any) -> bool:
