@@ -1,10 +1,10 @@
-# One line per chore: `make setup | demo | test | check | bench | browser`. Everything lands in .venv and data/.
+# One line per chore: `make setup | demo | quick | test | thorough | check | bench | browser`. Everything lands in .venv and data/.
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test check bench browser clean
+.PHONY: setup demo quick test thorough check bench browser clean
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -19,9 +19,19 @@ demo: $(READY)
 	$(BIN)/python examples/make_digits.py
 	$(BIN)/penstock run examples/train_digits.py
 
+# What only computes: a test is skipped where it starts a process or opens a port.
+quick: $(READY)
+	HYPOTHESIS_PROFILE=quick OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quick -q -r fE -n auto --maxprocesses 3 --dist worksteal \
+		-p no:unraisableexception -p no:threadexception -W ignore::ResourceWarning -m "not alone and not slow and not ray and not cuda" $(or $(TESTS),tests)
+
+# Three processes, on two cores too: tests wait for other processes a good part of their time.
 test: $(READY) browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 3 --dist loadfile -m "not alone" $(TESTS) || [ $$? = 5 ]
-	$(BIN)/python -m pytest -m alone $(TESTS) || [ $$? = 5 ]
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile -m "not alone" $(TESTS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest -m alone $(or $(TESTS),tests) || [ $$? = 5 ]
+
+# The same with many more of hypothesis' examples, for a nightly run.
+thorough:
+	HYPOTHESIS_PROFILE=thorough $(MAKE) test
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -38,7 +48,7 @@ browser:
 	else echo "no chromium with chromedriver: the tests of report.html in a browser will be skipped"; fi
 
 bench: $(READY)
-	$(BIN)/python -m benchmarks.feed $(BENCH)
+	$(BIN)/python -m benchmarks.loader $(BENCH)
 
 clean:
 	rm -rf .venv data build dist run.json report.html .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""The ceiling of a workload: plain processes that make the samples, and do nothing else with them."""
+"""The ceiling of a workload: plain processes that make the samples and do nothing else with them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from benchmarks.contestants import WORKERS
-from benchmarks.laps import Lap
+from benchmarks.adapters import WORKERS
+from benchmarks.epoch_timing import EpochTiming
 from benchmarks.workloads import Workload
 
 
 @contextmanager
-def ceiling(workload: Workload, processes: int = WORKERS) -> Iterator[Callable[[], Lap]]:
-    """Start `processes`, and yield a function that has them make every sample of an epoch once, all at the same time.
+def ceiling(workload: Workload, processes: int = WORKERS) -> Iterator[Callable[[], EpochTiming]]:
+    """Start `processes`, and yield a function that makes every sample of an epoch once, in all of them in parallel.
 
-    Its time is the sum of what the processes needed, divided by their number: no loader with as many workers can be
-    faster, for it would have to balance them perfectly and move the samples for nothing.
+    Its time is the sum of the processes' times divided by their number. No loader with as many workers can be faster:
+    it would have to balance them perfectly and move the samples at no cost.
     """
     context = mp.get_context("fork")
     pipes, children = [], []
@@ -32,11 +32,11 @@ def ceiling(workload: Workload, processes: int = WORKERS) -> Iterator[Callable[[
         pipes.append(ours)
         children.append(child)
 
-    def run() -> Lap:
+    def run() -> EpochTiming:
         for pipe in pipes:
             pipe.send("epoch")
         seconds: list[float] = [pipe.recv() for pipe in pipes]
-        return Lap(seconds=sum(seconds) / len(seconds), cpu_s=0.0, batches=workload.batches)
+        return EpochTiming(seconds=sum(seconds) / len(seconds), cpu_s=0.0, batches=workload.batches)
 
     try:
         yield run

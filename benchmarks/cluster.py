@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from benchmarks.figures import Spread
-from benchmarks.machine import facts
+from benchmarks.benchmark_result import Spread
+from benchmarks.machine_facts import facts
 from penstock import DataLoader
 
 NODES = (1, 2, 4)
@@ -113,7 +113,7 @@ def _rates(rounds: int, batches: int) -> dict[int, list[float]]:
 def _rate(nodes: int, batches: int) -> float:
     """Return the samples per second of an epoch on so many nodes, one worker on each."""
     loader = DataLoader(
-        Slow(batches * BATCH_SIZE), batch_size=BATCH_SIZE, num_workers=nodes, workers="ray", persistent_workers=True
+        Slow(batches * BATCH_SIZE), batch_size=BATCH_SIZE, num_workers=nodes, worker_type="ray", persistent_workers=True
     )
     for _ in loader:  # an epoch to get everybody to work
         break

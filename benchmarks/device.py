@@ -28,11 +28,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
-from benchmarks.machine import facts
+from benchmarks.machine_facts import facts
 from benchmarks.workloads import Workload, clips, images, tokens
 from penstock import DataLoader
-from penstock.device import Device, Mould, device_of
-from penstock.feed.transport.slab import PrivateSlab
+from penstock.device import Device, TensorSpec, device_of
+from penstock.loader.transport.shared_segment import PrivateSegment
 
 WORKERS = 8
 SIZES_MIB = (1, 4, 16, 64, 256)
@@ -75,21 +75,21 @@ def main() -> None:
 
 def _link(device: Device, mib: int, rounds: int) -> dict[str, Any]:
     nbytes = mib << 20
-    slab = PrivateSlab(nbytes)
+    slab = PrivateSegment(nbytes)
     slot = torch.from_numpy(np.frombuffer(slab.memory, np.uint8))
     slot.fill_(1)
     pageable = torch.ones(nbytes, dtype=torch.uint8)
     sources = {"slot": slot, "torch pinned": pageable.pin_memory(), "pageable": pageable}
     registration = device.register(slab.memory)
-    target = device.empty(Mould.of(slot))
+    target = device.empty(TensorSpec.of(slot))
     copies = max(4, (1 << 30) // nbytes)
     rates: dict[str, list[float]] = {name: [] for name in sources}
     for _ in range(rounds + 1):
         for name, source in sources.items():
-            device.now().synchronize()
+            device.record_event().synchronize()
             start = time.perf_counter()
             for _ in range(copies):
-                event = device.upload([(target, source)], device.now())
+                event = device.upload([(target, source)], device.record_event())
             event.synchronize()
             rates[name].append(nbytes * copies / (time.perf_counter() - start) / 1e9)
     if registration is not None:

@@ -3,7 +3,7 @@
 **Overhead**: equal models are stepped by hand, by hand once more (which shows what the measure itself can tell apart)
 and by a TrainStep, on the GPU where there is one, else with one thread. In each round each of them takes a step, in an
 order drawn anew. A block is 20 rounds; its ratio is that of its medians, so that neither a machine that grows slower
-nor a step that was interrupted counts. What is told is the median of the blocks' ratios, in seconds and in seconds of
+nor a step that was interrupted counts. The result is the median of the blocks' ratios, in seconds and in seconds of
 CPU; how far it can be trusted is bootstrapped from the blocks (percentiles 2.5 and 97.5 of 4000 draws). **Plans**, on a
 GPU only: the predicted peak against `max_memory_allocated`, for several models; and whether the recommended micro-batch
 runs within a budget that is enforced, and twice of it does not.
@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from benchmarks.machine import facts
+from benchmarks.machine_facts import facts
 from penstock import TrainStep, plan
 from penstock.core.units import size_text
 
@@ -204,9 +204,11 @@ def _plan(name: str) -> dict[str, Any]:
     model, batch = _made(name)
     optimizer = _optimizer("AdamW", model)
     whole = plan(model, _loss, batch, optimizer, budget="1000TiB", modes=("plain",))
-    pairs = [(way.parts, way.peak_nbytes, _peak(model, optimizer, batch, way.micro_batch)) for way in whole.ways[:5]]
-    quarter = next(way for way in whole.ways if way.parts == 4)
-    budget = int(quarter.peak_nbytes * (1 + whole.error) * 1.01)
+    pairs = [
+        (way.parts, way.peak_nbytes, _peak(model, optimizer, batch, way.micro_batch)) for way in whole.variants[:5]
+    ]
+    quarter = next(one for one in whole.variants if one.parts == 4)
+    budget = int(quarter.peak_nbytes * (1 + whole.relative_error) * 1.01)
     return {
         "name": name,
         "parts, predicted, measured": pairs,
@@ -217,7 +219,7 @@ def _plan(name: str) -> dict[str, Any]:
 
 
 def _peak(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, micro_batch: int) -> int:
-    step = TrainStep(model, optimizer, _loss, micro_batch=micro_batch, batch_coupled=["BatchNorm2d"])
+    step = TrainStep(model, optimizer, _loss, micro_batch=micro_batch, allow_batch_dependent=["BatchNorm2d"])
     step(batch)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()

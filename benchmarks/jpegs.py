@@ -35,7 +35,7 @@ class Jpegs(Dataset[Tensor]):
     def __getitem__(self, index: int) -> Tensor:
         if not 0 <= index < self.length:
             raise IndexError(index)
-        chance = Random(index)  # by index, so that every contestant crops alike
+        chance = Random(index)  # by index, so that every adapter crops alike
         left, top = chance.randrange(WIDTH - CROP), chance.randrange(HEIGHT - CROP)
         with Image.open(self.paths[index % len(self.paths)]) as file:
             image = file.convert("RGB").crop((left, top, left + CROP, top + CROP))

@@ -1,16 +1,16 @@
-"""What it costs to be watched: `python -m benchmarks.observe [--quick] [--json FILE]`.
+"""What `penstock run` costs the program that it observes: `python -m benchmarks.observe [--quick] [--json FILE]`.
 
-One process, one loader of tiny items, one loop that never stops, cut into laps of 10 ms. In each round there is a lap
-of every way, in an order drawn anew: alone, alone once more (which shows what the measure itself can tell apart),
-watched as `penstock run` watches (its thread, memory looks, beacon, kept records and keeper process), with a trace as
-well (`penstock run --trace`), and watched on a clock that runs ten times as fast, whose loss is divided by ten. The
-watcher's clock stands still while it does not watch, so that it does as much in a watched second as in any other; each
-way has looks of its own. A lap does not end before the look that began in it.
+One process runs one endless loop over one loader of tiny items, cut into laps of 10 ms. Each round has one lap of every
+way, in random order: alone; alone again, which shows what the measurement can distinguish; observed as `penstock run`
+observes (its thread, memory measurements, status file, saved records and supervisor process); observed with a trace
+(`penstock run --trace`); and observed on a clock that runs ten times as fast, whose loss is divided by ten. The
+poller's clock stands still in laps that are not observed, so that it does as much per observed second as in a real run;
+each way has its own polls. A lap does not end before the poll that began in it.
 
-What is told is samples per second, and samples per second of CPU (this process and its workers), of all laps of one
-way together, as a share of the laps alone. No lap is left out: a look at memory is rare and long, and the median of
-short laps would not see it. How far a share can be trusted is bootstrapped from blocks of 50 rounds (percentiles 2.5
-and 97.5 of 4000 draws); the median of the blocks' shares stands beside it.
+The result is samples per second, and samples per second of CPU (this process and its workers), over all laps of one
+way, as a fraction of the laps alone. No lap is left out: a memory measurement is rare and long, and a median of short
+laps would not show it. The confidence bounds are bootstrapped from blocks of 50 rounds (percentiles 2.5 and 97.5 of
+4000 draws); the median of the blocks' fractions is printed beside them.
 """
 
 from __future__ import annotations
@@ -32,70 +32,70 @@ from penstock.core.events import Recorder
 from penstock.core.ranks import Ranks
 from penstock.launch.outputs import Outputs
 from penstock.launch.session import Session
-from penstock.observe.host_memory import descendants
+from penstock.observe.meters.host_memory import descendants
 
 TARGET = 0.99
 BATCH_SIZE = 128
 LAP_S = 0.01
 BLOCK_ROUNDS = 50
-LOOK_S = 0.5
+POLL_S = 0.5
 DRAWS = 4000
 KEPT_EVENTS = 100_000
 
 
 @dataclass(frozen=True)
 class Way:
-    """How laps are run."""
+    """One way to run a lap."""
 
     name: str
     pace: int
-    """How fast the watcher's clock runs; 0 where nobody watches."""
+    """How fast the poller's clock runs; 0 for a lap that is not observed."""
     traced: bool = False
 
 
 ALONE, AGAIN = Way("alone", 0), Way("alone again", 0)
-WATCHED, TRACED = Way("watched", 1), Way("watched, with a trace", 1, traced=True)
-OFTEN = Way("watched ten times as often, a tenth of the loss", 10)
-WAYS = (ALONE, AGAIN, WATCHED, TRACED, OFTEN)
+OBSERVED, TRACED = Way("observed", 1), Way("observed, with a trace", 1, traced=True)
+OFTEN = Way("polled ten times as often, a tenth of the loss", 10)
+WAYS = (ALONE, AGAIN, OBSERVED, TRACED, OFTEN)
 
 
 @dataclass
-class Lap:
-    """What was counted in a lap, or in several."""
+class LapTiming:
+    """The counts of one lap, or of several."""
 
     laps: int = 0
     samples: int = 0
     seconds: float = 0.0
     cpu_s: float = 0.0
-    watcher_cpu_s: float = 0.0
+    poller_cpu_s: float = 0.0
 
-    def add(self, other: Lap) -> None:
+    def add(self, other: LapTiming) -> None:
         """Count `other` in."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
-class Turns:
-    """Stands in for the event that stops the watcher: its thread looks when it is told to, not every so often."""
+class PollTrigger:
+    """Replaces the event that stops the poller's thread: the thread polls on request, not at intervals."""
 
     def __init__(self) -> None:
         self.is_resting = False
         self._is_over = False
         self._go = threading.Semaphore(0)
 
-    def look(self) -> None:
-        """Have the thread look once."""
+    def poll_once(self) -> None:
+        """Make the thread poll once."""
         self.is_resting = False
         self._go.release()
 
     def wait(self, timeout: float) -> bool:
-        """Rest until the next look, and return whether there will be none."""
+        """Block until the next poll, and return whether there will be none."""
         self.is_resting = True
         self._go.acquire()
         return self._is_over
 
     def is_set(self) -> bool:
-        """Return whether there will be no more looks."""
+        """Return whether there will be no more polls."""
         return self._is_over
 
     def set(self) -> None:
@@ -108,7 +108,7 @@ class Loop:
     """One endless loop over one loader, run lap by lap.
 
     Args:
-        session: what watches.
+        session: the session that observes.
         workers: how many worker processes.
     """
 
@@ -116,51 +116,55 @@ class Loop:
         import torch
 
         from penstock import DataLoader
+        from penstock.loader.dataloader import runtime_of
 
         self._session = session
-        self._turns = session._watcher._stop
-        assert isinstance(self._turns, Turns)
+        assert session._poller_thread is not None
+        self._poller_thread = session._poller_thread
+        self._trigger = self._poller_thread._stop
+        assert isinstance(self._trigger, PollTrigger)
         self._loader = DataLoader(
             torch.arange(1 << 20), batch_size=BATCH_SIZE, num_workers=workers, persistent_workers=workers > 0
         )
-        session.notice(self._loader)
-        (watcher,) = (thread for thread in threading.enumerate() if thread.name == "penstock-watcher")
-        assert watcher.ident is not None
+        session.register(self._loader)
+        self._counters = runtime_of(self._loader).counters
+        (poller,) = (thread for thread in threading.enumerate() if thread.name == "penstock-poller")
+        assert poller.ident is not None
         self._recorder = Recorder(KEPT_EVENTS)
         for stamp in range(KEPT_EVENTS):  # a trace that is full costs most
             self._recorder.add("step", stamp, stamp, 0, stamp)
         self._batches = self._without_end()
         next(self._batches)
-        self._watcher_clock = time.pthread_getcpuclockid(watcher.ident)
+        self._poller_clock = time.pthread_getcpuclockid(poller.ident)
         self._clocks = [_cpu_clock(pid) for pid in (os.getpid(), *descendants(os.getpid()))]
-        self._to_next_look_s = dict.fromkeys(WAYS, LOOK_S)
+        self._to_next_poll_s = dict.fromkeys(WAYS, POLL_S)
 
-    def lap(self, way: Way) -> Lap:
+    def lap(self, way: Way) -> LapTiming:
         """Run one lap."""
-        turns, batches, samples = self._turns, self._batches, 0
-        self._loader._counters.recorder = self._recorder if way.traced else None
-        if way.pace and self._to_next_look_s[way] <= way.pace * LAP_S:
-            self._to_next_look_s[way] += LOOK_S
-            turns.look()
-        cpu_s, watcher_s, began = self._cpu_s(), time.clock_gettime(self._watcher_clock), time.perf_counter()
+        trigger, batches, samples = self._trigger, self._batches, 0
+        self._counters.recorder = self._recorder if way.traced else None
+        if way.pace and self._to_next_poll_s[way] <= way.pace * LAP_S:
+            self._to_next_poll_s[way] += POLL_S
+            trigger.poll_once()
+        cpu_s, poller_s, began = self._cpu_s(), time.clock_gettime(self._poller_clock), time.perf_counter()
         now, end = began, began + LAP_S
-        while now < end or not turns.is_resting:
+        while now < end or not trigger.is_resting:
             samples += len(next(batches))
             now = time.perf_counter()
-        lap = Lap(
+        lap = LapTiming(
             laps=1,
             samples=samples,
             seconds=now - began,
             cpu_s=self._cpu_s() - cpu_s,
-            watcher_cpu_s=time.clock_gettime(self._watcher_clock) - watcher_s,
+            poller_cpu_s=time.clock_gettime(self._poller_clock) - poller_s,
         )
-        self._to_next_look_s[way] -= way.pace * lap.seconds
+        self._to_next_poll_s[way] -= way.pace * lap.seconds
         self._set_back((1 - way.pace) * lap.seconds)
         return lap
 
     def _set_back(self, seconds: float) -> None:
-        """Set the clock by which the watcher finds what is due back; it rests."""
-        self._session._lookout._began += seconds
+        """Set back the clock by which the poller finds what is due, while it rests."""
+        self._poller_thread._poller._began += seconds
         self._session._memory._began += seconds
         self._session._memory._due += seconds
 
@@ -181,8 +185,9 @@ def main() -> None:
     began = time.perf_counter()
     session = Session(["benchmarks.observe"], Outputs(quiet=True), Ranks())
     session.begin()  # as in `penstock run`: before torch is imported, while there is one thread
-    session._watcher._stop = Turns()  # type: ignore[assignment]
-    from benchmarks.machine import facts
+    assert session._poller_thread is not None
+    session._poller_thread._stop = PollTrigger()  # type: ignore[assignment]
+    from benchmarks.machine_facts import facts
 
     seconds = {0: 18.0, 2: 27.0} if asked.quick else {0: 220.0, 2: 320.0}
     found: dict[str, Any] = {
@@ -203,27 +208,27 @@ def main() -> None:
 
 
 def _row(session: Session, workers: int, most_s: float) -> dict[str, Any]:
-    """Return the blocks with so many workers, and what follows from them."""
+    """Return the figures with `workers` workers, and the blocks that they follow from."""
     loop, order = Loop(session, workers), random.Random(workers)
     ways = list(WAYS)
     for way in 20 * ways:
         loop.lap(way)
-    blocks: list[dict[Way, Lap]] = []
+    blocks: list[dict[Way, LapTiming]] = []
     end = time.perf_counter() + most_s
     while time.perf_counter() < end:
-        block = {way: Lap() for way in WAYS}
+        block = {way: LapTiming() for way in WAYS}
         for _ in range(BLOCK_ROUNDS):
             order.shuffle(ways)
             for way in ways:
                 block[way].add(loop.lap(way))
         blocks.append(block)
     seconds = {way: sum(block[way].seconds for block in blocks) for way in WAYS}
-    watched_s = sum(way.pace * seconds[way] for way in WAYS)
+    observed_s = sum(way.pace * seconds[way] for way in WAYS)
     return {
         "workers": workers,
         "rounds": BLOCK_ROUNDS * len(blocks),
         "samples_per_s_alone": sum(block[ALONE].samples for block in blocks) / seconds[ALONE],
-        "watcher_cpu_share": sum(block[way].watcher_cpu_s for block in blocks for way in WAYS) / watched_s,
+        "poller_cpu_share": sum(block[way].poller_cpu_s for block in blocks for way in WAYS) / observed_s,
         "ways": {
             way.name: {
                 "of_samples_per_s": share_of_alone(blocks, way, "seconds"),
@@ -232,13 +237,13 @@ def _row(session: Session, workers: int, most_s: float) -> dict[str, Any]:
             for way in WAYS[1:]
         },
         "blocks": {
-            way.name: {field.name: [getattr(block[way], field.name) for block in blocks] for field in fields(Lap)}
+            way.name: {field.name: [getattr(block[way], field.name) for block in blocks] for field in fields(LapTiming)}
             for way in WAYS
         },
     }
 
 
-def share_of_alone(blocks: list[dict[Way, Lap]], way: Way, per: str) -> dict[str, float]:
+def share_of_alone(blocks: list[dict[Way, LapTiming]], way: Way, per: str) -> dict[str, float]:
     """Return samples per `per` of one way as a share of the laps alone, and the bounds of 95 %."""
     counted = np.array(
         [[(block[one].samples, getattr(block[one], per)) for one in (ALONE, way)] for block in blocks], dtype=float
@@ -270,7 +275,7 @@ def _print(found: dict[str, Any]) -> None:
     for row in found["rows"]:
         print(
             f"{row['workers']} workers: {row['samples_per_s_alone']:,.0f} samples/s alone; {row['rounds']} rounds; "
-            f"the watching thread's CPU: {row['watcher_cpu_share']:.3%} of a core"
+            f"the poller thread's CPU: {row['poller_cpu_share']:.3%} of a core"
         )
         for name, way in row["ways"].items():
             for of, what in (("of_samples_per_s", "per second"), ("of_samples_per_cpu_s", "per second of CPU")):
@@ -280,12 +285,15 @@ def _print(found: dict[str, Any]) -> None:
                     f"  {name}: {words} {what}; "
                     f"median of blocks {one['median']:.4f} ({one['median_low']:.4f} to {one['median_high']:.4f})"
                 )
-        shares = {way: row["ways"][way.name]["of_samples_per_s"] for way in (OFTEN, WATCHED, AGAIN)}
+        shares = {way: row["ways"][way.name]["of_samples_per_s"] for way in (OFTEN, OBSERVED, AGAIN)}
         verdicts.append(
-            f"{row['workers']} workers {_words(shares[OFTEN], found['target'])} by looks ten times as often, "
-            f"{_bounds(shares[WATCHED])} by looks at their own pace; alone against alone {_bounds(shares[AGAIN])}"
+            f"{row['workers']} workers {_words(shares[OFTEN], found['target'])} polled ten times as often, "
+            f"{_bounds(shares[OBSERVED])} at its own pace; alone against alone {_bounds(shares[AGAIN])}"
         )
-    print(f"observe: samples per second when watched, of those alone (target {found['target']}): {'; '.join(verdicts)}")
+    print(
+        f"observe: samples per second when observed, as a fraction of those alone (target {found['target']}): "
+        f"{'; '.join(verdicts)}"
+    )
 
 
 def _words(one: dict[str, float], target: float) -> str:

@@ -1,9 +1,11 @@
-"""A user's script, in a fresh interpreter: `python -m benchmarks.probe CONTESTANT WHAT ...`, where WHAT ... is
+"""Measure one loader in a fresh interpreter, as in a user's script.
+
+`python -m benchmarks.probe ADAPTER` is followed by one of
 
     first-batch METHOD | memory | inline WORKLOAD BATCHES CONSUMER
 
-Prints one line of JSON. Processes that are spawned import this file again, as they import a user's script, and find at
-its top what a user's script has there: torch, and the loader's class.
+Prints one line of JSON. Spawned processes import this file again, as they import a user's script, so its top has what a
+user's script has there: torch and the loader's class.
 """
 
 from __future__ import annotations
@@ -14,17 +16,17 @@ import sys
 import time
 from collections.abc import Callable
 
-from benchmarks.family import FamilyMemory, family_memory
-from benchmarks.laps import Consumer, lap
-from benchmarks.peers import contestant_named
+from benchmarks.epoch_timing import Consumer, time_epoch
+from benchmarks.peers import adapter_named
+from benchmarks.process_tree_memory import ProcessTreeMemory, process_tree_memory
 from benchmarks.workloads import IN_MEMORY, images
 
-CONTESTANT = contestant_named(sys.argv[1])
-if absent := CONTESTANT.missing():  # imports it
-    sys.exit(f"{CONTESTANT.name}: {absent}")
+ADAPTER = adapter_named(sys.argv[1])
+if absent := ADAPTER.why_unavailable():  # imports it
+    sys.exit(f"{ADAPTER.name}: {absent}")
 
-FILLING_S = 0.6
-LOOKS = 3
+QUEUE_FILL_S = 0.6
+MEASUREMENTS = 3
 
 
 def first_batch(method: str) -> dict[str, float]:
@@ -32,7 +34,7 @@ def first_batch(method: str) -> dict[str, float]:
     workload = images(6)
     touch = Consumer("touch")
     start = time.perf_counter()
-    with CONTESTANT.open(workload, persistent=False, method=method) as epochs:
+    with ADAPTER.open(workload, persistent=False, method=method) as epochs:
         iterator = iter(epochs)
         touch(next(iterator))
         cold_s = time.perf_counter() - start
@@ -49,34 +51,34 @@ def first_batch(method: str) -> dict[str, float]:
     return {"cold": cold_s * 1e3, "second": second_s * 1e3}
 
 
-def inline(name: str, batches: str, way: str) -> dict[str, float]:
+def inline(name: str, batches: str, consumer: str) -> dict[str, float]:
     """Samples per second without workers, of the epoch after the first."""
     workload = IN_MEMORY[name](int(batches))
-    consume = Consumer(way)
-    with CONTESTANT.open(workload, workers=0) as epochs:
-        lap(epochs, consume)
-        return {"samples/s": workload.samples / lap(epochs, consume).seconds}
+    consume = Consumer(consumer)
+    with ADAPTER.open(workload, workers=0) as epochs:
+        time_epoch(epochs, consume)
+        return {"samples/s": workload.samples / time_epoch(epochs, consume).seconds}
 
 
 def memory() -> dict[str, float]:
     """Memory of this process and its descendants: before there is a loader, and with one whose queues are full.
 
-    The consumer holds one batch, and looks when the loader had time to run as far ahead as it goes.
+    The consumer holds one batch, and measures once the loader had time to fill its queues.
     """
     batches = 16
     workload = images(batches, batch_size=128)
     touch = Consumer("touch")
-    before = family_memory()
-    looks: list[FamilyMemory] = []
-    with CONTESTANT.open(workload) as epochs:
+    before = process_tree_memory()
+    taken: list[ProcessTreeMemory] = []
+    with ADAPTER.open(workload) as epochs:
         for number, batch in enumerate(epochs):
             touch(batch)
-            if number >= batches // 2 and len(looks) < LOOKS:  # by now every slot and every block was used once
-                time.sleep(FILLING_S)
-                looks.append(family_memory())
+            if number >= batches // 2 and len(taken) < MEASUREMENTS:  # by now every slot and every block was used once
+                time.sleep(QUEUE_FILL_S)
+                taken.append(process_tree_memory())
             del batch
-    pss = statistics.median(look.pss_nbytes for look in looks)
-    total = statistics.median(look.pss_nbytes + look.in_flight_nbytes for look in looks)
+    pss = statistics.median(one.pss_nbytes for one in taken)
+    total = statistics.median(one.pss_nbytes + one.in_flight_nbytes for one in taken)
     found = {
         "pss": pss,
         "pss added": pss - before.pss_nbytes,

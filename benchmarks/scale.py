@@ -1,12 +1,12 @@
-"""How many CPU machines feed so many GPUs, and what is in the way next: formulas, checked against this machine.
+"""How many CPU machines a number of GPUs needs, and what the next bottleneck is: formulas, checked on this machine.
 
-    python -m benchmarks.scale [--quick] [--json FILE]     measure: predicted beside measured; plans
-    python -m benchmarks.scale --sample-ms 12 --gpus 64    plan: with your figures; measures nothing
-    python -m benchmarks.scale --page docs/scale.md        write the page's tables anew, from the files that it names
+    python -m benchmarks.scale [--quick] [--json FILE]     measure: predictions beside measurements; plans
+    python -m benchmarks.scale --sample-ms 12 --gpus 64    plan with your figures; measures nothing
+    python -m benchmarks.scale --page docs/scale.md        rewrite the page's tables from the files that it names
 
-Measuring: what the machine's parts cost is measured first, each by itself. From these costs alone the throughput of
-twenty-seven configurations is predicted, by a formula and by a simulation, and only then are they run: a round of all,
-then another in the reverse order. Figures of a plan are assumptions unless they are measured; `--help` says which.
+Measuring: first the machine's costs are measured, each separately. From these costs alone, a formula and a simulation
+predict the throughput of twenty-seven configurations. Only then the configurations are run: one round of all, then
+another in reverse order. Figures of a plan are assumptions unless they are measured; `--help` lists which.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.fresh import ROOT
-from benchmarks.machine import facts
-from benchmarks.race import interleave
-from benchmarks.scaling.costs import Costs, Making, Picture
+from benchmarks.fresh_process import ROOT
+from benchmarks.interleaved import interleave
+from benchmarks.machine_facts import facts
+from benchmarks.scaling.costs import Costs, ImageCost, WorkerCost
 from benchmarks.scaling.fleet import Machines, Plan, Work, plan
-from benchmarks.scaling.laps import calibrate, lap, predict
-from benchmarks.scaling.points import points
+from benchmarks.scaling.loop_configs import loop_configs
+from benchmarks.scaling.measure import calibrate, predict, time_loop
 from benchmarks.scaling.scenarios import EXAMPLE, GPUS, gpu_share, machines_of, scenarios
-from benchmarks.scaling.tables import error_words, machines_words, point_words, rate
-from benchmarks.table import filled_in
+from benchmarks.scaling.tables import config_text, error_text, machines_text, rate
+from benchmarks.table import fill_in_tables
 from penstock.core.host import usable_cores
 from penstock.core.units import size_text
 
 RESULTS = ROOT / "benchmarks" / "results" / "scale-4core.json"
-"""Where a plan finds what was measured: the costs of the loop's thread and of a slot's copy."""
+"""The measured costs that a plan uses: of the loop's thread and of a slot's copy."""
 
 
 class _Option(NamedTuple):
-    """A figure of a plan on the command line."""
+    """A command-line option that sets a figure of a plan."""
 
     flag: str
     field: str
     scale: float
-    """Of the field, to what is typed."""
-    words: str
+    """The factor from the field's unit to the option's unit."""
+    description: str
 
 
 _WORK = (
@@ -64,7 +64,7 @@ _WORK = (
 _MACHINES = (
     _Option("--gpus-per-trainer", "gpus_per_trainer", 1, "GPUs in a training machine"),
     _Option("--cores-per-machine", "cores_per_machine", 1, "of a CPU machine"),
-    _Option("--fill", "fill", 1, "how busy a CPU machine may be, 0 to 1"),
+    _Option("--fill", "fill", 1, "how busy a CPU machine's cores may be, 0 to 1"),
     _Option("--gbit", "gbit", 1, "a CPU machine's link, each way"),
     _Option("--trainer-gbit", "trainer_gbit", 1, "what a trainer's link has for data"),
     _Option("--latency-ms", "latency_s", 1e3, "a round trip between the two"),
@@ -79,12 +79,12 @@ _MEASURED = ("copy_gb_per_s", "handling_s")
 
 
 def main() -> None:
-    """Measure, or plan, or write the page's tables."""
+    """Measure, plan, or rewrite the page's tables."""
     machines = machines_of(costs_of(json.loads(RESULTS.read_text()))) if RESULTS.exists() else Machines()
     parser = _parser(machines)
     asked = parser.parse_args()
     if asked.page:
-        asked.page.write_text(filled_in(asked.page.read_text(), ROOT))
+        asked.page.write_text(fill_in_tables(asked.page.read_text(), ROOT))
         return
     typed = {
         option.field: getattr(asked, option.field)
@@ -95,7 +95,7 @@ def main() -> None:
         _measure(asked)
         return
     if asked.quick:
-        parser.error("--quick is about measuring, and a plan measures nothing")
+        parser.error("--quick applies to measuring, and a plan measures nothing")
     try:
         _plan(asked, _changed(EXAMPLE, _WORK, typed), _changed(machines, _MACHINES, typed))
     except ValueError as error:
@@ -109,12 +109,12 @@ def _parser(machines: Machines) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help="fewer workers, shorter: a minute")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was found")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write this page's tables anew; nothing else happens")
-    group = parser.add_argument_group("a plan", "any of these, and only a plan is made")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="only rewrite this page's tables")
+    group = parser.add_argument_group("a plan", "with any of these options, only a plan is made")
     group.add_argument("--gpus", type=int, nargs="+", metavar="N", help=f"how many ({' '.join(map(str, GPUS))})")
     for options, default in ((_WORK, EXAMPLE), (_MACHINES, machines)):
-        for flag, name, scale, words in options:
+        for flag, name, scale, description in options:
             value = getattr(default, name)
             source = "measured" if name in _MEASURED and RESULTS.exists() else "an assumption"
             group.add_argument(
@@ -122,15 +122,17 @@ def _parser(machines: Machines) -> argparse.ArgumentParser:
                 dest=name,
                 type=type(value),
                 metavar="N" if isinstance(value, int) else "X",
-                help=f"{words} ({value * scale:.4g}, {source})",
+                help=f"{description} ({value * scale:.4g}, {source})",
             )
     group.add_argument("--slow-share", type=float, default=0.0, metavar="X", help="the share of slow samples (0)")
-    group.add_argument("--slow-times", type=float, default=10.0, metavar="X", help="how many times as dear (10)")
+    group.add_argument(
+        "--slow-times", type=float, default=10.0, metavar="X", help="how many times as long they take (10)"
+    )
     return parser
 
 
 def _changed(default: Any, options: tuple[_Option, ...], typed: dict[str, Any]) -> Any:
-    """Return `default` with what was typed for it."""
+    """Return `default` with the fields set that were given on the command line."""
     new = {}
     for option in options:
         if option.field in typed:
@@ -148,13 +150,13 @@ def _measure(asked: argparse.Namespace) -> None:
     began = time.perf_counter()
     costs = calibrate(usable_cores())
     progress.print(f"costs: {time.perf_counter() - began:.0f} s", style="dim")
-    tried = list(points(costs.cores, quick=asked.quick))
+    tried = list(loop_configs(costs.cores, quick=asked.quick))
     seconds, rounds = (0.3, 2) if asked.quick else (1.0, 3)
-    predicted = [predict(point, costs, seconds) for point in tried]
+    predicted = [predict(config, costs, seconds) for config in tried]
     race = interleave(
         {
-            str(number): partial(lap, point, skip=told.skip, batches=told.batches)
-            for number, (point, told) in enumerate(zip(tried, predicted, strict=True))
+            str(number): partial(time_loop, config, skip=prediction.skip, batches=prediction.batches)
+            for number, (config, prediction) in enumerate(zip(tried, predicted, strict=True))
         },
         rounds,
     )
@@ -165,16 +167,16 @@ def _measure(asked: argparse.Namespace) -> None:
         "command": shlex.join(["python", "-m", "benchmarks.scale", *(["--quick"] if asked.quick else [])]),
         "quick": asked.quick,
         "rounds": rounds,
-        "lap_s": seconds,
+        "measured_s": seconds,
         "machine": facts(),
         "costs": asdict(costs),
-        "points": [
+        "configs": [
             {
-                "point": asdict(point),
-                **asdict(told),
-                "samples_per_s": [point.batch_size * figure for figure in measured[str(number)]],
+                "config": asdict(config),
+                **asdict(prediction),
+                "samples_per_s": [config.batch_size * figure for figure in measured[str(number)]],
             }
-            for number, (point, told) in enumerate(zip(tried, predicted, strict=True))
+            for number, (config, prediction) in enumerate(zip(tried, predicted, strict=True))
         ],
         "assumed": asdict(machines),
         "scenarios": [
@@ -192,14 +194,14 @@ def _measure(asked: argparse.Namespace) -> None:
         _print_plan(console, scenario.name, [plan(scenario.work, machines, gpus) for gpus in GPUS])
     console.print(
         f"scale: {len(tried)} configurations predicted, then measured; off by: "
-        f"formula {error_words(report, 'formula')}; "
-        f"simulation {error_words(report, 'simulated')}; {report['seconds']:.0f} s",
+        f"formula {error_text(report, 'formula')}; "
+        f"simulation {error_text(report, 'simulated')}; {report['seconds']:.0f} s",
         soft_wrap=True,
     )
 
 
 def _uneven(machines: Machines) -> Iterator[dict[str, Any]]:
-    """Yield how much of its time a GPU computes, by how uneven samples are, and how full cores are."""
+    """Yield the share of time that a GPU computes, by how uneven samples are and how full cores are."""
     for batch_size, step_s in ((EXAMPLE.batch_size, EXAMPLE.step_s), (16, EXAMPLE.step_s / 16)):
         work = replace(EXAMPLE, batch_size=batch_size, step_s=step_s)
         for slow_times in (10.0, 30.0, 100.0):
@@ -209,10 +211,10 @@ def _uneven(machines: Machines) -> Iterator[dict[str, Any]]:
 
 
 def costs_of(report: dict[str, Any]) -> Costs:
-    """Return the costs of a report."""
+    """Return the costs in a report."""
     found = {field.name: report["costs"][field.name] for field in fields(Costs)}
-    making = {shape: Making(**one) for shape, one in found["making"].items()}
-    return Costs(**{**found, "making": making, "picture": Picture(**found["picture"])})
+    worker_costs = {shape: WorkerCost(**one) for shape, one in found["worker_costs"].items()}
+    return Costs(**{**found, "worker_costs": worker_costs, "image": ImageCost(**found["image"])})
 
 
 def _print_check(console: Console, report: dict[str, Any]) -> None:
@@ -220,19 +222,19 @@ def _print_check(console: Console, report: dict[str, Any]) -> None:
     for head in ("what it shows", "setting", "bound", "formula", "simulation", "measured", "off by"):
         table.add_column(head, justify="right" if head in ("formula", "simulation", "measured", "off by") else "left")
     last = ""
-    for point in report["points"]:
-        row = point["point"]["row"]
-        found = sorted(point["samples_per_s"])[len(point["samples_per_s"]) // 2]
+    for config in report["configs"]:
+        row = config["config"]["group"]
+        found = sorted(config["samples_per_s"])[len(config["samples_per_s"]) // 2]
         if last and row != last:
             table.add_section()
         table.add_row(
             "" if row == last else row,
-            point_words(point["point"]),
-            point["bound"],
-            rate(point["formula"]),
-            rate(point["simulated"]),
+            config_text(config["config"]),
+            config["bound"],
+            rate(config["formula"]),
+            rate(config["simulated"]),
             rate(found),
-            f"{point['formula'] / found - 1:+.0%} {point['simulated'] / found - 1:+.0%}",
+            f"{config['formula'] / found - 1:+.0%} {config['simulated'] / found - 1:+.0%}",
         )
         last = row
     console.print(table)
@@ -259,7 +261,7 @@ def _plan(asked: argparse.Namespace, work: Work, machines: Machines) -> None:
     _print_plan(Console(width=None if sys.stdout.isatty() else 150), "plan", plans)
     if uneven is not None:
         print(
-            f"with {asked.slow_share:.1%} of samples {asked.slow_times:g} times as dear as the others, and cores "
+            f"with {asked.slow_share:.1%} of samples {asked.slow_times:g} times as long as the others, and cores "
             f"{machines.fill:.0%} full, a GPU computes {uneven:.1%} of its time (simulated)"
         )
     print("scale: " + "; ".join(map(_sentence, plans)))
@@ -275,29 +277,29 @@ def _print_plan(console: Console, title: str, plans: list[Plan]) -> None:
         ("samples/s wanted", [rate(found.wanted) for found in plans]),
         ("samples/s fed", [rate(found.fed) for found in plans]),
         ("GPUs compute", [f"{found.busy_share:.0%}" for found in plans]),
-        ("CPU machines", [f"{machines_words(asdict(found))}, for their {found.machines_for}" for found in plans]),
-        ("cores that work", [rate(found.cores) for found in plans]),
-        ("batches under way for a GPU", [rate(found.batches_under_way) for found in plans]),
+        ("CPU machines", [f"{machines_text(asdict(found))}, for their {found.machines_for}" for found in plans]),
+        ("cores in use", [rate(found.cores) for found in plans]),
+        ("batches in flight for a GPU", [rate(found.batches_in_flight) for found in plans]),
         ("slots of a trainer", [size_text(found.slots_nbytes) for found in plans]),
     ]
     for label, cells in rows:
         table.add_row(label, *cells)
     table.add_section()
-    for leg in plans[-1].legs:
+    for stage in plans[-1].stages:
         cells = []
         for found in plans:
-            same = next(one for one in found.legs if one.name == leg.name)
+            same = next(one for one in found.stages if one.name == stage.name)
             cells.append(f"{same.share(found.wanted):.1%} (enough: {same.enough(found.wanted):.3g} {same.unit})")
-        table.add_row(f"{leg.name}, {leg.given:.3g} {leg.unit}: used", *cells)
+        table.add_row(f"{stage.name}, {stage.given:.3g} {stage.unit}: used", *cells)
     console.print(table)
 
 
 def _sentence(found: Plan) -> str:
-    leg = found.next_leg
+    stage = found.next_stage
     words = f"{found.gpus} GPUs: {found.machines} CPU machines"
     if found.busy_share < 1:
-        return f"{words}, and GPUs compute {found.busy_share:.0%} of the time, for want of {leg.name}"
-    return f"{words}, next in the way: {leg.name} ({leg.share(found.wanted):.0%} used)"
+        return f"{words}, and GPUs compute {found.busy_share:.0%} of the time, limited by {stage.name}"
+    return f"{words}, next bottleneck: {stage.name} ({stage.share(found.wanted):.0%} used)"
 
 
 if __name__ == "__main__":

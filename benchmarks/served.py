@@ -1,8 +1,8 @@
-"""A peer in a process of its own, which runs an epoch when asked.
+"""Runs a peer in a separate process, an epoch at a time on request.
 
-Why not in ours: some peers have hung (torchdata.nodes in process mode, FACTS 2), some bring thread pools that must not
-be forked, and none may slow the loop that penstock and torch are measured in. A peer that does not answer in time is
-ended with all its descendants, and reported.
+Why a separate process: some peers have hung (torchdata.nodes in process mode, FACTS 2), some start thread pools that
+must not be forked, and none may slow the process in which penstock and torch are measured. A peer that does not answer
+in time is killed with all its descendants, and reported.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from benchmarks.contestants import Contestant
-from benchmarks.laps import Consumer, Lap, lap
+from benchmarks.adapters import LoaderAdapter
+from benchmarks.epoch_timing import Consumer, EpochTiming, time_epoch
 from benchmarks.workloads import Workload
 
 TIMEOUT_S = 90.0
@@ -28,7 +28,7 @@ class PeerFailedError(Exception):
 
 
 @contextmanager
-def served(peer: Contestant, workload: Workload, way: str) -> Iterator[Callable[[], Lap]]:
+def served(peer: LoaderAdapter, workload: Workload, way: str) -> Iterator[Callable[[], EpochTiming]]:
     """Start a process for `peer`, and yield a function that has it run one epoch."""
     context = mp.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -47,10 +47,10 @@ def served(peer: Contestant, workload: Workload, way: str) -> Iterator[Callable[
             raise PeerFailedError(reply)
         return reply
 
-    def run() -> Lap:
+    def run() -> EpochTiming:
         with suppress(OSError):  # a dead process is found by the answer
             ours.send("epoch")
-        found: Lap = answer()
+        found: EpochTiming = answer()
         return found
 
     try:
@@ -68,7 +68,7 @@ def served(peer: Contestant, workload: Workload, way: str) -> Iterator[Callable[
         process.join()
 
 
-def _serve(asked: Connection, peer: Contestant, workload: Workload, way: str) -> None:
+def _serve(asked: Connection, peer: LoaderAdapter, workload: Workload, way: str) -> None:
     os.setsid()  # so that its descendants can be ended with it
     consume = Consumer(way)
     try:
@@ -76,7 +76,7 @@ def _serve(asked: Connection, peer: Contestant, workload: Workload, way: str) ->
             asked.send(True)
             with suppress(EOFError):
                 while asked.recv():
-                    asked.send(lap(epochs, consume))
+                    asked.send(time_epoch(epochs, consume))
     except Exception as error:  # noqa: BLE001  whatever a peer raises is its result
         with suppress(OSError):
             asked.send(f"{type(error).__name__}: {error}"[:300])

@@ -1,9 +1,9 @@
 """Each format beside its usual reader: `python -m benchmarks.sources [--quick] [--formats ...] [--json FILE]`.
 
-The usual reader (`benchmarks.usual`) in torch's DataLoader, and `penstock.open` in penstock's: the same files, batch
-size, number of workers, all of an epoch, by turns after one epoch to warm up. The files lie in the page cache. The loop
-reads one byte of every cache line of each batch. Where less than 1.5 times the usual reader is reached, the ceiling
-says what the samples alone cost: plain processes that make them, and do nothing else.
+The usual reader (`usual_readers`) in torch's DataLoader, and `penstock.open` in penstock's: the same files, batch size
+and number of workers, whole epochs, interleaved, after one warm-up epoch. The files are in the page cache. The loop
+reads one byte of every cache line of each batch. If penstock is less than 1.5 times as fast as the usual reader, the
+ceiling is measured, too: plain processes that only make the samples.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from rich.table import Table
 from torch.utils.data import DataLoader as TorchLoader
 
 import penstock
-from benchmarks import usual
+from benchmarks import usual_readers as usual
+from benchmarks.benchmark_result import Result, Target, compare
 from benchmarks.ceiling import ceiling
-from benchmarks.figures import Result, Target, compare
-from benchmarks.fresh import forked
-from benchmarks.laps import Consumer, Lap, lap
-from benchmarks.machine import facts
-from benchmarks.race import interleave
+from benchmarks.epoch_timing import Consumer, EpochTiming, time_epoch
+from benchmarks.fresh_process import forked
+from benchmarks.interleaved import interleave
+from benchmarks.machine_facts import facts
 from benchmarks.workloads import Workload
 
 OURS = "penstock"
@@ -43,11 +43,11 @@ SIDE = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One format, with files made for it."""
+    """One format, with its files."""
 
     name: str
     reader: str
-    """The usual reader, in words."""
+    """A description of the usual reader."""
 
     samples: int
     batch_size: int
@@ -56,7 +56,7 @@ class Case:
 
     ours: Callable[[int], Any]
     source: Callable[[], Any] | None = None
-    """The source alone, for the ceiling; None where samples are no map-style source's."""
+    """Opens the source alone, for the ceiling; None for streams."""
 
 
 def main() -> None:
@@ -66,35 +66,35 @@ def main() -> None:
     parser.add_argument("--formats", nargs="*", choices=sorted(CASES), help="only these")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE")
-    asked = parser.parse_args()
-    console, began, results = Console(stderr=True), time.perf_counter(), []
-    for name in asked.formats or CASES:
+    arguments = parser.parse_args()
+    console, started, results = Console(stderr=True), time.perf_counter(), []
+    for name in arguments.formats or CASES:
         if name == "arrow" and not usual.has_hugging_face():
             console.print("arrow: left out, Hugging Face's datasets is not installed", style="dim")
             continue
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-            case = CASES[name](Path(folder), 1 if asked.quick else 4)
-            results.append(forked(partial(_measured, case, asked.workers, 3 if asked.quick else 5)))
-        console.print(_words(results[-1]), style="dim")
-        if asked.json:
+            case = CASES[name](Path(folder), 1 if arguments.quick else 4)
+            results.append(forked(partial(_measure, case, arguments.workers, 3 if arguments.quick else 5)))
+        console.print(_summarize(results[-1]), style="dim")
+        if arguments.json:
             found = {
                 "benchmark": "sources",
-                "quick": asked.quick,
-                "workers": asked.workers,
+                "quick": arguments.quick,
+                "workers": arguments.workers,
                 "machine": facts(),
                 "results": [result.to_json() for result in results],
-                "seconds": round(time.perf_counter() - began, 1),
+                "seconds": round(time.perf_counter() - started, 1),
             }
-            asked.json.parent.mkdir(parents=True, exist_ok=True)
-            asked.json.write_text(json.dumps(found, indent=1) + "\n")
-    _print(results, asked.workers, time.perf_counter() - began)
+            arguments.json.parent.mkdir(parents=True, exist_ok=True)
+            arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    _print(results, arguments.workers, time.perf_counter() - started)
 
 
-def _measured(case: Case, workers: int, rounds: int) -> Result:
+def _measure(case: Case, workers: int, rounds: int) -> Result:
     torch.set_num_threads(1)
-    runs: dict[str, Callable[[], Lap]] = {
-        OURS: partial(lap, case.ours(workers), Consumer("touch")),
-        case.reader: partial(lap, case.usual(workers), Consumer("touch")),
+    runs: dict[str, Callable[[], EpochTiming]] = {
+        OURS: partial(time_epoch, case.ours(workers), Consumer("touch")),
+        case.reader: partial(time_epoch, case.usual(workers), Consumer("touch")),
     }
     interleave(runs, 1)
     ran = interleave(runs, rounds)
@@ -103,15 +103,15 @@ def _measured(case: Case, workers: int, rounds: int) -> Result:
     if all(result.verdicts()) or case.source is None:
         return result
     runs.clear()
-    with _bound(case, workers) as bound:
-        ran = interleave({OURS: partial(lap, case.ours(workers), Consumer("touch")), "ceiling": bound}, rounds)
+    with _ceiling(case, workers) as bound:
+        ran = interleave({OURS: partial(time_epoch, case.ours(workers), Consumer("touch")), "ceiling": bound}, rounds)
     figures = {**figures, "ceiling": ran.figures(lambda one: case.samples / one.seconds)["ceiling"]}
     targets = [Target(against=case.reader, at_least=TIMES), Target(against="ceiling", at_least=OF_CEILING)]
     return compare(case.name, case.name, "samples/s", figures, targets, [])
 
 
 @contextmanager
-def _bound(case: Case, workers: int) -> Iterator[Callable[[], Lap]]:
+def _ceiling(case: Case, workers: int) -> Iterator[Callable[[], EpochTiming]]:
     assert case.source is not None
     workload = Workload(
         name=case.name,
@@ -123,11 +123,11 @@ def _bound(case: Case, workers: int) -> Iterator[Callable[[], Lap]]:
         yield run
 
 
-def _torch(dataset: Any, batch_size: int, workers: int, **options: Any) -> Any:
+def _torch_loader(dataset: Any, batch_size: int, workers: int, **options: Any) -> Any:
     return TorchLoader(dataset, batch_size, num_workers=workers, persistent_workers=True, **options)
 
 
-def _ours(source: Any, batch_size: int, workers: int, **options: Any) -> Any:
+def _penstock_loader(source: Any, batch_size: int, workers: int, **options: Any) -> Any:
     return penstock.DataLoader(source, batch_size, num_workers=workers, persistent_workers=True, **options)
 
 
@@ -156,8 +156,8 @@ def images(folder: Path, times: int) -> Case:
         reader="Pillow, as torchvision's ImageFolder, in torch's DataLoader",
         samples=count,
         batch_size=64,
-        usual=lambda workers: _torch(usual.PillowFolder(train, 224), 64, workers, shuffle=True),
-        ours=lambda workers: _ours(penstock.open(train, size=224), 64, workers, shuffle=True),
+        usual=lambda workers: _torch_loader(usual.PillowFolder(train, 224), 64, workers, shuffle=True),
+        ours=lambda workers: _penstock_loader(penstock.open(train, size=224), 64, workers, shuffle=True),
         source=lambda: penstock.open(train, size=224),
     )
 
@@ -175,8 +175,8 @@ def _hdf5(folder: Path, times: int, name: str, samples: int, **storage: Any) -> 
         reader="an h5py dataset in torch's DataLoader",
         samples=count,
         batch_size=64,
-        usual=lambda workers: _torch(usual.H5(path, count), 64, workers, shuffle=True),
-        ours=lambda workers: _ours(penstock.open(path), 64, workers, shuffle=True),
+        usual=lambda workers: _torch_loader(usual.H5(path, count), 64, workers, shuffle=True),
+        ours=lambda workers: _penstock_loader(penstock.open(path), 64, workers, shuffle=True),
         source=lambda: penstock.open(path),
     )
 
@@ -197,8 +197,8 @@ def parquet(folder: Path, times: int) -> Case:
         reader="pyarrow's row groups in torch's DataLoader",
         samples=count,
         batch_size=64,
-        usual=lambda workers: _torch(usual.ParquetRows(path), 64, workers),
-        ours=lambda workers: _ours(penstock.open(path), 64, workers, shuffle=True),
+        usual=lambda workers: _torch_loader(usual.ParquetRows(path), 64, workers),
+        ours=lambda workers: _penstock_loader(penstock.open(path), 64, workers, shuffle=True),
         source=lambda: penstock.open(path),
     )
 
@@ -213,8 +213,8 @@ def arrow(folder: Path, times: int) -> Case:
         reader="Hugging Face datasets, as torch tensors, in torch's DataLoader",
         samples=count,
         batch_size=64,
-        usual=lambda workers: _torch(usual.hugging_face(folder / "train"), 64, workers, shuffle=True),
-        ours=lambda workers: _ours(penstock.open(files), 64, workers, shuffle=True),
+        usual=lambda workers: _torch_loader(usual.hugging_face(folder / "train"), 64, workers, shuffle=True),
+        ours=lambda workers: _penstock_loader(penstock.open(files), 64, workers, shuffle=True),
         source=lambda: penstock.open(files),
     )
 
@@ -235,13 +235,13 @@ def lmdb(folder: Path, times: int) -> Case:
         reader="an lmdb dataset in torch's DataLoader",
         samples=count,
         batch_size=64,
-        usual=lambda workers: _torch(usual.Lmdb(path, count, shape), 64, workers, shuffle=True),
-        ours=lambda workers: _ours(penstock.open(path).map(_Shaped(shape)), 64, workers, shuffle=True),
-        source=lambda: penstock.open(path).map(_Shaped(shape)),
+        usual=lambda workers: _torch_loader(usual.Lmdb(path, count, shape), 64, workers, shuffle=True),
+        ours=lambda workers: _penstock_loader(penstock.open(path).map(_ToArray(shape)), 64, workers, shuffle=True),
+        source=lambda: penstock.open(path).map(_ToArray(shape)),
     )
 
 
-class _Shaped:
+class _ToArray:
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._shape = shape
 
@@ -265,8 +265,8 @@ def tar(folder: Path, times: int) -> Case:
         reader="WebDataset in torch's DataLoader",
         samples=count,
         batch_size=64,
-        usual=lambda workers: _torch(usual.webdataset(pattern, ("npy", "cls")), 64, workers),
-        ours=lambda workers: _ours(penstock.open(pattern, fields=["npy", "cls"]), 64, workers),
+        usual=lambda workers: _torch_loader(usual.webdataset(pattern, ("npy", "cls")), 64, workers),
+        ours=lambda workers: _penstock_loader(penstock.open(pattern, fields=["npy", "cls"]), 64, workers),
     )
 
 
@@ -289,8 +289,8 @@ def tfrecord(folder: Path, times: int) -> Case:
         reader="the tfrecord package in torch's DataLoader",
         samples=count,
         batch_size=128,
-        usual=lambda workers: _torch(usual.tfrecords(path, described, dict), 128, workers),
-        ours=lambda workers: _ours(penstock.open(path), 128, workers),
+        usual=lambda workers: _torch_loader(usual.tfrecords(path, described, dict), 128, workers),
+        ours=lambda workers: _penstock_loader(penstock.open(path), 128, workers),
     )
 
 
@@ -307,8 +307,8 @@ def jsonl(folder: Path, times: int) -> Case:
         reader="json and a list of lines in torch's DataLoader",
         samples=count,
         batch_size=128,
-        usual=lambda workers: _torch(usual.JsonLines(path), 128, workers),
-        ours=lambda workers: _ours(penstock.open(path), 128, workers),
+        usual=lambda workers: _torch_loader(usual.JsonLines(path), 128, workers),
+        ours=lambda workers: _penstock_loader(penstock.open(path), 128, workers),
     )
 
 
@@ -323,8 +323,8 @@ def csv(folder: Path, times: int) -> Case:
         reader="csv.DictReader in torch's DataLoader",
         samples=count,
         batch_size=128,
-        usual=lambda workers: _torch(usual.CsvRows(path), 128, workers),
-        ours=lambda workers: _ours(penstock.open(path), 128, workers),
+        usual=lambda workers: _torch_loader(usual.CsvRows(path), 128, workers),
+        ours=lambda workers: _penstock_loader(penstock.open(path), 128, workers),
     )
 
 
@@ -338,8 +338,8 @@ def tokens(folder: Path, times: int) -> Case:
         reader="np.memmap in torch's DataLoader",
         samples=count,
         batch_size=64,
-        usual=lambda workers: _torch(usual.Windows(path, 1024), 64, workers, shuffle=True),
-        ours=lambda workers: _ours(penstock.open(path, length=1024), 64, workers, shuffle=True),
+        usual=lambda workers: _torch_loader(usual.Windows(path, 1024), 64, workers, shuffle=True),
+        ours=lambda workers: _penstock_loader(penstock.open(path, length=1024), 64, workers, shuffle=True),
         source=lambda: penstock.open(path, length=1024),
     )
 
@@ -365,8 +365,10 @@ def video(folder: Path, times: int) -> Case:
         reader="PyAV, opened for each clip, in torch's DataLoader",
         samples=80,
         batch_size=8,
-        usual=lambda workers: _torch(usual.Clips(files, 10, 16), 8, workers, shuffle=True),
-        ours=lambda workers: _ours(penstock.open(files, frames=16, fields=["video"]), 8, workers, shuffle=True),
+        usual=lambda workers: _torch_loader(usual.Clips(files, 10, 16), 8, workers, shuffle=True),
+        ours=lambda workers: _penstock_loader(
+            penstock.open(files, frames=16, fields=["video"]), 8, workers, shuffle=True
+        ),
         source=lambda: penstock.open(files, frames=16, fields=["video"]),
     )
 
@@ -387,17 +389,17 @@ CASES: dict[str, Callable[[Path, int], Case]] = {
 }
 
 
-# ── words ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── report ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _words(result: Result) -> str:
+def _summarize(result: Result) -> str:
     return f"{result.name}: " + ", ".join(
         f"{statistics.median(ratios):.2f} ({min(ratios):.2f} … {max(ratios):.2f}) of {other}"
         for other, ratios in result.ratios.items()
     )
 
 
-def _reached(result: Result) -> bool:
+def _meets_target(result: Result) -> bool:
     return any(result.verdicts())
 
 
@@ -416,10 +418,10 @@ def _print(results: list[Result], workers: int, seconds: float) -> None:
             bound,
         )
     Console(width=150).print(table)
-    names = ", ".join(result.name for result in results if not _reached(result)) or "none"
+    names = ", ".join(result.name for result in results if not _meets_target(result)) or "none"
     print(
-        f"sources: {TIMES} times the usual reader or {OF_CEILING} of the ceiling in {sum(map(_reached, results))} of "
-        f"{len(results)}, missed: {names}; {seconds:.0f} s"
+        f"sources: {TIMES} times the usual reader or {OF_CEILING} of the ceiling in "
+        f"{sum(map(_meets_target, results))} of {len(results)}, missed: {names}; {seconds:.0f} s"
     )
 
 

@@ -1,8 +1,9 @@
-"""Results as tables: for a terminal, and as Markdown. Pure data → text.
+"""Format results as tables: for a terminal, and as Markdown. Pure data → text.
 
-`python -m benchmarks.table FILE.json ...` prints; `python -m benchmarks.table --readme README.md` fills in every place
-of that file which names one, as in `<!-- bench: benchmarks/results/feed-4core.json -->`, up to `<!-- bench:end -->`.
-Of a report with several tables, a place names one: `<!-- bench: benchmarks/results/scale-4core.json check -->`.
+`python -m benchmarks.table FILE.json ...` prints the tables. `python -m benchmarks.table --readme README.md` replaces
+the text between each marker that names a file, such as `<!-- bench: benchmarks/results/loader-4core.json -->`, and the
+next `<!-- bench:end -->` with the table of that file. For a report with several tables, the marker also names the
+table: `<!-- bench: benchmarks/results/scale-4core.json check -->`.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.figures import OURS, Result, Spread, Target
+from benchmarks.benchmark_result import OURS, Result, Spread, Target
 from benchmarks.scaling.tables import scale_table
 from penstock.core.units import size_text
 from penstock.tune.setting import Setting
 
+MARKDOWN_COLUMNS = 7  # targets and verdicts are for the terminal
 HEADINGS = ("measured", "unit", "penstock", "against", "its figure", "ratio", "min … max", "target", "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One comparison, in words."""
+    """One comparison, formatted."""
 
     cells: tuple[str, ...]
     reached: bool | None
@@ -35,7 +37,7 @@ class Line:
 
 
 def lines(results: list[Result]) -> Iterator[Line]:
-    """Yield a line for every result and everyone that it is compared with."""
+    """Yield a line for every pair of a result and a loader that it is compared with."""
     for result in results:
         mine = Spread.of(result.figures[OURS]).median if result.figures else None
         for number, (other, ratios) in enumerate(result.ratios.items()):
@@ -63,12 +65,12 @@ def terminal_table(results: list[Result]) -> Table:
     table = Table(title="penstock beside torch's DataLoader", title_justify="left", header_style="bold")
     for heading in HEADINGS:
         table.add_column(heading, justify="right" if heading in HEADINGS[2:3] + HEADINGS[4:8] else "left")
-    row = None
+    case = None
     owners = [result for result in results for _ in result.ratios]
     for result, line in zip(owners, lines(results), strict=True):
-        if row not in (None, result.row):
+        if case not in (None, result.case):
             table.add_section()
-        row = result.row
+        case = result.case
         *cells, verdict = line.cells
         style = {True: "green", False: "red", None: "dim"}[line.reached]
         table.add_row(*cells, f"[{style}]{verdict}[/]")
@@ -76,22 +78,22 @@ def terminal_table(results: list[Result]) -> Table:
 
 
 def markdown_table(report: dict[str, Any], name: str = "check") -> str:
-    """Return a report that a benchmark wrote with `--json` as a Markdown table, its command and machine above it.
+    """Return a report that a benchmark wrote with `--json` as a Markdown table, under its command and machine.
 
-    Of a report with several tables, it is the one called `name`.
+    For a report with several tables, `name` selects one.
     """
     if report.get("benchmark") == "scale":
         return scale_table(report, name)
     kinds = {"device": _device_table, "fit": _fit_table, "sources": _sources_table, "tune": _tune_table}
-    return kinds.get(report.get("benchmark", ""), _feed_table)(report)
+    return kinds.get(report.get("benchmark", ""), _loader_table)(report)
 
 
-def filled_in(text: str, folder: Path) -> str:
-    """Return `text` with the table of every file that it names, sought in `folder`, in its place."""
+def fill_in_tables(text: str, folder: Path) -> str:
+    """Return `text` with every marked table replaced by that of its file, which is looked up relative to `folder`."""
 
-    def table(place: re.Match[str]) -> str:
-        found = markdown_table(json.loads((folder / place["file"]).read_text()), *filter(None, [place["name"]]))
-        return f"{place['head']}\n{found}\n<!-- bench:end -->"
+    def table(marker: re.Match[str]) -> str:
+        content = markdown_table(json.loads((folder / marker["file"]).read_text()), *filter(None, [marker["name"]]))
+        return f"{marker['head']}\n{content}\n<!-- bench:end -->"
 
     head = r"(?P<head><!-- bench: (?P<file>\S+)( (?P<name>\w+))? -->)"
     return re.sub(head + r"\n.*?<!-- bench:end -->", table, text, flags=re.DOTALL)
@@ -150,7 +152,10 @@ def _tune_table(report: dict[str, Any]) -> str:
     lines.append("| --- | --- | --- | --- | --- |")
     for row in report["rows"]:
         usual = ", prefetch 2"
-        chose, best = Setting(**row["tuned"]["choice"]).words().removesuffix(usual), row["against"].removesuffix(usual)
+        chose, best = (
+            Setting(**row["tuned"]["choice"]).describe().removesuffix(usual),
+            row["against"].removesuffix(usual),
+        )
         is_same = chose == best
         capped = row["ram_nbytes"] is not None
         cells = (
@@ -169,21 +174,22 @@ def _range(values: list[float], digits: int) -> str:
     return f"{spread.median:.{digits}f} ({spread.lowest:.{digits}f} … {spread.highest:.{digits}f})"
 
 
-def _feed_table(report: dict[str, Any]) -> str:
+def _loader_table(report: dict[str, Any]) -> str:
     machine = report["machine"]
-    results = [Result.from_json(found) for found in report["results"]]
-    made_by = (
+    results = [Result.from_json(result) for result in report["results"]]
+    origin = (
         f"`{report['command']}` on {machine['cores']} cores of {machine['cpu']}, {machine['memory_gib']} GiB, "
         f"Python {machine['python']}, torch {machine['torch']}, {machine['date']}. Median of {report['repeats']} "
         "interleaved repeats; the ratio is penstock's figure divided by the other's, round by round."
     )
-    rows = [HEADINGS, ("---",) * len(HEADINGS), *(line.cells for line in lines(results))]
+    columns = slice(MARKDOWN_COLUMNS)
+    rows = [HEADINGS[columns], ("---",) * MARKDOWN_COLUMNS, *(line.cells[columns] for line in lines(results))]
     notes = [f"- {result.name}: {note}" for result in results for note in result.notes]
-    return "\n".join([made_by, "", *(f"| {' | '.join(cells)} |" for cells in rows), *([""] if notes else []), *notes])
+    return "\n".join([origin, "", *(f"| {' | '.join(cells)} |" for cells in rows), *([""] if notes else []), *notes])
 
 
 def summary(results: list[Result], seconds: float) -> str:
-    """Return one line: how many targets were reached, and which were not."""
+    """Return one line: the number of targets reached, and those that were not."""
     missed = []
     count = 0
     for result in results:
@@ -191,13 +197,13 @@ def summary(results: list[Result], seconds: float) -> str:
             count += 1
             if not reached:
                 missed.append(_missed(result, target))
-    took = f"{int(seconds) // 60} min {int(seconds) % 60:02} s"
+    duration = f"{int(seconds) // 60} min {int(seconds) % 60:02} s"
     rest = f"; not reached: {', '.join(missed)}" if missed else ""
-    return f"feed: {count - len(missed)} of {count} targets reached in {took}{rest}"
+    return f"loader: {count - len(missed)} of {count} targets reached in {duration}{rest}"
 
 
 def number_text(value: float | None) -> str:
-    """Return `value` with three significant digits, or all of those before the point.
+    """Return `value` with three significant digits, or with all integer digits.
 
     >>> number_text(26_214.4), number_text(0.01234), number_text(None)
     ('26 214', '0.0123', '')
@@ -216,10 +222,10 @@ def _missed(result: Result, target: Target) -> str:
 
 
 def main() -> None:
-    """Print the Markdown table of each file that is named, or fill in those of a README."""
+    """Print the Markdown table of each file given, or fill in the tables of a README."""
     if sys.argv[1:2] == ["--readme"]:
         readme = Path(sys.argv[2])
-        readme.write_text(filled_in(readme.read_text(), readme.parent))
+        readme.write_text(fill_in_tables(readme.read_text(), readme.parent))
         return
     for name in sys.argv[1:]:
         print(markdown_table(json.loads(Path(name).read_text())), end="\n\n")

@@ -1,4 +1,4 @@
-"""What the tuner is tried on: seven loops, each with a bottleneck of its own, on this machine's cores."""
+"""Seven loops to tune, each with another bottleneck, on this machine's cores."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks.epoch_timing import Consumer
 from benchmarks.jpegs import jpeg_workload
-from benchmarks.laps import Consumer
 from benchmarks.workloads import Copied, Integers, Pool, Slow
-from penstock.tune.subject import Subject
+from penstock.tune.tuned_loop import TunedLoop
 
 LENGTH = 1 << 17
 _CACHE_NBYTES = 48 << 20
@@ -24,10 +24,10 @@ _CACHE_NBYTES = 48 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """A subject, and the memory that it may take."""
+    """A loop to tune, and the memory that it may take."""
 
     name: str
-    subject: Subject
+    tuned_loop: TunedLoop
     ram_nbytes: int | None = None
 
 
@@ -55,7 +55,7 @@ class Hoarder(Dataset[Tensor]):
 
 
 class Distant(Dataset[Tensor]):
-    """Samples that come from afar: 2 ms of sleep each. How busy the machine is hardly matters to them."""
+    """Samples from a remote storage: 2 ms of sleep each. How busy the machine is hardly matters to them."""
 
     def __len__(self) -> int:
         return LENGTH
@@ -114,4 +114,4 @@ def _loop(
     ram_nbytes: int | None = None,
 ) -> Loop:
     loader = DataLoader(dataset, batch_size=batch_size, shuffle=True)
-    return Loop(name=name, subject=Subject(loader=loader, step=step, step_s=step_s), ram_nbytes=ram_nbytes)
+    return Loop(name=name, tuned_loop=TunedLoop(loader=loader, step=step, step_s=step_s), ram_nbytes=ram_nbytes)

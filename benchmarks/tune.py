@@ -3,9 +3,9 @@
 For each of seven loops (`benchmarks.tunable`) the tuner looks for a setting; then every setting of a grid is measured
 for two seconds, with workers of its own, as a person would: no workers, and 1 to cores + 1 processes and threads with
 prefetch_factor 1, 2, 4, 8. The grid's three fastest (of those within the memory, where there is a limit) and the
-tuner's choice are then measured again by turns, and the ratio is taken round by round; the best is who is fastest
-there. Where memory is limited, a thread looks every 50 ms at what all processes take while the tuner runs. Before all
-that, `benchmarks.online` looks how soon num_workers="auto" follows a change of costs.
+tuner's choice are then measured once more, interleaved, and compared round by round; the fastest there is the best.
+Where memory is limited, a thread samples every 50 ms what all processes take while the tuner runs. Before all that,
+`benchmarks.autoscale_response` measures how soon num_workers="auto" follows a change of costs.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import facts
-from benchmarks.online import follow
+from benchmarks.autoscale_response import follow
+from benchmarks.machine_facts import facts
 from benchmarks.tunable import Loop, loops
 from penstock.core.units import size_text
-from penstock.tune.result import Tuned
 from penstock.tune.search import tune
-from penstock.tune.setting import Body, Setting
-from penstock.tune.subject import Subject
-from penstock.tune.trial import Stand, Trial, family_nbytes
+from penstock.tune.search_result import TuneResult
+from penstock.tune.setting import Setting, WorkerType
+from penstock.tune.trial_bench import TrialBench, process_tree_nbytes
+from penstock.tune.trial_result import SettingTrial
+from penstock.tune.tuned_loop import TunedLoop
 
 NEAR, FAST = 0.95, 0.1
 """The targets: the chosen setting's speed by the best one's, the tuner's time by the grid's."""
 
-BODIES: tuple[Body, ...] = ("process", "thread")
+WORKER_TYPES: tuple[WorkerType, ...] = ("process", "thread")
 
 
 def main() -> None:
@@ -79,9 +80,9 @@ def main() -> None:
 
 def _row(loop: Loop, *, quick: bool) -> dict[str, Any]:
     with _watched() if loop.ram_nbytes else nullcontext([0]) as peak:
-        found = tune(loop.subject, ram_nbytes=loop.ram_nbytes)
+        found = tune(loop.tuned_loop, ram_nbytes=loop.ram_nbytes)
     began = time.perf_counter()
-    grid = [_alone(loop.subject, setting, 0.5 if quick else 2.0) for setting in _grid(quick=quick)]
+    grid = [_alone(loop.tuned_loop, setting, 0.5 if quick else 2.0) for setting in _grid(quick=quick)]
     grid_s = time.perf_counter() - began
     allowed = [trial for trial in grid if loop.ram_nbytes is None or trial.ram_nbytes <= loop.ram_nbytes]
     best = sorted(allowed, key=lambda trial: -trial.samples_per_s)[:3]
@@ -89,14 +90,14 @@ def _row(loop: Loop, *, quick: bool) -> dict[str, Any]:
     return {
         "name": loop.name,
         "choice": found.choice.line(),
-        "against": against.words(),
+        "against": against.describe(),
         "of_best": ratios,
         "tuner_s": found.seconds,
         "grid_s": grid_s,
         "grid_settings": len(grid),
         "ram_nbytes": loop.ram_nbytes,
         "tuner_peak_nbytes": peak[0],
-        "choice_nbytes": found.chosen.ram_nbytes,
+        "choice_nbytes": found.choice_trial.ram_nbytes,
         "why": found.why,
         "doubt": found.doubt,
         "tuned": found.to_json(),
@@ -107,18 +108,18 @@ def _row(loop: Loop, *, quick: bool) -> dict[str, Any]:
 def _grid(*, quick: bool) -> Iterator[Setting]:
     cores = len(os.sched_getaffinity(0))
     yield Setting()
-    for body in BODIES:
+    for worker_type in WORKER_TYPES:
         for workers in range(1, cores + 2, 2 if quick else 1):
             for prefetch_factor in (2,) if quick else (1, 2, 4, 8):
-                yield Setting(workers=workers, body=body, prefetch_factor=prefetch_factor)
+                yield Setting(workers=workers, worker_type=worker_type, prefetch_factor=prefetch_factor)
 
 
-def _alone(subject: Subject, setting: Setting, seconds: float) -> Trial:
-    with Stand(subject, most=max(1, setting.workers)) as stand:
-        return stand.measure(setting, at_least_s=seconds, at_most_s=2 * seconds)
+def _alone(loop: TunedLoop, setting: Setting, seconds: float) -> SettingTrial:
+    with TrialBench(loop, most=max(1, setting.workers)) as bench:
+        return bench.measure(setting, at_least_s=seconds, at_most_s=2 * seconds)
 
 
-def _side_by_side(loop: Loop, found: Tuned, best: list[Setting], *, rounds: int) -> tuple[list[float], Setting]:
+def _side_by_side(loop: Loop, found: TuneResult, best: list[Setting], *, rounds: int) -> tuple[list[float], Setting]:
     """Return the choice's speed by the best one's, round by round, and who is the best."""
     if set(best) == {found.choice}:
         return [1.0] * rounds, found.choice
@@ -126,7 +127,7 @@ def _side_by_side(loop: Loop, found: Tuned, best: list[Setting], *, rounds: int)
     speeds: dict[Setting, list[float]] = {setting: [] for setting in contestants}
     for number in range(rounds):
         for setting in reversed(contestants) if number % 2 else contestants:
-            speeds[setting].append(_alone(loop.subject, setting, 1.0).samples_per_s)
+            speeds[setting].append(_alone(loop.tuned_loop, setting, 1.0).samples_per_s)
     fastest = max(contestants, key=lambda setting: statistics.median(speeds[setting]))
     pairs = zip(speeds[found.choice], speeds[fastest], strict=True)
     return [own / other for own, other in pairs], fastest
@@ -135,12 +136,12 @@ def _side_by_side(loop: Loop, found: Tuned, best: list[Setting], *, rounds: int)
 @contextmanager
 def _watched() -> Iterator[list[int]]:
     """Yield the most memory that was added meanwhile, in a list of one."""
-    base, over = family_nbytes(), threading.Event()
+    base, over = process_tree_nbytes(), threading.Event()
     peak = [0]
 
     def look() -> None:
         while not over.wait(0.05):
-            peak[0] = max(peak[0], family_nbytes() - base)
+            peak[0] = max(peak[0], process_tree_nbytes() - base)
 
     watcher = threading.Thread(target=look)
     watcher.start()

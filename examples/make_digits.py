@@ -17,18 +17,18 @@ HELD_OUT = 5
 
 
 def write_digits(folder: Path) -> int:
-    """Write all images below `folder`, and return how many there are."""
+    """Write all images below `folder`, and return their number."""
     digits = load_digits()
-    seen = [0] * 10
+    count_by_label = [0] * 10
     for scan, label in zip(digits.images, digits.target, strict=True):
-        number = seen[label]
-        seen[label] += 1
+        number = count_by_label[label]
+        count_by_label[label] += 1
         part = "test" if number % HELD_OUT == 0 else "train"
         target = folder / part / str(label) / f"{number:04}.png"
         target.parent.mkdir(parents=True, exist_ok=True)
         image = Image.fromarray((scan * (255 / 16)).astype("uint8"))
         image.resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(target)
-    return sum(seen)
+    return sum(count_by_label)
 
 
 def main() -> None:
@@ -36,9 +36,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("data/digits"), metavar="DIR", help="(default: %(default)s)")
     folder = parser.parse_args().data
     if folder.exists():
-        print(f"{folder} is there already")
+        print(f"{folder} already exists")
         return
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}")  # so that DIR is never half full
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}")  # so that DIR is never incomplete
     try:
         count = write_digits(partial)
         partial.rename(folder)

@@ -3,8 +3,8 @@
     python examples/train_digits.py --data data/digits
     penstock run examples/train_digits.py --data data/digits
 
-DIR holds either train/ and test/, each with one folder per class, or the class folders alone; then every fifth image
-of a class is held out.
+DIR contains train/ and test/, each with one folder per class; or the class folders themselves, and then every fifth
+image of a class is held out.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def class_folders(folder: Path) -> list[str]:
 def find_images(folder: Path) -> tuple[list[str], list[tuple[Path, int]], list[tuple[Path, int]]]:
     """Return the classes, the images to train on and the images held out."""
     if not folder.is_dir():
-        raise SystemExit(f"{folder} is no folder; write the digits with examples/make_digits.py, or say --data DIR")
+        raise SystemExit(f"{folder} is not a folder; write the digits with examples/make_digits.py, or use --data DIR")
     if (folder / "train").is_dir() and (folder / "test").is_dir():
         classes = class_folders(folder / "train")
         train, test = image_files(folder / "train", classes), image_files(folder / "test", classes)
@@ -95,9 +95,9 @@ def find_images(folder: Path) -> tuple[list[str], list[tuple[Path, int]], list[t
         classes = class_folders(folder)
         files = image_files(folder, classes)
         test = files[::HELD_OUT]
-        train = [file for place, file in enumerate(files) if place % HELD_OUT]
+        train = [file for number, file in enumerate(files) if number % HELD_OUT]
     if not train or not test:
-        raise SystemExit(f"{folder} has no images in folders, one per class; say --data DIR")
+        raise SystemExit(f"{folder} has no folders of images, one per class; use --data DIR")
     return classes, train, test
 
 
@@ -117,18 +117,18 @@ def train_epoch(model: nn.Module, loader: DataLoader, optimizer: torch.optim.Opt
 
 @torch.no_grad()
 def accuracy(model: nn.Module, loader: DataLoader, device: torch.device) -> float:
-    """Return the share of images that the model names rightly."""
+    """Return the fraction of images that the model classifies correctly."""
     model.eval()
-    right = seen = 0
+    correct = total = 0
     for images, labels in loader:
         guesses = model(images.to(device, non_blocking=True)).argmax(1)
-        right += int((guesses == labels.to(device)).sum())
-        seen += len(labels)
-    return right / seen
+        correct += int((guesses == labels.to(device)).sum())
+        total += len(labels)
+    return correct / total
 
 
-def pick_device(name: str) -> torch.device:
-    """Return the device called `name`, or for "auto" the best one there is."""
+def select_device(name: str) -> torch.device:
+    """Return the device with this name; for "auto", the best available one."""
     if name != "auto":
         return torch.device(name)
     if torch.cuda.is_available():
@@ -142,7 +142,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=8, help="(default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=64, help="(default: %(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="processes that decode images (default: %(default)s)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, mps ... (default: the best there is)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, mps ... (default: the best available)")
     parser.add_argument("--image-size", type=int, default=32, help="side in pixels (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=3e-3, help="the highest learning rate (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
@@ -152,7 +152,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     args = parse_arguments()
     torch.manual_seed(args.seed)
-    device = pick_device(args.device)
+    device = select_device(args.device)
     classes, train, test = find_images(args.data)
     print(f"{len(train)} images to train on, {len(test)} held out, {len(classes)} classes, on {device}")
 

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import effort
+import preloaded
 import pytest
 from machines import HOLDERS
+from quick import Stops
 
 GRACE_S = 5.0
 """How long what a test has closed may take to be gone: processes and threads end on their own time."""
 
 _SHM = Path("/dev/shm")
+
+_STOPS = pytest.StashKey[Stops]()
+
+_SERVERS: set[int] = set()
+"""The process that `preloaded_python` asks for others: it stays, what it started must not."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,9 @@ class Belongings:
 
 @pytest.fixture(autouse=True)
 def _leave_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    if _STOPS in request.config.stash:  # a test that is stopped half-way leaves things behind, which later ones find
+        yield
+        return
     before = Belongings.now()
     yield
     left = Belongings.now().beyond(before)
@@ -65,10 +78,31 @@ def _leave_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.fail("this test leaked\n  " + "\n  ".join(left), pytrace=False)
 
 
+@pytest.fixture(scope="session")
+def _python_server() -> Iterator[str]:
+    with preloaded.serving(_SERVERS) as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def preloaded_python(_python_server: str) -> Iterator[None]:
+    """Start the Python processes of this module's tests, and theirs, with torch imported (see support/preloaded.py)."""
+    with pytest.MonkeyPatch.context() as patch:
+        preloaded.install(patch.setattr)
+        patch.setenv(preloaded.SERVER, _python_server)
+        yield
+
+
+@pytest.fixture
+def fresh_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start real Python processes, where a module has `preloaded_python`: for what happens when torch is imported."""
+    monkeypatch.setattr(subprocess, "Popen", preloaded.REAL_POPEN)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _collect_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every failure survived collects garbage, thousands of times in some tests: let it look at what they make only."""
-    if request.path.parent.name != "memory":
+    if "memory" not in request.path.relative_to(Path(__file__).parent).parts:
         yield
         return
 
@@ -81,12 +115,36 @@ def _collect_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
     gc.unfreeze()
 
 
-def pytest_configure() -> None:
-    """Let tests interrupt their children, also where this process was started with signals ignored (by `nohup`)."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add what `make quick` asks for."""
+    parser.addoption("--quick", action="store_true", help="skip each test where it starts a process or opens a port")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how thorough to be, and let tests interrupt their children, also under `nohup`."""
+    effort.load_profile()
+    _preload_torch_in_fork_servers()
+    if config.getoption("quick"):
+        config.stash[_STOPS] = Stops()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def _preload_torch_in_fork_servers() -> None:
+    """Have multiprocessing's server import torch once: a worker that it forks would spend 2.5 s of CPU on that."""
+    preload = multiprocessing.forkserver.set_forkserver_preload
+    multiprocessing.forkserver.set_forkserver_preload = lambda names: preload([*names, "torch.utils.data"])
+    multiprocessing.forkserver.set_forkserver_preload(["__main__"])
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quick(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if _STOPS in request.config.stash:
+            request.config.stash[_STOPS].install(patch)
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -106,25 +164,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _descendants() -> list[str]:
     """Return the processes that came from this one, without multiprocessing's two long-lived helpers."""
-    children: dict[int, list[tuple[int, str]]] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            name, _, rest = entry.joinpath("stat").read_text().partition("(")[2].rpartition(")")
-        except OSError:
-            continue
-        children.setdefault(int(rest.split()[1]), []).append((int(entry.name), name))
     helpers = {
         multiprocessing.resource_tracker._resource_tracker._pid,
         multiprocessing.forkserver._forkserver._forkserver_pid,
     }
     found, parents = [], [os.getpid()]
     while parents:
-        for pid, name in children.get(parents.pop(), []):
+        for pid in _children(parents.pop()):
             if pid in HOLDERS:
                 continue
+            try:
+                name = Path(f"/proc/{pid}/comm").read_text().strip()
+            except OSError:
+                continue
             parents.append(pid)
-            if pid not in helpers and not _is_resource_tracker(pid):
+            if pid not in helpers | _SERVERS and not _is_resource_tracker(pid):
                 found.append(f"{name} (pid {pid})")
+    return found
+
+
+def _children(parent: int) -> list[int]:
+    # The kernel's own lists: to look at all processes of the machine, twice for each test, would take a minute in all.
+    found = []
+    for task in Path(f"/proc/{parent}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, task.read_text().split())
     return found
 
 

@@ -1,4 +1,4 @@
-"""What the README says was measured is what the files of results hold; and what measures it starts."""
+"""The README's tables match the committed results, and every benchmark starts."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))  # the benchmarks are no part of the package
+sys.path.insert(0, str(ROOT))  # the benchmarks are not part of the package
 
-from benchmarks.observe import ALONE, OFTEN, WATCHED, Lap, share_of_alone  # noqa: E402
-from benchmarks.table import filled_in, markdown_table  # noqa: E402
+from benchmarks.observe import ALONE, OBSERVED, OFTEN, LapTiming, share_of_alone  # noqa: E402
+from benchmarks.table import fill_in_tables, markdown_table  # noqa: E402
 
 
-def test_the_tables_of_the_readme_are_those_of_its_files() -> None:
+def test_the_tables_of_the_readme_match_their_files() -> None:
     readme = (ROOT / "README.md").read_text()
-    for name in ("feed", "fit", "sources", "tune"):
+    for name in ("fit", "loader", "sources", "tune"):
         assert f"<!-- bench: benchmarks/results/{name}-4core.json -->" in readme
-    assert filled_in(readme, ROOT) == readme
+    assert fill_in_tables(readme, ROOT) == readme
 
 
-def test_a_figure_changed_by_hand_would_be_noticed() -> None:
+def test_a_figure_changed_by_hand_is_detected() -> None:
     readme = (ROOT / "README.md").read_text()
     for figure in ("| 8.86 |", "| 57.2 (", "| 0.941 ("):
         assert figure in readme
-        assert filled_in(readme.replace(figure, "| 9.99"), ROOT) == readme
+        assert fill_in_tables(readme.replace(figure, "| 9.99"), ROOT) == readme
 
 
 def test_a_report_from_a_gpu_becomes_a_table() -> None:
@@ -55,7 +55,7 @@ def test_a_report_from_a_gpu_becomes_a_table() -> None:
     assert "0 wrong elements in 100000 batches" in table
 
 
-@pytest.mark.parametrize("name", ["device", "feed", "fit", "fuzz", "observe", "scale", "sources", "tune"])
+@pytest.mark.parametrize("name", ["device", "fit", "fuzz", "loader", "observe", "scale", "sources", "tune"])
 def test_a_benchmark_starts(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", "--help"], cwd=ROOT, capture_output=True, text=True
@@ -64,19 +64,19 @@ def test_a_benchmark_starts(name: str) -> None:
     assert "--json" in done.stdout
 
 
-def test_what_ten_times_as_many_looks_cost_counts_a_tenth() -> None:
+def test_the_cost_of_sampling_ten_times_as_often_counts_a_tenth() -> None:
     block = {
-        ALONE: Lap(samples=100, seconds=1.0),
-        WATCHED: Lap(samples=99, seconds=1.0),
-        OFTEN: Lap(samples=180, seconds=2.0),
+        ALONE: LapTiming(samples=100, seconds=1.0),
+        OBSERVED: LapTiming(samples=99, seconds=1.0),
+        OFTEN: LapTiming(samples=180, seconds=2.0),
     }
-    for way in (WATCHED, OFTEN):
+    for way in (OBSERVED, OFTEN):
         share = share_of_alone([block] * 5, way, "seconds")
         assert (share["share"], share["low"], share["median"]) == (0.99, 0.99, 0.99)
 
 
-def test_a_rare_look_that_no_median_sees_counts_in_full() -> None:
-    quiet = {ALONE: Lap(samples=100, seconds=1.0), WATCHED: Lap(samples=100, seconds=1.0)}
-    dear = {ALONE: Lap(samples=100, seconds=1.0), WATCHED: Lap(samples=80, seconds=1.0)}
-    share = share_of_alone([quiet] * 9 + [dear], WATCHED, "seconds")
+def test_a_rare_cost_that_the_median_hides_counts_in_full() -> None:
+    quiet = {ALONE: LapTiming(samples=100, seconds=1.0), OBSERVED: LapTiming(samples=100, seconds=1.0)}
+    dear = {ALONE: LapTiming(samples=100, seconds=1.0), OBSERVED: LapTiming(samples=80, seconds=1.0)}
+    share = share_of_alone([quiet] * 9 + [dear], OBSERVED, "seconds")
     assert (share["share"], share["median"]) == (0.98, 1.0)

@@ -18,7 +18,7 @@ def test_the_verbs_and_their_flags_are_these() -> None:
     flags = {}
     for verb in cli.VERBS:
         parser = argparse.ArgumentParser()
-        verb.options(parser)
+        verb.add_arguments(parser)
         flags[verb.name] = sorted(option for action in parser._actions for option in action.option_strings)
     assert flags == {
         "run": [
@@ -42,7 +42,7 @@ def test_the_verbs_and_their_flags_are_these() -> None:
         "convert": [
             "--errors",
             "--fields",
-            "--from",
+            "--format",
             "--help",
             "--json",
             "--option",
@@ -51,9 +51,9 @@ def test_the_verbs_and_their_flags_are_these() -> None:
             "--shard-size",
             "--shards",
             "--to",
-            "--to-option",
             "--verify",
             "--workers",
+            "--writer-option",
             "-h",
         ],
         "inspect": ["--format", "--help", "--json", "--option", "--picture", "--samples", "--seconds", "-h"],
@@ -61,9 +61,9 @@ def test_the_verbs_and_their_flags_are_these() -> None:
 
 
 @pytest.mark.parametrize("name", ["train", "train:", ":step", ""])
-def test_a_name_without_a_module_or_an_object_is_told_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_without_a_module_or_an_object_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", name]) == 2
-    assert "names no object in a module; name it as in train:step" in capsys.readouterr().err
+    assert "expected module:object, as in train:step" in capsys.readouterr().err
 
 
 def test_an_interrupt_is_a_line_and_the_status_of_one(
@@ -124,7 +124,7 @@ def test_plan_prints_what_fits(tmp_path, capsys: pytest.CaptureFixture[str], mon
     assert "nothing fits" in capsys.readouterr().out
     assert cli.main(["plan", "planned:nothing", "--budget", "10KiB"]) == 2
     assert cli.main(["plan", "planned:step", "--budget", "ten"]) == 2
-    assert "'ten' is no size" in capsys.readouterr().err
+    assert "'ten' is not a size" in capsys.readouterr().err
 
 
 def test_tune_prints_the_line_to_paste_and_keeps_it(
@@ -150,7 +150,7 @@ def test_tune_prints_the_line_to_paste_and_keeps_it(
     assert json.loads(capsys.readouterr().out)["line"].startswith("penstock.DataLoader(")
     assert cli.main(["tune", "tunable:step"]) == 2
     assert cli.main(["tune", "tunable:loader", "--ram", "much"]) == 2
-    assert "'much' is no size" in capsys.readouterr().err
+    assert "'much' is not a size" in capsys.readouterr().err
 
 
 def test_convert_and_inspect_say_what_they_did(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,14 +160,14 @@ def test_convert_and_inspect_say_what_they_did(tmp_path, capsys: pytest.CaptureF
     text = capsys.readouterr()
     assert re.fullmatch(
         rf"{re.escape(str(out))}: 50 samples, [\d.]+ KiB, in \d+\.\d s\n"
-        r"  verified: read again, and every sample is equal\n  sum-sha256:[0-9a-f]{64}\n",
+        r"  verified: every sample read back is equal\n  sum-sha256:[0-9a-f]{64}\n",
         text.out,
     )
     assert text.err == ""
     assert cli.main(["convert", str(source), str(out)]) == 2
     assert (
         capsys.readouterr().err
-        == f"penstock: {out} is there already; --overwrite (overwrite=True) replaces it at the end\n"
+        == f"penstock: {out} exists; --overwrite (overwrite=True) replaces it when the result is complete\n"
     )
     assert cli.main(["convert", str(source), str(out), "--overwrite", "--json", "--workers", "0"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "penstock.convert/1"
@@ -192,7 +192,7 @@ def test_convert_and_inspect_say_what_they_did(tmp_path, capsys: pytest.CaptureF
         ["convert", "in.jsonl", "out.h5", "--fields", "nothing"],
         ["convert", "in.jsonl", "out.h5", "--option", "nothing"],
         ["convert", "in.jsonl", "out.h5", "--option", "nothing=1"],
-        ["convert", "in.jsonl", "out.h5", "--to-option", "nothing=1"],
+        ["convert", "in.jsonl", "out.h5", "--writer-option", "nothing=1"],
         ["convert", "in.jsonl", "out.h5", "--shard-size", "much"],
         ["convert", "in.jsonl", "out.h5", "--workers", "-1"],
         ["convert", "in.jsonl", "in.jsonl"],

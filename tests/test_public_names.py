@@ -9,7 +9,7 @@ import penstock
 
 NAMES = """
 Conversion DataLoader ExtraError Leak Ledger LoaderStatistics OOMGuard OptionError OutOfMemoryError PadCollate
-PenstockError Plan RankError RecordError Released RingCounts SKIP ScriptError Sim Source SourceError StageTimes
+PenstockError Plan RankError RecordError ReleasedMemory RingCounts SKIP ScriptError Sim Source SourceError StageTimes
 StateError StepStatistics Stream TokenBatches Tokenized TrainStep TransportError UnpicklableError WorkerError
 WorkerKilledError WorkerStartError WorkerTimeoutError __version__ convert infer ledger open plan ray_dataset release
 sample_rng sample_seed split_batch watch_leaks
@@ -30,9 +30,9 @@ def test_importing_penstock_imports_neither_torch_nor_starts_a_thread() -> None:
 
 def test_a_worker_imports_nothing_of_the_training_side() -> None:
     code = (
-        "import penstock.feed.workers.child, sys; "
+        "import penstock.loader.workers.process_main, sys; "
         "print([m for m in sys.modules if m.startswith(('penstock.device', 'penstock.observe', 'penstock.launch', "
-        "'penstock.feed.loader', 'penstock.feed.epoch', 'rich'))])"
+        "'penstock.loader.dataloader', 'penstock.loader.scheduling.scheduler', 'rich'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

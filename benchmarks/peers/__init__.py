@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from benchmarks.contestants import OURS, TORCH, Contestant, DropIn
+from benchmarks.adapters import OURS, TORCH, DataLoaderAdapter, LoaderAdapter
 from benchmarks.peers.dali import Dali
 from benchmarks.peers.ffcv_loader import Ffcv
 from benchmarks.peers.spdl_pipeline import SpdlSubprocess, SpdlThreads
 from benchmarks.peers.tf_data import TfData
 from benchmarks.peers.torchdata_nodes import TorchdataNodes
 
-PEERS: tuple[Contestant, ...] = (
-    DropIn("penstock, threads", "penstock", workers="thread"),
+PEERS: tuple[LoaderAdapter, ...] = (
+    DataLoaderAdapter("penstock, threads", "penstock", worker_type="thread"),
     TorchdataNodes("thread"),
     TorchdataNodes("process"),
     SpdlThreads(),
@@ -21,6 +21,6 @@ PEERS: tuple[Contestant, ...] = (
 )
 
 
-def contestant_named(name: str) -> Contestant:
-    """Return the contestant of that name."""
+def adapter_named(name: str) -> LoaderAdapter:
+    """Return the adapter of that name."""
     return {one.name: one for one in (OURS, TORCH, *PEERS)}[name]

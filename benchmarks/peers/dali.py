@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.contestants import WORKERS, Epochs
+from benchmarks.adapters import WORKERS, Epochs
 from benchmarks.workloads import SEED, Integers, Workload
 
 
@@ -18,12 +18,12 @@ class Dali:
 
     name = "DALI"
 
-    def missing(self) -> str | None:
+    def why_unavailable(self) -> str | None:
         return (
             None if importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali") else "not installed"
         )
 
-    def suits(self, workload: Workload) -> bool:
+    def supports(self, workload: Workload) -> bool:
         return not isinstance(workload.dataset, Integers)
 
     @contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.contestants import WORKERS, Epochs
+from benchmarks.adapters import WORKERS, Epochs
 from benchmarks.workloads import Integers, Pool, Workload
 
 
@@ -24,10 +24,10 @@ class Ffcv:
 
     name = "FFCV"
 
-    def missing(self) -> str | None:
+    def why_unavailable(self) -> str | None:
         return None if importlib.util.find_spec("ffcv") else "not installed"
 
-    def suits(self, workload: Workload) -> bool:
+    def supports(self, workload: Workload) -> bool:
         return isinstance(workload.dataset, Pool | Integers) or hasattr(workload.dataset, "paths")
 
     @contextmanager

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 from torch.utils.data import default_collate
 
-from benchmarks.contestants import WORKERS, Epochs, Held
-from benchmarks.laps import arrays
+from benchmarks.adapters import WORKERS, Epochs, OpenLoader
+from benchmarks.epoch_timing import arrays
 from benchmarks.workloads import Workload
 
 BUFFERED = 2 * WORKERS
@@ -24,18 +24,18 @@ class SpdlThreads:
 
     name = "SPDL, threads"
 
-    def missing(self) -> str | None:
+    def why_unavailable(self) -> str | None:
         return None if importlib.util.find_spec("spdl") else "not installed"
 
-    def suits(self, workload: Workload) -> bool:
+    def supports(self, workload: Workload) -> bool:
         return True
 
     def open(
         self, workload: Workload, *, workers: int = WORKERS, persistent: bool = True, method: str | None = None
-    ) -> Held:
+    ) -> OpenLoader:
         from spdl.dataloader import DataLoader
 
-        return Held(
+        return OpenLoader(
             DataLoader(
                 range(workload.samples),
                 preprocessor=workload.dataset.__getitem__,
@@ -53,10 +53,10 @@ class SpdlSubprocess:
 
     name = "SPDL, subprocess"
 
-    def missing(self) -> str | None:
-        return SpdlThreads().missing()
+    def why_unavailable(self) -> str | None:
+        return SpdlThreads().why_unavailable()
 
-    def suits(self, workload: Workload) -> bool:
+    def supports(self, workload: Workload) -> bool:
         return True
 
     @contextmanager
@@ -76,5 +76,5 @@ class SpdlSubprocess:
         )
         sample_nbytes = sum(array.nbytes for array in arrays(default_collate([workload.dataset[0]])))
         pool = SharedMemorySegmentPool(workload.batch_size * sample_nbytes + (1 << 16), BUFFERED + 2)
-        with Held(run_pipeline_in_subprocess(config, num_threads=workers, arena=pool)) as held:
+        with OpenLoader(run_pipeline_in_subprocess(config, num_threads=workers, arena=pool)) as held:
             yield held

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from benchmarks.contestants import WORKERS, Epochs
+from benchmarks.adapters import WORKERS, Epochs
 from benchmarks.workloads import Integers, Pool, Workload
 
 CROP = 224
@@ -18,10 +18,10 @@ class TfData:
 
     name = "tf.data"
 
-    def missing(self) -> str | None:
+    def why_unavailable(self) -> str | None:
         return None if importlib.util.find_spec("tensorflow") else "not installed"
 
-    def suits(self, workload: Workload) -> bool:
+    def supports(self, workload: Workload) -> bool:
         return isinstance(workload.dataset, Pool | Integers) or hasattr(workload.dataset, "paths")
 
     @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import Dataset, SequentialSampler, default_collate
 
-from benchmarks.contestants import WORKERS, Epochs
+from benchmarks.adapters import WORKERS, Epochs
 from benchmarks.workloads import Workload
 
 NAMES = {"thread": "threads", "process": "processes"}
@@ -24,10 +24,10 @@ class TorchdataNodes:
         self.name = f"torchdata.nodes, {NAMES[method]}"
         self._method = method
 
-    def missing(self) -> str | None:
+    def why_unavailable(self) -> str | None:
         return None if importlib.util.find_spec("torchdata") else "not installed"
 
-    def suits(self, workload: Workload) -> bool:
+    def supports(self, workload: Workload) -> bool:
         return True
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""What this machine's parts cost: each measured by itself, in settings in which no prediction is checked."""
+"""What this machine's parts cost: each measured separately, in settings that no prediction is checked against."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from typing import Any
 import numpy as np
 
 from benchmarks.jpegs import jpeg_workload
-from penstock.feed.transport.slab import PrivateSlab
+from penstock.loader.transport.shared_segment import PrivateSegment
 
 _COPIED_NBYTES = 32 << 20
 _MEBIBYTE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Making:
-    """What a worker spends besides making samples, for one shape of sample; seconds."""
+class WorkerCost:
+    """What a worker spends in addition to making samples, for one shape of sample; seconds."""
 
-    piece_s: float
+    task_s: float
     row_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
+class ImageCost:
     """A JPEG file of 500x375 that becomes 3x224x224 uint8 (`benchmarks.jpegs`)."""
 
     decode_s: float
@@ -38,38 +38,38 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What the formulas need to know of a machine; seconds, but for what says otherwise in its name."""
+    """What the formulas need to know about a machine; in seconds unless the name has another unit."""
 
     cores: int
     sleep_extra_s: float
-    """By how much a sleep lasts longer than it was asked to."""
+    """How much longer a sleep lasts than requested."""
 
     burn_extra_s: float
-    """By how much samples that burn a core's time do."""
+    """How much longer a sample that burns a core's time lasts than requested."""
 
     handling_s: float
-    """The loop's thread, for a batch in one piece."""
+    """The loop's thread, for a batch in a single task."""
 
-    report_s: float
-    """The loop's thread, for each further piece; it is within `handling_s` for the first one."""
+    result_s: float
+    """The loop's thread, for each further task; `handling_s` includes the first one."""
 
-    making: Mapping[str, Making]
+    worker_costs: Mapping[str, WorkerCost]
     copy_gb_per_s: float
     """One thread, from memory into a slot."""
 
     receive_gb_per_s: float
     """One thread, from a TCP connection within this machine into a slot, another one sending."""
 
-    picture: Picture
+    image: ImageCost
 
 
 def sleep_extra_s(seconds: float = 0.002, times: int = 500) -> float:
-    """Measure by how much a sleep lasts longer."""
+    """Measure how much longer a sleep lasts than requested."""
     return _mean_s(lambda: time.sleep(seconds), times) - seconds
 
 
 def burn_extra_s(seconds: float = 0.002, times: int = 250) -> float:
-    """Measure by how much burning a core's time takes longer by the clock on the wall."""
+    """Measure how much longer burning a core's time takes in wall time."""
 
     def burn() -> None:
         until = time.thread_time() + seconds
@@ -80,7 +80,7 @@ def burn_extra_s(seconds: float = 0.002, times: int = 250) -> float:
 
 
 def line(x: tuple[float, float], y: tuple[float, float]) -> tuple[float, float]:
-    """Return the height at 0, and the slope, of the line through two points; neither below 0, for they are costs.
+    """Return the intercept and the slope of the line through two points; neither is negative, because they are costs.
 
     >>> line((1.0, 3.0), (5.0, 9.0))
     (3.0, 2.0)
@@ -92,7 +92,7 @@ def line(x: tuple[float, float], y: tuple[float, float]) -> tuple[float, float]:
 def copy_gb_per_s(rounds: int = 9) -> float:
     """Measure how fast one thread copies 32 MiB into a slot that has been used before."""
     source = np.ones(_COPIED_NBYTES, np.uint8)
-    slot = np.frombuffer(PrivateSlab(_COPIED_NBYTES).memory, np.uint8)
+    slot = np.frombuffer(PrivateSegment(_COPIED_NBYTES).memory, np.uint8)
 
     def copy() -> None:
         slot[:] = source
@@ -103,7 +103,7 @@ def copy_gb_per_s(rounds: int = 9) -> float:
 
 def receive_gb_per_s(rounds: int = 9) -> float:
     """Measure how fast one thread receives 32 MiB into a slot, from another over TCP within this machine."""
-    slot = memoryview(PrivateSlab(_COPIED_NBYTES).memory)
+    slot = memoryview(PrivateSegment(_COPIED_NBYTES).memory)
     source = bytes(_COPIED_NBYTES)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
         receiver, _ = server.accept()
@@ -121,13 +121,13 @@ def receive_gb_per_s(rounds: int = 9) -> float:
             return _COPIED_NBYTES / 1e9 / statistics.median(_mean_s(receive, 1) for _ in range(rounds))
 
 
-def picture() -> Picture:
-    """Measure what decoding a picture takes."""
+def measure_image() -> ImageCost:
+    """Measure what decoding an image takes."""
     with jpeg_workload(batches=2) as workload:
         dataset: Any = workload.dataset
         taken = [_mean_s(lambda index=index: dataset[index], 1) for index in range(workload.samples)]  # type: ignore[misc]
         nbytes = statistics.mean(os.path.getsize(path) for path in dataset.paths)
-    return Picture(decode_s=statistics.median(taken), stored_nbytes=round(nbytes))
+    return ImageCost(decode_s=statistics.median(taken), stored_nbytes=round(nbytes))
 
 
 def _mean_s(function: Callable[[], object], times: int) -> float:

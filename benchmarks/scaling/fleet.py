@@ -1,7 +1,8 @@
-"""A fleet: how many CPU machines feed so many GPUs, and what is in the way. Formulas only, in samples a second.
+"""How many CPU machines a number of GPUs needs, and what the bottleneck is. Formulas only, in samples per second.
 
-Every **leg** of a sample's way has a capacity. The steps of the GPUs say how many samples are wanted; legs that a
-trainer or the store has say how many can be taken in; CPU machines are then counted for what can be taken in.
+Every **stage** of a sample's path has a capacity. The steps of the GPUs define how many samples are wanted; the stages
+of the trainers and the store limit how many can be received; the number of CPU machines follows from the smaller of the
+two.
 
     store ──▶ CPU machine: link in, cores, link out ──▶ trainer: link, copy into a slot, memory, loop ──▶ link, GPU
 """
@@ -20,7 +21,7 @@ GB = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What is trained: one GPU's part of it. Sizes in bytes, times in seconds."""
+    """The work of one GPU. Sizes in bytes, times in seconds."""
 
     sample_s: float
     """One core's time to make a sample: read, unpack, decode, augment."""
@@ -43,12 +44,12 @@ class Work:
     def __post_init__(self) -> None:
         for name in ("sample_s", "sample_nbytes", "stored_nbytes", "batch_size", "step_s"):
             if getattr(self, name) <= 0:
-                raise ValueError(f"{name} has to be more than 0, it is {getattr(self, name)}")
+                raise ValueError(f"{name} must be greater than 0, it is {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
-    """What there is to run it on. What has a default that nobody measured is an assumption, and to be given."""
+    """The machines. Defaults are assumptions unless they are measured; replace them by your own figures."""
 
     gpus_per_trainer: int = 8
     cores_per_machine: int = 64
@@ -89,26 +90,26 @@ class Machines:
             raise ValueError(f"fill is a share of a machine's time, more than 0 and at most 1; it is {self.fill}")
         for name in ("gpus_per_trainer", "cores_per_machine", "gbit", "trainer_gbit", "storage_gbit"):
             if getattr(self, name) <= 0:
-                raise ValueError(f"{name} has to be more than 0, it is {getattr(self, name)}")
+                raise ValueError(f"{name} must be greater than 0, it is {getattr(self, name)}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leg:
-    """One part of the way, for the whole fleet."""
+class PathStage:
+    """One stage of a sample's path, for the whole fleet."""
 
     name: str
     samples_per_s: float
-    """What it can carry."""
+    """Its capacity."""
 
     given: float
-    """The figure that this follows from."""
+    """The figure that the capacity follows from."""
 
     unit: str
     less_is_more: bool = False
     """Whether a smaller figure carries more: a time."""
 
     def share(self, samples_per_s: float) -> float:
-        """Return how much of the leg `samples_per_s` take: 1 is all of it."""
+        """Return how much of the stage `samples_per_s` take: 1 is all of it."""
         return samples_per_s / self.samples_per_s
 
     def enough(self, samples_per_s: float) -> float:
@@ -123,10 +124,10 @@ class Plan:
     gpus: int
     trainers: int
     wanted: float
-    """Samples per second that the steps take when they never wait."""
+    """Samples per second that the steps use when they never wait."""
 
     fed: float
-    """Samples per second that they can be given: `wanted`, or what the narrowest leg carries."""
+    """Samples per second that they can be given: `wanted`, or the capacity of the bottleneck."""
 
     machines: int
     """CPU machines for `fed`."""
@@ -135,16 +136,16 @@ class Plan:
     """CPU machines for `wanted`, were all else wide enough."""
 
     machines_for: str
-    """What decides their number: "cores", "link out" or "link in"."""
+    """What determines their number: "cores", "link out" or "link in"."""
 
     cores: float
     """Cores that work, on average, for `fed`."""
 
-    legs: list[Leg]
-    """What trainers and store can carry, narrowest first."""
+    stages: list[PathStage]
+    """What trainers and store can carry, bottleneck first."""
 
-    batches_under_way: int
-    """For each GPU, from giving out its work to having it, when one core makes a whole batch."""
+    batches_in_flight: int
+    """For each GPU, from sending its work to receiving it, when one core makes a whole batch."""
 
     slots_nbytes: int
     """Memory of one trainer that those batches, and the one in use, take."""
@@ -155,9 +156,9 @@ class Plan:
         return self.fed / self.wanted
 
     @property
-    def next_leg(self) -> Leg:
-        """The leg that is in the way now, or will be next when steps get faster."""
-        return self.legs[0]
+    def next_stage(self) -> PathStage:
+        """The bottleneck, or the stage that is the next one when steps get faster."""
+        return self.stages[0]
 
 
 def plan(work: Work, machines: Machines, gpus: int) -> Plan:
@@ -170,20 +171,20 @@ def plan(work: Work, machines: Machines, gpus: int) -> Plan:
 
     >>> work = Work(sample_s=0.012, sample_nbytes=600_000, stored_nbytes=100_000, batch_size=256, step_s=0.18)
     >>> found = plan(work, Machines(), gpus=8)
-    >>> found.machines, found.machines_for, round(found.cores, 1), found.next_leg.name
+    >>> found.machines, found.machines_for, round(found.cores, 1), found.next_stage.name
     (3, 'link out', 136.5, "trainer's link")
-    >>> round(found.next_leg.enough(found.wanted), 1), found.next_leg.unit
+    >>> round(found.next_stage.enough(found.wanted), 1), found.next_stage.unit
     (54.6, 'Gbit/s')
     """
     if gpus < 1:
-        raise ValueError(f"a plan needs 1 GPU at least, it was asked for {gpus}")
+        raise ValueError(f"a plan needs at least 1 GPU, gpus is {gpus}")
     wanted = gpus * work.batch_size / work.step_s
-    legs = sorted(_legs(work, machines, gpus), key=lambda leg: leg.samples_per_s)
-    fed = min(wanted, legs[0].samples_per_s)
-    each = _of_one_machine(work, machines)
+    stages = sorted(_stages(work, machines, gpus), key=lambda stage: stage.samples_per_s)
+    fed = min(wanted, stages[0].samples_per_s)
+    each = _machine_capacity(work, machines)
     machines_for = min(each, key=lambda part: each[part])
-    machine = each[machines_for] * (1 + 1e-9)  # not one more for a rounding error
-    under_way = ceil(_under_way(work, machines, fed / gpus / work.batch_size))
+    machine = each[machines_for] * (1 + 1e-9)  # a rounding error adds no machine
+    in_flight = ceil(_batches_in_flight(work, machines, fed / gpus / work.batch_size))
     in_trainer = min(gpus, machines.gpus_per_trainer)
     return Plan(
         gpus=gpus,
@@ -194,33 +195,33 @@ def plan(work: Work, machines: Machines, gpus: int) -> Plan:
         machines_wanted=ceil(wanted / machine),
         machines_for=machines_for,
         cores=fed * work.sample_s,
-        legs=legs,
-        batches_under_way=under_way,
-        slots_nbytes=in_trainer * (under_way + 1) * work.batch_size * work.sample_nbytes,
+        stages=stages,
+        batches_in_flight=in_flight,
+        slots_nbytes=in_trainer * (in_flight + 1) * work.batch_size * work.sample_nbytes,
     )
 
 
-def _legs(work: Work, machines: Machines, gpus: int) -> Iterable[Leg]:
+def _stages(work: Work, machines: Machines, gpus: int) -> Iterable[PathStage]:
     """Yield what the trainers of `gpus` GPUs, and the store, can carry."""
     nbytes = work.sample_nbytes
     shared = gpus / min(gpus, machines.gpus_per_trainer)  # a full trainer is the narrowest; all steps wait for it
     link = machines.trainer_gbit
-    yield Leg(name="trainer's link", samples_per_s=shared * link * GIGABIT / nbytes, given=link, unit="Gbit/s")
+    yield PathStage(name="trainer's link", samples_per_s=shared * link * GIGABIT / nbytes, given=link, unit="Gbit/s")
     memory = machines.memory_gb_per_s
     carried = shared * memory * GB / machines.memory_passes / nbytes
-    yield Leg(name="trainer's memory", samples_per_s=carried, given=memory, unit="GB/s")
+    yield PathStage(name="trainer's memory", samples_per_s=carried, given=memory, unit="GB/s")
     copy = machines.copy_gb_per_s
-    yield Leg(name="copy into a slot", samples_per_s=gpus * copy * GB / nbytes, given=copy, unit="GB/s")
+    yield PathStage(name="copy into a slot", samples_per_s=gpus * copy * GB / nbytes, given=copy, unit="GB/s")
     loop_s = work.host_s + machines.handling_s
     handled = gpus * work.batch_size / loop_s if loop_s else inf
-    yield Leg(name="loop's thread", samples_per_s=handled, given=loop_s * 1e3, unit="ms", less_is_more=True)
+    yield PathStage(name="loop's thread", samples_per_s=handled, given=loop_s * 1e3, unit="ms", less_is_more=True)
     device = machines.device_gb_per_s
-    yield Leg(name="link to the GPU", samples_per_s=gpus * device * GB / nbytes, given=device, unit="GB/s")
+    yield PathStage(name="link to the GPU", samples_per_s=gpus * device * GB / nbytes, given=device, unit="GB/s")
     store = machines.storage_gbit
-    yield Leg(name="store", samples_per_s=store * GIGABIT / work.stored_nbytes, given=store, unit="Gbit/s")
+    yield PathStage(name="store", samples_per_s=store * GIGABIT / work.stored_nbytes, given=store, unit="Gbit/s")
 
 
-def _of_one_machine(work: Work, machines: Machines) -> dict[str, float]:
+def _machine_capacity(work: Work, machines: Machines) -> dict[str, float]:
     """Return what each part of one CPU machine carries, as full as it may be."""
     link = machines.fill * machines.gbit * GIGABIT
     return {
@@ -230,8 +231,8 @@ def _of_one_machine(work: Work, machines: Machines) -> dict[str, float]:
     }
 
 
-def _under_way(work: Work, machines: Machines, batches_per_s: float) -> float:
-    """Return how many batches one GPU has under way, by Little's law: their rate times what each of them takes."""
+def _batches_in_flight(work: Work, machines: Machines, batches_per_s: float) -> float:
+    """Return how many batches one GPU has in flight, by Little's law: their rate times what each of them takes."""
     nbytes = work.batch_size * work.sample_nbytes
     sent_s = nbytes / (machines.gbit * GIGABIT) + nbytes / (machines.trainer_gbit * GIGABIT)
     return batches_per_s * (work.batch_size * work.sample_s + machines.latency_s + sent_s)

@@ -1,4 +1,4 @@
-"""What the page plans for: named work, each figure assumed unless it says that it was measured; and uneven samples."""
+"""The scenarios of the page, and uneven samples. Figures are assumptions unless a scenario lists them as measured."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _BATCHES = 300
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """Work by name."""
+    """Named work."""
 
     name: str
     work: Work
     measured: str = ""
-    """Which of its figures were measured, in words; the others are assumptions."""
+    """Which of its figures were measured; the others are assumptions."""
 
 
 def machines_of(costs: Costs) -> Machines:
-    """Return machines of which the trainer's thread handles and receives batches as fast as was measured."""
+    """Return machines whose trainers handle and receive batches at the measured speed."""
     return Machines(copy_gb_per_s=costs.receive_gb_per_s, handling_s=costs.handling_s)
 
 
 def scenarios(costs: Costs) -> Iterator[Scenario]:
-    """Yield what the page shows."""
-    yield Scenario(name="dear pictures, float32", work=EXAMPLE)
+    """Yield the scenarios of the page."""
+    yield Scenario(name="costly images, float32", work=EXAMPLE)
     bytes_each = 3 * 224 * 224
     yield Scenario(
         name="the same, sent as uint8",
@@ -44,9 +44,9 @@ def scenarios(costs: Costs) -> Iterator[Scenario]:
     yield Scenario(
         name="JPEG decode and crop, uint8",
         work=Work(
-            sample_s=costs.picture.decode_s,
+            sample_s=costs.image.decode_s,
             sample_nbytes=bytes_each,
-            stored_nbytes=costs.picture.stored_nbytes,
+            stored_nbytes=costs.image.stored_nbytes,
             batch_size=256,
             step_s=0.18,
         ),
@@ -67,7 +67,7 @@ def gpu_share(work: Work, machines: Machines, *, slow_share: float, slow_times: 
     """Return the share of its time that one GPU computes, by simulation, when samples are uneven.
 
     `slow_share` of the samples take `slow_times` as long as the others; the mean is still `work.sample_s`. The GPU has
-    as many cores as formula and `machines.fill` give it; one core makes a batch, two batches for each are under way.
+    as many cores as formula and `machines.fill` give it; one core makes a batch, two batches for each are in flight.
 
     Even samples and cores to spare: the GPU never waits.
 
@@ -84,7 +84,7 @@ def gpu_share(work: Work, machines: Machines, *, slow_share: float, slow_times: 
         workers=cores,
         batch_size=work.batch_size,
         step_s=work.step_s,
-        trip_s=machines.latency_s + work.batch_size * work.sample_nbytes / (machines.gbit * GIGABIT),
+        round_trip_s=machines.latency_s + work.batch_size * work.sample_nbytes / (machines.gbit * GIGABIT),
     )
     found = simulated_pace(trainer, samples_s, skip=4 * cores, batches=_BATCHES)
     return found.samples_per_s * work.step_s / work.batch_size

@@ -1,6 +1,6 @@
-"""One trainer and its workers, in seconds: what bounds its pace, by a formula.
+"""One trainer and its workers: a formula for what bounds the throughput. Times are in seconds.
 
-The formula knows means only. What a bounded window, batches in order and slow samples cost, `simulation` knows.
+The formula uses means only. `simulation` covers the cost of a bounded window, of batches in order and of slow samples.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Trainer:
     >>> Trainer(workers=0, batch_size=8)
     Traceback (most recent call last):
         ...
-    ValueError: a trainer needs 1 worker at least, it has 0
+    ValueError: a trainer needs at least 1 worker, workers is 0
     """
 
     workers: int
@@ -26,51 +26,51 @@ class Trainer:
     """The loop's own time for a batch."""
 
     handling_s: float = 0.0
-    """The loop's thread, for a batch: giving out work, taking it in, making tensors of it."""
+    """The loop's thread, for a batch: sending tasks, receiving results, wrapping tensors."""
 
-    report_s: float = 0.0
-    """The loop's thread, for each piece of a batch that comes back."""
+    result_s: float = 0.0
+    """The loop's thread, for each result of a batch."""
 
-    piece_s: float = 0.0
-    """A worker, for a piece of work, whatever its size: fetching it, sending its result."""
+    task_s: float = 0.0
+    """A worker, for a task of any size: fetching it, sending its result."""
 
-    trip_s: float = 0.0
-    """What a piece is under way besides, while its worker waits: the round trip to a machine elsewhere."""
+    round_trip_s: float = 0.0
+    """The round trip to another machine, while the worker waits."""
 
     row_s: float = 0.0
-    """A worker, for a sample, besides making it: the copy into its slot."""
+    """A worker, for a sample, in addition to making it: the copy into its slot."""
 
     link_s: float = 0.0
-    """A sample's time on a link that all workers share, and wait for."""
+    """A sample's time on a link that all workers share."""
 
     cores: float = inf
     """Processors that workers and loop share."""
 
     on_core: bool = False
-    """Whether a sample is made on one of them; else its worker sleeps, as if a machine elsewhere made it."""
+    """Whether making a sample uses one of them; otherwise its worker sleeps, as if another machine made it."""
 
     prefetch_factor: int = 2
-    """Batches under way for each worker, at most."""
+    """The most batches in flight for each worker."""
 
     is_split: bool = False
-    """Whether workers fill a batch together where that pays, as the loader does on one machine."""
+    """Whether workers fill a batch together where that is faster, as the loader does on one machine."""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
-            raise ValueError(f"a trainer needs 1 worker at least, it has {self.workers}")
+            raise ValueError(f"a trainer needs at least 1 worker, workers is {self.workers}")
         if self.batch_size < 1 or self.prefetch_factor < 1:
             raise ValueError(
-                f"batch_size={self.batch_size} and prefetch_factor={self.prefetch_factor}: both count from 1"
+                f"batch_size={self.batch_size} and prefetch_factor={self.prefetch_factor}: both must be at least 1"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How fast a trainer goes."""
+    """The throughput of a trainer."""
 
     samples_per_s: float
     bound: str
-    """What holds it there: "workers", "loop", "link" or "cores"."""
+    """The bottleneck: "workers", "loop", "link" or "cores"."""
 
 
 def pace(trainer: Trainer, sample_s: float) -> Pace:
@@ -83,10 +83,10 @@ def pace(trainer: Trainer, sample_s: float) -> Pace:
     Pace(samples_per_s=100.0, bound='loop')
     """
     batch = trainer.batch_size
-    work_s = trainer.piece_s + trainer.trip_s + batch * (sample_s + trainer.row_s)
-    loop_s = trainer.handling_s + trainer.report_s + trainer.step_s
-    on_core_s = trainer.piece_s + batch * (trainer.row_s + (sample_s if trainer.on_core else 0.0))
-    on_core_s += trainer.handling_s + trainer.report_s
+    work_s = trainer.task_s + trainer.round_trip_s + batch * (sample_s + trainer.row_s)
+    loop_s = trainer.handling_s + trainer.result_s + trainer.step_s
+    on_core_s = trainer.task_s + batch * (trainer.row_s + (sample_s if trainer.on_core else 0.0))
+    on_core_s += trainer.handling_s + trainer.result_s
     seconds = {
         "workers": (work_s + batch * trainer.link_s) / trainer.workers,
         "loop": loop_s,

@@ -24,28 +24,28 @@ if TYPE_CHECKING:
         WorkerTimeoutError,
     )
     from penstock.core.stats import LoaderStatistics, RingCounts, StageTimes
+    from penstock.data.convert import Conversion, convert
+    from penstock.data.formats.tokens.token_batches import TokenBatches
+    from penstock.data.formats.tokens.tokenize import Tokenized
+    from penstock.data.open import open
+    from penstock.data.ray_data import ray_dataset
+    from penstock.data.source import Source
+    from penstock.data.stream import Stream
     from penstock.device import Sim
-    from penstock.feed.convert import Conversion, convert
-    from penstock.feed.infer import infer
-    from penstock.feed.loader import DataLoader
-    from penstock.feed.padding import PadCollate
-    from penstock.feed.sources.base import Source
-    from penstock.feed.sources.open import open
-    from penstock.feed.sources.ray_data import ray_dataset
-    from penstock.feed.sources.stream import Stream
-    from penstock.feed.sources.text import Tokenized
-    from penstock.feed.sources.token_batches import TokenBatches
-    from penstock.feed.workers.maker import SKIP
-    from penstock.feed.workers.sample_seed import sample_rng, sample_seed
+    from penstock.loader.dataloader import DataLoader
+    from penstock.loader.inference import infer
+    from penstock.loader.padding import PadCollate
+    from penstock.loader.workers.sample_seed import sample_rng, sample_seed
+    from penstock.loader.workers.worker_spec import SKIP
+    from penstock.memory.accounting.leaks import Leak, watch_leaks
+    from penstock.memory.accounting.ledger import Ledger, ledger
+    from penstock.memory.accounting.release import ReleasedMemory, release
     from penstock.memory.explain import OutOfMemoryError
-    from penstock.memory.guard import OOMGuard
-    from penstock.memory.leaks import Leak, watch_leaks
-    from penstock.memory.ledger import Ledger, ledger
-    from penstock.memory.microbatch import split_batch
-    from penstock.memory.planner import plan
-    from penstock.memory.release import Released, release
-    from penstock.memory.step import StepStatistics, TrainStep
-    from penstock.memory.ways import Plan
+    from penstock.memory.microbatch.split import split_batch
+    from penstock.memory.planning.planner import plan
+    from penstock.memory.planning.step_variants import Plan
+    from penstock.memory.step.oom_guard import OOMGuard
+    from penstock.memory.step.train_step import StepStatistics, TrainStep
 
 __version__ = "0.1.0"
 
@@ -65,7 +65,7 @@ __all__ = [
     "Plan",
     "RankError",
     "RecordError",
-    "Released",
+    "ReleasedMemory",
     "RingCounts",
     "ScriptError",
     "Sim",
@@ -117,27 +117,27 @@ _HOMES = {
     ),
     "penstock.core.stats": ("LoaderStatistics", "RingCounts", "StageTimes"),
     "penstock.device": ("Sim",),
-    "penstock.feed.convert": ("Conversion", "convert"),
-    "penstock.feed.infer": ("infer",),
-    "penstock.feed.loader": ("DataLoader",),
-    "penstock.feed.padding": ("PadCollate",),
-    "penstock.feed.sources.base": ("Source",),
-    "penstock.feed.sources.open": ("open",),
-    "penstock.feed.sources.ray_data": ("ray_dataset",),
-    "penstock.feed.sources.stream": ("Stream",),
-    "penstock.feed.sources.text": ("Tokenized",),
-    "penstock.feed.sources.token_batches": ("TokenBatches",),
-    "penstock.feed.workers.maker": ("SKIP",),
-    "penstock.feed.workers.sample_seed": ("sample_rng", "sample_seed"),
+    "penstock.data.convert": ("Conversion", "convert"),
+    "penstock.loader.inference": ("infer",),
+    "penstock.loader.dataloader": ("DataLoader",),
+    "penstock.loader.padding": ("PadCollate",),
+    "penstock.data.source": ("Source",),
+    "penstock.data.open": ("open",),
+    "penstock.data.ray_data": ("ray_dataset",),
+    "penstock.data.stream": ("Stream",),
+    "penstock.data.formats.tokens.tokenize": ("Tokenized",),
+    "penstock.data.formats.tokens.token_batches": ("TokenBatches",),
+    "penstock.loader.workers.worker_spec": ("SKIP",),
+    "penstock.loader.workers.sample_seed": ("sample_rng", "sample_seed"),
     "penstock.memory.explain": ("OutOfMemoryError",),
-    "penstock.memory.guard": ("OOMGuard",),
-    "penstock.memory.ledger": ("Ledger", "ledger"),
-    "penstock.memory.leaks": ("Leak", "watch_leaks"),
-    "penstock.memory.microbatch": ("split_batch",),
-    "penstock.memory.planner": ("plan",),
-    "penstock.memory.release": ("Released", "release"),
-    "penstock.memory.step": ("StepStatistics", "TrainStep"),
-    "penstock.memory.ways": ("Plan",),
+    "penstock.memory.step.oom_guard": ("OOMGuard",),
+    "penstock.memory.accounting.ledger": ("Ledger", "ledger"),
+    "penstock.memory.accounting.leaks": ("Leak", "watch_leaks"),
+    "penstock.memory.microbatch.split": ("split_batch",),
+    "penstock.memory.planning.planner": ("plan",),
+    "penstock.memory.accounting.release": ("ReleasedMemory", "release"),
+    "penstock.memory.step.train_step": ("StepStatistics", "TrainStep"),
+    "penstock.memory.planning.step_variants": ("Plan",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -9,7 +9,7 @@ from penstock.core.events import Recorder
 
 @pytest.mark.parametrize("events", [0, 1, 500, 999, 1000, 1001, 5000])
 def test_the_first_half_and_the_last_are_kept_in_order_and_the_rest_is_counted(events: int) -> None:
-    recorder = Recorder(most=1000)
+    recorder = Recorder(max_events=1000)
     for stamp in range(events):
         recorder.add("step", stamp, stamp + 1)
     stamps = list(range(events))

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from penstock import DataLoader, Sim
 from penstock.core import numa
-from penstock.feed import wiring
+from penstock.loader import factory
 
 
 @pytest.fixture
@@ -29,23 +29,21 @@ def two_nodes(tmp_path: Path) -> Path:
 
 
 def test_nodes_with_cores_are_listed(two_nodes: Path) -> None:
-    assert numa.nodes(two_nodes) == {0: {0, 1, 2, 3, 8, 9, 10, 11}, 1: {4, 5, 6, 7, 12, 13, 14, 15}}
+    assert numa.cores_by_node(two_nodes) == {0: {0, 1, 2, 3, 8, 9, 10, 11}, 1: {4, 5, 6, 7, 12, 13, 14, 15}}
 
 
-def test_a_device_is_on_the_node_that_the_bus_says(two_nodes: Path) -> None:
+def test_the_node_of_a_device_is_that_of_its_pci_address(two_nodes: Path) -> None:
     assert numa.node_of_pci("0000:3B:00.0", two_nodes) == 1
     assert numa.node_of_pci("0000:99:00.0", two_nodes) is None
 
 
-def test_a_machine_that_does_not_tell_has_no_nodes(tmp_path: Path) -> None:
-    assert numa.nodes(tmp_path) == {}
+def test_a_machine_that_lists_no_nodes_has_none(tmp_path: Path) -> None:
+    assert numa.cores_by_node(tmp_path) == {}
     assert numa.node_of_pci("0000:3b:00.0", tmp_path) is None
     assert numa.cores_near(0, 1, tmp_path) is None
 
 
-def test_workers_are_left_where_they_are_when_the_node_has_too_few_cores(
-    two_nodes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_keep_all_cores_if_the_node_has_too_few(two_nodes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 3, 4, 5, 6})
     assert numa.cores_near(1, 3, two_nodes) == {4, 5, 6}
     assert numa.cores_near(1, 4, two_nodes) is None
@@ -54,7 +52,7 @@ def test_workers_are_left_where_they_are_when_the_node_has_too_few_cores(
 
 def test_memory_takes_the_preference_for_a_node_that_exists_and_no_other() -> None:
     memory = memoryview(mmap.mmap(-1, 1 << 16))
-    if 0 not in numa.nodes() or not numa.prefer_memory(memory, 0):
+    if 0 not in numa.cores_by_node() or not numa.prefer_memory(memory, 0):
         pytest.skip("this system lets nobody choose a node")
     assert not numa.prefer_memory(memory, 1000)
 
@@ -73,8 +71,8 @@ class Cores(Dataset[torch.Tensor]):
 
 def test_workers_run_and_slots_lie_near_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     core, asked = min(os.sched_getaffinity(0)), []
-    monkeypatch.setattr(wiring, "cores_near", lambda node, workers: frozenset({core}) if node == 0 else None)
-    monkeypatch.setattr(wiring, "prefer_memory", lambda memory, node: asked.append((len(memory), node)))
+    monkeypatch.setattr(factory, "cores_near", lambda node, workers: frozenset({core}) if node == 0 else None)
+    monkeypatch.setattr(factory, "prefer_memory", lambda memory, node: asked.append((len(memory), node)))
     loader = DataLoader(Cores(), batch_size=2, num_workers=1, device=Sim(numa_node=0))
     for batch in loader:
         assert batch.sum(1).tolist() == [1, 1]
@@ -85,6 +83,6 @@ def test_workers_run_and_slots_lie_near_the_device(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_nodes_nothing_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wiring, "prefer_memory", lambda memory, node: pytest.fail("memory was bound"))
+    monkeypatch.setattr(factory, "prefer_memory", lambda memory, node: pytest.fail("memory was bound"))
     for batch in DataLoader(Cores(), batch_size=2, num_workers=1, device="sim"):
         assert batch.sum(1).tolist() == [len(os.sched_getaffinity(0))] * 2

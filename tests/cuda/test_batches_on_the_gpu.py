@@ -1,4 +1,4 @@
-"""On a real GPU: what `tests/feed/test_prefetch.py` proves on the simulated one, with checksums and streams."""
+"""On a real GPU: what `to_device/test_prefetch.py` proves on the simulated one, with checksums and streams."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from penstock import DataLoader, infer
 from penstock.core.tree import map_leaves
 from penstock.device import device_of
-from penstock.feed.transport.slab import PrivateSlab
-from penstock.observe.transfer import measure_transfer
+from penstock.loader.transport.shared_segment import PrivateSegment
+from penstock.observe.meters.transfer import measure_transfer
 
 pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
 
@@ -118,10 +118,10 @@ def test_a_step_in_a_graph_and_a_compiled_one_take_batches() -> None:
         assert torch.allclose(out, labels.float())
 
 
-def test_registered_memory_is_page_locked_until_it_is_let_go() -> None:
-    slab = PrivateSlab(1 << 20)
-    tensor = torch.from_numpy(np.frombuffer(slab.memory, np.uint8))
-    registration = device_of("cuda").register(slab.memory)
+def test_registered_memory_is_page_locked_until_it_is_closed() -> None:
+    segment = PrivateSegment(1 << 20)
+    tensor = torch.from_numpy(np.frombuffer(segment.memory, np.uint8))
+    registration = device_of("cuda").register(segment.memory)
     assert registration is not None
     assert tensor.is_pinned()
     registration.close()
@@ -143,7 +143,7 @@ def test_channels_last_stays_channels_last() -> None:
     assert batch.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_breaking_off_and_beginning_again() -> None:
+def test_an_epoch_can_be_interrupted_and_started_again() -> None:
     loader = DataLoader(Numbered(200, SHAPE), batch_size=8, num_workers=2, device="cuda", persistent_workers=True)
     for _ in range(5):
         next(iter(loader))
@@ -162,22 +162,22 @@ def test_inference_hands_out_whole_results() -> None:
 
 def test_the_doctor_measures_the_link() -> None:
     report = measure_transfer((64, 3, 224, 224), torch.float32, device_of("cuda"))
-    assert {move.source for move in report.moves} >= {"pageable memory", "memory pinned by torch", "slot"}
+    assert {copy.source for copy in report.device_copies} >= {"pageable memory", "memory pinned by torch", "slot"}
     assert set(report.step_s) == {"alone", "direct", "ahead"}
     assert len(report.advice()) >= 4
 
 
 def test_memory_that_cannot_be_pinned_is_one_warning() -> None:
     cuda = device_of("cuda")
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        slab = PrivateSlab(1 << 20)
-        first = cuda.register(slab.memory)
-        assert cuda.register(slab.memory) is None  # it is registered already
-        assert cuda.register(slab.memory) is None
+        segment = PrivateSegment(1 << 20)
+        first = cuda.register(segment.memory)
+        assert cuda.register(segment.memory) is None  # it is registered already
+        assert cuda.register(segment.memory) is None
     assert first is not None
     first.close()
-    assert len([one for one in said if "page-lock" in str(one.message)]) <= 1
+    assert len([one for one in caught if "page-lock" in str(one.message)]) <= 1
 
 
 def test_batches_are_handed_out_while_a_graph_is_captured() -> None:
@@ -204,17 +204,17 @@ def test_each_of_several_gpus_has_its_own_batches() -> None:
         assert bool(is_right(*second))
 
 
-def test_the_limit_on_locked_memory_is_obeyed_or_said() -> None:
+def test_the_limit_on_locked_memory_is_obeyed_or_reported() -> None:
     script = """
         import resource, warnings
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (1 << 16, 1 << 16))
         from penstock.device import device_of
-        from penstock.feed.transport.slab import PrivateSlab
-        with warnings.catch_warnings(record=True) as said:
+        from penstock.loader.transport.shared_segment import PrivateSegment
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            slab = PrivateSlab(64 << 20)
-            registration = device_of("cuda").register(slab.memory)
-        assert registration is not None or "RLIMIT_MEMLOCK is 64.0 KiB" in str(said[0].message)
+            segment = PrivateSegment(64 << 20)
+            registration = device_of("cuda").register(segment.memory)
+        assert registration is not None or "RLIMIT_MEMLOCK is 64.0 KiB" in str(caught[0].message)
         print("locked past the limit" if registration else "refused")
     """
     ran = run(script)

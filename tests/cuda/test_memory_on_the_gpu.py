@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock import OutOfMemoryError, TrainStep, ledger, plan, release
-from penstock.memory.state_offload import offload_state
+from penstock.memory.planning.optimizer_offload import offload_state
 
 pytestmark = pytest.mark.cuda
 
@@ -51,7 +51,7 @@ def peak_of(step: TrainStep, batch: Any) -> int:
     return torch.cuda.max_memory_allocated()
 
 
-def test_training_goes_on_in_smaller_parts_with_the_same_gradient(small_card: int) -> None:
+def test_training_continues_in_smaller_parts_with_the_same_gradient(small_card: int) -> None:
     cut = model_of()
     whole = copy.deepcopy(cut)
     batch = batch_of(512)  # whose activations alone take 4 GiB
@@ -86,7 +86,7 @@ def test_a_planned_peak_is_the_allocators_within_five_percent(parts: int) -> Non
     model = model_of()
     optimizer = torch.optim.AdamW(model.parameters())
     batch = batch_of(64)
-    way = next(w for w in plan(model, loss_fn, batch, optimizer, modes=("plain",)).ways if w.parts == parts)
+    way = next(w for w in plan(model, loss_fn, batch, optimizer, modes=("plain",)).variants if w.parts == parts)
     measured = peak_of(TrainStep(model, optimizer, loss_fn, micro_batch=way.micro_batch), batch)
     assert way.peak_nbytes == pytest.approx(measured, rel=0.05)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from penstock import OptionError
-from penstock.device import Device, Mould, Sim, device_of
+from penstock.device import Device, Sim, TensorSpec, device_of
 from penstock.device.sim import POISON
 
 
@@ -60,7 +60,7 @@ def test_operations_of_one_stream_run_in_order_and_of_two_in_any() -> None:
 def test_a_stream_that_waits_for_an_event_stands_still_until_it_passes() -> None:
     sim = by_hand()
     sim.launch(lambda: None)
-    event = sim.now()
+    event = sim.record_event()
     sim.upload([], after=event)
     assert sim._up not in sim.runnable()
     assert not event.query()
@@ -85,32 +85,32 @@ def test_a_fence_stands_for_every_stream_and_is_refused_while_capturing() -> Non
 
 def test_waiting_for_what_cannot_pass_is_an_error_rather_than_a_hang() -> None:
     sim, never = by_hand(), by_hand()
-    stuck = sim.upload([], after=never.now())
+    stuck = sim.upload([], after=never.record_event())
     with pytest.raises(RuntimeError, match="can never pass"):
         stuck.synchronize()
 
 
 def test_dropped_memory_is_used_again_and_beyond_the_capacity_there_is_none() -> None:
     sim = Sim(capacity_nbytes=4096)
-    mould = Mould.of(torch.empty(2048, dtype=torch.uint8))
-    first, second = sim.empty(mould), sim.empty(mould)
+    spec = TensorSpec.of(torch.empty(2048, dtype=torch.uint8))
+    first, second = sim.empty(spec), sim.empty(spec)
     with pytest.raises(torch.OutOfMemoryError, match=r"tried to allocate 2\.0 KiB of 4\.0 KiB"):
-        sim.empty(mould)
+        sim.empty(spec)
     address = first.data_ptr()
     del first
-    assert sim.empty(mould).data_ptr() == address
+    assert sim.empty(spec).data_ptr() == address
     del second
-    assert sim.empty(Mould.of(torch.empty(1024, dtype=torch.uint8))).shape == (1024,)
+    assert sim.empty(TensorSpec.of(torch.empty(1024, dtype=torch.uint8))).shape == (1024,)
 
 
 def test_chosen_allocations_fail() -> None:
     sim = Sim()
     sim.fail_allocations(1)
-    mould = Mould.of(torch.empty(8))
-    sim.empty(mould)
+    spec = TensorSpec.of(torch.empty(8))
+    sim.empty(spec)
     with pytest.raises(torch.OutOfMemoryError):
-        sim.empty(mould)
-    sim.empty(mould)
+        sim.empty(spec)
+    sim.empty(spec)
 
 
 def test_host_memory_beyond_what_may_be_pinned_is_refused() -> None:
@@ -123,7 +123,7 @@ def test_host_memory_beyond_what_may_be_pinned_is_refused() -> None:
     assert sim.register(memory) is not None
 
 
-def test_time_passes_by_itself_unless_driven_by_hand() -> None:
+def test_operations_run_as_time_passes_unless_driven_by_hand() -> None:
     sim = Sim(bandwidth=1e9, delay_s=1e-3)
     there = sim.to(torch.arange(5))
     back = torch.empty(5, dtype=torch.int64)
@@ -131,7 +131,7 @@ def test_time_passes_by_itself_unless_driven_by_hand() -> None:
     assert back.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_a_kernel_that_fails_is_raised_where_somebody_waits() -> None:
+def test_the_error_of_a_kernel_is_raised_by_the_next_wait() -> None:
     sim = Sim()
 
     def fail() -> None:
@@ -143,7 +143,7 @@ def test_a_kernel_that_fails_is_raised_where_somebody_waits() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (2, 3, 4, 5)])
-def test_strides_survive_the_way(shape: tuple[int, ...]) -> None:
+def test_a_copy_keeps_the_strides(shape: tuple[int, ...]) -> None:
     sim = Sim()
     source = torch.arange(int(np.prod(shape))).view(shape).transpose(0, -1)
     there = sim.to(source)
@@ -154,7 +154,7 @@ def test_strides_survive_the_way(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "words"),
-    [("gpu9", "names no device"), ("cuda", "there is no accelerator here"), ("meta", "there is no accelerator")],
+    [("gpu9", "is not a device"), ("cuda", "there is no accelerator here"), ("meta", "there is no accelerator")],
 )
 def test_a_device_that_is_not_here_is_one_clear_error(wanted: str, words: str) -> None:
     if torch.accelerator.is_available():

@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 SCRIPT = Path(__file__).with_name("training.py")
 
 
@@ -84,7 +86,7 @@ def test_a_sharded_model_trains_to_the_same_weights(
     assert result["weights"] == pytest.approx(whole[0]["weights"], rel=1e-9)
 
 
-def test_a_run_goes_on_with_other_numbers_of_ranks(
+def test_a_run_resumes_with_other_numbers_of_ranks(
     whole: tuple[dict[str, Any], dict[int, list[int]]], tmp_path: Path
 ) -> None:
     trained(tmp_path, 4, stop=3)
@@ -110,7 +112,8 @@ def test_a_killed_rank_costs_nothing_that_was_saved(
     assert result["weights"] == whole[0]["weights"]
 
 
-def test_a_run_goes_on_with_the_machines_that_are_left(
+@pytest.mark.usefixtures("fresh_python")
+def test_a_run_continues_on_the_machines_that_are_left(
     whole: tuple[dict[str, Any], dict[int, list[int]]], tmp_path: Path
 ) -> None:
     with socket.socket() as free:
@@ -143,12 +146,12 @@ def test_a_run_goes_on_with_the_machines_that_are_left(
     assert result["losses"] == pytest.approx(whole[0]["losses"], rel=1e-9)
 
 
-def test_an_error_of_one_ranks_loader_is_everybodys(tmp_path: Path) -> None:
+def test_an_error_of_one_ranks_loader_ends_all_ranks(tmp_path: Path) -> None:
     ran = torchrun(tmp_path, 4, bad=50)
     assert ran.returncode != 0
     assert "ValueError: sample 50 is broken" in ran.stderr
     for rank in range(4):
         assert (
-            f"rank {rank} has heard that the loader of rank" in ran.stderr
+            f"rank {rank} has received: the loader of rank" in ran.stderr
             or f"[rank{rank}]: ValueError: Caught ValueError in DataLoader worker" in ran.stderr
         ), ran.stderr[-3000:]

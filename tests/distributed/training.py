@@ -23,8 +23,8 @@ from torch.utils.data import Dataset
 
 import penstock
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "memory"))
-from ending import end_together
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from end_together import end_together
 
 COUNT, GLOBAL_BATCH = 96, 24
 

@@ -13,9 +13,11 @@ from sample_sets import Growing, Numbered
 from scripts import run
 from torch.utils.data import default_collate
 
-import penstock.feed.wiring as feed_wiring
+import penstock.loader.factory as factory
 from penstock import DataLoader, TransportError
-from penstock.observe.host_memory import descendants, pss_nbytes
+from penstock.observe.meters.host_memory import descendants, pss_nbytes
+
+pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -28,7 +30,7 @@ def test_a_batch_over_the_rings_budget_is_one_clear_error(workers: int) -> None:
 
 @pytest.mark.parametrize("collate_fn", [None, default_collate, list])
 def test_without_memfd_named_segments_do(monkeypatch: pytest.MonkeyPatch, collate_fn) -> None:
-    monkeypatch.setattr(feed_wiring, "memfd_works", lambda: False)
+    monkeypatch.setattr(factory, "memfd_works", lambda: False)
     loader = DataLoader(Numbered(200, (3, 64, 64)), batch_size=20, num_workers=2, collate_fn=collate_fn)
     kept = list(loader)
     if collate_fn is not list:
@@ -112,7 +114,7 @@ def test_little_address_space_is_enough(workers: int) -> None:
 @pytest.mark.parametrize(
     ("limit", "words"), [("RLIMIT_FSIZE", "`ulimit -f`"), ("RLIMIT_AS", "lower batch_size, prefetch_factor")]
 )
-def test_no_room_for_any_segment_is_one_clear_error(limit: str, words: str) -> None:
+def test_no_memory_for_any_segment_is_one_clear_error(limit: str, words: str) -> None:
     done = run(
         f"""
         import resource
@@ -139,10 +141,10 @@ def test_a_full_dev_shm_is_one_clear_error() -> None:
     done = run(
         """
         import os
-        import penstock.feed.wiring
+        import penstock.loader.factory
         from penstock import DataLoader, PenstockError
         from sample_sets import Numbered
-        penstock.feed.wiring.memfd_works = lambda: False
+        penstock.loader.factory.memfd_works = lambda: False
         try:
             list(DataLoader(Numbered(40, (3, 64, 64)), batch_size=8, num_workers=2))
         except PenstockError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from launch.programs import penstock, python, script
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("preloaded_python")]
 
 LOOP = """
     import os, sys, time, torch
@@ -32,7 +32,7 @@ LOOP = """
 """
 
 
-def test_a_loop_that_computes_is_told_that_nothing_is_gained(tmp_path: Path) -> None:
+def test_a_compute_bound_loop_has_no_gain(tmp_path: Path) -> None:
     run = penstock(tmp_path, "run", "--baseline", script(tmp_path, LOOP).name, "30", "0.1", "1")
     assert "running the beginning of train.py with torch's own loader first" in run.stderr
     assert "no gain" in run.stderr
@@ -43,7 +43,7 @@ def test_a_loop_that_computes_is_told_that_nothing_is_gained(tmp_path: Path) -> 
         assert baseline[way]["seconds"] >= 20 * 0.1
         assert 0 < baseline[way]["loading_s"] < baseline[way]["seconds"]
         assert baseline[way]["batch_quartiles_s"] == sorted(baseline[way]["batch_quartiles_s"])
-    assert "beside torch's own loader: no gain" in penstock(tmp_path, "report", "run.json").stdout
+    assert "compared with torch's own loader: no gain" in penstock(tmp_path, "report", "run.json").stdout
 
 
 def test_the_program_starts_twice_and_ends_once_with_its_own_output_only(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_the_program_starts_twice_and_ends_once_with_its_own_output_only(tmp_pat
     assert python(tmp_path, path.name, "1", "0", "1").stdout == " True\n"
 
 
-def test_a_program_too_short_to_be_compared_is_told_so(tmp_path: Path) -> None:
+def test_a_program_too_short_to_be_compared_is_reported_so(tmp_path: Path) -> None:
     run = penstock(tmp_path, "run", "--baseline", script(tmp_path, LOOP).name, "5", "0", "2")
     assert run.returncode == 0
     assert "no comparison: the program is too short: it has 0 batches after the first 10" in run.stderr
@@ -68,7 +68,7 @@ def test_a_program_that_fails_is_run_all_the_same(tmp_path: Path) -> None:
     assert "no comparison: with torch's loader the program ended with exit code 1 (KeyError: 'label')" in run.stderr
 
 
-def test_nothing_of_the_stopwatch_stays_when_its_stretch_is_over(tmp_path: Path) -> None:
+def test_the_stopwatch_restores_the_loaders_when_it_has_finished(tmp_path: Path) -> None:
     text = LOOP + "\n    print(DataLoader.__iter__.__qualname__, DataLoader.__next__ if 0 else '')\n"
     run = penstock(tmp_path, "run", "--quiet", "--baseline", script(tmp_path, text).name, "200", "0", "2")
     assert "DataLoader.__iter__" in run.stdout

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from launch.programs import LINES, SLOW, OnTerminal, is_given_back, penstock, python, script, shows_panel
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 
 def test_the_panel_shows_the_run_and_the_scripts_lines_scroll_above_it(tmp_path: Path, on_terminal: OnTerminal) -> None:
     terminal = on_terminal("run", script(tmp_path, SLOW).name, "1000")
@@ -67,7 +69,7 @@ def test_the_terminal_is_given_back_and_the_status_is_the_signals(
     assert data["exit"]["code"] == (130 if number is signal.SIGINT else None)
 
 
-def test_a_run_that_is_stopped_gives_the_terminal_back_until_it_goes_on(
+def test_a_run_that_is_stopped_gives_the_terminal_back_until_it_continues(
     tmp_path: Path, on_terminal: OnTerminal
 ) -> None:
     terminal = on_terminal("run", script(tmp_path, SLOW).name, "1000")
@@ -86,7 +88,7 @@ def test_a_run_that_becomes_another_program_gives_the_terminal_back(tmp_path: Pa
     assert (said, code) == (["epoch 0", "epoch 1", "1"], 0)
 
 
-def test_the_program_meets_neither_the_keeper_nor_a_signal_handler(tmp_path: Path) -> None:
+def test_the_program_meets_neither_the_supervisor_nor_a_signal_handler(tmp_path: Path) -> None:
     path = script(
         tmp_path,
         """
@@ -109,7 +111,7 @@ def test_a_run_that_leaves_by_os_exit_is_reported_with_what_it_counted(tmp_path:
     run = penstock(tmp_path, "run", path.name, "8")
     assert run.returncode == 5
     assert "exit code unknown" in run.stderr
-    assert "it was killed, or left by os._exit" in run.stderr
+    assert "it was killed, or called os._exit" in run.stderr
 
 
 def test_nothing_is_left_in_the_runtime_folder(tmp_path: Path) -> None:
@@ -163,6 +165,7 @@ def test_without_a_terminal_a_plain_line_comes_every_five_seconds(tmp_path: Path
     assert "\x1b" not in run.stderr
 
 
+@pytest.mark.usefixtures("fresh_python")
 def test_the_launcher_imports_neither_torch_nor_rich_before_the_program(tmp_path: Path) -> None:
     path = script(
         tmp_path,

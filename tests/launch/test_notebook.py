@@ -19,7 +19,7 @@ CELLS = """
     %load_ext penstock
     print("again", DataLoader.__module__)
 """
-TORCHS, OURS = "torch.utils.data.dataloader", "penstock.feed.loader"
+TORCHS, OURS = "torch.utils.data.dataloader", "penstock.loader.dataloader"
 
 
 def notebook(folder: Path, cells: str) -> str:

@@ -12,8 +12,10 @@ import pytest
 from test_run import TRAINING, penstock, script
 
 from penstock import cli
-from penstock.observe import record
-from penstock.observe.trace import read
+from penstock.observe.record import run_record
+from penstock.observe.record.perfetto_trace import read_trace
+
+pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 SERVED = """
     import sys, urllib.request
@@ -32,15 +34,15 @@ def test_a_run_leaves_its_report_beside_run_json(tmp_path: Path) -> None:
     assert run.returncode == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "run.json", "train.py"]
     assert "train.py" in (tmp_path / "report.html").read_text()
-    saved = record.load(tmp_path / "run.json")
+    saved = run_record.load(tmp_path / "run.json")
     assert saved.machine["cores"] >= 1
-    assert saved.began_unix_ns > 1_700_000_000 * 10**9
+    assert saved.started_unix_ns > 1_700_000_000 * 10**9
 
 
 def test_a_traced_run_names_every_batch_of_every_process(tmp_path: Path) -> None:
     run = penstock(tmp_path, "run", "--quiet", "--trace", "t.json", str(script(tmp_path, TRAINING)), "--epochs", "3")
     assert run.returncode == 0
-    events = read(tmp_path / "t.json").events
+    events = read_trace(tmp_path / "t.json").events
     handed = [event["args"] for event in events if event["name"].startswith("next batch")]
     assert handed == [{"epoch": epoch, "batch": batch} for epoch in range(3) for batch in range(5)]
     made = [event for event in events if event["name"].startswith("make batch")]
@@ -53,12 +55,13 @@ def test_a_report_that_cannot_be_written_is_one_line_and_the_runs_own_exit_code(
     run = penstock(tmp_path, "run", "--quiet", "--html", "no/report.html", "--json", "no/run.json", str(path))
     assert run.returncode == 3
     lines = run.stderr.splitlines()
-    assert [re.search(r"give another --\w+ FILE", line)[0] for line in lines] == [
-        "give another --json FILE",
-        "give another --html FILE",
+    assert [re.search(r"pass another --\w+ FILE", line)[0] for line in lines] == [
+        "pass another --json FILE",
+        "pass another --html FILE",
     ]
 
 
+@pytest.mark.usefixtures("fresh_python")
 def test_nothing_that_is_only_needed_at_the_end_is_imported_before_the_program(tmp_path: Path) -> None:
     heavy = ("plotly", "rich", "torch", "tensorboard", "prometheus_client", "selenium")
     path = script(tmp_path, f"import sys; print([name for name in {heavy} if name in sys.modules])")
@@ -82,20 +85,20 @@ def test_a_run_whose_port_is_taken_does_not_begin(tmp_path: Path) -> None:
 
 
 def test_a_saved_run_is_written_for_every_reader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record.save(made_runs.ordinary(), tmp_path / "a.json")
+    run_record.save(made_runs.ordinary(), tmp_path / "a.json")
     html, trace, logs = (str(tmp_path / name) for name in ("r.html", "t.json", "logs"))
     assert _report(tmp_path, "a.json", "--html", html, "--trace", trace, "--tensorboard", logs) == 0
     assert capsys.readouterr().out == ""
     assert "Your step waited for data" in (tmp_path / "r.html").read_text()
-    assert read(tmp_path / "t.json").events
+    assert read_trace(tmp_path / "t.json").events
     assert list((tmp_path / "logs").iterdir())
 
 
 def test_two_saved_runs_are_compared_in_text_in_json_and_on_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record.save(made_runs.ordinary(), tmp_path / "a.json")
-    record.save(made_runs.inline(), tmp_path / "b.json")
+    run_record.save(made_runs.ordinary(), tmp_path / "a.json")
+    run_record.save(made_runs.inline(), tmp_path / "b.json")
     assert _report(tmp_path, "a.json", "b.json") == 0
     text = capsys.readouterr().out
     assert "Compare with care" in text
@@ -103,13 +106,13 @@ def test_two_saved_runs_are_compared_in_text_in_json_and_on_the_page(
     assert _report(tmp_path, "a.json", "b.json", "--json") == 0
     data = json.loads(capsys.readouterr().out)
     assert data["schema"] == "penstock.comparison/1"
-    assert data["here"]["samples_per_s"] > data["there"]["samples_per_s"] > 0
+    assert data["run"]["samples_per_s"] > data["reference"]["samples_per_s"] > 0
     assert _report(tmp_path, "a.json", "b.json", "--html", str(tmp_path / "r.html")) == 0
     assert "Compare with care" in (tmp_path / "r.html").read_text()
 
 
 def test_a_trace_to_merge_needs_a_file_to_be_merged_into(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record.save(made_runs.empty(), tmp_path / "a.json")
+    run_record.save(made_runs.empty(), tmp_path / "a.json")
     assert _report(tmp_path, "a.json", "--merge", "p.json") == 2
     assert "give --trace FILE as well" in capsys.readouterr().err
 

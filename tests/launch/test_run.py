@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 TRAINING = """
     import argparse
     import torch
@@ -48,11 +50,12 @@ def penstock(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return python(folder, "-m", "penstock", *command)
 
 
+@pytest.mark.usefixtures("fresh_python")
 @pytest.mark.parametrize(
     ("text", "args"),
     [
         pytest.param(TRAINING, ("--epochs", "3"), id="training with arguments"),
-        pytest.param(TRAINING, ("--start-method", "spawn"), id="spawned workers import the script"),
+        pytest.param(TRAINING, ("--start-method", "spawn", "--epochs", "1"), id="spawned workers import the script"),
         pytest.param(TRAINING, ("--no-such-option",), id="argparse refuses"),
         pytest.param("import sys; print(sys.argv, __name__); sys.exit(3)", ("a", "--b"), id="exit code"),
         pytest.param("import sys; sys.exit('no data')", (), id="exit with words"),
@@ -197,7 +200,7 @@ def test_the_scripts_dataloader_is_penstocks(tmp_path: Path) -> None:
     path = script(
         tmp_path, "import torch.utils.data as d, torch.utils.data.dataloader as e; print(d.DataLoader, e.DataLoader)"
     )
-    assert penstock(tmp_path, "run", path.name).stdout.count("penstock.feed.loader.DataLoader") == 2
+    assert penstock(tmp_path, "run", path.name).stdout.count("penstock.loader.dataloader.DataLoader") == 2
 
 
 def test_the_report_and_run_json_say_where_the_time_went(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from launch.programs import python
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 STYLES = Path(__file__).parent / "styles"
 QUIET = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0"}
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -67,7 +69,7 @@ def _lasting(stderr: str) -> list[str]:
     found, is_loaders = [], False
     for line in stderr.splitlines():
         if line.startswith('  File "'):
-            is_loaders = "torch/utils/data/" in line or "penstock/feed/" in line
+            is_loaders = "torch/utils/data/" in line or "penstock/loader/" in line
         elif not line.startswith("    "):
             is_loaders = False
         if not is_loaders and "torch/distributed" not in line:

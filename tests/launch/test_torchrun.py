@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from launch.programs import python, script
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 TRAINING = """
     import os, signal, sys, time
     import torch
@@ -70,7 +72,7 @@ def test_two_ranks_make_one_report(tmp_path: Path, command: tuple[str, ...]) -> 
     assert run.stderr.count("penstock: train.py well ran") == 1
     assert "all ranks: 192 samples" in run.stderr
     data = saved(tmp_path)
-    assert [(rank["rank"], rank["samples"], rank["exit_code"], rank["missing"]) for rank in data["ranks"]] == [
+    assert [(rank["rank"], rank["samples"], rank["exit_code"], rank["missing_reason"]) for rank in data["ranks"]] == [
         (0, 96, 0, ""),
         (1, 96, 0, ""),
     ]
@@ -93,7 +95,7 @@ def test_ranks_that_are_killed_are_named_and_what_they_counted_is_kept(tmp_path:
     run = torchrun(tmp_path, "-m", "penstock", "run", path.name, "killed")
     assert run.returncode == 1
     data = saved(tmp_path)
-    assert "killed" in data["ranks"][1]["missing"]
+    assert "killed" in data["ranks"][1]["missing_reason"]
     assert data["ranks"][1]["batches"] > 0
     assert "rank 1: " in run.stderr
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from launch.programs import SLOW, OnTerminal, is_given_back, penstock, script, shows_panel
 
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +55,7 @@ def test_its_numbers_are_one_line_of_json(tmp_path: Path, running: subprocess.Po
     data = json.loads(line)
     assert line.count("\n") == 1
     assert (data["pid"], data["loader"]) == (running.pid, "Slow")
-    assert data["moment"]["batches"] > 0
+    assert data["now"]["batches"] > 0
 
 
 def test_watching_ends_with_the_run(tmp_path: Path, running: subprocess.Popen[str]) -> None:
@@ -70,11 +72,11 @@ def test_watching_ends_with_the_run(tmp_path: Path, running: subprocess.Popen[st
 def test_a_pid_that_is_no_run_is_one_line(tmp_path: Path, running: subprocess.Popen[str]) -> None:
     done = penstock(tmp_path, "watch", str(os.getpid()))
     assert done.returncode == 2
-    assert done.stderr.startswith(f"penstock: process {os.getpid()} is no run under way of yours; there are")
+    assert done.stderr.startswith(f"penstock: process {os.getpid()} is not a run of yours; running:")
     assert f"{running.pid} (train.py 1000)" in done.stderr
 
 
-def test_without_a_run_that_is_said(tmp_path: Path) -> None:
+def test_without_a_run_the_error_is_one_line(tmp_path: Path) -> None:
     done = penstock(tmp_path, "watch")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "no run of yours is under way" in done.stderr
+    assert "you have no run on this machine" in done.stderr

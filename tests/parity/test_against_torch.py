@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sample_sets import Augmented, Aware, Bulk, Nested, Numbered, Stream
@@ -57,7 +58,7 @@ def compare(dataset: Any, epochs: int = 2, **arguments: Any) -> DataLoader:
     return loader
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from([Numbered, Augmented, Aware, Bulk, Nested]),
     st.integers(1, 40),
@@ -79,7 +80,7 @@ def test_map_style_batches_are_torchs(
     compare(kind(size), **arguments)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 40), st.sampled_from([None, 1, 4]), st.booleans(), st.integers(0, 3), st.booleans())
 def test_iterable_batches_are_torchs(size, batch_size, drop_last, workers, persistent) -> None:
     arguments: dict[str, Any] = {"batch_size": batch_size, "num_workers": workers}
@@ -184,7 +185,9 @@ def test_samples_that_cannot_be_collated_fail_as_in_torch(sample: Any, workers: 
 
 def test_threads_give_torchs_batches() -> None:
     expected = list(TorchDataLoader(Numbered(50, (3, 64, 64)), batch_size=8))
-    assert same(expected, list(DataLoader(Numbered(50, (3, 64, 64)), batch_size=8, num_workers=3, workers="thread")))
+    assert same(
+        expected, list(DataLoader(Numbered(50, (3, 64, 64)), batch_size=8, num_workers=3, worker_type="thread"))
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,4 +1,4 @@
-"""Workers that take turns, because every sample is made under one lock."""
+"""Workers that run one at a time, because every sample is made under one lock."""
 
 import multiprocessing
 

@@ -1,4 +1,4 @@
-"""A dataset that keeps all that it has made, in each worker by itself."""
+"""A dataset that caches every sample, separately in each worker."""
 
 import torch
 from torch.utils.data import DataLoader

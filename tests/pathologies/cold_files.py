@@ -1,4 +1,4 @@
-"""Files that are larger than what the page cache keeps; here the cache is told to forget them."""
+"""Files that are larger than what the page cache keeps; here the cache is dropped on purpose."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A million Python objects in the dataset, each sample looks at some, and each worker comes to own them."""
+"""A million Python objects in the dataset, each sample reads some, and each worker ends up with a copy of all."""
 
 import torch
 from torch.utils.data import DataLoader

@@ -1,4 +1,4 @@
-"""penstock's loader with threads, for samples that let go of Python's lock."""
+"""penstock's loader with threads, for samples that release Python's lock."""
 
 import torch
 from work import Sized, compute, one_core
@@ -14,4 +14,4 @@ class Released(Sized):
 
 def main():
     one_core()
-    return DataLoader(Released(), batch_size=8, num_workers=2, workers="thread"), lambda batch: compute(100)
+    return DataLoader(Released(), batch_size=8, num_workers=2, worker_type="thread"), lambda batch: compute(100)

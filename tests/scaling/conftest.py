@@ -1,4 +1,4 @@
-"""The benchmarks are no part of the package: they are found beside it."""
+"""Put the benchmarks, which are not part of the package, on sys.path."""
 
 from __future__ import annotations
 

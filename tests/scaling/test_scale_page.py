@@ -1,4 +1,4 @@
-"""What the page on scale says is what its file of results holds, and what the formulas make of it."""
+"""The page on scale matches its results file and the formulas."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ import pytest
 
 from benchmarks.scale import costs_of
 from benchmarks.scaling.fleet import Machines, Work, plan
-from benchmarks.scaling.laps import predict
-from benchmarks.scaling.points import LENGTH, Point
+from benchmarks.scaling.loop_configs import DATASET_LENGTH, LoopConfig
+from benchmarks.scaling.measure import predict
 from benchmarks.scaling.scenarios import GPUS, gpu_share, machines_of, scenarios
 from benchmarks.scaling.tables import errors
 from benchmarks.scaling.trainer import pace
-from benchmarks.table import filled_in
+from benchmarks.table import fill_in_tables
+
+pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "scale.md"
@@ -36,29 +38,29 @@ def report() -> dict[str, Any]:
     return json.loads(RESULTS.read_text())
 
 
-def test_the_tables_of_the_page_are_those_of_its_file(report: dict[str, Any]) -> None:
+def test_the_tables_of_the_page_match_its_file(report: dict[str, Any]) -> None:
     page = PAGE.read_text()
-    for name in ("check", "costs", "plans", "legs", "uneven"):
+    for name in ("check", "costs", "plans", "stages", "uneven"):
         assert f"<!-- bench: benchmarks/results/scale-4core.json {name} -->" in page
-    assert filled_in(page, ROOT) == page
+    assert fill_in_tables(page, ROOT) == page
 
 
 @pytest.mark.usefixtures("report")
-def test_a_figure_of_the_page_changed_by_hand_would_be_noticed() -> None:
+def test_a_figure_of_the_page_changed_by_hand_is_detected() -> None:
     page = PAGE.read_text()
     changed = page.replace("| 11 378 |", "| 11 379 |")
     assert changed != page
-    assert filled_in(changed, ROOT) == page
+    assert fill_in_tables(changed, ROOT) == page
 
 
-def test_the_page_says_no_figure_of_this_machine_outside_of_its_tables() -> None:
-    """Prose is not made anew when the benchmark runs again, so it may hold no figure that would change."""
+def test_the_page_has_no_measured_figure_outside_of_its_tables() -> None:
+    """Prose is not regenerated when the benchmark runs again, so it may have no figure that would change."""
     prose = re.sub(r"<!-- bench: .*?<!-- bench:end -->", "", PAGE.read_text(), flags=re.DOTALL)
     assert "samples/s" not in prose
     assert not re.search(r"\d %", prose)
 
 
-def test_the_plans_of_the_file_are_what_the_formulas_make_of_its_costs(report: dict[str, Any]) -> None:
+def test_the_plans_of_the_file_follow_from_its_costs(report: dict[str, Any]) -> None:
     costs = costs_of(report)
     machines = machines_of(costs)
     assert report["assumed"] == asdict(machines)
@@ -69,25 +71,25 @@ def test_the_plans_of_the_file_are_what_the_formulas_make_of_its_costs(report: d
 
 def test_the_predictions_of_the_file_follow_from_its_costs_alone(report: dict[str, Any]) -> None:
     costs = costs_of(report)
-    for found in report["points"]:
-        point = Point(**found["point"])
-        samples_s = point.samples_s(costs)
-        told = pace(point.trainer(costs), sum(samples_s) / len(samples_s))
-        assert (told.samples_per_s, told.bound) == (found["formula"], found["bound"])
+    for found in report["configs"]:
+        config = LoopConfig(**found["config"])
+        samples_s = config.samples_s(costs)
+        prediction = pace(config.trainer(costs), sum(samples_s) / len(samples_s))
+        assert (prediction.samples_per_s, prediction.bound) == (found["formula"], found["bound"])
 
 
-def test_a_prediction_says_which_batches_it_is_about_and_they_are_in_the_dataset(report: dict[str, Any]) -> None:
+def test_a_prediction_names_its_batches_and_they_are_in_the_dataset(report: dict[str, Any]) -> None:
     costs = costs_of(report)
-    for found in report["points"]:
-        assert found["skip"] >= 2 * found["point"]["workers"]
+    for found in report["configs"]:
+        assert found["skip"] >= 2 * found["config"]["workers"]
         assert found["batches"] >= 1
-        assert (found["skip"] + 1 + found["batches"]) * found["point"]["batch_size"] <= LENGTH
-    told = predict(Point(row="", workers=2, batch_size=8, sample_s=0.01), costs, seconds=2.0)
-    assert told.simulated == pytest.approx(told.formula, rel=0.1)
-    assert told.batches == pytest.approx(2.0 * told.formula / 8, abs=1)
+        assert (found["skip"] + 1 + found["batches"]) * found["config"]["batch_size"] <= DATASET_LENGTH
+    prediction = predict(LoopConfig(group="", workers=2, batch_size=8, sample_s=0.01), costs, seconds=2.0)
+    assert prediction.simulated == pytest.approx(prediction.formula, rel=0.1)
+    assert prediction.batches == pytest.approx(2.0 * prediction.formula / 8, abs=1)
 
 
-def test_the_uneven_samples_of_the_file_are_simulated_again_alike(report: dict[str, Any]) -> None:
+def test_the_uneven_samples_of_the_file_are_reproducible(report: dict[str, Any]) -> None:
     machines = Machines(**report["assumed"])
     example = Work(**report["scenarios"][0]["work"])
     for row in report["uneven"]:
@@ -97,8 +99,8 @@ def test_the_uneven_samples_of_the_file_are_simulated_again_alike(report: dict[s
             assert again == pytest.approx(row["gpu_share"])
 
 
-def test_errors_are_what_is_predicted_beside_the_median_of_what_is_measured() -> None:
-    report = {"points": [{"formula": 110.0, "simulated": 80.0, "samples_per_s": [90.0, 100.0, 400.0]}]}
+def test_errors_compare_predictions_with_the_median_measurement() -> None:
+    report = {"configs": [{"formula": 110.0, "simulated": 80.0, "samples_per_s": [90.0, 100.0, 400.0]}]}
     assert errors(report, "formula") == [pytest.approx(0.1)]
     assert errors(report, "simulated") == [pytest.approx(-0.2)]
 
@@ -114,19 +116,19 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "benchmarks.scale", *words], cwd=ROOT, capture_output=True, text=True)
 
 
-def test_a_person_gives_figures_and_gets_a_plan(tmp_path: Path) -> None:
+def test_figures_on_the_command_line_give_a_plan(tmp_path: Path) -> None:
     work = "--sample-ms 12 --sample-bytes 600000 --batch 256 --step-ms 180"
     machines = "--gpus 8 64 1024 --cores-per-machine 64 --gbit 25"
     done = run(*work.split(), *machines.split(), "--json", str(tmp_path / "plan.json"))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("scale: 8 GPUs: 3 CPU machines, next in the way: trainer's link")
+    assert done.stdout.splitlines()[-1].startswith("scale: 8 GPUs: 3 CPU machines, next bottleneck: trainer's link")
     found = json.loads((tmp_path / "plan.json").read_text())
     assert [one["gpus"] for one in found["plans"]] == [8, 64, 1024]
     assert found["work"]["sample_s"] == 0.012
     assert found["machines"]["gbit"] == 25
 
 
-def test_a_figure_that_makes_no_sense_is_refused_in_a_line() -> None:
+def test_an_invalid_figure_is_refused_in_one_line() -> None:
     done = run("--fill", "2")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith(
@@ -135,7 +137,7 @@ def test_a_figure_that_makes_no_sense_is_refused_in_a_line() -> None:
 
 
 @pytest.mark.usefixtures("report")
-def test_help_says_which_figures_are_measured_and_which_are_assumed() -> None:
+def test_help_lists_which_figures_are_measured_and_which_are_assumed() -> None:
     done = run("--help")
     assert done.returncode == 0, done.stderr
     text = " ".join(done.stdout.split())
@@ -144,7 +146,7 @@ def test_help_says_which_figures_are_measured_and_which_are_assumed() -> None:
 
 
 @pytest.mark.usefixtures("report")
-def test_the_page_can_be_written_anew(tmp_path: Path) -> None:
+def test_the_page_can_be_rewritten(tmp_path: Path) -> None:
     page = tmp_path / "scale.md"
     text = PAGE.read_text()
     page.write_text(re.sub(r"( check -->\n).*?(<!-- bench:end -->)", r"\1old\n\2", text, count=1, flags=re.DOTALL))

@@ -1,36 +1,34 @@
-"""The search finds what is fastest, of equals what takes least, keeps the budget, and says when it cannot tell."""
+"""The search finds the fastest setting, the cheapest of equals, keeps the budget, and reports uncertainty."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from machine import MIB, Machine
 from sample_sets import Numbered
 from torch.utils.data import DataLoader, TensorDataset
+from tuned_machine import MIB, Machine
 
 from penstock import OptionError
 from penstock.tune import search
-from penstock.tune.result import Tuned
+from penstock.tune.search_result import TuneResult
 from penstock.tune.setting import Setting
-from penstock.tune.subject import Subject
-
-pytestmark = pytest.mark.alone
+from penstock.tune.tuned_loop import TunedLoop
 
 GRID = [
     Setting(),
     *(
-        Setting(workers=workers, body=body, prefetch_factor=prefetch)
-        for body in ("process", "thread")
+        Setting(workers=workers, worker_type=worker_type, prefetch_factor=prefetch)
+        for worker_type in ("process", "thread")
         for workers in range(1, 6)
         for prefetch in (1, 2, 4, 8)
     ),
 ]
 
 
-def found_on(machine: Machine, monkeypatch: pytest.MonkeyPatch, **limits: int) -> Tuned:
-    monkeypatch.setattr(search, "Stand", lambda subject, most, tidy: machine)
+def found_on(machine: Machine, monkeypatch: pytest.MonkeyPatch, **limits: int) -> TuneResult:
+    monkeypatch.setattr(search, "TrialBench", lambda loop, most, one_at_a_time: machine)
     loader = DataLoader(TensorDataset(torch.zeros(8)))
-    return search.tune(Subject(loader=loader), cpus=limits.pop("cpus", 4), **limits)
+    return search.tune(TunedLoop(loader=loader), cpus=limits.pop("cpus", 4), **limits)
 
 
 MACHINES = {
@@ -56,9 +54,9 @@ def test_it_is_within_5_percent_of_the_grids_best_with_few_trials(name, noise, m
     assert len(machine.tried) <= 26
 
 
-def test_of_what_hides_behind_the_step_the_fewest_workers_win(monkeypatch) -> None:
-    assert found_on(Machine(step_ms=20, work_ms=55), monkeypatch).choice == Setting(workers=3, body="process")
-    assert found_on(Machine(step_ms=100, work_ms=30), monkeypatch).choice == Setting(workers=1, body="process")
+def test_of_settings_that_hide_behind_the_step_the_one_with_fewest_workers_wins(monkeypatch) -> None:
+    assert found_on(Machine(step_ms=20, work_ms=55), monkeypatch).choice == Setting(workers=3, worker_type="process")
+    assert found_on(Machine(step_ms=100, work_ms=30), monkeypatch).choice == Setting(workers=1, worker_type="process")
 
 
 def test_a_loop_that_hardly_loads_needs_no_worker_and_no_second_trial(monkeypatch) -> None:
@@ -74,7 +72,7 @@ def test_workers_that_sleep_may_be_more_than_the_cores(monkeypatch) -> None:
     assert found.choice.workers in (9, 10)
     least = found_on(Machine(step_ms=5, work_ms=50, busy=0.5), monkeypatch)
     assert least.choice.workers == 8
-    assert "8 workers are all that may run" in least.why
+    assert "8 workers is the most that may run" in least.why
     assert found_on(Machine(step_ms=5, work_ms=50), monkeypatch).choice.workers <= 4
 
 
@@ -88,7 +86,7 @@ def test_prefetch_is_raised_only_where_the_step_still_waits(monkeypatch) -> None
 def test_threads_are_chosen_where_memory_is_short_and_the_gil_is_released(monkeypatch) -> None:
     machine = Machine(step_ms=10, work_ms=35, gil=False, worker_nbytes=500 * MIB)
     found = found_on(machine, monkeypatch, ram_nbytes=64 * MIB)
-    assert found.choice.body == "thread"
+    assert found.choice.worker_type == "thread"
     assert "two threads make 2.0 times" in found.gil
 
 
@@ -100,11 +98,11 @@ def test_no_trial_goes_over_the_budget(ram_mib, monkeypatch) -> None:
     assert machine.ram_nbytes(found.choice) <= ram_mib * MIB
 
 
-def test_what_is_seen_to_go_over_the_budget_is_given_up_and_named(monkeypatch) -> None:
+def test_a_setting_that_is_measured_over_the_budget_is_dropped_and_reported(monkeypatch) -> None:
     machine = Machine(step_ms=5, work_ms=200, worker_nbytes=100 * MIB)  # far more than a bare worker is thought to take
     found = found_on(machine, monkeypatch, ram_nbytes=60 * MIB)
-    assert machine.tried.count(Setting(workers=1, body="process")) == 1
-    assert found.choice.body != "process"
+    assert machine.tried.count(Setting(workers=1, worker_type="process")) == 1
+    assert found.choice.worker_type != "process"
     assert found.left_out[0][1] > 60 * MIB
     assert "takes 10" in found.render()
 
@@ -122,7 +120,7 @@ def test_there_are_never_more_workers_than_cpus(monkeypatch) -> None:
         found_on(machine, monkeypatch, cpus=0)
 
 
-def test_it_says_when_it_cannot_tell(monkeypatch) -> None:
+def test_an_uncertain_choice_is_reported_as_such(monkeypatch) -> None:
     found = found_on(Machine(step_ms=10, work_ms=90, noise=0.2), monkeypatch)
     assert "known to 40% only" in found.doubt
     assert "Not sure" in found.render()
@@ -135,13 +133,14 @@ def test_the_result_is_lines_with_the_choice_marked_and_a_line_to_paste(monkeypa
     assert "\n> 3 processes, prefetch 2" in text
     assert text.endswith("\npenstock.DataLoader(..., num_workers=3)\n")
     assert "Stopped after" in text
-    assert Tuned.from_json(found.to_json()) == found
+    assert TuneResult.from_json(found.to_json()) == found
 
 
+@pytest.mark.alone
 def test_a_real_loop_that_waits_gets_workers_and_one_that_does_not_gets_none() -> None:
     slow = DataLoader(Numbered(4000, delay_s=0.004), batch_size=8)
-    found = search.tune(Subject(loader=slow, step_s=0.02), cpus=4, trial_s=0.1)
+    found = search.tune(TunedLoop(loader=slow, step_s=0.02), cpus=4, trial_s=0.1)
     assert found.choice.workers >= 2
     quick = DataLoader(TensorDataset(torch.zeros(4000, 4)), batch_size=8)
-    found = search.tune(Subject(loader=quick, step_s=0.02), cpus=4, trial_s=0.1)
+    found = search.tune(TunedLoop(loader=quick, step_s=0.02), cpus=4, trial_s=0.1)
     assert found.choice == Setting()

@@ -1,4 +1,4 @@
-"""The `penstock` command. Each verb is a class in a file of its own: its docstring is its help."""
+"""The `penstock` command. Each verb is a class in its own file; the class's docstring is its help text."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ VERBS: tuple[Verb, ...] = (Run(), Watch(), Doctor(), Tune(), Plan(), Report(), C
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (without the program's name) and return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="penstock", description="Feed a PyTorch program at the speed of its machine, and fit it into its memory."
+        prog="penstock", description="Faster data loading, memory planning and measurements for PyTorch training."
     )
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
-    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
+    verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for verb in VERBS:
         text = getdoc(verb) or ""
         sub = verbs.add_parser(
@@ -40,25 +40,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        verb.options(sub)
+        verb.add_arguments(sub)
         sub.set_defaults(verb=verb)
     args = parser.parse_args(argv)
-    if isinstance(args.verb, Run):  # whose program has its own way with interrupts, and with its stdout
-        return _told(args)
+    if isinstance(args.verb, Run):  # the program handles interrupts and its stdout itself
+        return _run_verb(args)
     try:
-        code = _told(args)
+        code = _run_verb(args)
         sys.stdout.flush()
     except KeyboardInterrupt:
         print("penstock: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # whoever read this has read enough; Python is not to flush it again at its end
+    except BrokenPipeError:  # the reader has closed the pipe; devnull keeps Python from flushing into it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
 
 
-def _told(args: argparse.Namespace) -> int:
-    """Run the verb; what is wrong is told in a line."""
+def _run_verb(args: argparse.Namespace) -> int:
+    """Run the verb; print penstock's own errors in one line."""
     try:
         code: int = args.verb.run(args)
     except PenstockError as error:

@@ -7,62 +7,68 @@ import contextlib
 import json
 import sys
 
-from penstock.cli.named import named
+from penstock.cli.import_object import import_object
 from penstock.core.errors import PenstockError
 
 
 class Doctor:
-    """Say where a loop's time goes, what the one bottleneck is, and which line to change.
+    """Find the bottleneck of a training loop, and the line to change.
 
-    The name stands for a DataLoader (torch's or penstock's); a function that returns one; a pair (loader, step), or a
-    function that returns one, where step(batch) is the training step; or a function that runs a training loop: it is
-    called, its first loop over a DataLoader is examined, and it is ended from inside of that loop when enough has been
-    seen. Functions take no arguments. Nothing needs to be edited.
+    LOOP is a DataLoader (torch's or penstock's); a function that returns one; a pair (loader, step), or a function that
+    returns one, where step(batch) is the training step; or a function that runs a training loop: the doctor calls it,
+    examines its first loop over a DataLoader, and ends it inside of that loop. Functions take no arguments. The code
+    needs no changes. The doctor loads real samples and runs real training steps.
 
-    Storage, decoding, transforms, collate, transport, transfer and step are measured apart. Each "what if" is tried in
-    the loop itself, by turns with the loop as it is; where the spread covers the difference, the answer is that it
-    cannot be told.
-    Samples are really made, and steps are really taken.
+    Storage, decoding, transforms, collate, transport, copies to the device and the step are measured separately. Each
+    proposed change is tried in the loop itself, interleaved with the unchanged loop; a difference within the spread of
+    the measurement is reported as such.
 
-    --transfer: what it takes to move a batch to the device: pageable, pinned and slot memory, blocking or not, ahead
-    of the step or in front of it. With no accelerator, host copies only.
+    --transfer: measure only the copies of a batch to the device: from pageable, pinned and slot memory, blocking or
+    not, ahead of the step or in front of it. Without an accelerator, only copies within the host.
 
-    The exit code is 0; with --check, 1 when there is something to change; 2 when there was nothing to examine.
+    The exit code is 0; with --check, 1 if there is something to change; 2 after an error.
     """
 
     name = "doctor"
 
-    def options(self, parser: argparse.ArgumentParser) -> None:
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the verb's arguments."""
-        parser.add_argument("loop", nargs="?", metavar="module:name", help="as in train:main; looked for here first")
-        parser.add_argument("--seconds", type=float, default=20.0, help="about how long to take (default: %(default)s)")
-        parser.add_argument("--check", action="store_true", help="exit with 1 when there is something to change")
-        parser.add_argument("--transfer", action="store_true", help="measure the moves of a batch instead")
         parser.add_argument(
-            "--shape", default="64,3,224,224", metavar="N,...", help="of that batch (default: %(default)s)"
+            "loop",
+            nargs="?",
+            metavar="LOOP",
+            help="module:object, as in train:main; the current folder is searched first",
         )
-        parser.add_argument("--dtype", default="float32", help="of that batch, as torch says it (default: %(default)s)")
-        parser.add_argument("--device", help="cuda, cuda:1, sim, cpu ...; the accelerator that is here by default")
-        parser.add_argument("--json", action="store_true", help="print it as JSON")
+        parser.add_argument(
+            "--seconds", type=float, default=20.0, metavar="S", help="how long to measure (default: %(default)s)"
+        )
+        parser.add_argument("--check", action="store_true", help="exit with 1 if there is something to change")
+        parser.add_argument("--transfer", action="store_true", help="measure the copies of a batch instead")
+        parser.add_argument(
+            "--shape", default="64,3,224,224", metavar="N,...", help="shape of that batch (default: %(default)s)"
+        )
+        parser.add_argument("--dtype", default="float32", help="torch dtype of that batch (default: %(default)s)")
+        parser.add_argument("--device", help="cuda, cuda:1, sim, cpu ... (default: the accelerator)")
+        parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
     def run(self, args: argparse.Namespace) -> int:
         """Measure and print."""
         if args.transfer:
             return _transfer(args)
         if args.loop is None:
-            raise PenstockError("nothing to examine; name a loop or a loader, as in train:main, or say --transfer")
+            raise PenstockError("nothing to examine; give a loop or a loader, as in train:main, or --transfer")
         if args.seconds <= 0:
-            raise PenstockError(f"--seconds {args.seconds:g} is no time to measure in; 20 is usual")
+            raise PenstockError(f"--seconds must be positive, got {args.seconds:g}; 20 is usual")
         return _examine(args)
 
 
 def _examine(args: argparse.Namespace) -> int:
-    from penstock.observe.diagnose import diagnose
+    from penstock.observe.doctor.causes import diagnose
     from penstock.observe.doctor.examine import examine
     from penstock.observe.doctor.rendering import as_json, render
 
-    with contextlib.redirect_stdout(sys.stderr):  # what the program prints is not part of the answer
-        found = examine(named(args.loop), name=args.loop, seconds=args.seconds)
+    with contextlib.redirect_stdout(sys.stderr):  # the program's output is not part of the result
+        found = examine(import_object(args.loop), name=args.loop, seconds=args.seconds)
     diagnosis = diagnose(found)
     if args.json:
         print(json.dumps(as_json(found, diagnosis), indent=2, default=repr))
@@ -75,19 +81,19 @@ def _transfer(args: argparse.Namespace) -> int:
     import torch
 
     from penstock.device import device_of
-    from penstock.observe.transfer import measure_transfer
+    from penstock.observe.meters.transfer import measure_transfer
 
     try:
-        size = tuple(int(number) for number in args.shape.split(","))
+        shape = tuple(int(number) for number in args.shape.split(","))
         dtype = getattr(torch, args.dtype)
-        if min(size) < 1 or not isinstance(dtype, torch.dtype):
+        if min(shape) < 1 or not isinstance(dtype, torch.dtype):
             raise ValueError
     except (ValueError, AttributeError) as error:
         raise PenstockError(
-            f"--shape {args.shape} --dtype {args.dtype} is no batch; give sizes as in 64,3,224,224 and a dtype as "
-            "in float32"
+            f"--shape {args.shape} --dtype {args.dtype} is not a valid batch; give a shape such as 64,3,224,224 and a "
+            "dtype such as float32"
         ) from error
-    here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    report = measure_transfer(size, dtype, device_of(args.device or here or "cpu"))
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    report = measure_transfer(shape, dtype, device_of(args.device or accelerator or "cpu"))
     print(json.dumps(report.to_json(), indent=2) if args.json else report.render().rstrip())
     return 0

@@ -7,24 +7,26 @@ import json
 from pathlib import Path
 
 from penstock.core.errors import OptionError
-from penstock.observe.compare import Comparison
-from penstock.observe.record import RunRecord
+from penstock.observe.record.compare_runs import Comparison
+from penstock.observe.record.run_record import RunRecord
 
 
 class Report:
-    """Print a saved run again, compare two, or write them for other tools.
+    """Print the report of a saved run, compare two runs, or export them to other tools.
 
-    With two files, the first is compared with the second. With --html, --trace or --tensorboard, the files are
-    written and nothing is printed.
+    With two files, the first run is compared with the second. With --html, --trace or --tensorboard, files are written
+    and nothing is printed.
     """
 
     name = "report"
 
-    def options(self, parser: argparse.ArgumentParser) -> None:
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the verb's arguments."""
-        parser.add_argument("file", type=Path, help="a run.json")
-        parser.add_argument("other", type=Path, nargs="?", help="another one, to compare the first with")
-        parser.add_argument("--html", type=Path, metavar="FILE", help="write a page to look at, without a network")
+        parser.add_argument("file", type=Path, metavar="FILE", help="a run.json that `penstock run` wrote")
+        parser.add_argument(
+            "other", type=Path, nargs="?", metavar="OTHER", help="another run.json, to compare the first with"
+        )
+        parser.add_argument("--html", type=Path, metavar="FILE", help="write a page for a browser; it needs no network")
         parser.add_argument(
             "--trace", type=Path, metavar="FILE", help="write the timeline for Perfetto or chrome://tracing"
         )
@@ -34,44 +36,51 @@ class Report:
             action="append",
             default=[],
             metavar="TRACE",
-            help="put this trace into --trace's file too: torch.profiler's, or that of `penstock run --trace`",
+            help="merge this trace into the file of --trace: one of torch.profiler or of `penstock run --trace`",
         )
         parser.add_argument("--tensorboard", type=Path, metavar="DIR", help="write the timeline as TensorBoard scalars")
-        parser.add_argument("--json", action="store_true", help="print it as JSON")
+        parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
     def run(self, args: argparse.Namespace) -> int:
         """Print or write the run."""
-        from penstock.observe import compare, record, report
+        from penstock.observe.record import comparison_text, run_record, text_report
+        from penstock.observe.record.compare_runs import compare_runs
 
         if args.merge and args.trace is None:
-            raise OptionError("--merge puts a trace into the file that --trace names; give --trace FILE as well")
-        saved = record.load(args.file)
-        against, names = None, [str(args.file), str(args.other)]
+            raise OptionError("--merge needs a file to merge into; give --trace FILE as well")
+        saved = run_record.load(args.file)
+        comparison, names = None, [str(args.file), str(args.other)]
         if args.other is not None:
             names = names if args.file.name == args.other.name else [args.file.name, args.other.name]
-            against = compare.with_run(saved, record.load(args.other), names[1])
-        written = _write(saved, against, args)
+            comparison = compare_runs(saved, run_record.load(args.other), names[1])
+        written = _write(saved, comparison, args)
         if args.json:
-            data = record.as_json(saved) if against is None else compare.as_json(saved, against, names[0])
+            data = (
+                run_record.as_json(saved)
+                if comparison is None
+                else comparison_text.as_json(saved, comparison, names[0])
+            )
             print(json.dumps(data, indent=2, default=repr))
         elif not written:
-            text = report.render(saved) if against is None else compare.render(saved, against, names[0])
+            text = (
+                text_report.render(saved) if comparison is None else comparison_text.render(saved, comparison, names[0])
+            )
             print(text.rstrip())
         return 0
 
 
-def _write(saved: RunRecord, against: Comparison | None, args: argparse.Namespace) -> bool:
-    """Write what was asked for; return whether anything was."""
+def _write(saved: RunRecord, comparison: Comparison | None, args: argparse.Namespace) -> bool:
+    """Write the requested files; return whether there were any."""
     if args.html is not None:
         from penstock.observe.page import write_html
 
-        write_html(saved, args.html, against)
+        write_html(saved, args.html, comparison)
     if args.trace is not None:
-        from penstock.observe import trace
+        from penstock.observe.record import perfetto_trace
 
-        trace.write(trace.of_timeline(saved), args.trace, merge=args.merge)
+        perfetto_trace.write_trace(perfetto_trace.trace_of_timeline(saved), args.trace, merge=args.merge)
     if args.tensorboard is not None:
-        from penstock.observe.tensorboard import write_scalars
+        from penstock.observe.record.tensorboard import write_scalars
 
         write_scalars(saved, args.tensorboard)
     return any(option is not None for option in (args.html, args.trace, args.tensorboard))

@@ -1,4 +1,4 @@
-"""What a verb of the command is."""
+"""The protocol of the command's verbs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,24 @@ from typing import Protocol
 
 
 class Verb(Protocol):
-    """One thing the command can do."""
+    """One verb of the command, such as `penstock run`.
+
+    The class's docstring is the help text, and its first line the summary.
+
+    `main` calls `add_arguments` of every verb, then `run` of the one that was given.
+    """
 
     name: str
+    """As it is written on the command line."""
 
-    def options(self, parser: argparse.ArgumentParser) -> None:
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the verb's arguments."""
         ...
 
     def run(self, args: argparse.Namespace) -> int:
-        """Do it, and return the exit code."""
+        """Run the verb and return the exit code.
+
+        Raises:
+            PenstockError: `main` prints it in one line and exits with 2.
+        """
         ...

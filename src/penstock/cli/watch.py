@@ -14,84 +14,84 @@ from typing import TYPE_CHECKING, NoReturn
 from penstock.core.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock.observe.beacon import Sighting
+    from penstock.observe.live.status_file import StatusRecord
 
-_LOOK_S = 0.5
-_PLAIN_S = 5.0
+_DRAW_PERIOD_S = 0.5
+_LINE_PERIOD_S = 5.0
 
 
 class Watch:
-    """Look at a run that is under way, from another terminal.
+    """Show the live panel of a running `penstock run`, from another terminal.
 
-    Without a pid: the only run of this user's on this machine. Ctrl-C ends the looking, not the run. Where there is no
-    terminal, a line comes every five seconds.
+    Without PID it shows your only run on this machine. Ctrl-C ends `penstock watch`, not the run. If the output is not
+    a terminal, a line is printed every five seconds.
     """
 
     name = "watch"
 
-    def options(self, parser: argparse.ArgumentParser) -> None:
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the verb's arguments."""
-        parser.add_argument("pid", type=int, nargs="?", help="the process that `penstock run` is")
-        parser.add_argument("--json", action="store_true", help="print its numbers once, as one line of JSON")
+        parser.add_argument("pid", type=int, nargs="?", metavar="PID", help="the process id of `penstock run`")
+        parser.add_argument("--json", action="store_true", help="print the current figures once, as one line of JSON")
 
     def run(self, args: argparse.Namespace) -> int:
         """Watch until the run ends."""
-        from penstock.observe import pulse
-        from penstock.observe.beacon import private_folder
+        from penstock.observe.live import live_snapshot
+        from penstock.observe.live.status_file import private_folder
 
         folder = private_folder()
-        sighting = _chosen(folder, args.pid)
+        status = _find_run(folder, args.pid)
         if args.json:
-            print(json.dumps({"at": sighting.at, **pulse.as_json(sighting.pulse)}))
+            print(json.dumps({"unix_s": status.unix_s, **live_snapshot.as_json(status.snapshot)}))
             return 0
         for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, _leave)  # else the terminal would not be given back
+            signal.signal(number, _exit_by_signal)  # without a handler the terminal would not be restored
         try:
-            _follow(folder / f"{sighting.pulse.pid}.json")
+            _follow(folder / f"{status.snapshot.pid}.json")
         except KeyboardInterrupt:
             return 0
-        print(f"penstock: run {sighting.pulse.pid} is over")
+        print(f"penstock: run {status.snapshot.pid} is over")
         return 0
 
 
-def _leave(number: int, _: object) -> NoReturn:
+def _exit_by_signal(number: int, _: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _chosen(folder: Path, pid: int | None) -> Sighting:
-    """Return the run with this pid, or the only one.
+def _find_run(folder: Path, pid: int | None) -> StatusRecord:
+    """Return the run with this pid, or the only run.
 
     Raises:
-        PenstockError: there is none, or several.
+        PenstockError: there is none, or there are several.
     """
-    from penstock.observe.beacon import living
+    from penstock.observe.live.status_file import active_runs
 
-    runs = {sighting.pulse.pid: sighting for sighting in living(folder)}
+    runs = {status.snapshot.pid: status for status in active_runs(folder)}
     if pid is not None:
         if pid not in runs:
-            raise PenstockError(f"process {pid} is no run under way of yours; there are {_listed(runs)}")
+            raise PenstockError(f"process {pid} is not a run of yours; running: {_run_list(runs)}")
         return runs[pid]
     if not runs:
-        raise PenstockError("no run of yours is under way; start one with `penstock run train.py`")
-    leading = [sighting for sighting in runs.values() if sighting.pulse.rank == 0]
-    if len(leading) != 1 and len(runs) != 1:
+        raise PenstockError("you have no run on this machine; start one with `penstock run train.py`")
+    first_ranks = [status for status in runs.values() if status.snapshot.rank == 0]
+    if len(first_ranks) != 1 and len(runs) != 1:
         raise PenstockError(
-            f"several runs are under way; name one, as in `penstock watch {min(runs)}`: {_listed(runs)}"
+            f"you have several runs; give one of their pids, as in `penstock watch {min(runs)}`: {_run_list(runs)}"
         )
-    return leading[0] if leading else next(iter(runs.values()))
+    return first_ranks[0] if first_ranks else next(iter(runs.values()))
 
 
-def _listed(runs: dict[int, Sighting]) -> str:
-    words = (f"{pid} ({' '.join(sighting.pulse.command)})" for pid, sighting in runs.items())
-    return ", ".join(words) or "none"
+def _run_list(runs: dict[int, StatusRecord]) -> str:
+    texts = (f"{pid} ({' '.join(status.snapshot.command)})" for pid, status in runs.items())
+    return ", ".join(texts) or "none"
 
 
 def _follow(file: Path) -> None:
-    """Show the run until its file is gone or its process is."""
-    from penstock.observe import lines
-    from penstock.observe.beacon import read
-    from penstock.observe.display import Display
-    from penstock.observe.terminal import StatusRows
+    """Show the run until its process or its status file is gone."""
+    from penstock.observe.live import live_text
+    from penstock.observe.live.display import Display
+    from penstock.observe.live.status_file import read_status
+    from penstock.observe.live.terminal import StatusRows
 
     out = sys.stdout.fileno()
     display = Display(out) if StatusRows.fits(out) else None
@@ -99,15 +99,15 @@ def _follow(file: Path) -> None:
         pidfd = os.pidfd_open(int(file.stem))
     except ProcessLookupError:
         return
-    ended = select.poll()
-    ended.register(pidfd, select.POLLIN)
+    end = select.poll()
+    end.register(pidfd, select.POLLIN)
     try:
-        while (sighting := read(file)) is not None:
+        while (status := read_status(file)) is not None:
             if display is not None:
-                display.show(sighting)
+                display.show(status)
             else:
-                print(lines.progress(sighting.pulse), flush=True)
-            if ended.poll(1000 * (_LOOK_S if display is not None else _PLAIN_S)):
+                print(live_text.progress_line(status.snapshot), flush=True)
+            if end.poll(1000 * (_DRAW_PERIOD_S if display is not None else _LINE_PERIOD_S)):
                 return
     finally:
         os.close(pidfd)

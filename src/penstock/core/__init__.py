@@ -1,1 +1,1 @@
-"""The words that every other part of penstock uses; imports nothing else from penstock."""
+"""What every other part of penstock uses: errors, statistics, events, units, the host. Imports nothing of penstock."""

@@ -1,37 +1,39 @@
-"""The exceptions penstock raises.
+"""The exceptions of penstock.
 
     PenstockError
-    ├── OptionError          (ValueError)            an argument that cannot work, and what to pass instead
-    ├── UnpicklableError     (pickle.PicklingError)  an object that cannot travel to a worker process
-    ├── TransportError       (RuntimeError)          shared memory, descriptors or the ring's budget ran out
-    ├── WorkerError          (RuntimeError)          a worker process could not do its work
-    │   ├── WorkerStartError                         it died before its first piece of work
-    │   ├── WorkerKilledError                        it died while making a sample, again and again
-    │   └── WorkerTimeoutError                       it gave nothing for `timeout` seconds
-    ├── SourceError          (ValueError)            data that cannot be opened, or is not what it says it is
-    │   └── RecordError                              one record of it: file, byte, key
-    ├── StateError           (ValueError)            a state that is not of the loader that is to go on from it
-    ├── ExtraError           (ImportError)           an optional package is missing, and which extra brings it
-    ├── RankError            (RuntimeError)          another rank of a parallel model could not go on
-    └── ScriptError          (RuntimeError)          `penstock run` was given something that is no script
+    ├── OptionError          (ValueError)            an argument is out of range, or excludes another
+    ├── UnpicklableError     (pickle.PicklingError)  an object cannot be sent to a worker process
+    ├── TransportError       (RuntimeError)          shared memory, descriptors or ring_bytes ran out
+    ├── WorkerError          (RuntimeError)          a worker process failed
+    │   ├── WorkerStartError                         it died before its first task
+    │   ├── WorkerKilledError                        it died on the same sample, again and again
+    │   └── WorkerTimeoutError                       it returned no batch for `timeout` seconds
+    ├── SourceError          (ValueError)            data cannot be opened, or is not in its format
+    │   └── RecordError                              one record is corrupt: file, byte, key
+    ├── StateError           (ValueError)            a loader's state does not fit the loader
+    ├── ExtraError           (ImportError)           an optional package is not installed
+    ├── RankError            (RuntimeError)          another rank failed, so no rank continues
+    └── ScriptError          (RuntimeError)          `penstock run` cannot run its argument
 
-Every message says what was needed, what there was, and what to change. An exception raised by a user's
-dataset or collate_fn keeps its own type, as in torch's DataLoader.
+    OutOfMemoryError (torch.OutOfMemoryError), in `memory/explain.py`, is a PenstockError too: the one that needs torch.
+
+Every message has what was needed, what there was, and what to change. An exception raised by a user's dataset or
+collate_fn keeps its type, as in torch's DataLoader.
 """
 
 import pickle
 
 
 class PenstockError(Exception):
-    """The base of every error that penstock raises on its own account."""
+    """The base of every error that penstock raises itself."""
 
 
 class OptionError(PenstockError, ValueError):
-    """An argument that cannot work."""
+    """An argument is out of range, has the wrong type, or excludes another."""
 
 
 class UnpicklableError(PenstockError, pickle.PicklingError):
-    """An object that has to travel to a worker process, and cannot be pickled."""
+    """An object has to be sent to a worker process, and cannot be pickled."""
 
 
 class TransportError(PenstockError, RuntimeError):
@@ -39,23 +41,23 @@ class TransportError(PenstockError, RuntimeError):
 
 
 class WorkerError(PenstockError, RuntimeError):
-    """A worker could not do its work."""
+    """A worker failed."""
 
 
 class WorkerStartError(WorkerError):
-    """A worker process died before its first piece of work, more than once."""
+    """A worker process died before its first task, more than once."""
 
 
 class WorkerKilledError(WorkerError):
-    """Worker processes died on the same sample until it was put in quarantine."""
+    """Worker processes died on the same sample until it was quarantined."""
 
 
 class WorkerTimeoutError(WorkerError):
-    """No batch came for `timeout` seconds."""
+    """No batch arrived for `timeout` seconds."""
 
 
 class SourceError(PenstockError, ValueError):
-    """Data that cannot be opened, or is not what it says it is."""
+    """Data cannot be opened, or is not in the format that its name or header names."""
 
 
 class RecordError(SourceError):
@@ -63,7 +65,7 @@ class RecordError(SourceError):
 
     Args:
         path: the file.
-        offset: the byte at which the record begins; -1 where nobody knows.
+        offset: the byte at which the record begins; -1 if unknown.
         key: its number, or its name.
         reason: what is wrong.
     """
@@ -81,7 +83,7 @@ class RecordError(SourceError):
 
 
 def _printable(text: str) -> str:
-    r"""Return text that comes from a file so that it cannot steer a terminal.
+    r"""Return text from a file with control characters escaped, so that it cannot control a terminal.
 
     >>> _printable("größer"), _printable("a\n\x1b[31m")
     ('größer', 'a\\n\\x1b[31m')
@@ -90,7 +92,7 @@ def _printable(text: str) -> str:
 
 
 class StateError(PenstockError, ValueError):
-    """A loader's state belongs to another dataset, other arguments, or another format of states."""
+    """A loader's state belongs to another dataset, other arguments, or another version of the state's format."""
 
 
 class ExtraError(PenstockError, ImportError):
@@ -98,8 +100,8 @@ class ExtraError(PenstockError, ImportError):
 
 
 class RankError(PenstockError, RuntimeError):
-    """Another rank of a parallel model could not go on, so that no rank did."""
+    """Another rank failed, so no rank continues."""
 
 
 class ScriptError(PenstockError, RuntimeError):
-    """`penstock run` was given something that it cannot run."""
+    """The argument of `penstock run` is not a script that it can run."""

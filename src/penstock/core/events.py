@@ -1,7 +1,7 @@
-"""What happened to each batch, and when: kept only where somebody asked for a trace.
+"""Recorder: the events of each batch, recorded only for a trace.
 
-Stamps are nanoseconds of CLOCK_MONOTONIC (`time.perf_counter_ns` on Linux), one clock for all processes of a machine,
-so that what a worker stamped lies on the training process's line without any agreement between the two.
+Stamps are nanoseconds of CLOCK_MONOTONIC (`time.perf_counter_ns` on Linux). It is one clock for all processes of a
+machine, so the stamps of a worker and of the training process can be compared as they are.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections import deque
 from typing import Literal, NamedTuple
 
 EventKind = Literal["step", "next", "wait", "make"]
-"""The program's own step; getting the next batch; of that, being blocked; a worker making a batch or a part of one."""
+"""The program's own step; getting the next batch; the part of that spent blocked; a worker making (part of) a batch."""
 
 
 class Event(NamedTuple):
-    """Something that took from `began_ns` to `ended_ns`."""
+    """What happened from `began_ns` to `ended_ns`."""
 
     kind: EventKind
     began_ns: int
@@ -27,35 +27,35 @@ class Event(NamedTuple):
     worker: int = -1
     """The worker's number; -1 for the loop's own thread."""
     fetch_ns: int = 0
-    """Of the making: inside of the dataset."""
+    """Of a "make" event: inside the dataset."""
     collate_ns: int = 0
-    """Of the making: putting samples together. The two alternate where samples are written one by one."""
+    """Of a "make" event: collating. The two alternate where samples are written one by one."""
     row: int = 0
-    """The first row of the part that was made."""
+    """The first row that was made."""
     samples: int = 0
-    """How many were made."""
+    """How many samples were made."""
 
 
 _Row = tuple[EventKind, int, int, int, int, int, int, int, int, int, int]
 
 
 class Recorder:
-    """Keeps events: the first half of `most` and the last half, so that memory is bounded however long the run.
+    """Keeps the first and the last events, `max_events` in all, so that memory is bounded however long the run.
 
-    They are kept as plain tuples of numbers, which the garbage collector soon leaves alone.
+    They are plain tuples of numbers, which the garbage collector stops tracking.
 
     Example:
-        >>> recorder = Recorder(most=4)
+        >>> recorder = Recorder(max_events=4)
         >>> for stamp in range(10):
         ...     recorder.add("step", stamp, stamp + 1)
         >>> [event.began_ns for event in recorder.events()], recorder.dropped
         ([0, 1, 8, 9], 6)
     """
 
-    def __init__(self, most: int = 100_000) -> None:
-        self._room = most // 2
+    def __init__(self, max_events: int = 100_000) -> None:
+        self._max_first = max_events // 2
         self._first: list[_Row] = []
-        self._last: deque[_Row] = deque(maxlen=most - most // 2)
+        self._last: deque[_Row] = deque(maxlen=max_events - max_events // 2)
         self._seen = 0
 
     def add(
@@ -72,19 +72,19 @@ class Recorder:
         row: int = 0,
         samples: int = 0,
     ) -> None:
-        """Keep an `Event` of these fields. Called by the iterating thread only."""
+        """Record an `Event` of these fields. Called by the iterating thread only."""
         self._seen += 1
         event = (kind, began_ns, ended_ns, epoch, batch, pid, worker, fetch_ns, collate_ns, row, samples)
-        if self._seen <= self._room:
+        if self._seen <= self._max_first:
             self._first.append(event)
         else:
             self._last.append(event)
 
     @property
     def dropped(self) -> int:
-        """How many events there was no room for, all of them from the middle of the run."""
+        """How many events were not kept, all of them from the middle of the run."""
         return self._seen - len(self._first) - len(self._last)
 
     def events(self) -> tuple[Event, ...]:
-        """Return what has been kept, as it came."""
+        """Return the events that were kept, in order."""
         return tuple(Event(*row) for rows in (self._first, self._last) for row in rows)

@@ -34,9 +34,9 @@ def resident_nbytes() -> int:
 def pinnable_nbytes() -> int:
     """Return the bytes of host memory that may reasonably be page-locked: half of what is left to this process.
 
-    Page-locked memory cannot be swapped out or reclaimed, so a machine, or a cgroup, that is full of it kills.
-    RLIMIT_MEMLOCK is not counted: NVIDIA's driver locks pages past it. Where a driver does obey it, its refusal is
-    met, and told with the limit.
+    Page-locked memory cannot be swapped out or reclaimed, so a full machine or cgroup kills processes.
+    RLIMIT_MEMLOCK is ignored, because NVIDIA's driver locks pages past it. Where a driver does obey it, it refuses, and
+    the warning has the limit.
     """
     return available_nbytes() // 2
 

@@ -1,7 +1,7 @@
-"""Which of the processes of one job this is, from the environment that torchrun makes.
+"""Ranks: this process's rank in its job, from the environment variables of torchrun.
 
-Source: PyTorch's "torchrun (Elastic Launch)", the section on environment variables. Others that start ranks
-(`accelerate launch`, Lightning, DeepSpeed) set the same names.
+Source: PyTorch's "torchrun (Elastic Launch)", the section on environment variables. Other launchers (`accelerate
+launch`, Lightning, DeepSpeed) set the same ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _LAUNCH = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
-    """This process's place in its job."""
+    """This process's rank, and the world size, in the job and on this machine."""
 
     rank: int = 0
     """Its number among all ranks."""
@@ -33,15 +33,15 @@ class Ranks:
     """The number of this machine."""
 
     launch: str = ""
-    """A word that only the ranks that were started together on this machine share; empty for one alone."""
+    """An identifier that the ranks started together on this machine share; empty for a single process."""
 
     @classmethod
     def of(cls, environment: Mapping[str, str], parent: int) -> Ranks:
-        """Return the place that `environment` names; one rank alone where it names none.
+        """Return the ranks in `environment`; a single rank if it has none.
 
         Args:
             environment: as `os.environ`.
-            parent: the process that started this one; ranks that were started together have the same.
+            parent: the number of the process that started this one; ranks that were started together have the same.
 
         >>> Ranks.of({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, 1).local_ranks
         range(2, 4)
@@ -55,14 +55,14 @@ class Ranks:
             return cls()
         if world_size < 2:
             return cls()
-        words = repr((parent, [environment.get(name) for name in _LAUNCH]))
+        identity = repr((parent, [environment.get(name) for name in _LAUNCH]))
         return cls(
             rank=rank,
             world_size=world_size,
             local_rank=local_rank,
             local_world_size=local_world_size,
             node=node,
-            launch=hashlib.sha256(words.encode()).hexdigest()[:16],
+            launch=hashlib.sha256(identity.encode()).hexdigest()[:16],
         )
 
     @property

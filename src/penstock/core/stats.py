@@ -1,6 +1,5 @@
-"""What a loader has counted: mutable counters inside, frozen snapshots outside.
+"""The statistics of a loader, as frozen snapshots (`loader.statistics()`).
 
-Snapshots are pulled by whoever wants them (`loader.statistics()`); nothing is ever pushed.
 All times are seconds of wall clock (`time.perf_counter_ns`), all sizes are bytes.
 """
 
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageTimes:
-    """Seconds spent in each stage, summed over all batches handed out.
+    """Seconds spent in each stage, summed over all batches returned.
 
     `fetch` and `collate` are summed over workers, so with several workers they may exceed the wall clock.
     """
@@ -23,35 +22,35 @@ class StageTimes:
     """Turning samples into one batch, the copy into the slot included (in the workers, as above)."""
 
     transport_s: float = 0.0
-    """In the main process: dispatching work, receiving envelopes, rebuilding the batch's tensors."""
+    """In the main process: dispatching tasks, receiving envelopes, rebuilding the batch's tensors."""
 
     wait_s: float = 0.0
-    """In the main process: blocked because the next batch was not ready. This is the stall."""
+    """In the main process: blocked because the next batch was not ready (the stall)."""
 
     step_s: float = 0.0
-    """Between handing out one batch and being asked for the next: the user's own step."""
+    """Between returning one batch and the request for the next: the user's own step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RingCounts:
-    """Where the slots of a loader's ring are, and what it did to stay within its budget."""
+    """The states of the slots of a loader's ring, and what the ring did to stay within its budget."""
 
     free: int = 0
-    """Slots that wait for work."""
+    """Slots without a batch."""
 
     filling: int = 0
     """Slots that workers write to."""
 
     ready: int = 0
-    """Slots whose batch waits to be handed out."""
+    """Slots whose batch waits to be returned."""
 
     held: int = 0
-    """Slots whose batch the user still looks at."""
+    """Slots whose batch the user still refers to."""
 
     copying: int = 0
-    """Pinned slots that nobody looks at any more, and that copies started by the user may still read."""
+    """Pinned slots without a view, which copies started by the user may still read."""
 
-    slabs: int = 0
+    segments: int = 0
     """Shared segments that the slots are cut from."""
 
     nbytes: int = 0
@@ -70,7 +69,7 @@ class RingCounts:
     """Batches copied to private memory because the ring was full of held batches."""
 
     oversize: int = 0
-    """Batches that outgrew their slot and came in a segment of their own."""
+    """Batches that outgrew their slot and came in a separate segment."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +80,7 @@ class LoaderStatistics:
     """Epochs that ran to their end."""
 
     batches: int = 0
-    """Batches handed out."""
+    """Batches returned."""
 
     samples: int = 0
     """Samples in those batches."""
@@ -95,10 +94,10 @@ class LoaderStatistics:
     stages: StageTimes = field(default_factory=StageTimes)
     """Seconds by stage."""
 
-    stall_share: float = 0.0
+    stall_fraction: float = 0.0
     """wait_s over (wait_s + step_s + transport_s + in-process loading), between 0 and 1; with the first batch."""
 
-    body: str = "inline"
+    worker_type: str = "inline"
     """What runs the dataset: inline, thread, or process."""
 
     start_method: str = ""
@@ -108,28 +107,28 @@ class LoaderStatistics:
     """Workers asked for; with num_workers="auto" as many as there are now, or were at the epoch's end."""
 
     workers_reason: str = ""
-    """With num_workers="auto", why so many."""
+    """With num_workers="auto", the reason for their number."""
 
     dispatch: str = ""
-    """How work is given out: 'demand' or 'round_robin', 'stream' (iterable datasets), 'probing' (not yet known)."""
+    """How tasks are dispatched: 'demand' or 'round_robin', 'stream' (iterable datasets), 'probing' (not yet known)."""
 
     dispatch_reason: str = ""
-    """The evidence for it, in words."""
+    """The reason for it, as text."""
 
     split_batches: int = 0
     """Batches that several workers filled together."""
 
-    inband_batches: int = 0
+    inline_batches: int = 0
     """Batches so small that they travelled in the envelope, without a slot."""
 
     restarts: int = 0
     """Worker processes started to replace ones that died."""
 
-    reissued: int = 0
-    """Pieces of work given out again after a death."""
+    retried: int = 0
+    """Tasks dispatched again after a worker died."""
 
     quarantined: tuple[object, ...] = ()
-    """Indices of samples that killed their worker `max_deaths` times."""
+    """Indices of samples that killed their worker `max_worker_crashes` times."""
 
     skipped: int = 0
     """Samples left out or replaced under errors="skip" or a callable."""
@@ -141,19 +140,19 @@ class LoaderStatistics:
     """The ring's slots."""
 
     length: int | None = None
-    """Batches per epoch, where the sampler knows (for iterable datasets: where `len(loader)` was asked for)."""
+    """Batches per epoch, if the sampler knows (for iterable datasets: once `len(loader)` was called)."""
 
     uploads: int = 0
     """Batches copied to a device (`device=`)."""
 
     uploads_hidden: int = 0
-    """Those whose copy was over when they were asked for."""
+    """Those whose copy was done when they were requested."""
 
     uploading_nbytes: int = 0
-    """Device memory of batches copied ahead, not handed out yet."""
+    """Device memory of batches copied ahead and not yet returned."""
 
     pinning: str = ""
-    """What is page-locked and why, in words; empty when pinning was not asked for."""
+    """What is page-locked and why, as text; empty without pinning."""
 
     prefetch: str = ""
-    """How many batches are copied ahead to the device, and the measurement behind it, in words."""
+    """How many batches are copied ahead to the device, and the measurement behind it, as text."""

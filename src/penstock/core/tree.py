@@ -13,20 +13,20 @@ def tensors(batch: Any) -> Iterator[torch.Tensor]:
     """Yield every tensor of `batch`, in the order in which `map_leaves` visits them."""
     found: list[torch.Tensor] = []
 
-    def note(leaf: Any) -> Any:
+    def collect(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             found.append(leaf)
         return leaf
 
-    map_leaves(note, batch)
+    map_leaves(collect, batch)
     yield from found
 
 
 def map_leaves(change: Callable[[Any], Any], batch: Any) -> Any:
-    """Return `batch` with `change` applied to what is no container; containers keep their type where that is possible.
+    """Return `batch` with `change` applied to its leaves; containers keep their type where that is possible.
 
     The containers are those of torch's `pin_memory`: mappings, named tuples, tuples and sequences other than strings.
-    One that has a `to` method of its own (a PackedSequence, a custom batch) is a leaf.
+    An object with a `to` method (a PackedSequence, a custom batch) is a leaf.
     """
     if isinstance(batch, (torch.Tensor, str, bytes)) or callable(getattr(batch, "to", None)):
         return change(batch)
@@ -43,7 +43,7 @@ def map_leaves(change: Callable[[Any], Any], batch: Any) -> Any:
 
 
 def like_mapping(original: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
-    """Return `changed` as a mapping of the type of `original`, or as a dict where such a one cannot be made."""
+    """Return `changed` as a mapping of the type of `original`, or as a dict if that type cannot be constructed."""
     if type(original) is dict:
         return changed
     try:
@@ -57,7 +57,7 @@ def like_mapping(original: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
 
 
 def like_sequence(original: Sequence[Any], changed: list[Any]) -> Any:
-    """Return `changed` as a sequence of the type of `original`, or as a list where such a one cannot be made."""
+    """Return `changed` as a sequence of the type of `original`, or as a list if that type cannot be constructed."""
     if type(original) is list:
         return changed
     try:

@@ -1,4 +1,4 @@
-"""Sizes as people read and write them."""
+"""Sizes in bytes, as text and from text."""
 
 import re
 
@@ -7,7 +7,7 @@ _DECIMAL = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def size_text(nbytes: int) -> str:
-    """Return `nbytes` in the unit that suits it.
+    """Return `nbytes` as text, in a unit of its magnitude.
 
     >>> size_text(100_663_296)
     '96.0 MiB'
@@ -21,7 +21,7 @@ def size_text(nbytes: int) -> str:
 
 
 def round_up(value: int, multiple: int) -> int:
-    """Return the least multiple of `multiple` that is not below `value`.
+    """Return the smallest multiple of `multiple` that is at least `value`.
 
     >>> round_up(65, 64)
     128
@@ -30,10 +30,10 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def parse_size(text: str | int) -> int:
-    """Return the bytes that `text` names; a number is one of bytes.
+    """Return the bytes in `text`, as in "24GiB"; a number is one of bytes.
 
     Raises:
-        ValueError: it names none.
+        ValueError: it is not a size.
 
     >>> parse_size("24GiB"), parse_size("1.5 MB"), parse_size(4096)
     (25769803776, 1500000, 4096)
@@ -43,5 +43,5 @@ def parse_size(text: str | int) -> int:
     found = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", text)
     unit = found[2].upper() if found else ""
     if found is None or unit not in {*_UNITS, *_DECIMAL}:
-        raise ValueError(f"{text!r} is no size; write it as in 24GiB or 800MB")
+        raise ValueError(f"{text!r} is not a size; write it as in 24GiB or 800MB")
     return int(float(found[1]) * (_DECIMAL.get(unit) or 1 << _UNITS[unit]))

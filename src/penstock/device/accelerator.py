@@ -1,6 +1,6 @@
-"""Any accelerator of torch's, by what torch offers for all of them: streams, events, its caching allocator.
+"""Accelerator: any accelerator of torch, by the streams, events and caching allocator that torch has for all of them.
 
-Where a backend has no streams (MPS), copies are made at once, as on the host.
+On a backend without streams (MPS), a copy blocks until it is done, as on the host.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import contextlib
 
 import torch
 
-from penstock.device.base import Copies, Event, Mould, Passed, Registration
+from penstock.device.base import CompletedEvent, CopyPairs, Event, Registration, TensorSpec
 
 
 class Accelerator:
-    """Two streams beside the consumer's, one for each direction; see `base.Device`.
+    """A device with two streams beside the consumer's, one for each direction; see `base.Device`.
 
     Args:
         device: with its index.
@@ -29,49 +29,49 @@ class Accelerator:
         self._up = _stream(self.torch_device)
         self._down = _stream(self.torch_device)
 
-    def apart(self) -> contextlib.AbstractContextManager[object]:
-        """Return a context that changes nothing: torch has no graphs for accelerators in general."""
+    def outside_capture(self) -> contextlib.AbstractContextManager[object]:
+        """Return a context that does nothing: torch has no graph capture for accelerators in general."""
         return contextlib.nullcontext()
 
-    def empty(self, mould: Mould) -> torch.Tensor:
+    def empty(self, spec: TensorSpec) -> torch.Tensor:
         """Return memory from torch's caching allocator, on the current stream."""
-        return torch.empty_strided(mould.size, mould.stride, dtype=mould.dtype, device=self.torch_device)
+        return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=self.torch_device)
 
-    def now(self) -> Event:
+    def record_event(self) -> Event:
         """Return an event on the current stream."""
         if self._up is None:
-            return Passed()
+            return CompletedEvent()
         event: Event = torch.accelerator.current_stream(self.torch_device).record_event()
         return event
 
-    def upload(self, copies: Copies, after: Event) -> Event:
-        """Copy on the upward stream."""
+    def upload(self, copies: CopyPairs, after: Event) -> Event:
+        """Copy on the upload stream."""
         return self._copy(copies, after, self._up)
 
-    def download(self, copies: Copies) -> Event:
-        """Copy on the downward stream, so that results do not queue behind batches."""
-        return self._copy(copies, self.now(), self._down)
+    def download(self, copies: CopyPairs) -> Event:
+        """Copy on the download stream, so that results do not queue behind batches."""
+        return self._copy(copies, self.record_event(), self._down)
 
-    def hand_over(self, event: Event) -> None:
-        """Have the current stream wait."""
+    def wait_event(self, event: Event) -> None:
+        """Make the current stream wait."""
         if isinstance(event, torch.Event):
             torch.accelerator.current_stream(self.torch_device).wait_event(event)
         else:
             event.synchronize()
 
     def register(self, memory: memoryview) -> Registration | None:
-        """Refuse: torch has no way to page-lock memory that exists for accelerators in general."""
+        """Return None: torch cannot page-lock existing memory for accelerators in general."""
         return None
 
     def fence(self) -> Event | None:
-        """Refuse: there is no event for all streams at once."""
+        """Return None: torch has no event for all streams at once."""
         return None
 
-    def _copy(self, copies: Copies, after: Event, stream: torch.Stream | None) -> Event:
+    def _copy(self, copies: CopyPairs, after: Event, stream: torch.Stream | None) -> Event:
         if stream is None:
             for destination, source in copies:
                 destination.copy_(source)
-            return Passed()
+            return CompletedEvent()
         with stream:
             if isinstance(after, torch.Event):
                 stream.wait_event(after)
@@ -82,16 +82,16 @@ class Accelerator:
 
 
 def free_and_total_nbytes(device: torch.device) -> tuple[int, int]:
-    """Return the bytes of an accelerator's memory that are free for this process, and all that it may take.
+    """Return the bytes of an accelerator's memory that are free for this process, and its total.
 
-    Both know the share that `set_per_process_memory_fraction` leaves it.
+    Both respect the limit of `set_per_process_memory_fraction`.
     """
     module = torch.get_device_module(device)
     free, total = module.mem_get_info(device)
-    share = (
+    fraction = (
         module.get_per_process_memory_fraction(device) if hasattr(module, "get_per_process_memory_fraction") else 1.0
     )
-    limit = int(share * total)
+    limit = int(fraction * total)
     return max(0, min(int(free), limit - int(torch.accelerator.memory_reserved(device)))), min(int(total), limit)
 
 

@@ -1,15 +1,15 @@
-"""The protocol of a device: moving bytes there and back in its own time, and saying when a move is over.
+"""Device, the protocol of what batches are copied to: asynchronous copies, and events that pass when they are done.
 
 Two streams matter. The **consumer's** is the current stream of whoever iterates: the user's kernels run there, and
-device memory is allocated there, so that torch's caching allocator may give it away again as soon as it is dropped.
-The **side** stream is ours: copies run there while the consumer computes. Between them there are only events:
+device memory is allocated there, so that torch's caching allocator may reuse it as soon as it is dropped.
+The **side** stream is penstock's: copies run there while the consumer computes. Only events connect the two:
 
-    consumer   ── step k-1 ──┬─ now() ──────── step k ──────────────────── wait(event) ── step k+1 ──
+    consumer   ── step k-1 ──┬─ record_event() ── step k ────────────── wait_event(event) ── step k+1 ──
                               └──────────┐                                     │
     side                          waits ─┴─ upload of batch k+1 ── event ──────┘
 
-The upload waits for what the consumer had been given when the destination was allocated, because the destination may
-be memory that a kernel of an earlier step still reads.
+The upload waits for everything submitted to the consumer's stream before the destination was allocated, because the
+destination may be memory that a kernel of an earlier step still reads.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]
+CopyPairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """(destination, source) pairs of equal size and dtype."""
 
 
-class Mould(NamedTuple):
-    """What a tensor takes: its size, its strides in elements, its dtype."""
+class TensorSpec(NamedTuple):
+    """What is needed to allocate a tensor: its size, its strides in elements, its dtype."""
 
     size: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Mould:
-        """Return the mould of what `tensor.to(another_device)` would give: its order of dimensions is kept."""
+    def of(cls, tensor: torch.Tensor) -> TensorSpec:
+        """Return the spec of what `tensor.to(another_device)` returns: the order of dimensions is kept."""
         return cls(tensor.shape, torch.empty_like(tensor, device="meta").stride(), tensor.dtype)
 
     @property
@@ -43,7 +43,11 @@ class Mould(NamedTuple):
 
 
 class Event(Protocol):
-    """A moment on a device: it passes when everything submitted before it is done."""
+    """A point in a device's streams, which passes when everything submitted before it is done.
+
+    The thread that iterates queries and waits for events, any number of times and in any order. An error of the
+    device is raised by `synchronize`.
+    """
 
     def query(self) -> bool:
         """Return whether it has passed."""
@@ -55,39 +59,55 @@ class Event(Protocol):
 
 
 class Registration(Protocol):
-    """Host memory that the device may read and write by itself (page-locked)."""
+    """Page-locked host memory, which the device may read and write by itself.
+
+    Its owner closes it once, after the last copy; closing it again does nothing.
+    """
 
     def close(self) -> None:
-        """Give the memory back to the pager. No copy may be under way."""
+        """Unlock the memory. No copy may still use it."""
         ...
 
 
 class Device(Protocol):
-    """Where batches go. All methods but `fence` are called by the thread that iterates."""
+    """Where batches are copied to. `Cpu`, `Accelerator`, `Cuda` and the test double `Sim` implement it.
+
+    **Who calls**: only the training process. The thread that iterates a loader calls all methods but `fence`, which
+    runs wherever the last view of a pinned slot dies, in any thread. A worker process never imports a device.
+
+    **How often, in which order**: `register` once per shared segment, before copies from it, and its `close` when the
+    loader ends. Then, per batch and within `outside_capture`: `empty` for each tensor, `record_event`, `upload` after
+    that event, and, when the batch is handed out, `wait_event`. For results: `download`, whose event is waited for.
+
+    **After a failure**: `empty` may raise `torch.OutOfMemoryError`; nothing has been submitted then, and the caller may
+    drop other batches and call it again. `register` and `fence` return None when they are refused, and the caller uses
+    pageable memory, or copies the batch. Any other exception ends the iteration; events and registrations that exist
+    stay valid until they are closed.
+    """
 
     name: str
     """As in "cuda:0"."""
 
     torch_device: torch.device
-    """Where its tensors are, as torch says it."""
+    """The device of its tensors."""
 
     is_host: bool
-    """Whether device memory is host memory, so that nothing has to be copied."""
+    """Whether device memory is host memory, so that no copy is needed."""
 
     has_fence: bool
-    """Whether `fence` works, so that pinned slots may be lent to a user who makes copies of their own."""
+    """Whether `fence` works, so that pinned slots may be lent to a user who makes the copies."""
 
     numa_node: int | None
-    """The NUMA node it hangs on; None on machines with one, and where nobody knows."""
+    """The NUMA node that it is attached to; None if unknown, or if the machine has one node."""
 
-    def apart(self) -> AbstractContextManager[object]:
-        """Return a context whose calls are no part of a graph that is being captured; entered around all the others.
+    def outside_capture(self) -> AbstractContextManager[object]:
+        """Return a context whose calls are not part of a graph that is being captured. All other calls are made inside.
 
-        While none is captured it changes nothing. While one is, what was handed over inside is complete at its end.
+        Without a capture it does nothing. During one, copies that the consumer waits for inside are done at its end.
         """
         ...
 
-    def empty(self, mould: Mould) -> torch.Tensor:
+    def empty(self, spec: TensorSpec) -> torch.Tensor:
         """Return uninitialised memory that the consumer's stream may use from now on.
 
         Raises:
@@ -95,37 +115,37 @@ class Device(Protocol):
         """
         ...
 
-    def now(self) -> Event:
-        """Return an event behind everything that the consumer's stream has been given so far."""
+    def record_event(self) -> Event:
+        """Return an event after everything submitted to the consumer's stream so far."""
         ...
 
-    def upload(self, copies: Copies, after: Event) -> Event:
-        """Copy host to device on the side stream once `after` has passed; return the event of its end."""
+    def upload(self, copies: CopyPairs, after: Event) -> Event:
+        """Copy host to device on the side stream once `after` has passed; return an event after the copies."""
         ...
 
-    def hand_over(self, event: Event) -> None:
-        """Have the consumer's stream wait for `event` before what it is given from now on."""
+    def wait_event(self, event: Event) -> None:
+        """Make the consumer's stream wait for `event` before what is submitted to it from now on."""
         ...
 
-    def download(self, copies: Copies) -> Event:
-        """Copy device to host, behind everything the consumer's stream has been given so far; return its end."""
+    def download(self, copies: CopyPairs) -> Event:
+        """Copy device to host after everything on the consumer's stream so far; return an event after the copies."""
         ...
 
     def register(self, memory: memoryview) -> Registration | None:
-        """Page-lock host memory; None when the system refuses."""
+        """Page-lock host memory; None if the system refuses."""
         ...
 
     def fence(self) -> Event | None:
-        """Return an event behind everything on every stream; None when none can be recorded at this moment."""
+        """Return an event after everything on every stream; None if none can be recorded now."""
         ...
 
 
-class Passed:
-    """An event of a device that does everything at once."""
+class CompletedEvent:
+    """The event of a device on which every copy is done when it returns."""
 
     def query(self) -> bool:
         """Return True."""
         return True
 
     def synchronize(self) -> None:
-        """Return at once."""
+        """Return immediately."""

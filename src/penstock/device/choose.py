@@ -1,4 +1,4 @@
-"""Which device is meant by a name."""
+"""device_of: the device that a name stands for."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from penstock.device.sim import Sim
 
 
 def device_of(wanted: str | torch.device | Device) -> Device:
-    """Return the device that `wanted` names: "cpu", "cuda", "cuda:1", "sim", any accelerator of torch's, or itself.
+    """Return the device for `wanted`: "cpu", "cuda", "cuda:1", "sim", any accelerator of torch, or a Device itself.
 
     Raises:
-        OptionError: there is no such device here.
+        OptionError: this machine has no such device.
 
     Example:
         >>> device_of("cpu").name
@@ -27,11 +27,11 @@ def device_of(wanted: str | torch.device | Device) -> Device:
     if not isinstance(wanted, (str, torch.device)):
         return wanted
     if str(wanted) == "sim":
-        return _the_sim()
+        return _shared_sim()
     try:
         device = torch.device(wanted)
     except RuntimeError as error:
-        raise OptionError(f"device={wanted!r} names no device: {str(error).splitlines()[0]}") from error
+        raise OptionError(f"device={wanted!r} is not a device: {str(error).splitlines()[0]}") from error
     if device.type == "cpu":
         return Cpu()
     present = torch.accelerator.current_accelerator(check_available=True)
@@ -51,11 +51,11 @@ def device_of(wanted: str | torch.device | Device) -> Device:
 
 @functools.cache
 def _accelerator(kind: str, index: int) -> Device:
-    """Make each device once: it has streams of its own."""
+    """Make each device once, because it has its own streams."""
     device = torch.device(kind, index)
     return Cuda(device) if kind == "cuda" else Accelerator(device)
 
 
 @functools.cache
-def _the_sim() -> Sim:
+def _shared_sim() -> Sim:
     return Sim()

@@ -1,4 +1,4 @@
-"""The host as a device: batches are where they should be already."""
+"""Cpu: the host as a device, where batches are already."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import contextlib
 
 import torch
 
-from penstock.device.base import Copies, Event, Mould, Passed, Registration
+from penstock.device.base import CompletedEvent, CopyPairs, Event, Registration, TensorSpec
 
 
 class Cpu:
-    """Copies at once, and page-locks nothing; see `base.Device`."""
+    """Copies synchronously, and page-locks nothing; see `base.Device`."""
 
     name = "cpu"
     torch_device = torch.device("cpu")
@@ -18,37 +18,37 @@ class Cpu:
     has_fence = True
     numa_node: int | None = None
 
-    def apart(self) -> contextlib.AbstractContextManager[object]:
-        """Return a context that changes nothing: nothing is captured here."""
+    def outside_capture(self) -> contextlib.AbstractContextManager[object]:
+        """Return a context that does nothing: there is no graph capture on the host."""
         return contextlib.nullcontext()
 
-    def empty(self, mould: Mould) -> torch.Tensor:
+    def empty(self, spec: TensorSpec) -> torch.Tensor:
         """Return uninitialised memory."""
-        return torch.empty_strided(mould.size, mould.stride, dtype=mould.dtype)
+        return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype)
 
-    def now(self) -> Event:
+    def record_event(self) -> Event:
         """Return an event that has passed."""
-        return Passed()
+        return CompletedEvent()
 
-    def upload(self, copies: Copies, after: Event) -> Event:
-        """Copy at once."""
+    def upload(self, copies: CopyPairs, after: Event) -> Event:
+        """Copy before returning."""
         after.synchronize()
         for destination, source in copies:
             destination.copy_(source)
-        return Passed()
+        return CompletedEvent()
 
-    def hand_over(self, event: Event) -> None:
+    def wait_event(self, event: Event) -> None:
         """Wait."""
         event.synchronize()
 
-    def download(self, copies: Copies) -> Event:
-        """Copy at once."""
-        return self.upload(copies, Passed())
+    def download(self, copies: CopyPairs) -> Event:
+        """Copy before returning."""
+        return self.upload(copies, CompletedEvent())
 
     def register(self, memory: memoryview) -> Registration | None:
-        """Refuse: nothing reads host memory behind the processor's back."""
+        """Return None: no device reads this memory."""
         return None
 
     def fence(self) -> Event:
         """Return an event that has passed."""
-        return Passed()
+        return CompletedEvent()

@@ -1,12 +1,12 @@
-"""CUDA: torch's streams and allocator, and from the driver itself what torch has no words for.
+"""Cuda: torch's streams and allocator, and two functions of the CUDA driver that torch does not have.
 
-- Memory that exists can be page-locked (`cuMemHostRegister`), so a slot is the source of the copy. torch's host
-  allocator knows nothing of such memory and guards it with no event; that is for us to do.
-- One event can stand for everything on every stream of the context (`cuCtxRecordEvent`, CUDA 12.5): the guard for
-  copies that the user makes. It would break a graph capture under way, so none is recorded then.
+- Existing memory can be page-locked (`cuMemHostRegister`), so a slot is the source of the copy. torch's host allocator
+  does not know of such memory and guards it with no event; that is done here.
+- One event can stand for everything on every stream of the context (`cuCtxRecordEvent`, CUDA 12.5). It guards copies
+  that the user makes. It would break a graph capture, so none is recorded during one.
 
-The driver is called rather than the runtime, because a refusal of the runtime's would stay behind as its "last
-error" and be raised by some later, innocent call of torch's.
+The driver is called rather than the runtime, because an error of a runtime call would stay behind as its "last error"
+and be raised by some later, unrelated call of torch.
 Source: the CUDA driver API, sections on memory management, events and stream capture.
 """
 
@@ -49,11 +49,11 @@ class Cuda(Accelerator):
         self.numa_node = None if driver is None else node_of_pci(_pci_address(driver, self.torch_device.index))
 
     @contextlib.contextmanager
-    def apart(self) -> Iterator[None]:
-        """While a graph is captured: work on a stream that is not, in a mode that allows it, and wait for it.
+    def outside_capture(self) -> Iterator[None]:
+        """During a capture: work on another stream, in a mode that allows it, and wait for it at the end.
 
-        An event of the capturing stream would pull our streams into the graph, and a wait or a query for any other
-        would break it. (The CUDA programming guide, "Prohibited and Unhandled Operations".)
+        An event of the capturing stream would pull our streams into the graph, and waiting for or querying any other
+        event would break it (the CUDA programming guide, "Prohibited and Unhandled Operations").
         """
         if not torch.cuda.is_current_stream_capturing():
             yield
@@ -65,7 +65,7 @@ class Cuda(Accelerator):
             outside.synchronize()
 
     def register(self, memory: memoryview) -> Registration | None:
-        """Page-lock `memory`; warns once when the system refuses."""
+        """Page-lock `memory`; warn once if the system refuses."""
         if self._context is None:
             return None
         address = np.frombuffer(memory, np.uint8).ctypes.data
@@ -79,11 +79,11 @@ class Cuda(Accelerator):
         return _HostRegistration(self._driver, self._context, address)
 
     def fence(self) -> Event | None:
-        """Return an event behind all work of the context, or None while a graph is captured."""
+        """Return an event after all work of the context; None during a capture."""
         if not self.has_fence or torch.cuda.is_current_stream_capturing():
             return None
         event = _ContextEvent(self._driver, self._context)
-        return event if event.recorded else None
+        return event if event.is_recorded else None
 
 
 class _HostRegistration:
@@ -100,16 +100,16 @@ def _unregister(driver: Any, context: Any, address: int, owner: int) -> None:
 
 
 class _ContextEvent:
-    """An event of the driver's behind all work of a context."""
+    """An event of the driver, after all work of a context."""
 
     def __init__(self, driver: Any, context: Any) -> None:
         self._driver = driver
         self._context = context
         self._event = ctypes.c_void_p()
         with _current(driver, context):
-            made = driver.cuEventCreate(ctypes.byref(self._event), _NO_TIMING) == 0
-        self.recorded = made and driver.cuCtxRecordEvent(context, self._event) == 0
-        if made:
+            is_created = driver.cuEventCreate(ctypes.byref(self._event), _NO_TIMING) == 0
+        self.is_recorded = is_created and driver.cuCtxRecordEvent(context, self._event) == 0
+        if is_created:
             weakref.finalize(self, _destroy, driver, self._event, os.getpid())
 
     def query(self) -> bool:
@@ -128,7 +128,7 @@ def _destroy(driver: Any, event: Any, owner: int) -> None:
 
 @contextlib.contextmanager
 def _current(driver: Any, context: Any) -> Iterator[None]:
-    """Make a context current for a block, whatever thread runs it, and whether or not a graph is being captured."""
+    """Make a context current for a block, in any thread, during a capture too."""
     with _relaxed(driver):
         driver.cuCtxPushCurrent_v2(context)
         try:
@@ -139,12 +139,12 @@ def _current(driver: Any, context: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _relaxed(driver: Any) -> Iterator[None]:
-    """Let this thread make calls that are not part of a capture under way, in whatever thread."""
+    """Let this thread make calls that are not part of a capture in this or any other thread."""
     if driver is None:
         yield
         return
     mode = ctypes.c_int(_RELAXED)
-    driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))  # `mode` is now the one that it was
+    driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))  # `mode` now holds the previous one
     try:
         yield
     finally:
@@ -153,7 +153,7 @@ def _relaxed(driver: Any) -> Iterator[None]:
 
 @functools.cache
 def _driver() -> Any:
-    """Return the driver's library, or None where it cannot be loaded."""
+    """Return the driver's library; None if it cannot be loaded."""
     for name in ("libcuda.so.1", "nvcuda.dll"):
         try:
             driver = ctypes.CDLL(name)
@@ -164,7 +164,7 @@ def _driver() -> Any:
 
 
 def _primary_context(driver: Any, index: int) -> Any:
-    """Return the context that torch uses on device `index` of those this process may see, or None."""
+    """Return the context that torch uses on device `index` of those visible to this process, or None."""
     device, context = ctypes.c_int(), ctypes.c_void_p()
     if driver.cuDeviceGet(ctypes.byref(device), index):
         return None
@@ -172,7 +172,7 @@ def _primary_context(driver: Any, index: int) -> Any:
 
 
 def _pci_address(driver: Any, index: int) -> str:
-    """Return where on the bus device `index` is, as in "0000:3b:00.0"; empty where the driver does not say."""
+    """Return the PCI address of device `index`, as in "0000:3b:00.0"; empty if the driver does not report it."""
     device, address = ctypes.c_int(), ctypes.create_string_buffer(32)
     if driver.cuDeviceGet(ctypes.byref(device), index) or driver.cuDeviceGetPCIBusId(address, len(address), device):
         return ""
@@ -180,7 +180,7 @@ def _pci_address(driver: Any, index: int) -> str:
 
 
 def _records_contexts(driver: Any, context: Any) -> bool:
-    return hasattr(driver, "cuCtxRecordEvent") and _ContextEvent(driver, context).recorded
+    return hasattr(driver, "cuCtxRecordEvent") and _ContextEvent(driver, context).is_recorded
 
 
 def _error_name(driver: Any, result: int) -> str:

@@ -1,8 +1,8 @@
-"""Telling an out-of-memory from every other failure. The one place that knows how libraries say it.
+"""is_out_of_memory: whether an error is an out-of-memory. The one table of the messages of all libraries.
 
 torch's allocators raise `torch.OutOfMemoryError`. Libraries below it report their own failed allocations as plain
-RuntimeErrors; those are known by their status names. Every other error of an accelerator may have broken its context
-for good ("sticky"), and is never taken for one that can be survived.
+RuntimeErrors, which are recognised by their status names. Any other error of an accelerator may have broken its context
+for good ("sticky"), so none is taken for one that can be survived.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STATUS_NAMES = (
     "HIPBLAS_STATUS_ALLOC_FAILED",
     "MIOPEN_STATUS_ALLOC_FAILED",
 )
-_SENTENCES = (
+_MESSAGES = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
     "Failed to CUDA calloc",  # NCCL's
@@ -35,7 +35,7 @@ _SIZE = re.compile(r"ried to allocate (?P<number>[\d.]+) (?P<unit>bytes|[KMGT]iB
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether `error` says that memory ran out, so that the same work may succeed in smaller parts.
+    """Return whether `error` reports that memory ran out, so that the same work may succeed in smaller parts.
 
     >>> is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
     True
@@ -51,11 +51,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     if type(error) is not RuntimeError:
         return False
     text = str(error)
-    return any(name in text for name in _STATUS_NAMES + _SENTENCES)
+    return any(name in text for name in _STATUS_NAMES + _MESSAGES)
 
 
 def requested_nbytes(error: BaseException) -> int | None:
-    """Return the bytes of the allocation that failed, where the message says so.
+    """Return the bytes of the allocation that failed; None if the message does not contain them.
 
     >>> requested_nbytes(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has ..."))
     2147483648

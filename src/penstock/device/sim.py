@@ -1,22 +1,20 @@
-"""A simulated accelerator: streams, events, a caching allocator, a copy engine that takes its time, and faults.
+"""Sim: a simulated accelerator with streams, events, a caching allocator, slow copies, and faults.
 
-Its memory is host memory that nobody may look at too early: what is allocated is poisoned, in stream order, and a copy
-brings its bytes only when the engine comes to it. So a batch that is used before its event has passed, a destination
-that is overwritten while a kernel still reads it, or a slot that is filled again while a copy still reads it, gives
-wrong bytes, which a test sees. Copies from memory that is not registered are staged when they are submitted, as the
-CUDA driver does, and cannot be overtaken.
+Its memory is host memory. What is allocated is poisoned, in stream order, and a copy moves its bytes only when the copy
+engine runs it. So wrong bytes show that a batch was used before its event had passed, that a destination was
+overwritten while a kernel still read it, or that a slot was refilled while a copy still read it. Copies from memory
+that is not registered are staged when they are submitted, as the CUDA driver does, so a refill cannot change them.
 
     >>> import torch
     >>> from penstock.device import Sim
     >>> gpu = Sim(bandwidth=1e9, delay_s=1e-4)
-    >>> there = gpu.to(torch.arange(3))       # on its way
+    >>> there = gpu.to(torch.arange(3))       # submitted, not done
     >>> gpu.synchronize()
     >>> there
     tensor([0, 1, 2])
 
-Operations on a stream run in order; those of different streams in any. By default a thread runs them as time passes.
-With `by_hand=True` nothing runs until the test says so (`step`), in an order of the test's choosing: the way to drive
-it from hypothesis.
+Operations on one stream run in order; those of different streams in any order. By default a thread runs them as time
+passes. With `by_hand=True` nothing runs until the test calls `step`, in an order that the test chooses (hypothesis).
 """
 
 from __future__ import annotations
@@ -36,14 +34,14 @@ import numpy as np
 import torch
 
 from penstock.core.units import round_up, size_text
-from penstock.device.base import Copies, Event, Mould
+from penstock.device.base import CopyPairs, Event, TensorSpec
 
 POISON = 0xA5
-"""The byte that fills memory nobody has written to."""
+"""The byte that fills memory before it is written to."""
 
 _BLOCK = 512
 _IDLE_S = 0.2
-"""The engine's thread ends when it had nothing to do for so long; the next operation starts another."""
+"""The engine's thread ends after this time without an operation; the next operation starts another."""
 
 
 @dataclass(eq=False)
@@ -55,7 +53,7 @@ class _Operation:
 
 @dataclass(eq=False)
 class SimStream:
-    """Operations that run one after the other."""
+    """Operations that run one after another."""
 
     name: str
     queue: deque[_Operation] = field(default_factory=deque)
@@ -84,15 +82,15 @@ class Sim:
     """A simulated accelerator; see `base.Device` and the top of this file.
 
     Args:
-        bandwidth: bytes per second that its link moves; None for an endless one.
-        delay_s: seconds that every copy takes besides.
+        bandwidth: bytes per second of its link; None for an infinite one.
+        delay_s: seconds that every copy takes in addition.
         capacity_nbytes: the most memory it has; beyond it an allocation raises `torch.OutOfMemoryError`.
         pinnable_nbytes: the most host memory that may be registered; beyond it registration is refused.
         has_fence: whether `fence` works, as it does with new drivers only.
-        numa_node: the NUMA node that it says it hangs on.
+        numa_node: the NUMA node that it reports.
         by_hand: whether operations run only in `step`.
-        eager: whether kernels are host code that runs at once, as the operations of a torch program on these tensors
-            are: then handing over waits. Without it, kernels are what is passed to `launch`.
+        eager: whether kernels are host code that runs immediately, as operations of torch on these tensors are. Then
+            `wait_event` blocks the host. Without it, kernels are what is passed to `launch`.
     """
 
     is_host = False
@@ -115,8 +113,8 @@ class Sim:
         self.numa_node = numa_node
         self.consumer = SimStream("consumer")
         self.capturing = False
-        """Set it to say that a graph is being captured: no fence can be recorded then, and calls must stay `apart`."""
-        self._is_apart = False
+        """Set it to simulate a capture: then `fence` returns None, and calls must be made in `outside_capture`."""
+        self._is_outside_capture = False
         self._bandwidth = bandwidth
         self._delay_s = delay_s
         self._capacity = capacity_nbytes
@@ -135,60 +133,60 @@ class Sim:
         self._allocations = 0
         self._failing: set[int] = set()
         self.counts: Counter[str] = Counter()
-        """How often what was done: "copies", "staged", "registered", "refused", "fences"."""
+        """How often: "copies", "staged", "registered", "refused", "fences"."""
 
     # ── the protocol ────────────────────────────────────────────────────────────────────────────────────────
 
     @contextlib.contextmanager
-    def apart(self) -> Iterator[None]:
-        """Allow calls although a graph is captured; wait for them at the end, if so."""
-        self._is_apart = True
+    def outside_capture(self) -> Iterator[None]:
+        """Allow calls during a capture; wait for them at the end, if there is one."""
+        self._is_outside_capture = True
         try:
             yield
             if self.capturing:
                 self._record(self.consumer).synchronize()
         finally:
-            self._is_apart = False
+            self._is_outside_capture = False
 
-    def empty(self, mould: Mould) -> torch.Tensor:
-        """Return poisoned memory, from a block that was dropped if there is one of its size."""
-        if mould.nbytes == 0:
-            return torch.empty_strided(mould.size, mould.stride, dtype=mould.dtype)
-        nbytes = round_up(mould.nbytes, _BLOCK)
+    def empty(self, spec: TensorSpec) -> torch.Tensor:
+        """Return poisoned memory, from a freed block of that size if there is one."""
+        if spec.nbytes == 0:
+            return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype)
+        nbytes = round_up(spec.nbytes, _BLOCK)
         memory = self._take_block(nbytes)
         view = memory[:]  # the tensor keeps this one alive; the block is given back when it dies
         weakref.finalize(view, self._blocks.setdefault(nbytes, []).append, memory).atexit = False
         self._submit(self.consumer, lambda: memory.fill(POISON))
-        flat = torch.frombuffer(view, dtype=mould.dtype, count=mould.size.numel())
-        return flat.as_strided(mould.size, mould.stride)
+        flat = torch.frombuffer(view, dtype=spec.dtype, count=spec.size.numel())
+        return flat.as_strided(spec.size, spec.stride)
 
-    def now(self) -> SimEvent:
+    def record_event(self) -> SimEvent:
         """Return an event on the consumer's stream."""
         self._check_not_captured()
         return self._record(self.consumer)
 
-    def upload(self, copies: Copies, after: Event) -> SimEvent:
-        """Copy on the upward stream once `after` has passed."""
+    def upload(self, copies: CopyPairs, after: Event) -> SimEvent:
+        """Copy on the upload stream once `after` has passed."""
         self._check_not_captured()
-        self._await(self._up, after)
+        self._submit_wait(self._up, after)
         return self._copy(self._up, copies)
 
-    def download(self, copies: Copies) -> SimEvent:
-        """Copy on the downward stream, behind the consumer's."""
-        self._await(self._down, self.now())
+    def download(self, copies: CopyPairs) -> SimEvent:
+        """Copy on the download stream, after what the consumer's stream has."""
+        self._submit_wait(self._down, self.record_event())
         for destination, _ in copies:
             ctypes.memset(destination.data_ptr(), POISON, destination.nbytes)
         return self._copy(self._down, copies)
 
-    def hand_over(self, event: Event) -> None:
-        """Have the consumer's stream wait; with `eager`, the host as well."""
+    def wait_event(self, event: Event) -> None:
+        """Make the consumer's stream wait; with `eager`, the host as well."""
         self._check_not_captured()
-        self._await(self.consumer, event)
+        self._submit_wait(self.consumer, event)
         if self._eager:
-            self.now().synchronize()
+            self.record_event().synchronize()
 
     def register(self, memory: memoryview) -> SimRegistration | None:
-        """Let copies read this memory when the engine comes to it, rather than when they are submitted."""
+        """Let copies read this memory when the engine runs them, rather than when they are submitted."""
         taken = sum(map(len, self._registered.values()))
         if self._pinnable is not None and taken + len(memory) > self._pinnable:
             self.counts["refused"] += 1
@@ -199,7 +197,7 @@ class Sim:
         return SimRegistration(self._registered, number)
 
     def fence(self) -> SimEvent | None:
-        """Return an event behind everything on every stream; None while capturing, or without `has_fence`."""
+        """Return an event after everything on every stream; None during a capture, or without `has_fence`."""
         if self.capturing or not self.has_fence:
             return None
         self.counts["fences"] += 1
@@ -219,24 +217,24 @@ class Sim:
 
     def to(self, tensor: torch.Tensor, stream: SimStream | None = None) -> torch.Tensor:
         """Start a copy of a host tensor to the device (`non_blocking`) and return where it will be."""
-        there = self.empty(Mould.of(tensor))
+        there = self.empty(TensorSpec.of(tensor))
         stream = stream or self.consumer
         if stream is not self.consumer:
-            self._await(stream, self._record(self.consumer))
+            self._submit_wait(stream, self._record(self.consumer))
         self._copy(stream, [(there, tensor)])
         return there
 
     def launch(self, kernel: Callable[[], None], stream: SimStream | None = None) -> None:
-        """Submit a kernel: `kernel()` runs when its stream comes to it."""
+        """Submit a kernel: `kernel()` runs in its turn on the stream."""
         self._submit(stream or self.consumer, kernel)
 
     def synchronize(self) -> None:
-        """Wait until everything that was submitted is done."""
+        """Wait until all submitted operations are done."""
         for stream in list(self._streams):
             self._record(stream).synchronize()
 
     def fail_allocations(self, *numbers: int) -> None:
-        """Let the allocations of these numbers, counted from now on from 0, raise `torch.OutOfMemoryError`."""
+        """Make the allocations with these numbers, counted from the next one as 0, raise `torch.OutOfMemoryError`."""
         self._failing = {self._allocations + number for number in numbers}
 
     # ── by hand ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -258,7 +256,7 @@ class Sim:
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _check_not_captured(self) -> None:
-        if self.capturing and not self._is_apart:
+        if self.capturing and not self._is_outside_capture:
             raise RuntimeError("sim: operation not permitted when stream is capturing")
 
     def _take_block(self, nbytes: int) -> np.ndarray:
@@ -267,7 +265,7 @@ class Sim:
         free = self._blocks.get(nbytes)
         fits = self._capacity is None or self._nbytes + nbytes <= self._capacity
         if not free and not fits:
-            self.synchronize()  # as giving memory back to the driver does
+            self.synchronize()  # as returning blocks to the driver does
             self._nbytes -= sum(size * len(blocks) for size, blocks in self._blocks.items())
             for blocks in self._blocks.values():
                 blocks.clear()
@@ -282,7 +280,7 @@ class Sim:
         self._nbytes += nbytes
         return np.full(nbytes, POISON, np.uint8)
 
-    def _copy(self, stream: SimStream, copies: Copies) -> SimEvent:
+    def _copy(self, stream: SimStream, copies: CopyPairs) -> SimEvent:
         for destination, source in copies:
             self.counts["copies"] += 1
             keep: Any = None
@@ -299,7 +297,7 @@ class Sim:
         return self._record(stream)
 
     def _registration_of(self, tensor: torch.Tensor) -> memoryview | None:
-        """Return the registered memory that a tensor lies in."""
+        """Return the registered memory that contains a tensor."""
         address = tensor.data_ptr()
         for memory in list(self._registered.values()):
             start = np.frombuffer(memory, np.uint8).ctypes.data
@@ -312,7 +310,7 @@ class Sim:
         self._submit(stream, event._pass)
         return event
 
-    def _await(self, stream: SimStream, event: Event) -> None:
+    def _submit_wait(self, stream: SimStream, event: Event) -> None:
         self._submit(stream, lambda: None, ready=event.query)
 
     def _submit(
@@ -331,7 +329,7 @@ class Sim:
             self._changed.notify_all()
 
     def _work(self) -> None:
-        """Run operations as time passes, until there were none for a while."""
+        """Run operations as time passes, until there were none for `_IDLE_S`."""
         while True:
             with self._changed:
                 if not self._changed.wait_for(self.runnable, timeout=_IDLE_S):
@@ -344,7 +342,7 @@ class Sim:
             with self._changed:
                 try:
                     stream.queue.popleft().run()
-                except Exception as error:  # noqa: BLE001  a kernel's: raised where somebody waits
+                except Exception as error:  # noqa: BLE001  a kernel's; raised by the next wait
                     self._error = self._error or error
                 self._changed.notify_all()
 
@@ -357,7 +355,7 @@ class Sim:
             return
         while not passed():
             if not self.step():
-                raise RuntimeError("this event can never pass: every stream waits for another")
+                raise RuntimeError("this event can never pass: every stream waits for another one")
 
 
 class SimRegistration:
@@ -368,12 +366,12 @@ class SimRegistration:
         self._number = number
 
     def close(self) -> None:
-        """Forget it."""
+        """Remove the registration."""
         self._registered.pop(self._number, None)
 
 
 def _copying(destination: torch.Tensor, source: torch.Tensor, keep: Any) -> Callable[[], None]:
-    """Return an operation that copies. It keeps neither tensor alive: a device does not know who holds what."""
+    """Return an operation that copies. It keeps neither tensor alive, as a device does not."""
     to, of, nbytes = destination.data_ptr(), source.data_ptr(), destination.nbytes
 
     def run(_: Any = keep) -> None:

@@ -1,5 +1,7 @@
 """Ranks that train one model together. The one folder that imports torch.distributed.
 
-- `peers`: who they are, what they agree on, what they add up.
-- `schedule`: the collectives inside of a sharded model, and standing in for one's part of them.
+- `rank`: this process's rank and the world size.
+- `rank_group`: the ranks of one model: votes, sums, broadcasts.
+- `collectives`: the collectives inside a sharded model, and completing them with zeros on a rank that failed.
+- `failure_alarm`: one rank whose loader fails stops all others.
 """

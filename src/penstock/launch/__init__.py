@@ -1,4 +1,4 @@
-"""`penstock run`: a training script, unedited, with penstock's DataLoader in place of torch's."""
+"""`penstock run`: runs an unedited training script with penstock's DataLoader in place of torch's."""
 
 from penstock.launch.outputs import Outputs
 from penstock.launch.run import run

@@ -1,29 +1,28 @@
-"""Penstock in a notebook: `%load_ext penstock`, `%penstock`, `%unload_ext penstock`.
+"""The IPython extension: `%load_ext penstock`, `%penstock`, `%unload_ext penstock`.
 
 Source: IPython's documentation, "Writing extensions": `load_ipython_extension(ipython)` and its counterpart.
 """
 
 from __future__ import annotations
 
-import datetime
 import platform
 import sys
-import time
 from typing import Any
 
 from penstock import __version__
 from penstock.core.host import usable_cores
-from penstock.launch.substitute import put_torch_loader_back, replace_torch_loader
-from penstock.observe import report
-from penstock.observe.host_memory import MemoryMeter
-from penstock.observe.record import RunRecord
-from penstock.observe.watch import Watch
+from penstock.launch.patch_torch import replace_torch_loader, restore_torch_loader
+from penstock.observe.live.loader_registry import LoaderRegistry
+from penstock.observe.meters.clock import read_clock
+from penstock.observe.meters.host_memory import MemoryMeter
+from penstock.observe.record import text_report
+from penstock.observe.record.run_record import RunRecord
 
-_loaded: list[Notebook] = []
+_loaded_notebooks: list[Notebook] = []
 
 
 class Notebook:
-    """One notebook whose loaders are watched.
+    """A notebook that uses penstock's DataLoader.
 
     Args:
         ipython: its `InteractiveShell`.
@@ -31,64 +30,64 @@ class Notebook:
 
     def __init__(self, ipython: Any) -> None:
         self._ipython = ipython
-        self._watch = Watch()
-        self._notice = self._watch.notice  # one object, to be recognised when it is taken away
+        self._registry = LoaderRegistry()
+        self._observer = self._registry.register  # one object: restore_torch_loader looks for it
         self._memory = MemoryMeter()
+        self._clock = read_clock()
 
     def load(self) -> None:
-        """Put penstock's DataLoader in the place of torch's, also under names that the notebook has given it."""
-        self._began = time.perf_counter()
-        self._started = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-        replace_torch_loader(self._notice)
+        """Replace torch's DataLoader by penstock's, also under names that the notebook has given it."""
+        replace_torch_loader(self._observer)
         self._rename(to_penstock=True)
         self._ipython.register_magic_function(self.show, "line", "penstock")
 
     def unload(self) -> None:
-        """Put torch's back. Loaders that were made meanwhile stay penstock's."""
+        """Restore torch's DataLoader. Loaders created meanwhile stay penstock's."""
         self._rename(to_penstock=False)
-        put_torch_loader_back(self._notice)
+        restore_torch_loader(self._observer)
         self._ipython.magics_manager.magics["line"].pop("penstock", None)
 
     def show(self, line: str = "") -> None:
-        """Print the report so far (`%penstock`)."""
-        self._memory.look()
+        """Print the report so far: `%penstock`."""
+        self._memory.measure()
         record = self.record()
         print(f"penstock: {record.wall_s:.1f} s since it was loaded")
-        print(report.render(record).partition("\n")[2], end="")
+        print(text_report.render(record).partition("\n")[2], end="")
 
     def record(self) -> RunRecord:
-        """Return what has been counted since the extension was loaded."""
+        """Return the record since the extension was loaded."""
         return RunRecord(
             command=("notebook",),
-            started=self._started,
-            wall_s=time.perf_counter() - self._began,
+            started=self._clock.iso_time(),
+            started_unix_ns=self._clock.unix_ns,
+            wall_s=self._clock.elapsed_s(),
             versions={"penstock": __version__, "python": platform.python_version()},
             cpus=usable_cores(),
             memory=self._memory.peak(),
-            loaders=tuple(loader.record() for loader in self._watch.loaders),
+            loaders=tuple(loader.record() for loader in self._registry.loaders),
         )
 
     def _rename(self, *, to_penstock: bool) -> None:
-        """Have names in the notebook that mean one class mean the other; there are none before torch is imported."""
-        if "penstock.feed.loader" not in sys.modules:
+        """Rebind the notebook's names of one class to the other; there are none before torch is imported."""
+        if "penstock.loader.dataloader" not in sys.modules:
             return
-        from penstock.feed.loader import DataLoader
+        from penstock.loader.dataloader import DataLoader
 
-        torchs = DataLoader.__base__
-        old, new = (torchs, DataLoader) if to_penstock else (DataLoader, torchs)
+        torch_loader = DataLoader.__base__
+        old, new = (torch_loader, DataLoader) if to_penstock else (DataLoader, torch_loader)
         names = self._ipython.user_ns
         for name in [name for name, value in names.items() if value is old and not name.startswith("_")]:
             names[name] = new
 
 
 def load(ipython: Any) -> None:
-    """Do what `%load_ext penstock` asks for."""
+    """Load the extension: `%load_ext penstock`."""
     notebook = Notebook(ipython)
     notebook.load()
-    _loaded.append(notebook)
+    _loaded_notebooks.append(notebook)
 
 
 def unload(ipython: Any) -> None:
-    """Do what `%unload_ext penstock` asks for."""
-    while _loaded:
-        _loaded.pop().unload()
+    """Unload the extension: `%unload_ext penstock`."""
+    while _loaded_notebooks:
+        _loaded_notebooks.pop().unload()

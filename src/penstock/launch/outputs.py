@@ -1,4 +1,4 @@
-"""What is printed and written of a run, and where."""
+"""The outputs of a run: what is printed and written, and where."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from penstock.core.ranks import Ranks
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outputs:
-    """Where a run goes; None for nowhere."""
+    """Where a run is written; None for not at all."""
 
     json_file: Path | None = None
-    """The run as data."""
+    """run.json: the run as data."""
 
     html_file: Path | None = None
-    """Its report."""
+    """report.html: the report for a browser."""
 
     trace_file: Path | None = None
-    """What happened to each batch, for Perfetto. Recorded only where this is given."""
+    """What happened to each batch, for Perfetto. Recorded only if this is given."""
 
     prometheus_port: int | None = None
-    """Where live numbers are served, on this machine only; 0 for any free port."""
+    """Port of the Prometheus endpoint, on this machine only; 0 for any free port."""
 
     quiet: bool = False
-    """Whether to print nothing."""
+    """Whether to print neither the panel nor the report."""
 
     def of_rank(self, ranks: Ranks) -> Outputs:
-        """Return the outputs of one rank of several: a trace file and a port of its own; files of its own machine's.
+        """Return the outputs of one rank of several.
 
-        (The folder may be shared by machines.)
+        Each rank has its own trace file and port. Each node has its own run.json and report, because nodes may share
+        the folder.
         """
         trace_file, port = self.trace_file, self.prometheus_port
         if trace_file is not None and ranks.rank:

@@ -1,7 +1,7 @@
-"""A program as `python SCRIPT` or `python -m MODULE` would run it: the same `__main__`, argv, path and tracebacks.
+"""Runs a program as `python SCRIPT` or `python -m MODULE` does: with the same `__main__`, argv, path and tracebacks.
 
-`runpy` would put the old `__main__` back when the program returns, while its threads, its exit handlers and the
-workers it spawns still need it, and its frames would show in the program's tracebacks.
+`runpy` is no alternative: it restores the old `__main__` when the program returns, while its threads, exit handlers and
+spawned workers still need it, and its frames appear in the program's tracebacks.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any
 from penstock.core.errors import ScriptError
 
 Program = Callable[[], None]
-"""Runs the program to its end, once; what it raises comes out with its own frames (see `own_traceback`)."""
+"""Runs the program once, to its end. Exceptions propagate; see `trim_traceback`."""
 
 
-def program_of(command: Sequence[str]) -> Program:
-    """Return the program that `command` names: `[path, *args]`, or `["-m", name, *args]`.
+def load_program(command: Sequence[str]) -> Program:
+    """Return the program of `command`: `[path, *args]`, or `["-m", name, *args]`.
 
-    A path may be a script, or a folder or zip file with a `__main__.py`, as for Python itself.
+    A path is a script, or a folder or zip file with a `__main__.py`, as for Python itself.
 
     Raises:
         ScriptError: there is no such script or module (for a module inside a package: when it is run).
@@ -35,7 +35,7 @@ def program_of(command: Sequence[str]) -> Program:
         return _module(command[1:])
     path = Path(command[0])
     if path.is_dir() or path.suffix in (".zip", ".pyz"):
-        return _container(command)
+        return _folder_or_zip(command)
     if not path.is_file():
         raise ScriptError(
             f"there is no script {command[0]!r} in {Path.cwd().name}/; give a .py file, or -m and a module"
@@ -43,8 +43,8 @@ def program_of(command: Sequence[str]) -> Program:
     return _script(command)
 
 
-def own_traceback(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the program's first frame on."""
+def trim_traceback(trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback without the launcher's frames at its beginning."""
     ours = (os.path.dirname(__file__), "<frozen importlib")
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(ours):
         trace = trace.tb_next
@@ -52,7 +52,7 @@ def own_traceback(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _script(command: Sequence[str]) -> Program:
-    file = os.path.abspath(command[0])  # as Python itself names it, in tracebacks too
+    file = os.path.abspath(command[0])  # as Python does, also in tracebacks
     with io.open_code(file) as stream:
         source = stream.read()
 
@@ -65,7 +65,7 @@ def _script(command: Sequence[str]) -> Program:
     return program
 
 
-def _container(command: Sequence[str]) -> Program:
+def _folder_or_zip(command: Sequence[str]) -> Program:
     folder = os.path.abspath(command[0])
     spec = PathFinder.find_spec("__main__", [folder])
     if spec is None:
@@ -98,7 +98,7 @@ def _module(command: Sequence[str]) -> Program:
 
 
 def _spec_of(name: str) -> ModuleSpec | None:
-    """Return the spec of a module, having imported the packages around it; None when there is none."""
+    """Import the parent packages of a module and return its spec; None if there is no such module."""
     try:
         return importlib.util.find_spec(name)
     except ModuleNotFoundError as error:
@@ -108,7 +108,7 @@ def _spec_of(name: str) -> ModuleSpec | None:
 
 
 def _no_module(name: str) -> ScriptError:
-    return ScriptError(f"there is no module {name!r} on the path; look at its name, or at PYTHONPATH")
+    return ScriptError(f"there is no module {name!r} on the path; check its name and PYTHONPATH")
 
 
 def _run_spec(spec: ModuleSpec, argv: Sequence[str]) -> None:
@@ -130,7 +130,7 @@ def _new_main(**attributes: Any) -> ModuleType:
 
 
 def _set_path(first: str) -> None:
-    """Put `first` where Python has put this command's own folder."""
+    """Replace the first entry of sys.path, which is this command's own folder, by `first`."""
     if not sys.flags.safe_path:
         sys.path[0] = first
 

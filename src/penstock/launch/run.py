@@ -1,8 +1,8 @@
-"""One run: the program in this process, and everything that is kept of it.
+"""Runs the program in this process, in a session that reports on it.
 
-The program runs in this process, and the process ends as it would have under Python: `SystemExit`,
-`KeyboardInterrupt`, threads that outlive the main one and exit handlers all take their ordinary way. The report is
-itself an exit handler, the first to be registered and so the last to be called.
+The process ends as it would under plain Python: `SystemExit`, `KeyboardInterrupt`, threads that outlive the main one
+and exit handlers work as usual. The report is an exit handler itself, the first to be registered and so the last to
+run.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import NoReturn
 
 from penstock.core.errors import OptionError, ScriptError
 from penstock.core.ranks import Ranks
-from penstock.launch.compare import Comparison, announcement
+from penstock.launch.baseline_run import BaselineRun, announcement
 from penstock.launch.outputs import Outputs
-from penstock.launch.program import own_traceback, program_of
+from penstock.launch.patch_torch import on_torch_import, replace_torch_loader
+from penstock.launch.program import load_program, trim_traceback
 from penstock.launch.session import Session
-from penstock.launch.substitute import after_torch, replace_torch_loader
 
 
 def run(
@@ -28,64 +28,64 @@ def run(
 ) -> int:
     """Run a script (`[path, *args]`) or a module (`["-m", name, *args]`) and return its exit code.
 
-    To be called once in a process, as the last thing it does: the report comes when the process ends.
+    Called once in a process, as the last thing it does: the report is written when the process ends.
 
     Args:
         command: what is run.
-        outputs: what is printed and written of it.
-        tune: whether its loaders find their number of workers by themselves (see `feed.loader.make_auto`).
-        baseline: whether to run its beginning with torch's own loader before, and compare.
-        distributed: whether its plain loaders share out their samples over ranks (see `sharing`).
+        outputs: what to print and write.
+        tune: whether loaders choose their number of workers themselves (see `enable_autoscaling`).
+        baseline: whether to run the beginning with torch's own loader first, and compare.
+        distributed: whether plain loaders shard their samples over ranks (see auto_distributed.py).
 
     Raises:
         ScriptError: there is no such script or module.
         SystemExit, KeyboardInterrupt: the program's own.
     """
-    program = program_of(command)
+    program = load_program(command)
     ranks = Ranks.of(os.environ, os.getppid())
-    comparison = _compared(command, ranks, quiet=outputs.quiet) if baseline else None
-    session = Session(command, outputs.of_rank(ranks), ranks, comparison, tune=tune)
-    replace_torch_loader(session.notice, distributed=distributed)
-    if comparison is not None:
-        after_torch(comparison.install)
+    baseline_run = _measure_baseline(command, ranks, quiet=outputs.quiet) if baseline else None
+    session = Session(command, outputs.of_rank(ranks), ranks, baseline_run, tune=tune)
+    replace_torch_loader(session.register, distributed=distributed)
+    if baseline_run is not None:
+        on_torch_import(baseline_run.install)
     session.begin()
     try:
         program()
     except ScriptError:
-        session.forget()
+        session.discard()
         raise
     except SystemExit as exit_:
-        no_failure = exit_.code is None or isinstance(exit_.code, int)
-        session.exit_code = exit_.code or 0 if no_failure else 1  # type: ignore[assignment]
+        is_code = exit_.code is None or isinstance(exit_.code, int)
+        session.exit_code = exit_.code or 0 if is_code else 1  # type: ignore[assignment]
         raise
     except KeyboardInterrupt as interrupt:
         session.exit_code = 128 + signal.SIGINT
         session.error = _print(interrupt)
-        _be_interrupted()
+        _end_interrupted()
     except BaseException as error:  # noqa: BLE001  whatever ends the program ends it here
         session.exit_code = 1
         session.error = _print(error)
     return session.exit_code
 
 
-def _compared(command: Sequence[str], ranks: Ranks, *, quiet: bool) -> Comparison:
+def _measure_baseline(command: Sequence[str], ranks: Ranks, *, quiet: bool) -> BaselineRun:
     if ranks.world_size > 1:
-        raise OptionError("--baseline compares one process; leave it out, or run the script without torchrun once")
+        raise OptionError("--baseline compares one process; leave it out, or run the script once without torchrun")
     if not quiet:
         print(announcement(command), file=sys.stderr, flush=True)
-    comparison = Comparison(command)
-    comparison.measure_torch()
-    return comparison
+    baseline_run = BaselineRun(command)
+    baseline_run.measure_torch()
+    return baseline_run
 
 
 def _print(error: BaseException) -> str:
     """Print what Python prints when `error` ends a program, and return it in one line."""
-    error.__traceback__ = own_traceback(error.__traceback__)
+    error.__traceback__ = trim_traceback(error.__traceback__)
     sys.excepthook(type(error), error, error.__traceback__)
     return traceback.format_exception_only(error)[-1].strip()
 
 
-def _be_interrupted() -> NoReturn:
-    """End by SIGINT after the exit handlers, as Python does after a KeyboardInterrupt that it has printed."""
+def _end_interrupted() -> NoReturn:
+    """End by SIGINT after the exit handlers, as Python does after it has printed a KeyboardInterrupt."""
     sys.excepthook = lambda *_: None
     raise KeyboardInterrupt

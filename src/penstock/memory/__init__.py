@@ -1,1 +1,1 @@
-"""Keep the training step inside the card. Knows nothing of `penstock.feed`; either is useful alone."""
+"""Keep the training step inside the card. Knows nothing of `penstock.loader`; either is useful alone."""

@@ -1,1 +1,1 @@
-"""Numbers about a run, turned into words: a live line, a report, and run.json."""
+"""Figures about a run: live while it runs, as a record and reports afterwards, and the doctor that explains them."""

@@ -1,4 +1,4 @@
-"""Accelerate with torchdata's loader: a loop that stops in the middle of an epoch, and one that goes on."""
+"""Accelerate with torchdata's loader: a loop that stops in the middle of an epoch, and one that resumes."""
 
 import warnings
 

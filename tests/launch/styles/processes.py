@@ -1,4 +1,4 @@
-"""A script with processes of its own: a pool, a queue, a spawned child that has a loader, and a subprocess."""
+"""A script that starts processes: a pool, a queue, a spawned child that has a loader, and a subprocess."""
 
 import concurrent.futures
 import multiprocessing

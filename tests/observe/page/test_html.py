@@ -11,9 +11,10 @@ import made_runs
 import pytest
 
 from penstock.core.errors import OptionError
-from penstock.observe import compare
 from penstock.observe.page import html as html_module
 from penstock.observe.page import render_html, write_html
+from penstock.observe.record.compare_runs import Comparison, compare_runs
+from penstock.observe.record.run_summary import RunSummary
 
 RUNS = {
     "ordinary": made_runs.ordinary,
@@ -47,7 +48,7 @@ class _Parsed(html.parser.HTMLParser):
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
 def test_every_element_is_closed_and_none_comes_from_elsewhere(run) -> None:
-    parsed = _Parsed(render_html(run(), compare.as_comparison(made_runs.inline(), made_runs.HOSTILE)))
+    parsed = _Parsed(render_html(run(), compare_runs(run(), made_runs.inline(), made_runs.HOSTILE)))
     assert not parsed.open
     assert not {tag for tag, _ in parsed.tags} & {"img", "iframe", "object", "form", "a", "b"}
     for _, attributes in parsed.tags:
@@ -67,7 +68,7 @@ def test_data_in_a_script_cannot_end_it() -> None:
     assert json.loads(re.search(r">(.*)<", found)[1]) == {"name": made_runs.HOSTILE}
 
 
-def test_every_figure_has_words_for_who_does_not_see_it() -> None:
+def test_every_figure_has_a_description_for_readers_who_do_not_see_it() -> None:
     parsed = _Parsed(render_html(made_runs.ordinary()))
     images = [attributes for _, attributes in parsed.tags if attributes.get("role") == "img"]
     assert len(images) == 8
@@ -92,13 +93,15 @@ def test_hundreds_of_loaders_are_folded_away() -> None:
     assert "288 more loaders" in render_html(made_runs.hostile())
 
 
-def test_the_page_says_what_a_baseline_brought() -> None:
-    baseline = compare.Comparison(name="torch's own DataLoader", samples_per_s=1e9, waited_share=0.0, verdict="no gain")
+def test_the_page_shows_the_comparison_with_a_baseline() -> None:
+    baseline = Comparison(
+        reference=RunSummary(name="torch's own DataLoader", samples_per_s=1e9, stall_fraction=0.0), verdict="no gain"
+    )
     page = render_html(made_runs.ordinary(), baseline)
     assert "Compared with torch&#x27;s own DataLoader" in page
     assert "<h3>no gain</h3>" in page
 
 
-def test_a_page_that_cannot_be_written_says_so(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="cannot be written: No such file or directory; give another --html FILE"):
+def test_a_page_that_cannot_be_written_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="cannot be written: No such file or directory; pass another --html FILE"):
         write_html(made_runs.empty(), tmp_path / "no" / "report.html")

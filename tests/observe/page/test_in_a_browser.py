@@ -12,9 +12,9 @@ from typing import Any
 import made_runs
 import pytest
 
-from penstock.observe import compare
 from penstock.observe.page import write_html
 from penstock.observe.page.palette import DARK, LIGHT
+from penstock.observe.record.compare_runs import compare_runs
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -29,7 +29,7 @@ DESK, PHONE = 1200, 360
 
 @contextlib.contextmanager
 def shown(file: Path, *, width: int = DESK, dark: bool = False, scripts: bool = True) -> Iterator[Any]:
-    """Open `file` in a browser of its own: each has a dozen processes, and a test must leave none behind."""
+    """Open `file` in a new browser: each has a dozen processes, and a test must leave none behind."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
     from selenium.webdriver.support.wait import WebDriverWait
@@ -59,7 +59,7 @@ def shown(file: Path, *, width: int = DESK, dark: bool = False, scripts: bool = 
 def page(tmp_path: Path) -> Path:
     other = made_runs.inline()
     run = made_runs.ordinary()
-    write_html(run, tmp_path / "report.html", compare.with_run(run, other, "yesterday's run.json"))
+    write_html(run, tmp_path / "report.html", compare_runs(run, other, "yesterday's run.json"))
     return tmp_path / "report.html"
 
 
@@ -90,7 +90,7 @@ def test_nothing_is_asked_of_the_network(page: Path) -> None:
 def test_a_phone_shows_all_of_it_without_scrolling_sideways(tmp_path: Path, make) -> None:
     run = make()
     name = made_runs.HOSTILE + "W" * 300
-    write_html(run, tmp_path / "report.html", compare.with_run(run, made_runs.inline(), name))
+    write_html(run, tmp_path / "report.html", compare_runs(run, made_runs.inline(), name))
     with shown(tmp_path / "report.html", width=PHONE) as browser:
         browser.execute_script("document.querySelectorAll('details').forEach((one) => (one.open = true))")
         assert browser.execute_script("return document.documentElement.scrollWidth") == PHONE
@@ -128,7 +128,7 @@ def test_the_page_does_not_move_when_it_is_drawn(page: Path) -> None:
     assert heights[0] == heights[1] > 3000
 
 
-def test_a_stretch_looked_at_closer_in_one_figure_is_looked_at_in_all(page: Path) -> None:
+def test_zooming_into_one_figure_zooms_into_all(page: Path) -> None:
     with shown(page) as browser:
         ranges = browser.execute_async_script(
             "const done = arguments[0]; const nodes = [...document.querySelectorAll('.plot')];"

@@ -11,7 +11,7 @@ from penstock.core.stats import StageTimes
 from penstock.observe.page.headline import headline
 from penstock.observe.page.palette import DARK, LIGHT
 from penstock.observe.page.seconds import bars
-from penstock.observe.page.view import view_of
+from penstock.observe.page.view import build_view
 
 
 def test_the_parts_of_the_training_process_add_up_to_the_wall_clock() -> None:
@@ -25,9 +25,9 @@ def test_without_workers_there_is_no_bar_of_workers_and_making_samples_is_the_lo
     assert {part.label for part in process.parts} >= {"reading and decoding", "collating", "step"}
 
 
-def test_loops_inside_of_loops_are_not_said_to_add_up_to_the_wall_clock() -> None:
+def test_nested_loops_do_not_claim_to_add_up_to_the_wall_clock() -> None:
     run = dataclasses.replace(made_runs.ordinary(), wall_s=1.0)
-    assert "more than the clock's" in bars(run)[0].note
+    assert "exceeds the wall clock" in bars(run)[0].note
 
 
 @pytest.mark.parametrize(
@@ -36,14 +36,14 @@ def test_loops_inside_of_loops_are_not_said_to_add_up_to_the_wall_clock() -> Non
         ({"step_s": 99.0, "wait_s": 1.0}, {}, "Loading is hidden: your step waited for data 1.0 % of the time."),
         ({"step_s": 9.0, "wait_s": 1.0}, {}, "Loading is nearly hidden: your step waited for data 10 % of the time."),
         ({"step_s": 5.0, "wait_s": 5.0, "fetch_s": 9.0}, {}, "50 % of the time; reading and decoding in the workers"),
-        ({"step_s": 5.0, "wait_s": 5.0, "collate_s": 9.0}, {}, "putting samples together (collate) is the bottleneck"),
-        ({"step_s": 5.0, "transport_s": 5.0}, {}, "handing batches over is the bottleneck"),
+        ({"step_s": 5.0, "wait_s": 5.0, "collate_s": 9.0}, {}, "collating samples is the bottleneck"),
+        ({"step_s": 5.0, "transport_s": 5.0}, {}, "transport of batches is the bottleneck"),
         (
             {"step_s": 5.0, "wait_s": 5.0},
             {"first_batch_s": 2.4, "epochs": 2},
             "the first batch of an epoch, 2.4 s each",
         ),
-        ({"step_s": 5.0, "fetch_s": 5.0}, {"body": "inline"}, "without workers, the loop reads and decodes"),
+        ({"step_s": 5.0, "fetch_s": 5.0}, {"worker_type": "inline"}, "without workers, the loop reads and decodes"),
     ],
 )
 def test_the_headline_names_how_much_was_waited_and_why(stages: dict, settings: dict, words: str) -> None:
@@ -66,7 +66,7 @@ def test_of_several_loaders_the_headline_names_the_one_that_was_waited_for() -> 
 
 
 def test_a_gain_that_was_not_measured_is_called_an_estimate() -> None:
-    measured, guessed = view_of(made_runs.ordinary()).remarks
+    measured, guessed = build_view(made_runs.ordinary()).findings
     assert measured.gain == "1.45× the speed (measured)"
     assert guessed.gain == "1.20× the speed (an estimate)"
 

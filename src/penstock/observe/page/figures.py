@@ -1,6 +1,6 @@
-"""The page's figures, made with plotly from a run's course. In the light colours; see palette.py.
+"""The page's figures, drawn with plotly from a run's time series. In the light colours; see palette.py.
 
-Names of the user's own never come in here, so that nothing has to be kept from plotly's reading of tags in text.
+Figures contain no text from the user: plotly interprets tags in text, and there is nothing to escape.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.units import size_text
-from penstock.observe.course import Course, Span
 from penstock.observe.page.palette import LIGHT
-from penstock.observe.timeline import Moment
-from penstock.observe.wording import rate_text, share_text, time_text
+from penstock.observe.record.formatting import percent_text, rate_text, time_text
+from penstock.observe.record.time_series import Span, TimeSeries
+from penstock.observe.record.timeline import TimelinePoint
 
 _GIB = 1 << 30
 _MIB = 1 << 20
@@ -22,16 +22,16 @@ _PER_CENT = {"range": [0, 100], "tickvals": [0, 50, 100], "ticktext": ["0 %", "5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """One figure, with what stands around it."""
+    """One figure, with its title, legend and description."""
 
     name: str
-    """Short, unique; the element's id."""
+    """Short and unique; the element's id."""
 
     title: str
-    """What is drawn."""
+    """What the figure shows."""
 
-    words: str
-    """What is to be seen, for who cannot or does not want to look."""
+    description: str
+    """The content as text, for readers who do not see the figure."""
 
     legend: tuple[tuple[str, str], ...]
     """Label and role of each trace."""
@@ -40,137 +40,143 @@ class Figure:
     """A plotly `Figure`."""
 
     height: int
-    """In pixels, so that the page does not move when it is drawn."""
+    """In pixels, so that the layout does not change when the figure is drawn."""
 
 
-def figures(course: Course) -> list[Figure]:
-    """Return the figures that there is data for."""
+def figures(series: TimeSeries) -> list[Figure]:
+    """Return the figures for which there is data."""
     found: list[Figure] = []
-    if course.spans:
-        found += [_time(course), _rate(course)]
-        if any(span.reading or span.collating for span in course.spans):
-            found.append(_workers(course))
-    if course.moments:
-        if any(moment.ready or moment.held for moment in course.moments):
-            found.append(_queue(course))
-        if any(moment.slots_nbytes or moment.host_nbytes or moment.device_nbytes for moment in course.moments):
-            found.append(_memory(course))
-    if any(span.device_busy is not None for span in course.spans):
-        found.append(_busy(course))
+    if series.spans:
+        found += [_time_figure(series), _rate_figure(series)]
+        if any(span.reading or span.collating for span in series.spans):
+            found.append(_worker_figure(series))
+    if series.points:
+        if any(point.ready or point.held for point in series.points):
+            found.append(_queue_figure(series))
+        if any(point.slots_nbytes or point.host_nbytes or point.device_nbytes for point in series.points):
+            found.append(_memory_figure(series))
+    if any(span.device_utilization is not None for span in series.spans):
+        found.append(_utilization_figure(series))
     return found
 
 
 # ── the figures ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _time(course: Course) -> Figure:
-    spans = course.spans
+def _time_figure(series: TimeSeries) -> Figure:
+    spans = series.spans
     legend = (
         ("step", "step"),
         ("waiting for data", "waiting"),
         ("transport", "transport"),
         ("outside of loops", "outside"),
     )
-    plot = _plot(_unit(course), "share of the time", yaxis=_PER_CENT)
+    plot = _new_plot(_time_unit(series), "share of the time", yaxis=_PER_CENT)
     for label, role in legend:
-        _steps(
-            plot, course, label, role, [100 * getattr(span, role) for span in spans], stack="time", hover="%{y:.0f} %"
+        _draw_steps(
+            plot, series, label, role, [100 * getattr(span, role) for span in spans], stack="time", hover="%{y:.0f} %"
         )
     worst = max(spans, key=lambda span: span.waiting)
-    mean = {role: _mean(spans, role) for _, role in legend}
-    words = (
-        f"Of the run's time, {share_text(mean['step'])} went into the step, {share_text(mean['waiting'])} into waiting "
-        f"for data, {share_text(mean['transport'])} into transport and {share_text(mean['outside'])} were outside of "
-        f"loops. The longest waiting, {share_text(worst.waiting)}, began after {time_text(worst.from_s)}."
+    shares = {role: percent_text(_mean(spans, role)) for _, role in legend}
+    description = (
+        f"Of the run's time, {shares['step']} went into the step, {shares['waiting']} into waiting for data, "
+        f"{shares['transport']} into transport and {shares['outside']} were outside of loops. The largest share of "
+        f"waiting, {percent_text(worst.waiting)}, began after {time_text(worst.from_s)}."
     )
     title = "How the training process spent its time"
-    return Figure(name="time", title=title, words=words, legend=legend, plot=plot, height=260)
+    return Figure(name="time", title=title, description=description, legend=legend, plot=plot, height=260)
 
 
-def _rate(course: Course) -> Figure:
-    plot = _plot(_unit(course), "samples per second", yaxis={"rangemode": "tozero", "tickformat": "~s"})
-    values = [span.samples_per_s for span in course.spans]
-    _steps(plot, course, "samples/s", "rate", values, hover="%{y:,.0f} samples/s", width=2)
-    words = f"Throughput lay between {rate_text(min(values))} and {rate_text(max(values))} of wall clock."
+def _rate_figure(series: TimeSeries) -> Figure:
+    plot = _new_plot(_time_unit(series), "samples per second", yaxis={"rangemode": "tozero", "tickformat": "~s"})
+    values = [span.samples_per_s for span in series.spans]
+    _draw_steps(plot, series, "samples/s", "rate", values, hover="%{y:,.0f} samples/s", width=2)
+    description = f"Throughput was between {rate_text(min(values))} and {rate_text(max(values))} of wall clock."
     legend = (("samples per second of wall clock", "rate"),)
-    return Figure(name="rate", title="Throughput", words=words, legend=legend, plot=plot, height=200)
+    return Figure(name="rate", title="Throughput", description=description, legend=legend, plot=plot, height=200)
 
 
-def _workers(course: Course) -> Figure:
-    spans = course.spans
+def _worker_figure(series: TimeSeries) -> Figure:
+    spans = series.spans
     legend: tuple[tuple[str, str], ...] = (("reading and decoding", "fetch"), ("collating", "collate"))
-    plot = _plot(_unit(course), "busy, on average", yaxis={"rangemode": "tozero"})
+    plot = _new_plot(_time_unit(series), "busy, on average", yaxis={"rangemode": "tozero"})
     for label, role, values in (
         (*legend[0], [span.reading for span in spans]),
         (*legend[1], [span.collating for span in spans]),
     ):
-        _steps(plot, course, label, role, values, stack="work", hover="%{y:.2f}")
+        _draw_steps(plot, series, label, role, values, stack="work", hover="%{y:.2f}")
     busy = [span.reading + span.collating for span in spans]
     most = max(span.workers for span in spans)
-    words = f"At most {max(busy):.1f} were busy at a time"
-    words += f", of {most} workers." if most else "; without workers, that is the loop itself."
+    description = f"At most {max(busy):.1f} were busy at a time"
+    description += f", of {most} workers." if most else "; without workers, that is the loop itself."
     if most:
-        _steps(
-            plot, course, "workers", "outside", [span.workers for span in spans], hover="%{y}", width=1.5, dash="dot"
+        _draw_steps(
+            plot, series, "workers", "outside", [span.workers for span in spans], hover="%{y}", width=1.5, dash="dot"
         )
-        legend = (*legend, ("workers there are", "outside"))
-    title = "Workers at work" if most else "Reading and collating"
-    return Figure(name="workers", title=title, words=words, legend=legend, plot=plot, height=220)
+        legend = (*legend, ("all workers", "outside"))
+    title = "Busy workers" if most else "Reading and collating"
+    return Figure(name="workers", title=title, description=description, legend=legend, plot=plot, height=220)
 
 
-def _queue(course: Course) -> Figure:
-    legend = (("ready, waiting to be asked for", "ready"), ("held, still looked at", "held"))
-    most = max(max(moment.ready, moment.held) for moment in course.moments)
-    plot = _plot(_unit(course), "batches", yaxis={"rangemode": "tozero", "tick0": 0, "dtick": max(1, -(-most // 4))})
-    for label, role in legend:
-        _lines(plot, course, label.partition(",")[0], role, _count(role), "%{y}")
-    ready, held = (max(getattr(moment, role) for moment in course.moments) for _, role in legend)
-    words = f"At most {ready} were ready and {held} held at a time."
-    return Figure(name="queue", title="Batches ready and held", words=words, legend=legend, plot=plot, height=200)
+def _queue_figure(series: TimeSeries) -> Figure:
+    legend = (("ready, not handed out yet", "ready"), ("held by the program", "held"))
+    most = max(max(point.ready, point.held) for point in series.points)
+    plot = _new_plot(
+        _time_unit(series), "batches", yaxis={"rangemode": "tozero", "tick0": 0, "dtick": max(1, -(-most // 4))}
+    )
+    for _, role in legend:
+        _draw_lines(plot, series, role, role, _count(role), "%{y}")
+    ready, held = (max(getattr(point, role) for point in series.points) for _, role in legend)
+    description = f"At most {ready} were ready and {held} held at a time."
+    return Figure(
+        name="queue", title="Batches ready and held", description=description, legend=legend, plot=plot, height=200
+    )
 
 
-def _memory(course: Course) -> Figure:
-    moments = course.moments
+def _memory_figure(series: TimeSeries) -> Figure:
+    points = series.points
     every = (
         ("host, all processes", "host", "host_nbytes"),
         ("slots (shared by all)", "slots", "slots_nbytes"),
         ("device, tensors", "device", "device_nbytes"),
         ("device, reserved by torch", "reserved", "device_reserved_nbytes"),
     )
-    shown = [one for one in every if any(getattr(moment, one[2]) for moment in moments)]
-    most = max(getattr(moment, field) or 0 for moment in moments for _, _, field in shown)
+    shown = [one for one in every if any(getattr(point, one[2]) for point in points)]
+    most = max(getattr(point, field) or 0 for point in points for _, _, field in shown)
     unit, unit_nbytes = ("GiB", _GIB) if most >= _GIB else ("MiB", _MIB)
-    plot = _plot(_unit(course), unit, yaxis={"rangemode": "tozero"})
+    plot = _new_plot(_time_unit(series), unit, yaxis={"rangemode": "tozero"})
     for label, role, field in shown:
-        _lines(plot, course, label, role, _in_units(field, unit_nbytes), f"%{{y:.3~g}} {unit}")
-    peaks = [f"{label} {size_text(max(getattr(m, field) or 0 for m in moments))}" for label, _, field in shown]
-    words = f"Peaks: {'; '.join(peaks)}."
+        _draw_lines(plot, series, label, role, _in_units(field, unit_nbytes), f"%{{y:.3~g}} {unit}")
+    peaks = [f"{label} {size_text(max(getattr(m, field) or 0 for m in points))}" for label, _, field in shown]
+    description = f"Peaks: {'; '.join(peaks)}."
     legend = tuple((label, role) for label, role, _ in shown)
-    return Figure(name="memory", title="Memory by role", words=words, legend=legend, plot=plot, height=220)
+    return Figure(name="memory", title="Memory by role", description=description, legend=legend, plot=plot, height=220)
 
 
-def _busy(course: Course) -> Figure:
-    plot = _plot(_unit(course), "share of the time", yaxis=_PER_CENT)
-    values = [None if span.device_busy is None else 100 * span.device_busy for span in course.spans]
-    _steps(plot, course, "busy", "busy", values, hover="%{y:.0f} %", width=2)
+def _utilization_figure(series: TimeSeries) -> Figure:
+    plot = _new_plot(_time_unit(series), "share of the time", yaxis=_PER_CENT)
+    values = [None if span.device_utilization is None else 100 * span.device_utilization for span in series.spans]
+    _draw_steps(plot, series, "busy", "busy", values, hover="%{y:.0f} %", width=2)
     known = [value for value in values if value is not None]
-    words = f"The device ran something in {share_text(sum(known) / len(known) / 100)} of the time."
-    legend = (("the device ran something", "busy"),)
-    return Figure(name="device", title="Device utilisation", words=words, legend=legend, plot=plot, height=200)
+    description = f"The device ran a kernel in {percent_text(sum(known) / len(known) / 100)} of the time."
+    legend = (("the device ran a kernel", "busy"),)
+    return Figure(
+        name="device", title="Device utilisation", description=description, legend=legend, plot=plot, height=200
+    )
 
 
 # ── drawing ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _unit(course: Course) -> tuple[str, float]:
-    """Return the unit that the run's time is best read in, and its seconds."""
-    end_s = course.moments[-1].at_s
+def _time_unit(series: TimeSeries) -> tuple[str, float]:
+    """Return the unit for the time axis, and its seconds."""
+    end_s = series.points[-1].at_s
     if end_s > 3 * 3600:
         return "h", 3600.0
     return ("min", 60.0) if end_s > 300 else ("s", 1.0)
 
 
-def _plot(unit: tuple[str, float], ylabel: str, *, yaxis: dict[str, Any]) -> Any:
+def _new_plot(unit: tuple[str, float], ylabel: str, *, yaxis: dict[str, Any]) -> Any:
     import plotly.graph_objects as go
 
     axis = {"gridcolor": LIGHT["rule"], "zeroline": False, "fixedrange": True}
@@ -202,9 +208,9 @@ def _plot(unit: tuple[str, float], ylabel: str, *, yaxis: dict[str, Any]) -> Any
     )
 
 
-def _steps(
+def _draw_steps(
     plot: Any,
-    course: Course,
+    series: TimeSeries,
     label: str,
     role: str,
     values: Sequence[float | None],
@@ -216,10 +222,10 @@ def _steps(
 ) -> None:
     """Draw one value for each span, as steps; stacked ones as areas."""
     unit_s = plot.layout.meta["unit_s"]
-    edges = [span.from_s for span in course.spans] + [course.spans[-1].to_s]
+    edges = [span.from_s for span in series.spans] + [series.spans[-1].to_s]
     plot.add_scatter(
-        x=_short(edge / unit_s for edge in edges),
-        y=_short([*values, values[-1]]),
+        x=_rounded(edge / unit_s for edge in edges),
+        y=_rounded([*values, values[-1]]),
         name=label,
         mode="lines",
         line={"shape": "hv", "width": width, "color": LIGHT[role], "dash": dash},
@@ -229,14 +235,14 @@ def _steps(
     )
 
 
-def _lines(
-    plot: Any, course: Course, label: str, role: str, value: Callable[[Moment], float | None], hover: str
+def _draw_lines(
+    plot: Any, series: TimeSeries, label: str, role: str, value: Callable[[TimelinePoint], float | None], hover: str
 ) -> None:
-    """Draw one value for each moment."""
+    """Draw one value for each point."""
     unit_s = plot.layout.meta["unit_s"]
     plot.add_scatter(
-        x=_short(moment.at_s / unit_s for moment in course.moments),
-        y=_short(map(value, course.moments)),
+        x=_rounded(point.at_s / unit_s for point in series.points),
+        y=_rounded(map(value, series.points)),
         name=label,
         mode="lines",
         connectgaps=True,
@@ -245,16 +251,16 @@ def _lines(
     )
 
 
-def _in_units(field: str, unit_nbytes: int) -> Callable[[Moment], float | None]:
-    def value(moment: Moment) -> float | None:
-        nbytes = getattr(moment, field)
+def _in_units(field: str, unit_nbytes: int) -> Callable[[TimelinePoint], float | None]:
+    def value(point: TimelinePoint) -> float | None:
+        nbytes = getattr(point, field)
         return None if nbytes is None else nbytes / unit_nbytes
 
     return value
 
 
-def _count(field: str) -> Callable[[Moment], float | None]:
-    return lambda moment: float(getattr(moment, field))
+def _count(field: str) -> Callable[[TimelinePoint], float | None]:
+    return lambda point: float(getattr(point, field))
 
 
 def _mean(spans: Sequence[Span], role: str) -> float:
@@ -262,6 +268,6 @@ def _mean(spans: Sequence[Span], role: str) -> float:
     return float(sum(getattr(span, role) * (span.to_s - span.from_s) for span in spans) / whole_s)
 
 
-def _short(values: Iterable[float | None]) -> list[float | None]:
-    """Return the values with as many digits as can be seen: the page is smaller by half."""
+def _rounded(values: Iterable[float | None]) -> list[float | None]:
+    """Return the values rounded to five digits, more than a figure resolves: the page is half as large."""
     return [None if value is None else float(f"{value:.5g}") for value in values]

@@ -1,4 +1,4 @@
-"""The page's text: `html_of` turns a `View` into HTML. Every word that is not ours is escaped, here and only here."""
+"""Turns a `View` and its figures into HTML. Every text is escaped here, and only here."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from penstock import __version__
 from penstock.observe.page import palette
 from penstock.observe.page.figures import Figure
 from penstock.observe.page.seconds import Bar
-from penstock.observe.page.view import Against, LoaderView, Remark, Tile, View
-from penstock.observe.wording import rate_text, share_text, time_text
+from penstock.observe.page.view import ComparisonText, FindingText, LoaderView, Tile, View
+from penstock.observe.record.formatting import percent_text, rate_text, time_text
 
-_SHOWN_LOADERS = 12
-"""More are folded away."""
+_MAX_CARDS = 12
+"""Further loaders are collapsed into a table."""
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
-"""The page asks nobody for anything, and the browser holds it to that."""
+"""The page makes no request, and the browser enforces that."""
 
 
-def html_of(view: View, figures: list[Figure]) -> str:
+def page_html(view: View, figures: list[Figure]) -> str:
     """Return the whole page."""
     folder = resources.files("penstock.observe.page")
     css = palette.css() + folder.joinpath("page.css").read_text(encoding="utf-8")
     sections = [
         _bars(view.bars),
-        _remarks(view.remarks),
-        _against(view.against) if view.against is not None else "",
+        _findings(view.findings),
+        _comparison(view.comparison) if view.comparison is not None else "",
         _figures(figures, has_batches=bool(view.loaders)),
         _loaders(view.loaders),
         _machine(view.machine),
@@ -39,7 +39,7 @@ def html_of(view: View, figures: list[Figure]) -> str:
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
-        f"<title>{_text(_shortened(view.title, 80))} – penstock</title><style>{css}</style></head>\n"
+        f"<title>{_text(_truncated(view.title, 80))} – penstock</title><style>{css}</style></head>\n"
         f"<body>{_header(view)}\n<main>{''.join(sections)}</main>\n"
         f"<footer>penstock {_text(__version__)}</footer>\n{_scripts(figures)}</body></html>\n"
     )
@@ -51,8 +51,10 @@ def _header(view: View) -> str:
     tiles = "".join(map(_tile, view.tiles))
     return (
         f'<header><div class="muted small"><code class="command">{_text(view.title)}</code>{_text(view.when)}</div>'
-        f'{failure}<h1><span class="mark {head.tone}" aria-hidden="true"></span>{_own(head.text)}</h1>'
-        f'<p class="lead">{_own(head.more)}</p>' + (f'<dl class="tiles">{tiles}</dl>' if tiles else "") + "</header>"
+        f'{failure}<h1><span class="mark {head.tone}" aria-hidden="true"></span>{_sentence(head.text)}</h1>'
+        f'<p class="lead">{_sentence(head.more)}</p>'
+        + (f'<dl class="tiles">{tiles}</dl>' if tiles else "")
+        + "</header>"
     )
 
 
@@ -71,7 +73,7 @@ def _bars(bars: tuple[Bar, ...]) -> str:
 
 def _bar(bar: Bar) -> str:
     whole = bar.seconds
-    said = ", ".join(f"{part.label} {share_text(part.seconds / whole)}" for part in bar.parts)
+    label = ", ".join(f"{part.label} {percent_text(part.seconds / whole)}" for part in bar.parts)
     pieces = "".join(
         f'<span style="flex:{part.seconds / whole:.5f} 1 0;background:var(--{part.role})" '
         f'title="{_text(part.label)}: {_text(time_text(part.seconds))}"></span>'
@@ -79,7 +81,7 @@ def _bar(bar: Bar) -> str:
     )
     lines = "".join(
         f'<li><span class="chip" style="background:var(--{part.role})" aria-hidden="true"></span>'
-        f'<span>{_text(part.label)}</span><span class="number">{_text(share_text(part.seconds / whole))}</span>'
+        f'<span>{_text(part.label)}</span><span class="number">{_text(percent_text(part.seconds / whole))}</span>'
         f'<span class="number muted">{_text(time_text(part.seconds))}</span>'
         f'<span class="meaning muted small">{_text(part.meaning)}</span></li>'
         for part in bar.parts
@@ -87,57 +89,59 @@ def _bar(bar: Bar) -> str:
     return (
         f'<div class="card"><h3>{_text(bar.label)}: {_text(time_text(whole))}</h3>'
         f'<p class="muted small">{_text(bar.note)}</p>'
-        f'<div class="bar" role="img" aria-label="{_text(said)}">{pieces}</div><ul class="parts">{lines}</ul></div>'
+        f'<div class="bar" role="img" aria-label="{_text(label)}">{pieces}</div><ul class="parts">{lines}</ul></div>'
     )
 
 
-def _remarks(remarks: tuple[Remark, ...]) -> str:
-    if not remarks:
+def _findings(findings: tuple[FindingText, ...]) -> str:
+    if not findings:
         return ""
-    return "<section><h2>What was found, and what to change</h2>" + "".join(map(_remark, remarks)) + "</section>"
+    return "<section><h2>Findings, and what to change</h2>" + "".join(map(_finding, findings)) + "</section>"
 
 
-def _remark(remark: Remark) -> str:
-    gain = f'<span class="gain">{_text(remark.gain)}</span>' if remark.gain else ""
-    remedy = f'<div class="remedy">{_text(remark.remedy)}</div>' if remark.remedy else ""
+def _finding(finding: FindingText) -> str:
+    gain = f'<span class="gain">{_text(finding.gain)}</span>' if finding.gain else ""
+    remedy = f'<div class="remedy">{_text(finding.remedy)}</div>' if finding.remedy else ""
     return (
-        f'<article class="card finding"><h3>{_text(remark.cause)}</h3>{gain}'
-        f'<p class="muted">{_text(remark.evidence)}</p>{remedy}</article>'
+        f'<article class="card finding"><h3>{_text(finding.cause)}</h3>{gain}'
+        f'<p class="muted">{_text(finding.evidence)}</p>{remedy}</article>'
     )
 
 
-def _against(against: Against) -> str:
-    most = max(against.rates) or 1.0
+def _comparison(comparison: ComparisonText) -> str:
+    most = max(comparison.rates) or 1.0
     lengths = "".join(
         f'<span class="name" title="{_text(name)}">{_text(name)}</span><span class="row">'
         f'<span class="length {kind}" style="flex:0 1 {70 * rate / most:.1f}%"></span>'
         f'<span class="value">{_text(rate_text(rate))}</span></span>'
-        for name, kind, rate in (("this run", "here", against.rates[0]), (against.name, "", against.rates[1]))
+        for name, kind, rate in (("this run", "here", comparison.rates[0]), (comparison.name, "", comparison.rates[1]))
     )
     table = _table(
-        ("", "this run", against.name, "ratio"), [(row.what, row.here, row.there, row.ratio) for row in against.rows]
+        ("", "this run", comparison.name, "ratio"),
+        [(row.label, row.run, row.reference, row.ratio) for row in comparison.rows],
     )
     settings = ""
-    if against.settings:
-        rows = [(one.what, one.here, one.there) for one in against.settings]
-        settings = "<h3>Settings that differ</h3>" + _table(("", "this run", against.name), rows)
+    if comparison.settings:
+        rows = [(one.setting, one.run, one.reference) for one in comparison.settings]
+        settings = "<h3>Settings that differ</h3>" + _table(("", "this run", comparison.name), rows)
     caveats = ""
-    if against.caveats:
-        items = "".join(f"<li>{_text(caveat)}</li>" for caveat in against.caveats)
+    if comparison.caveats:
+        items = "".join(f"<li>{_text(caveat)}</li>" for caveat in comparison.caveats)
         caveats = f'<div class="caveats"><strong>Compare with care</strong><ul>{items}</ul></div>'
     return (
-        f'<section><h2>Compared with {_text(against.name)}</h2><div class="card"><h3>{_text(against.verdict)}</h3>'
+        f"<section><h2>Compared with {_text(comparison.name)}</h2>"
+        f'<div class="card"><h3>{_text(comparison.verdict)}</h3>'
         f'<div class="versus">{lengths}</div>{table}{settings}{caveats}</div></section>'
     )
 
 
 def _figures(figures: list[Figure], *, has_batches: bool) -> str:
     if not figures:
-        words = "The run was too short, or was not looked at often enough, to draw its course."
-        return f'<section><h2>Over time</h2><p class="muted">{words}</p></section>' if has_batches else ""
+        reason = "The run was too short to draw figures over time."
+        return f'<section><h2>Over time</h2><p class="muted">{reason}</p></section>' if has_batches else ""
     return (
-        '<section><h2>Over time</h2><p class="muted small desk">Drag over a stretch to look closer, in all figures at '
-        f"once; double-click to come back.</p>{''.join(map(_figure, figures))}</section>"
+        '<section><h2>Over time</h2><p class="muted small desk">Drag to zoom into a time range, in all figures at '
+        f"once; double-click to zoom out.</p>{''.join(map(_figure, figures))}</section>"
     )
 
 
@@ -146,12 +150,12 @@ def _figure(figure: Figure) -> str:
         f'<li><span class="chip" style="background:var(--{role})" aria-hidden="true"></span>{_text(label)}</li>'
         for label, role in figure.legend
     )
-    words = f"{figure.title}. {figure.words}"
+    description = f"{figure.title}. {figure.description}"
     return (
         f'<figure class="card" id="{figure.name}"><figcaption><h3>{_text(figure.title)}</h3>'
         f'<ul class="legend">{legend}</ul></figcaption>'
-        f'<div class="plot" id="plot-{figure.name}" role="img" aria-label="{_text(words)}" '
-        f'style="height:{figure.height}px"></div><p class="muted small">{_own(figure.words)}</p></figure>'
+        f'<div class="plot" id="plot-{figure.name}" role="img" aria-label="{_text(description)}" '
+        f'style="height:{figure.height}px"></div><p class="muted small">{_sentence(figure.description)}</p></figure>'
     )
 
 
@@ -159,13 +163,13 @@ def _loaders(loaders: tuple[LoaderView, ...]) -> str:
     if not loaders:
         return ""
     shown = "".join(
-        f'<div class="card">{_loader(one, is_open=len(loaders) == 1)}</div>' for one in loaders[:_SHOWN_LOADERS]
+        f'<div class="card">{_loader(one, is_open=len(loaders) == 1)}</div>' for one in loaders[:_MAX_CARDS]
     )
     rest = ""
-    if len(loaders) > _SHOWN_LOADERS:
+    if len(loaders) > _MAX_CARDS:
         rows = [
-            (one.name, one.samples, one.rate, share_text(one.waited_share), one.first_batch)
-            for one in loaders[_SHOWN_LOADERS:]
+            (one.name, one.samples, one.rate, percent_text(one.stall_fraction), one.first_batch)
+            for one in loaders[_MAX_CARDS:]
         ]
         table = _table(("dataset", "samples", "rate", "waited", "first batch"), rows)
         rest = f'<details class="card"><summary>{len(rows)} more loaders</summary>{table}</details>'
@@ -176,15 +180,15 @@ def _loader(loader: LoaderView, *, is_open: bool) -> str:
     facts = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in loader.facts)
     numbers = (
         f"{loader.samples} samples in {loader.batches} batches · {loader.rate} · "
-        f"waited {share_text(loader.waited_share)} · first batch after {loader.first_batch}"
+        f"waited {percent_text(loader.stall_fraction)} · first batch after {loader.first_batch}"
     )
-    waited = f"{min(1.0, max(0.0, loader.waited_share)):.4f}"
+    waited = f"{min(1.0, max(0.0, loader.stall_fraction)):.4f}"
     return (
         f'<details class="loader"{" open" if is_open else ""}><summary><h3>{_text(loader.name)}</h3>'
         f'<span class="more">settings</span><span class="bar thin" aria-hidden="true">'
         f'<span style="flex:{1 - float(waited):.4f} 1 0;background:var(--step)"></span>'
         f'<span style="flex:{waited} 1 0;min-width:0;background:var(--waiting)"></span></span>'
-        f'<span class="numbers">{_own(numbers)}</span></summary><dl class="facts">{facts}</dl></details>'
+        f'<span class="numbers">{_sentence(numbers)}</span></summary><dl class="facts">{facts}</dl></details>'
     )
 
 
@@ -204,7 +208,7 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def _scripts(figures: list[Figure]) -> str:
-    """Return plotly, the figures and what draws them; nothing where there is nothing to draw."""
+    """Return plotly, the figures' data and the script that draws them; nothing if there are no figures."""
     if not figures:
         return ""
     from plotly.offline import get_plotlyjs
@@ -225,15 +229,15 @@ def _data(name: str, value: object) -> str:
 
 
 def _text(text: str) -> str:
-    """Escape what is not ours, for text and for attributes; control characters have no place in either."""
-    return html.escape("".join(sign if sign.isprintable() or sign.isspace() else "�" for sign in text))
+    """Escape a text for elements and attributes; control characters are replaced, they are valid in neither."""
+    return html.escape("".join(char if char.isprintable() or char.isspace() else "�" for char in text))
 
 
-def _own(text: str) -> str:
-    """Escape a sentence of ours, in which no line is to end inside of a figure or before its unit."""
+def _sentence(text: str) -> str:
+    """Escape a sentence of penstock's own, and keep its figures and their units on one line."""
     whole = re.sub(r"(?<=\d) (?=\d|%|s\b|ms|min|h\b|samples/s|[KMG]iB)", "\N{NO-BREAK SPACE}", text)
     return _text(whole)
 
 
-def _shortened(text: str, most: int) -> str:
+def _truncated(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -1,4 +1,4 @@
-// Draws the figures, in the reader's colours, and again when these change; keeps their time axes together.
+// Draws the figures in the reader's colour scheme, again when it changes; keeps their time axes in step.
 (() => {
   "use strict";
   const read = (id) => JSON.parse(document.getElementById(id).textContent);

@@ -1,8 +1,8 @@
-"""The colours of the page, by what they stand for, on light and on dark ground.
+"""The colours of the page by role, for light and dark backgrounds.
 
-A figure is made in the light colours; the page replaces each of them by its dark sister where the reader wants it
-dark. So no two roles may share a light colour. Text colours have a contrast of at least 4.5 to their ground, shapes of
-at least 3 (WCAG 2.2, 1.4.3 and 1.4.11), but for `idle`, which stands for nothing done.
+Figures are drawn in the light colours; in a dark colour scheme the page replaces each of them by the dark colour of the
+same role. So no two roles may share a light colour. Text has a contrast of at least 4.5 to its background, shapes of at
+least 3 (WCAG 2.2, 1.4.3 and 1.4.11), except `idle`, the absence of work.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LIGHT = {
     "reserved": "#8e5ed5",
     "busy": "#c32b64",
 }
-"""On light ground."""
+"""For light backgrounds."""
 
 DARK = {
     "ground": "#0f1216",
@@ -61,11 +61,11 @@ DARK = {
     "reserved": "#bc99f4",
     "busy": "#ff80aa",
 }
-"""On dark ground."""
+"""For dark backgrounds."""
 
 
 def css() -> str:
-    """Return the colours as custom properties, dark ones for who prefers them."""
+    """Return the colours as CSS custom properties, the dark ones for readers who prefer a dark scheme."""
     return (
         f":root{{{_properties(LIGHT)}color-scheme:light}}"
         f"@media (prefers-color-scheme:dark){{:root{{{_properties(DARK)}color-scheme:dark}}}}"

@@ -1,50 +1,52 @@
-"""What the page shows, as data: `view_of` turns a run into a `View`. No HTML and no figure is made here."""
+"""The content of the page as data: turns a run into a `View`, without HTML or figures."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from penstock.core.units import size_text
-from penstock.observe import compare, rates
-from penstock.observe.alike import merged, settings_text
-from penstock.observe.compare import Comparison
-from penstock.observe.course import Course, course_of
-from penstock.observe.finding import Finding
 from penstock.observe.page.headline import Headline, headline
 from penstock.observe.page.seconds import Bar, bars
-from penstock.observe.record import LoaderRecord, RunRecord
-from penstock.observe.wording import count_text, rate_text, ratio_text, share_text, time_text
+from penstock.observe.record import rates
+from penstock.observe.record.compare_runs import Comparison, Difference
+from penstock.observe.record.comparison_text import Row, rows, verdict
+from penstock.observe.record.finding import Finding
+from penstock.observe.record.formatting import count_text, percent_text, rate_text, ratio_text, time_text
+from penstock.observe.record.group_loaders import group_loaders, settings_text
+from penstock.observe.record.run_record import LoaderRecord, RunRecord
+from penstock.observe.record.run_summary import summarize_run
+from penstock.observe.record.time_series import TimeSeries, build_time_series
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tile:
-    """One figure that a person looks for first."""
+    """One of the figures at the top of the page."""
 
     label: str
-    """What it is."""
+    """What the figure is."""
 
     value: str
     """The figure, with its unit."""
 
     note: str = ""
-    """What to know about it."""
+    """An explanation in a few words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Remark:
-    """A finding, in words."""
+class FindingText:
+    """A finding as text."""
 
     cause: str
-    """What is the matter."""
+    """The problem."""
 
     evidence: str
-    """How that is known."""
+    """The measurements that show it."""
 
     remedy: str
-    """What to change; empty when nothing is to be done."""
+    """What to change; empty if there is nothing to do."""
 
     gain: str
-    """How much it would bring, and how that is known; empty where nobody can tell."""
+    """The gain, and whether it was measured; empty where unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,90 +54,90 @@ class LoaderView:
     """One loader, or several that are alike."""
 
     name: str
-    """Of its dataset."""
+    """Its dataset's name."""
 
     batches: str
-    """How many."""
+    """Their number."""
 
     samples: str
-    """How many."""
+    """Their number."""
 
     rate: str
     """Samples per second of loop."""
 
-    waited_share: float
-    """Of its loops' time, between 0 and 1."""
+    stall_fraction: float
+    """Fraction of its loops' time, between 0 and 1."""
 
     first_batch: str
-    """How long it took."""
+    """Time to the first batch."""
 
     facts: tuple[tuple[str, str], ...]
-    """Settings and what the loader says of itself."""
+    """Settings and statistics, as name and value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Against:
-    """The comparison, in words."""
+class ComparisonText:
+    """A comparison as text."""
 
     name: str
-    """What the run is compared with."""
+    """The reference's name."""
 
     verdict: str
-    """One sentence."""
+    """The result in one sentence."""
 
-    rows: tuple[compare.Row, ...]
+    rows: tuple[Row, ...]
     """The figures."""
 
-    settings: tuple[compare.Difference, ...]
+    settings: tuple[Difference, ...]
     """Settings that differ."""
 
     caveats: tuple[str, ...]
     """What makes the two not comparable."""
 
     rates: tuple[float, float]
-    """Samples per second, here and there."""
+    """Samples per second of the run and of the reference."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """All that the page shows."""
+    """The content of the page."""
 
     title: str
     """The command."""
 
     when: str
-    """When it ran and how long."""
+    """Its start and duration."""
 
     failure: str
-    """What ended it; empty when it ended well."""
+    """What ended it; empty if it ended normally."""
 
     headline: Headline
-    """What to remember."""
+    """The main result."""
 
     tiles: tuple[Tile, ...]
-    """The figures that are looked for first."""
+    """The figures at the top."""
 
     bars: tuple[Bar, ...]
-    """Where each second went."""
+    """How the seconds were spent."""
 
-    remarks: tuple[Remark, ...]
-    """What was found, what costs most first."""
+    findings: tuple[FindingText, ...]
+    """The most expensive one first."""
 
-    course: Course
+    series: TimeSeries
     """The run over time."""
 
-    against: Against | None
-    """What it is compared with."""
+    comparison: ComparisonText | None
+    """The comparison with another run, if there is one."""
 
     loaders: tuple[LoaderView, ...]
-    """Loaders that handed out a batch, alike ones as one."""
+    """Loaders that handed out a batch, grouped; see group_loaders.py."""
 
     machine: tuple[tuple[str, str], ...]
     """Name and value."""
 
 
-def view_of(record: RunRecord, against: Comparison | None = None) -> View:
-    """Return what the page shows of `record`, compared with `against` if that is given."""
+def build_view(record: RunRecord, comparison: Comparison | None = None) -> View:
+    """Return the content of the page for `record`, with `comparison` if it is given."""
     return View(
         title=" ".join(record.command) or "a run",
         when=f"{record.started.replace('T', ' ').replace('+00:00', ' UTC')} · {time_text(record.wall_s)}",
@@ -143,10 +145,10 @@ def view_of(record: RunRecord, against: Comparison | None = None) -> View:
         headline=headline(record),
         tiles=_tiles(record),
         bars=bars(record),
-        remarks=tuple(map(_remark, record.findings)),
-        course=course_of(record.timeline),
-        against=_against(record, against) if against is not None else None,
-        loaders=tuple(map(_loader, merged(record.loaders))),
+        findings=tuple(map(_finding_text, record.findings)),
+        series=build_time_series(record.timeline),
+        comparison=_comparison_text(record, comparison) if comparison is not None else None,
+        loaders=tuple(map(_loader_view, group_loaders(record.loaders))),
         machine=_machine(record),
     )
 
@@ -158,42 +160,42 @@ def _failure(record: RunRecord) -> str:
 
 
 def _tiles(record: RunRecord) -> tuple[Tile, ...]:
-    total = compare.as_comparison(record, "")
+    summary = summarize_run(record, "")
     every = [loader.statistics for loader in record.loaders if loader.statistics.batches]
     memory = record.memory
     found = []
     if every:
         samples, batches = sum(one.samples for one in every), sum(one.batches for one in every)
         found += [
-            Tile(label="throughput", value=count_text(total.samples_per_s), note="samples per second of loop"),
-            Tile(label="waited for data", value=share_text(total.waited_share), note="of the time in loops"),
+            Tile(label="throughput", value=count_text(summary.samples_per_s), note="samples per second of loop"),
+            Tile(label="waited for data", value=percent_text(summary.stall_fraction), note="of the time in loops"),
             Tile(label="samples", value=count_text(samples), note=f"in {count_text(batches)} batches"),
-            Tile(label="loop, per batch", value=time_text(total.batch_s or 0.0), note="step and loading"),
+            Tile(label="loop, per batch", value=time_text(summary.batch_s or 0.0), note="step and loading"),
         ]
     if memory.peak_pss_nbytes:
         note = f"{memory.processes} process{'es' if memory.processes > 1 else ''} at most"
         found.append(Tile(label="peak host memory", value=size_text(memory.peak_pss_nbytes), note=note))
     elif memory.peak_rss_nbytes:
         found.append(Tile(label="peak host memory", value=size_text(memory.peak_rss_nbytes), note="this process alone"))
-    device = [moment.device_nbytes for moment in record.timeline if moment.device_nbytes is not None]
+    device = [point.device_nbytes for point in record.timeline if point.device_nbytes is not None]
     if device:
-        found.append(Tile(label="peak device memory", value=size_text(max(device)), note="of tensors, as looked at"))
+        found.append(Tile(label="peak device memory", value=size_text(max(device)), note="of tensors"))
     return tuple(found)
 
 
-def _remark(finding: Finding) -> Remark:
+def _finding_text(finding: Finding) -> FindingText:
     gain = ""
     if finding.gain is not None:
         how = "measured" if finding.is_measured else "an estimate"
         gain = f"{ratio_text(finding.gain)} the speed ({how})"
-    return Remark(cause=finding.cause, evidence=finding.evidence, remedy=finding.remedy, gain=gain)
+    return FindingText(cause=finding.cause, evidence=finding.evidence, remedy=finding.remedy, gain=gain)
 
 
-def _loader(loader: LoaderRecord) -> LoaderView:
+def _loader_view(loader: LoaderRecord) -> LoaderView:
     statistics = loader.statistics
     facts = [("settings", settings_text(loader))]
     if statistics.dispatch:
-        facts.append(("work is given out", f"{statistics.dispatch.replace('_', ' ')}: {statistics.dispatch_reason}"))
+        facts.append(("dispatch", f"{statistics.dispatch.replace('_', ' ')}: {statistics.dispatch_reason}"))
     if statistics.uploads:
         hidden = f"{count_text(statistics.uploads)}, {count_text(statistics.uploads_hidden)} of them in time"
         facts += [("copied to the device", hidden), ("copied ahead", statistics.prefetch)]
@@ -209,7 +211,7 @@ def _loader(loader: LoaderRecord) -> LoaderView:
         batches=count_text(statistics.batches),
         samples=count_text(statistics.samples),
         rate=rate_text(rates.samples_per_s(statistics)),
-        waited_share=rates.waited_share(statistics),
+        stall_fraction=rates.stall_fraction(statistics),
         first_batch=time_text(statistics.first_batch_s),
         facts=tuple((name, value) for name, value in facts if value),
     )
@@ -219,19 +221,19 @@ def _slots(loader: LoaderRecord) -> str:
     ring = loader.statistics.ring
     words = [size_text(ring.nbytes)] if ring.nbytes else []
     if ring.copied_out:
-        words.append(f"{ring.copied_out} batches copied out, because the ring was full of held ones")
+        words.append(f"{ring.copied_out} batches copied out, because the program held all slots of the ring")
     return "; ".join(words)
 
 
-def _against(record: RunRecord, there: Comparison) -> Against:
-    here = compare.as_comparison(record, "this run")
-    return Against(
-        name=there.name,
-        verdict=compare.verdict(here, there),
-        rows=tuple(compare.rows(here, there)),
-        settings=there.settings,
-        caveats=there.caveats,
-        rates=(here.samples_per_s, there.samples_per_s),
+def _comparison_text(record: RunRecord, comparison: Comparison) -> ComparisonText:
+    run, reference = summarize_run(record, "this run"), comparison.reference
+    return ComparisonText(
+        name=reference.name,
+        verdict=verdict(run, comparison),
+        rows=tuple(rows(run, reference)),
+        settings=comparison.settings,
+        caveats=comparison.caveats,
+        rates=(run.samples_per_s, reference.samples_per_s),
     )
 
 

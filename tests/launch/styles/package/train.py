@@ -1,4 +1,4 @@
-"""python -m package.train: relative imports and a loader made anew for every epoch."""
+"""python -m package.train: relative imports and a loader created for every epoch."""
 
 import sys
 

@@ -1,0 +1,107 @@
+"""Penstock beside torch's DataLoader, in one run: `python -m benchmarks.loader [--quick] [--peers] [--json FILE]`.
+
+Both sides get the same dataset, batch size and two workers. Each comparison runs in a fresh process, in which all of
+its loaders are open at once. After one warm-up epoch of each, every round runs one epoch of each loader, in an order
+that is reversed from round to round, for five rounds (three with --quick). The ratio is taken within each round, so
+that a machine that is busy for a while is busy for both. The table has the median ratio, the lowest and the highest.
+The consumer reads one byte of every cache line of every batch in the main process (--consumer copy: it copies the batch
+once into a buffer that is reused, as pinning would). The docstring of each file in benchmarks/cases/ describes what the
+case measures and what its samples are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.adapters import OURS, WORKERS
+from benchmarks.benchmark_result import Result
+from benchmarks.cases import CASES
+from benchmarks.epoch_timing import Consumer
+from benchmarks.interleaved import RunOptions
+from benchmarks.machine_facts import facts
+from benchmarks.peers import PEERS
+from benchmarks.table import summary, terminal_table
+
+WIDTH = 150  # of the table where there is no terminal
+
+
+def main() -> None:
+    """Run the selected cases, print the table, and write the JSON."""
+    asked = _arguments()
+    if absent := OURS.why_unavailable():
+        sys.exit(f"penstock cannot be imported: {absent}; install it (make setup), or set PYTHONPATH=src")
+    console, progress = Console(width=None if sys.stdout.isatty() else WIDTH), Console(stderr=True)
+    absent_peers = {peer.name: reason for peer in PEERS if (reason := peer.why_unavailable())} if asked.peers else {}
+    peers = tuple(peer for peer in PEERS if peer.name not in absent_peers) if asked.peers else ()
+    options = RunOptions(quick=asked.quick, consumer=asked.consumer, peers=peers)
+
+    start = time.perf_counter()
+    results: list[Result] = []
+    try:
+        for name in asked.cases:
+            case_start = time.perf_counter()
+            results += CASES[name](options)
+            progress.print(f"{name}: {time.perf_counter() - case_start:.0f} s", style="dim")
+    finally:  # a case that fails does not lose the others' figures
+        seconds = time.perf_counter() - start
+        if asked.json:
+            report = _report(options, results, absent_peers, seconds)
+            asked.json.parent.mkdir(parents=True, exist_ok=True)
+            asked.json.write_text(json.dumps(report, indent=1) + "\n")
+        _print(console, results, absent_peers, seconds)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.loader", description=__doc__.partition(":")[0])
+    parser.add_argument("--quick", action="store_true", help="three rounds of shorter epochs, under three minutes")
+    parser.add_argument("--peers", action="store_true", help="also measure the other loaders that are installed")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every repeat, ratio and machine fact")
+    parser.add_argument(
+        "--cases", nargs="+", choices=list(CASES), default=list(CASES), metavar="NAME", help=", ".join(CASES)
+    )
+    parser.add_argument(
+        "--consumer", choices=Consumer.MODES[:2], default="touch", help="what the loop does with a batch (%(default)s)"
+    )
+    return parser.parse_args()
+
+
+def _report(options: RunOptions, results: list[Result], absent: dict[str, str], seconds: float) -> dict[str, Any]:
+    words = sys.argv[1:]
+    if "--json" in words:  # where the file went is nobody's business
+        at = words.index("--json")
+        words = words[:at] + words[at + 2 :]
+    words = [word for word in words if not word.startswith("--json=")]
+    return {
+        "benchmark": "loader",
+        "command": shlex.join(["python", "-m", "benchmarks.loader", *words]),
+        "quick": options.quick,
+        "consumer": options.consumer,
+        "repeats": options.repeats,
+        "workers": WORKERS,
+        "machine": facts(),
+        "seconds": round(seconds, 1),
+        "results": [result.to_json() for result in results],
+        "absent": absent,
+    }
+
+
+def _print(console: Console, results: list[Result], absent: dict[str, str], seconds: float) -> None:
+    console.print(terminal_table(results))
+    for result in results:
+        for note in result.notes:
+            console.print(f"{result.name}: {note}", style="dim")
+    for name, reason in absent.items():
+        console.print(f"{name}: {reason}", style="dim")
+    console.print(summary(results, seconds), soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

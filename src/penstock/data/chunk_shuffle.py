@@ -1,0 +1,156 @@
+"""A random order of samples that are read in chunks: chunks of HDF5, row groups of Parquet.
+
+    chunks     are shuffled, and distributed over lanes, one for each worker
+    blocks     of `window` chunks of a lane: their samples are shuffled together
+    batches    batch k is cut from lane k mod lanes, so that a worker that gets every lanes-th batch reads the chunks of
+               its lane only: each chunk is unpacked once
+
+A window of 1 keeps samples of a chunk together; a larger one mixes more, and a worker caches as many chunks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Sampler
+
+from penstock.core.errors import OptionError, SourceError
+
+SHUFFLE_BLOCK = 4
+"""Chunks whose samples are shuffled together, by default."""
+
+_STATE = 1
+
+
+class ChunkShuffle(Sampler[int]):
+    """Every sample once, in a random order that reads each chunk once.
+
+    Args:
+        starts: where each chunk begins, and at the end the number of samples: `chunk_starts` of a source.
+        batch_size: of the batches that will be cut from this order.
+        lanes: how many workers get the batches, round-robin; 1 for one worker, or none.
+        window: chunks whose samples are shuffled together.
+        seed: of the order; None draws one from torch's (or the generator's) random state for every epoch.
+        generator: whose random state.
+
+    Example:
+        >>> order = ChunkShuffle([0, 4, 8], window=1, seed=0)
+        >>> drawn = list(order)
+        >>> sorted(drawn), {number // 4 for number in drawn[:4]} in ({0}, {1})
+        ([0, 1, 2, 3, 4, 5, 6, 7], True)
+    """
+
+    def __init__(
+        self,
+        starts: Sequence[int] | np.ndarray,
+        *,
+        batch_size: int = 1,
+        lanes: int = 1,
+        window: int = SHUFFLE_BLOCK,
+        seed: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if batch_size < 1 or lanes < 1 or window < 1:
+            raise OptionError(f"batch_size={batch_size}, lanes={lanes} and window={window} have to be 1 or more")
+        self._starts = np.asarray(starts, np.int64)
+        self._batch_size = batch_size
+        self._lanes = lanes
+        self._window = window
+        self._seed = seed
+        self._generator = generator
+        self._epoch = 0
+        self._position = 0
+        self._drawn = 0
+        self._resumes: tuple[int, int, int] | None = None
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass that of `epoch`; without it, each pass is the next epoch."""
+        self._epoch = epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the current pass."""
+        return {"version": _STATE, "seed": self._drawn, "epoch": self._epoch - 1, "position": self._position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume the next pass where `state` was taken.
+
+        Raises:
+            SourceError: it is the state of another order.
+        """
+        try:
+            seed, epoch, position = int(state["seed"]), int(state["epoch"]), int(state["position"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise SourceError(f"this is no state of a ChunkShuffle: {state!r}") from error
+        if state.get("version") != _STATE or not 0 <= position <= len(self):
+            raise SourceError(f"this is no state of this order of {len(self)} samples: {state!r}")
+        self._resumes = (seed, epoch, position)
+
+    def __iter__(self) -> Iterator[int]:
+        start = 0
+        if self._resumes is not None:
+            self._drawn, self._epoch, start = self._resumes
+            self._resumes = None
+        elif self._seed is not None:
+            self._drawn = self._seed
+        else:
+            self._drawn = int(torch.empty((), dtype=torch.int64).random_(generator=self._generator).item())
+        epoch = self._epoch
+        self._epoch += 1
+        self._position = start
+        for index in itertools.islice(self.drawn(self._drawn, epoch), start, None):
+            self._position += 1
+            yield index
+
+    def next_pass(self) -> dict[str, Any]:
+        """Return what the next pass will be drawn from: its epoch, and the state of its generator, if it has one."""
+        generator = {} if self._generator is None else {"generator": self._generator.get_state()}
+        return {"epoch": self._epoch, **generator}
+
+    def set_next_pass(self, state: dict[str, Any]) -> None:
+        """Draw the next pass from what `next_pass` returned."""
+        self._epoch = state["epoch"]
+        if self._generator is not None and "generator" in state:
+            self._generator.set_state(state["generator"])
+
+    def as_drawn(self) -> tuple[int, int]:
+        """Return the seed and the epoch of the current pass."""
+        return self._drawn, self._epoch - 1
+
+    @property
+    def purpose(self) -> dict[str, int]:
+        """The arguments that depend on the loader, of `made_for`."""
+        return {"batch_size": self._batch_size, "lanes": self._lanes, "window": self._window}
+
+    def made_for(self, purpose: dict[str, int]) -> ChunkShuffle:
+        """Return an order of the same chunks for other batches and lanes."""
+        return ChunkShuffle(self._starts, generator=self._generator, **purpose)
+
+    def drawn(self, seed: int, epoch: int) -> Iterator[int]:
+        """Yield all indices in the order of a seed and an epoch."""
+        rng = np.random.default_rng([seed & (2**64 - 1), epoch])
+        chunks = rng.permutation(len(self._starts) - 1)
+        lanes = [self._lane(chunks[lane :: self._lanes], rng.spawn(1)[0]) for lane in range(self._lanes)]
+        turn = 0
+        while lanes:
+            lane = lanes[turn % len(lanes)]
+            batch = list(itertools.islice(lane, self._batch_size))
+            while len(batch) < self._batch_size and lanes:  # this lane has ended; the others fill up its last batch
+                lanes.remove(lane)
+                lane = lanes[turn % len(lanes)] if lanes else lane
+                batch += itertools.islice(lane, self._batch_size - len(batch))
+            yield from batch
+            turn += 1
+
+    def _lane(self, chunks: np.ndarray, rng: np.random.Generator) -> Iterator[int]:
+        for at in range(0, len(chunks), self._window):
+            block = [np.arange(self._starts[one], self._starts[one + 1]) for one in chunks[at : at + self._window]]
+            indices = np.concatenate(block)
+            rng.shuffle(indices)
+            yield from indices.tolist()

@@ -1,0 +1,344 @@
+"""Runs one conversion to its end, from the beginning or from where an earlier attempt stopped."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shutil
+import time
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.core.errors import PenstockError, SourceError
+from penstock.data.convert.canonical_bytes import DatasetChecksum
+from penstock.data.convert.compare_sources import compare_sources
+from penstock.data.convert.conversion_plan import ConversionPlan, group_segments, make_plan
+from penstock.data.convert.converter_pool import ConverterPool
+from penstock.data.convert.journal import Journal
+from penstock.data.convert.numbered_records import SourceSpec, record_counts
+from penstock.data.convert.progress import ProgressCounter
+from penstock.data.convert.segment_tasks import (
+    CheckSegmentTask,
+    CountTask,
+    JoinTask,
+    WriteTask,
+    WrittenSegment,
+    data_path,
+)
+from penstock.data.convert.source_contents import read_contents
+from penstock.data.convert.source_fingerprint import SourceFingerprint
+from penstock.data.convert.target import Target, nbytes_of
+from penstock.data.schema import Errors
+from penstock.data.source import Source
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversion:
+    """The result of a conversion."""
+
+    samples: int
+    files: tuple[str, ...]
+    """The files that were written, or compared."""
+    nbytes: int
+    """Of the files."""
+    seconds: float
+    checksum: str
+    """Of the samples, in whatever order: see `canonical_bytes`. Equal for equal samples of any format."""
+    skipped: int
+    """Broken records that were left out; the unreadable rest of a shard counts as one."""
+    resumed: int
+    """Samples that an earlier attempt had written."""
+    verified: bool
+    """Whether the result was read again and compared with the source, sample by sample."""
+
+
+class ConversionRun:
+    """One conversion: plans it, writes segments, joins them to files, verifies and renames these.
+
+    Args:
+        spec: of the source.
+        target: the files to write.
+        errors: "skip" leaves out broken records.
+        workers: processes; 0 for none.
+        writer_options: of the target's format.
+        counter: counts the progress.
+
+    Raises:
+        SourceError: the target's format cannot be written.
+        OptionError: it has no such options.
+    """
+
+    def __init__(
+        self,
+        spec: SourceSpec,
+        target: Target,
+        errors: Errors,
+        workers: int,
+        writer_options: dict[str, Any],
+        counter: ProgressCounter,
+    ) -> None:
+        self._spec = spec
+        self._target = target
+        self._errors = errors
+        self._workers = workers
+        self._writer_options = writer_options
+        self._counter = counter
+        self._format = target.kind
+        if self._format.writer is None:
+            raise SourceError(f"{target.path}: {target.kind.name} is read by penstock, and not written")
+        self._format.check_options(self._format.writer, writer_options)
+
+    def run(self, fingerprint: SourceFingerprint, *, overwrite: bool, verify: bool, started: float) -> Conversion:
+        """Run the conversion, or what is left of it.
+
+        Args:
+            fingerprint: of the source.
+            overwrite: replace existing files at the end.
+            verify: compare the result with the source.
+            started: when the conversion began, in seconds of `time.monotonic`.
+        """
+        if not os.path.isdir(self._target.partial_folder):
+            self._target.check_absent(overwrite=overwrite)
+        with closing(Journal(self._target.partial_folder, self._settings(fingerprint))) as journal:
+            try:
+                if journal.last("finished") is None:
+                    self._target.check_absent(overwrite=overwrite)
+                    with closing(ConverterPool(self._workers, journal.lock)) as pool:
+                        self._write_result(journal, pool, verify=verify)
+                done = journal.last("finished") or {}
+                names = self._target.publish(done["folders"], overwrite=overwrite)
+            except PenstockError as error:
+                self._keep_progress(journal, error)
+                raise
+            except OSError as error:
+                failure = SourceError(f"{self._target.path} could not be finished: {error}")
+                self._keep_progress(journal, failure)
+                raise failure from error
+        return Conversion(
+            samples=done["samples"],
+            files=tuple(names),
+            nbytes=sum(nbytes_of(name) for name in names),
+            seconds=time.monotonic() - started,
+            checksum=done["checksum"],
+            skipped=done["skipped"],
+            resumed=done["resumed"],
+            verified=done["verified"],
+        )
+
+    def _keep_progress(self, journal: Journal, error: PenstockError) -> None:
+        """After an error, add a note on the samples that are kept, or remove the folder if there are none."""
+        kept = sum({entry["number"]: entry["samples"] for entry in journal.all("segment_written")}.values())
+        if kept:
+            error.add_note(
+                f"{kept} samples are kept in {self._target.partial_folder}; when the cause is fixed, repeat the "
+                "call to resume"
+            )
+        else:  # an empty folder would only block a corrected command with other options
+            shutil.rmtree(self._target.partial_folder, ignore_errors=True)
+
+    def _settings(self, fingerprint: SourceFingerprint) -> dict[str, Any]:
+        spec, target = self._spec, self._target
+        return {
+            "source": spec.path,
+            "format": spec.format,
+            "fields": spec.fields,
+            "options": spec.options,
+            "errors": self._errors,
+            "target": target.kind.name,
+            "writer_options": self._writer_options,
+            "shards": target.shards,
+            "shard_size": target.shard_nbytes,
+            "source_files": fingerprint.to_json(),
+        }
+
+    def _write_result(self, journal: Journal, pool: ConverterPool, *, verify: bool) -> None:
+        """Write, join and verify the result; it is not renamed yet."""
+        plan = self._plan(journal, pool)
+        written, resumed = self._write(plan, journal, pool)
+        folders, counts = self._join(plan, written, journal, pool)
+        files = tuple(data_path(folder, self._target.suffix) for folder in folders)
+        options = self._options_to_read()
+        result = SourceSpec.create(
+            files, format=self._target.kind.name, fields=list(plan.schema) or None, options=options
+        )
+        skipped = sum(one.skipped for one in written) + plan.truncated_shards
+        if verify:
+            self._counter.begin_stage("comparing", sum(counts))
+            compare_sources(
+                self._spec,
+                result,
+                plan.counts,
+                record_counts(result, counts),
+                pool,
+                self._counter,
+                errors=self._errors,
+                same_numbers=not skipped,
+                is_ordered=self._target.is_ordered(plan.schema),
+            )
+        checksum = DatasetChecksum()
+        for one in written:
+            checksum.merge(one.checksum)
+        journal.append(
+            "finished",
+            folders=[os.path.basename(folder) for folder in folders],
+            samples=checksum.samples,
+            checksum=checksum.to_text(),
+            skipped=skipped,
+            resumed=resumed,
+            verified=verify,
+        )
+
+    def _options_to_read(self) -> dict[str, Any]:
+        """Return the options of the writer that the reader of the result needs, too: a delimiter, a dtype."""
+        known = inspect.signature(self._format.open_files).parameters
+        return {name: value for name, value in self._writer_options.items() if name in known}
+
+    def _plan(self, journal: Journal, pool: ConverterPool) -> ConversionPlan:
+        entry = journal.last("planned")
+        if entry is not None:
+            return ConversionPlan.from_json(entry)
+        self._check_first_sample()
+        contents = read_contents(self._spec, self._errors, pool, self._workers, self._counter, journal)
+        self._raise_if_unsupported(self._format.why_unsupported(contents.schema))
+        with closing(self._spec.open()) as source:
+            runs = source.chunk_starts if isinstance(source, Source) else None
+        plan = make_plan(contents, self._target, runs, self._workers, joins=self._format.concat_files is not None)
+        journal.append("planned", **plan.to_json())
+        return plan
+
+    def _check_first_sample(self) -> None:
+        """Check whether the format supports the first sample, before all samples are scanned.
+
+        Raises:
+            SourceError: the format supports it neither with its sizes nor with variable ones.
+        """
+        with closing(self._spec.open()) as source:
+            try:
+                schema = source.schema
+            except SourceError:  # the scan raises it with its place
+                return
+        wide = {name: replace(field, shape=(None,) * len(field.shape)) for name, field in schema.items()}
+        if self._format.why_unsupported(wide):
+            self._raise_if_unsupported(self._format.why_unsupported(schema))
+
+    def _raise_if_unsupported(self, reason: str) -> None:
+        if reason:
+            raise SourceError(
+                f"{self._target.path}: {reason}; choose or rename fields with fields= (--fields a,new=old)"
+            )
+
+    # ── segments ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _segment_folder(self, number: int) -> str:
+        return os.path.join(self._target.partial_folder, f"segment-{number:06d}")
+
+    def _file_folder(self, number: int) -> str:
+        return os.path.join(self._target.partial_folder, f"file-{number:06d}")
+
+    def _write(self, plan: ConversionPlan, journal: Journal, pool: ConverterPool) -> tuple[list[WrittenSegment], int]:
+        """Write the segments that are missing; return all, and how many samples were written before."""
+        written = self._intact_segments(plan, journal, pool)
+        resumed = sum(one.checksum.samples for one in written.values())
+        self._counter.begin_stage("writing", plan.counts.total, resumed)
+        tasks = [
+            WriteTask(
+                number=number,
+                spec=self._spec,
+                ranges=plan.counts.ranges(plan.boundaries[number], plan.boundaries[number + 1]),
+                errors=self._errors,
+                schema=plan.schema,
+                format=self._target.kind.name,
+                options=self._writer_options,
+                folder=self._segment_folder(number),
+                suffix=self._target.suffix,
+            )
+            for number in range(plan.segments)
+            if number not in written
+        ]
+        for _, one in pool.run(tasks, self._counter):
+            written[one.number] = one
+            journal.append("segment_written", **one.to_json())
+        return [written[number] for number in range(plan.segments)], resumed
+
+    def _intact_segments(
+        self, plan: ConversionPlan, journal: Journal, pool: ConverterPool
+    ) -> dict[int, WrittenSegment]:
+        """Return the segments whose files are what the journal recorded; remove all other files."""
+        recorded = {entry["number"]: WrittenSegment.from_json(entry) for entry in journal.all("segment_written")}
+        kept = {"journal.jsonl", "lock"}
+        joined: set[int] = set()
+        if len(recorded) == plan.segments:
+            for number, group in enumerate(self._groups(plan, [recorded[one] for one in range(len(recorded))])):
+                if self._is_joined(number, journal):
+                    joined.update(group)
+                    kept.add(os.path.basename(self._file_folder(number)))
+        checks = [
+            CheckSegmentTask(
+                number=number, folder=self._segment_folder(number), file_nbytes=one.file_nbytes, crc32=one.crc32
+            )
+            for number, one in recorded.items()
+            if number not in joined
+        ]
+        intact = {number: recorded[number] for number in joined}
+        for task, is_intact in pool.run(checks, self._counter):
+            if is_intact:
+                intact[task.number] = recorded[task.number]
+                kept.add(os.path.basename(self._segment_folder(task.number)))
+        for name in set(os.listdir(self._target.partial_folder)) - kept:
+            path = os.path.join(self._target.partial_folder, name)
+            if os.path.isdir(path):
+                shutil.rmtree(path)
+            else:
+                os.remove(path)
+        return intact
+
+    # ── files ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _groups(self, plan: ConversionPlan, written: list[WrittenSegment]) -> list[range]:
+        return group_segments(plan, self._target, [one.file_nbytes for one in written])
+
+    def _is_joined(self, number: int, journal: Journal) -> bool:
+        path = self._file_folder(number)
+        sizes = [entry["nbytes"] for entry in journal.all("file_joined") if entry["number"] == number]
+        return bool(sizes) and os.path.exists(path) and nbytes_of(path) == sizes[-1]
+
+    def _join(
+        self, plan: ConversionPlan, written: list[WrittenSegment], journal: Journal, pool: ConverterPool
+    ) -> tuple[list[str], tuple[int, ...]]:
+        """Join segments to files; return their folders, and how many samples each has."""
+        groups = self._groups(plan, written)
+        counts = tuple(sum(written[number].checksum.samples for number in group) for group in groups)
+        folders = [
+            self._segment_folder(group[0]) if len(group) == 1 else self._file_folder(number)
+            for number, group in enumerate(groups)
+        ]
+        self._counter.begin_stage("joining", None)
+        tasks = [
+            JoinTask(
+                number=number,
+                format=self._target.kind.name,
+                parts=tuple(self._segment_folder(one) for one in group),
+                folder=self._file_folder(number),
+                suffix=self._target.suffix,
+            )
+            for number, group in enumerate(groups)
+            if len(group) > 1 and not self._is_joined(number, journal)
+        ]
+        for task, nbytes in pool.run(tasks, self._counter):
+            journal.append("file_joined", number=task.number, nbytes=nbytes)
+        for one in (one for group in groups if len(group) > 1 for one in group):
+            shutil.rmtree(self._segment_folder(one), ignore_errors=True)
+        checks = [
+            CountTask(
+                number=number,
+                path=data_path(folder, self._target.suffix),
+                format=self._target.kind.name,
+                options=self._options_to_read(),
+                expected=count,
+            )
+            for number, (folder, count) in enumerate(zip(folders, counts, strict=True))
+        ]
+        for _ in pool.run(checks, self._counter):
+            pass
+        return folders, counts

@@ -1,0 +1,180 @@
+"""A source as numbered records: every process opens it in the same way, and reads any range of it.
+
+Records are numbered from 0, through all shards of a stream in their order. A broken record keeps its number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import OptionError, RecordError
+from penstock.data.open import open as open_source
+from penstock.data.schema import Sample, Schema
+from penstock.data.source import Source
+from penstock.data.stream import Stream
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceSpec:
+    """How a source is opened, the same way in every process."""
+
+    path: str | tuple[str, ...]
+    format: str | None = None
+    """Recognized by the name where it is None."""
+    fields: tuple[tuple[str, str], ...] | None = None
+    """(name in the sample, name in the file) of those that are read; None for all."""
+    options: str = "{}"
+    """Of the format, as JSON."""
+
+    @classmethod
+    def create(
+        cls,
+        path: str | tuple[str, ...],
+        *,
+        format: str | None = None,
+        fields: Mapping[str, str] | list[str] | tuple[str, ...] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> SourceSpec:
+        """Return the spec of `penstock.open(path, ...)`.
+
+        Raises:
+            OptionError: an option cannot be written as JSON.
+        """
+        pairs: tuple[tuple[str, str], ...] | None = None
+        if fields is not None:
+            pairs = tuple(fields.items()) if isinstance(fields, Mapping) else tuple((name, name) for name in fields)
+        try:
+            text = json.dumps(dict(options or {}), sort_keys=True)
+        except (TypeError, ValueError) as error:
+            raise OptionError(f"options travel to other processes as JSON, and {error}") from error
+        return cls(path=path, format=format, fields=pairs, options=text)
+
+    def open(self) -> Source | Stream:
+        """Open the source."""
+        path = list(self.path) if isinstance(self.path, tuple) else self.path
+        fields = None if self.fields is None else dict(self.fields)
+        return open_source(path, format=self.format, fields=fields, **json.loads(self.options))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRange:
+    """Records of one shard, numbered within it; a map-style source is shard 0."""
+
+    shard: int
+    first: int
+    stop: int | None
+    """None for the end of the shard."""
+    step: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RecordCounts:
+    """How many records each shard has."""
+
+    per_shard: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        """The records of all shards."""
+        return sum(self.per_shard)
+
+    def ranges(self, first: int, stop: int) -> tuple[RecordRange, ...]:
+        """Return where records `first` to `stop` lie.
+
+        >>> RecordCounts((3, 0, 4)).ranges(2, 5)
+        (RecordRange(shard=0, first=2, stop=3, step=1), RecordRange(shard=2, first=0, stop=2, step=1))
+        """
+        ends = np.cumsum(self.per_shard)
+        found = []
+        for shard in range(int(np.searchsorted(ends, first, "right")), len(self.per_shard)):
+            start = int(ends[shard]) - self.per_shard[shard]
+            if start >= stop:
+                break
+            low, high = max(first - start, 0), min(stop - start, self.per_shard[shard])
+            if low < high:
+                found.append(RecordRange(shard, low, high))
+        return tuple(found)
+
+
+class RecordReader:
+    """Reads ranges of one source in one process. A range that begins where the last one ended reuses its iterator."""
+
+    def __init__(self, spec: SourceSpec) -> None:
+        self.source = spec.open()
+        self._open: tuple[int, int, Iterator[Sample | RecordError]] | None = None
+        """Shard and next record of a stream's iterator that is still open."""
+
+    def records(self, wanted: RecordRange) -> Iterator[Sample | RecordError]:
+        """Yield a range's samples, and a RecordError in the place of each broken one.
+
+        Raises:
+            RecordError: nothing after it can be read.
+        """
+        if isinstance(self.source, Stream):
+            return self._read_stream(self.source, wanted)
+        return self._read_by_index(self.source, wanted)
+
+    def close(self) -> None:
+        """Close the source."""
+        opened, self._open = self._open, None
+        _close(opened[2] if opened is not None else None)
+        self.source.close()
+
+    def _read_by_index(self, source: Source, wanted: RecordRange) -> Iterator[Sample | RecordError]:
+        stop = len(source) if wanted.stop is None else wanted.stop
+        for index in range(wanted.first, stop, wanted.step):
+            try:
+                yield source.read(index)
+            except RecordError as error:
+                yield error
+
+    def _read_stream(self, stream: Stream, wanted: RecordRange) -> Iterator[Sample | RecordError]:
+        opened, self._open = self._open, None
+        if opened is not None and opened[:2] == (wanted.shard, wanted.first) and wanted.step == 1:
+            records = opened[2]
+        else:
+            _close(opened[2] if opened is not None else None)
+            records = stream.read(stream.shards[wanted.shard], wanted.first, wanted.step)
+        count = None if wanted.stop is None else len(range(wanted.first, wanted.stop, wanted.step))
+        is_complete = False
+        try:
+            yield from islice(records, count)
+            is_complete = True
+        finally:
+            if is_complete and wanted.stop is not None and wanted.step == 1:
+                self._open = (wanted.shard, wanted.stop, records)
+            else:
+                _close(records)
+
+
+def _close(records: Iterator[Any] | None) -> None:
+    with contextlib.suppress(AttributeError):  # generators have `close`; other iterators need not
+        records.close()  # type: ignore[union-attr]
+
+
+def record_counts(spec: SourceSpec, counts: tuple[int, ...]) -> RecordCounts:
+    """Return the counts of the shards of a result, given those of its files."""
+    with closing(spec.open()) as source:
+        return RecordCounts((sum(counts),) if isinstance(source, Source) else counts)
+
+
+def declared_schema(source: Source | Stream) -> Schema | None:
+    """Return the schema of all samples, where the format declares it; None where only reading them shows it."""
+    base = Stream if isinstance(source, Stream) else Source
+    return source.schema if type(source).schema is not base.schema else None
+
+
+def known_counts(source: Source | Stream) -> RecordCounts | None:
+    """Return the number of records, where it is known without reading them."""
+    if isinstance(source, Source):
+        return RecordCounts((len(source),))
+    counts = [shard.count for shard in source.shards]
+    return None if None in counts else RecordCounts(tuple(count or 0 for count in counts))

@@ -1,0 +1,65 @@
+"""The fingerprint of a source: a hash of the names, sizes and versions of its files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.data.format import Format
+from penstock.data.select_format import list_files
+from penstock.data.storage.storage import Storage, is_remote
+
+_VOLATILE_FILES = ("lock.mdb",)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFingerprint:
+    """Fingerprint of the files that a path stands for."""
+
+    files: int
+    nbytes: int
+    digest: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fingerprint for a journal."""
+        return {"files": self.files, "nbytes": self.nbytes, "digest": self.digest}
+
+
+def fingerprint_source(kind: Format, paths: list[str], storage: Storage) -> SourceFingerprint:
+    """Return the fingerprint of what a format would read; no file is opened.
+
+    Raises:
+        SourceError: a file does not exist.
+    """
+    digest, files, nbytes = hashlib.sha256(), 0, 0
+    for name, size, version in _list_files(kind, paths, storage):
+        digest.update(f"{name}\0{size}\0{version}\n".encode("utf-8", "surrogateescape"))
+        files += 1
+        nbytes += size
+    return SourceFingerprint(files, nbytes, digest.hexdigest())
+
+
+def _list_files(kind: Format, paths: list[str], storage: Storage) -> Iterator[tuple[str, int, str]]:
+    """Yield the name, size and version of every file."""
+    remote = list_files(kind, [path for path in paths if is_remote(path)], storage)
+    for url, version in zip(remote, storage.file_versions(remote), strict=True):
+        yield url, version.nbytes, version.version
+    for path in (os.path.abspath(path) for path in paths if not is_remote(path)):
+        if os.path.isdir(path):
+            yield from _list_folder(path)
+        else:
+            version = storage.file_versions([path])[0]
+            yield path, version.nbytes, version.version
+
+
+def _list_folder(path: str) -> Iterator[tuple[str, int, str]]:
+    for folder, folders, names in os.walk(path):
+        folders.sort()
+        for name in sorted(names):
+            if name not in _VOLATILE_FILES:
+                file = os.path.join(folder, name)
+                status = os.stat(file, follow_symlinks=os.path.exists(file))  # a link may be dangling
+                yield file, status.st_size, str(status.st_mtime_ns)

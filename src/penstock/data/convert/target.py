@@ -1,0 +1,197 @@
+"""The target of a conversion: the names of its files, and how finished files are renamed to them.
+
+    out.h5                 one file
+    out-{000..015}.tar     as many as the braces expand to
+    out.tar, shards=16     out-000000.tar and so on; with shard_size, as many as their size demands
+
+Files are written in a folder beside them, which has the name of the target and ".partial".
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shutil
+from dataclasses import dataclass
+
+from penstock.core.errors import OptionError, SourceError
+from penstock.data.format import Format
+from penstock.data.format_registry import format_named, format_of_path
+from penstock.data.schema import Schema
+from penstock.data.storage.storage import expand_braces, is_remote, strip_file_scheme
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """The files that a conversion writes."""
+
+    path: str
+    """As the user gave it."""
+    kind: Format
+    shards: int | None
+    """How many files; None if their size decides."""
+    shard_nbytes: int | None
+    is_numbered: bool
+    """Whether names get numbers, as out-000000.tar."""
+
+    @classmethod
+    def parse(
+        cls, path: str, *, format: str | None = None, shards: int | None = None, shard_nbytes: int | None = None
+    ) -> Target:
+        """Return the target for a path and options.
+
+        Raises:
+            OptionError: the options contradict each other.
+            SourceError: no format has the name's suffix.
+        """
+        if is_remote(path):
+            scheme = path.partition("://")[0]
+            raise OptionError(
+                f"{path} is remote, and results can only be written to this machine; choose a local path, and "
+                f"upload the result, as with fsspec.filesystem({scheme!r}).put(...)"
+            )
+        path = strip_file_scheme(path).rstrip("/")
+        kind = format_named(format) if format is not None else format_of_path(path)
+        if kind is None:
+            raise SourceError(f"{path} has no suffix of a known format; choose one with to= (--to on the command line)")
+        count = len(expand_braces(path))
+        if shards is not None and shard_nbytes is not None:
+            raise OptionError("shards= is the number of files, and shard_size= their size: give only one of them")
+        if shards is not None and shards < 1:
+            raise OptionError(f"shards={shards} has to be 1 or more")
+        if shard_nbytes is not None and shard_nbytes < 1:
+            raise OptionError(f"shard_size={shard_nbytes} has to be 1 byte or more")
+        if count > 1 and (shard_nbytes is not None or shards not in (None, count)):
+            raise OptionError(f"{path} expands to {count} files; leave out shards= and shard_size=")
+        is_numbered = count == 1 and (shards is not None or shard_nbytes is not None)
+        how_many = None if shard_nbytes is not None else shards or count
+        return cls(path=path, kind=kind, shards=how_many, shard_nbytes=shard_nbytes, is_numbered=is_numbered)
+
+    @property
+    def suffix(self) -> str:
+        """The suffix of the names: writers choose the compression by it."""
+        lower = self.path.lower()
+        fitting = [suffix for suffix in self.kind.suffixes if lower.endswith(suffix)]
+        return self.path[len(self.path) - max(map(len, fitting)) :] if fitting else ""
+
+    @property
+    def partial_folder(self) -> str:
+        """The folder for unfinished files. Braces in its name would be expanded when its files are read."""
+        return self.path.translate(str.maketrans("{}", "()")) + ".partial"
+
+    def is_ordered(self, schema: Schema) -> bool:
+        """Return whether samples are read in the order in which they were written: images are read class by class."""
+        return not (self.kind.name == "images" and "label" in schema)
+
+    def names(self, count: int) -> list[str]:
+        """Return the paths of `count` files.
+
+        >>> Target.parse("out.tar.gz", shards=2).names(2), Target.parse("{a,b}.h5").names(2)
+        (['out-000000.tar.gz', 'out-000001.tar.gz'], ['a.h5', 'b.h5'])
+        """
+        if not self.is_numbered:
+            return expand_braces(self.path)
+        stem = self.path[: len(self.path) - len(self.suffix)]
+        return [f"{stem}-{number:06d}{self.suffix}" for number in range(count)]
+
+    def existing_files(self) -> list[str]:
+        """Return those of its files that exist, including ones with higher numbers than this conversion writes."""
+        if not self.is_numbered:
+            return [name for name in expand_braces(self.path) if os.path.lexists(name)]
+        stem = self.path[: len(self.path) - len(self.suffix)]
+        numbered = re.compile(re.escape(stem) + r"-\d{6}" + re.escape(self.suffix))
+        return sorted(
+            name for name in glob.glob(f"{glob.escape(stem)}-*{glob.escape(self.suffix)}") if numbered.fullmatch(name)
+        )
+
+    def check_absent(self, *, overwrite: bool) -> None:
+        """Check that nothing is at the target's paths that may not be replaced.
+
+        Raises:
+            SourceError: there is.
+        """
+        for name in self.existing_files():
+            if os.path.isdir(name) and not os.path.islink(name):
+                raise SourceError(f"{name} is a folder, and folders are not replaced; remove it, or write elsewhere")
+            if not overwrite:
+                raise SourceError(
+                    f"{name} exists; --overwrite (overwrite=True) replaces it when the result is complete"
+                )
+        folder = os.path.dirname(self.path) or "."
+        if not os.path.isdir(folder):
+            raise SourceError(f"there is no folder {folder} to write to")
+
+    def publish(self, folders: list[str], *, overwrite: bool) -> list[str]:
+        """Rename the finished files in `partial_folder` to their final names; can be repeated after a kill.
+
+        Returns:
+            The names.
+
+        Raises:
+            SourceError: one exists, and may not be replaced.
+        """
+        names = self.names(len(folders))
+        moves = [move for folder, name in zip(folders, names, strict=True) for move in self._moves(folder, name)]
+        for _, name in moves:
+            if os.path.lexists(name) and (not overwrite or os.path.isdir(name)):
+                raise SourceError(f"{name} exists; move it away, and repeat the command to resume")
+        for written, name in moves:
+            os.replace(written, name)
+        if overwrite:
+            for stale in sorted(set(self.existing_files()) - set(names)):
+                os.remove(stale)
+        sync_folder(os.path.dirname(self.path) or ".")
+        _clear(self.partial_folder)
+        return names
+
+    def _moves(self, folder: str, name: str) -> list[tuple[str, str]]:
+        """Return the files in a folder and their final names; the data file comes last."""
+        stem = name[: len(name) - len(self.suffix)]
+        inside = os.path.join(self.partial_folder, folder)
+        written = os.listdir(inside) if os.path.isdir(inside) else []
+        data = f"data{self.suffix}"
+        own = [(os.path.join(inside, one), stem + one.removeprefix("data")) for one in sorted(written) if one != data]
+        return [*own, (os.path.join(inside, data), name)] if data in written else own
+
+
+def _clear(partial_folder: str) -> None:
+    """Remove the folder; its journal last, so that the command can resume after a kill in between."""
+    for name in sorted(os.listdir(partial_folder), key=lambda name: name == "journal.jsonl"):
+        path = os.path.join(partial_folder, name)
+        if os.path.isdir(path):
+            shutil.rmtree(path)
+        else:
+            os.remove(path)
+    os.rmdir(partial_folder)
+
+
+def sync_file(path: str) -> None:
+    """Sync a file, or all files of a folder, to the disk."""
+    if not os.path.isdir(path):
+        _sync(path)
+        return
+    for folder, _, names in os.walk(path):
+        for name in names:
+            _sync(os.path.join(folder, name))
+        _sync(folder)
+
+
+def sync_folder(path: str) -> None:
+    """Sync the names in a folder to the disk."""
+    _sync(path)
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def nbytes_of(path: str) -> int:
+    """Return the bytes of a file, or of all files of a folder."""
+    if not os.path.isdir(path):
+        return os.path.getsize(path)
+    return sum(os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names)

@@ -1,0 +1,313 @@
+"""Tables, as Parquet and Arrow files hold them: rows lie in groups, a group is unpacked whole, a row is a sample.
+
+types.py lists what columns may hold. A process caches some unpacked groups, so that neighbouring samples are unpacked
+together: `chunk_starts` is where groups begin. Arrays of samples are read-only views of unpacked groups.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.data.concat_index import ConcatIndex
+from penstock.data.formats.arrow.columns import Column
+from penstock.data.formats.arrow.types import leaves
+from penstock.data.optional import need
+from penstock.data.schema import Sample, Schema, Selection, plain
+from penstock.data.source import PerProcess, Source
+
+HELD_NBYTES = 512 << 20
+"""Of unpacked groups that a process keeps."""
+
+MOST_GROUP_NBYTES = 2 << 30
+"""Of a group that is unpacked."""
+
+_MOST_ROWS = 1 << 40
+
+
+@contextmanager
+def translate_errors(path: str, what: str = "it cannot be read") -> Iterator[None]:
+    """Raise SourceError for whatever Arrow raises about a file.
+
+    >>> with translate_errors("a.parquet"):
+    ...     raise OSError("no")
+    Traceback (most recent call last):
+    penstock.core.errors.SourceError: a.parquet: it cannot be read: no
+    """
+    try:
+        yield
+    except SourceError:
+        raise
+    except arrow_errors() as error:
+        raise SourceError(f"{path}: {what}: {str(error)[:500]}") from error
+
+
+def arrow_errors() -> tuple[type[Exception], ...]:
+    """Return what Arrow raises about damaged files."""
+    return need("pyarrow", "parquet").ArrowException, OSError, ValueError, MemoryError, OverflowError
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A row group, or a record batch."""
+
+    file: int
+    number: int
+    """In its file."""
+    first: int
+    """Its first row, in its file."""
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableOptions:
+    """Options that Arrow and Parquet share."""
+
+    null: Mapping[str, Any] = field(default_factory=dict)
+    """The value of a field where it is null; else that is an error."""
+    held_nbytes: int = HELD_NBYTES
+    max_group_nbytes: int = MOST_GROUP_NBYTES
+
+    def __post_init__(self) -> None:
+        if self.held_nbytes < 0 or self.max_group_nbytes < 1:
+            raise OptionError(
+                f"held_nbytes={self.held_nbytes} must not be negative, max_group_nbytes={self.max_group_nbytes} not 0"
+            )
+
+
+class TableSource(Source):
+    """Rows of tables, by number.
+
+    A format gives `batches`. Groups are unpacked by any thread, and each of them once while it is kept.
+
+    Args:
+        paths: of the files.
+        groups: of all files, in order.
+        schemas: Arrow's, of each file.
+        fields: which fields samples have.
+        options: see `TableOptions`.
+
+    Raises:
+        SourceError: a field is not there, cannot be read, or is something else in another file.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        groups: Sequence[Group],
+        schemas: Sequence[Any],
+        fields: Selection,
+        options: TableOptions,
+    ) -> None:
+        self.where = paths[0] if len(paths) == 1 else f"{paths[0]} and others"
+        self._paths = tuple(paths)
+        self._groups = tuple(group for group in groups if group.rows)
+        rows = [group.rows for group in groups]
+        if min(rows, default=0) < 0 or sum(rows) > _MOST_ROWS:
+            spans = f"in groups of {min(rows)} to {max(rows)}"
+            raise SourceError(f"{self.where}: it states {sum(rows)} rows, {spans}")
+        self._schemas = tuple(schemas)
+        self._selection = fields
+        self._options = options
+        self._nulls = {name: plain(value) for name, value in options.null.items()}
+        self._names, self._fields = resolve_fields(self._paths, self._schemas, fields)
+        self._parts = ConcatIndex(group.rows for group in self._groups)
+        self._held = PerProcess(partial(GroupCache, options.held_nbytes), GroupCache.clear)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of its samples, as in the files' schemas."""
+        return dict(self._fields)
+
+    @property
+    def chunk_starts(self) -> np.ndarray:
+        """Where each group begins, and the number of rows."""
+        return np.asarray(self._parts.starts, np.int64)
+
+    def batches(self, group: Group, names: Iterable[str]) -> Iterator[Any]:
+        """Yield a group's record batches, with the columns that hold the fields `names` of the file."""
+        raise NotImplementedError
+
+    def cost(self, batch: Any) -> int:
+        """Return the bytes that keeping a batch costs."""
+        return int(batch.nbytes)
+
+    def offset(self, group: Group) -> int:
+        """Return the byte at which a group begins; -1 where nobody knows."""
+        return -1
+
+    def read(self, index: int) -> Sample:
+        """Return a sample."""
+        number, row = self._parts.locate(index)
+        within = row
+        unpacked = self._held.get().get(number, self._unpack)
+        if unpacked.failure:
+            raise self._broken(number, row, unpacked.failure)
+        if len(unpacked.pieces) > 1:
+            piece = bisect_right(unpacked.starts, row) - 1
+            within = row - unpacked.starts[piece]
+            columns = unpacked.pieces[piece]
+        else:
+            columns = unpacked.pieces[0]
+        sample, name = {}, ""
+        try:
+            for name, column in columns:
+                if column.valid is None or column.valid[within]:
+                    sample[name] = column.value(within)
+                elif name in self._nulls:
+                    sample[name] = self._nulls[name]
+                else:
+                    raise SourceError(f"it is null; pass a value to use instead: null={{{name!r}: ...}}")
+        except SourceError as error:
+            raise self._broken(number, row, f"field {name!r}: {error}") from error
+        return sample
+
+    def select_fields(self, fields: Sequence[str]) -> Source:
+        """Return a source with these fields only; others' columns are not read."""
+        names = Selection.of(list(fields)).names(self._names, self.where)
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._names = {name: self._names[name] for name in names}
+        other._fields = {name: self._fields[name] for name in names}
+        other._held = PerProcess(partial(GroupCache, self._options.held_nbytes), GroupCache.clear)
+        return other
+
+    def close(self) -> None:
+        """Free the groups that this process has cached."""
+        self._held.close()
+
+    def _unpack(self, number: int) -> UnpackedGroup:
+        """Return a group's columns, or why it cannot be unpacked."""
+        group = self._groups[number]
+        unpacked = UnpackedGroup()
+        try:
+            for batch in self.batches(group, self._names.values()):
+                self._add(batch, unpacked)
+        except SourceError as error:
+            return UnpackedGroup(failure=str(error))
+        except arrow_errors() as error:
+            if getattr(error, "errno", None):  # the disk's, and may be gone the next time
+                raise SourceError(f"{self._paths[group.file]} cannot be read: {error}") from error
+            return UnpackedGroup(failure=f"its group cannot be unpacked: {str(error)[:500]}")
+        if unpacked.starts[-1] != group.rows:
+            reason = f"its group has {unpacked.starts[-1]} rows, and {group.rows} in the file's metadata"
+            return UnpackedGroup(failure=reason)
+        return unpacked
+
+    def _add(self, batch: Any, unpacked: UnpackedGroup) -> None:
+        if not batch.num_rows:
+            return
+        there = leaves(batch.schema)
+        columns = []
+        for name, inner in self._names.items():
+            leaf = there.get(inner)
+            if leaf is None or isinstance(leaf, str) or leaf.field != self._fields[name]:
+                raise SourceError(f"its column {inner!r} is not of the type in the file's schema")
+            try:
+                columns.append((name, leaf.column(batch)))
+            except SourceError as error:
+                raise SourceError(f"field {name!r}: {error}") from error
+        unpacked.pieces.append(columns)
+        unpacked.starts.append(unpacked.starts[-1] + batch.num_rows)
+        unpacked.nbytes += self.cost(batch)
+        if unpacked.nbytes > self._options.max_group_nbytes:
+            raise SourceError(
+                f"its group has {unpacked.nbytes} bytes and more unpacked; max_group_nbytes is "
+                f"{self._options.max_group_nbytes}"
+            )
+
+    def _broken(self, number: int, row: int, reason: str) -> RecordError:
+        group = self._groups[number]
+        return RecordError(self._paths[group.file], self.offset(group), group.first + row, reason)
+
+
+def resolve_fields(paths: Sequence[str], schemas: Sequence[Any], fields: Selection) -> tuple[dict[str, str], Schema]:
+    """Return {name in the sample: name in the files} and the samples' schema.
+
+    Raises:
+        SourceError: a field is not there, cannot be read, or is something else in another file.
+    """
+    names: dict[str, str] = {}
+    found: Schema = {}
+    for path, schema in zip(paths, schemas, strict=True):
+        with translate_errors(path):
+            there = leaves(schema)
+        names = fields.names(there, path)
+        for name, inner in names.items():
+            leaf = there[inner]
+            if isinstance(leaf, str):
+                raise SourceError(f"{path}: field {inner!r} cannot be read: {leaf}; leave it out: fields=")
+            if found.setdefault(name, leaf.field) != leaf.field:
+                raise SourceError(
+                    f"{path}: field {inner!r} is {leaf.field.words()}, and {found[name].words()} in {paths[0]}"
+                )
+        if len(found) != len(names):
+            raise SourceError(f"{path}: it has the fields {sorted(names)}, and {paths[0]} {sorted(found)}")
+    return names, found
+
+
+@dataclass(slots=True)
+class UnpackedGroup:
+    """A group's columns, in pieces."""
+
+    starts: list[int] = field(default_factory=lambda: [0])
+    """The first row of each piece, and the number of rows."""
+    pieces: list[list[tuple[str, Column]]] = field(default_factory=list)
+    nbytes: int = 0
+    failure: str = ""
+    """Why there are none."""
+
+
+class GroupCache:
+    """UnpackedGroup groups: the least recently used go when `most_nbytes` are exceeded; one is always kept."""
+
+    def __init__(self, most_nbytes: int) -> None:
+        self._most_nbytes = most_nbytes
+        self._groups: OrderedDict[int, UnpackedGroup] = OrderedDict()
+        self._nbytes = 0
+        self._turns: dict[int, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    def get(self, number: int, unpack: Callable[[int], UnpackedGroup]) -> UnpackedGroup:
+        """Return group `number`; one thread unpacks it, and others that ask for it wait."""
+        with self._lock:
+            found = self._groups.get(number)
+            if found is not None:
+                self._groups.move_to_end(number)
+                return found
+            turn = self._turns.setdefault(number, threading.Lock())
+        with turn:
+            found = self._groups.get(number)
+            if found is None:
+                found = unpack(number)
+                self._keep(number, found)
+            return found
+
+    def clear(self) -> None:
+        """Free all groups."""
+        with self._lock:
+            self._groups.clear()
+            self._nbytes = 0
+
+    def _keep(self, number: int, unpacked: UnpackedGroup) -> None:
+        with self._lock:
+            self._turns.pop(number, None)
+            if number in self._groups:
+                self._nbytes -= self._groups.pop(number).nbytes
+            self._groups[number] = unpacked
+            self._nbytes += unpacked.nbytes
+            while self._nbytes > self._most_nbytes and len(self._groups) > 1:
+                _, old = self._groups.popitem(last=False)
+                self._nbytes -= old.nbytes

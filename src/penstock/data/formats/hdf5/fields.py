@@ -1,0 +1,271 @@
+"""What a field of an HDF5 file is: from a dataset's rows to arrays, numbers, text and bytes.
+
+numbers            an array of each row; of datasets of one dimension, a number. Enums are numbers, h5py's bool is bool
+strings            text, of fixed and of variable length, up to the first NUL
+variable length    uint8 is bytes; other numbers are arrays of one dimension that differ in length
+opaque             bytes
+compound           a field for each part, "dataset/part"
+ragged             a group that HDF5Writer wrote, see writer.py: arrays that differ in shape
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from penstock.core.errors import RecordError, SourceError
+from penstock.data.chunk_cache import ChunkCache
+from penstock.data.formats.hdf5.file import HDF5File
+from penstock.data.formats.hdf5.heap import Heap
+from penstock.data.formats.hdf5.layout import HEAP_REFERENCE, DatasetLayout, read_layout
+from penstock.data.formats.hdf5.rows import Rows, open_rows
+from penstock.data.optional import need
+from penstock.data.schema import Field
+
+RAGGED = "penstock_ragged"
+"""The attribute of a group that holds ragged arrays: their shape, -1 where they differ."""
+
+_NUMBERS = "biufc"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Column:
+    """One field of one file. Can be pickled."""
+
+    field: Field
+    layout: DatasetLayout
+    parts: tuple[str, ...] = ()
+    """Of a compound type, from outside to inside."""
+
+    itemsize: int = 1
+    """Of one element of a value that lies on the heap."""
+
+    offsets: DatasetLayout | None = None
+    """Of ragged arrays: where each begins in `layout`, which then is of all elements."""
+
+    shapes: DatasetLayout | None = None
+
+    @property
+    def count(self) -> int:
+        """How many values there are."""
+        return (self.offsets or self.layout).count
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """The bytes that are unpacked together; 0 where none have to be."""
+        return 0 if self.layout.is_in_place else self.layout.rows_per_chunk * self.layout.row_nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """All its bytes, but for those on the heap."""
+        return self.layout.count * self.layout.row_nbytes
+
+    def reader(self, file: HDF5File, chunks: ChunkCache[np.ndarray], heap: Heap) -> Callable[[int], Any]:
+        """Return what reads values, in any thread.
+
+        Args:
+            file: in which they lie.
+            chunks: those of this field that were unpacked, of all files.
+            heap: of the file.
+        """
+        rows = open_rows(self.layout, file, chunks, in_spans=self.offsets is not None)
+        if self.offsets is not None and self.shapes is not None:
+            starts, shapes = (open_rows(one, file, chunks) for one in (self.offsets, self.shapes))
+            return _RaggedValues(self, rows, starts, shapes, file).value
+        if self.layout.dtype == HEAP_REFERENCE:
+            return _HeapValues(self, rows, heap, file).value
+        return _InlineValues(self, rows, file).value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _InlineValues:
+    column: Column
+    rows: Rows
+    file: HDF5File
+
+    def value(self, index: int) -> Any:
+        value = self.rows.row(index)
+        for part in self.column.parts:
+            value = value[part]
+        field = self.column.field
+        if field.kind == "text":
+            return decode_text(value, self.file.path, f"{self.column.layout.name}[{index}]")
+        if field.kind == "bytes":
+            return bytes(value)
+        if isinstance(value, np.ndarray):
+            if value.dtype.kind == "b":
+                return value.view(np.uint8) != 0  # a file may hold other bytes than 0 and 1
+            return value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("="))
+        return value if isinstance(value, np.generic) else np.asarray(value, field.dtype)[()]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _HeapValues:
+    column: Column
+    rows: Rows
+    heap: Heap
+    file: HDF5File
+
+    def value(self, index: int) -> Any:
+        column, key = self.column, f"{self.column.layout.name}[{index}]"
+        found = self.heap.get(self.rows.row(index), column.itemsize, key)
+        if column.field.kind == "text":
+            return decode_text(bytes(found), self.file.path, key)
+        if column.field.kind == "bytes":
+            return bytes(found)
+        value = np.frombuffer(found, np.dtype(column.field.dtype))
+        return value.view(np.uint8) != 0 if value.dtype.kind == "b" else value.copy()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _RaggedValues:
+    column: Column
+    rows: Rows
+    starts: Rows
+    shapes: Rows
+    file: HDF5File
+
+    def value(self, index: int) -> Any:
+        start, shape = int(self.starts.row(index)), tuple(self.shapes.row(index).tolist())
+        wide = self.column.field.shape
+        stop = start + math.prod(shape)
+        fits = all(size >= 0 and other in (None, size) for size, other in zip(shape, wide, strict=True))
+        if not fits or not 0 <= start <= stop <= self.column.layout.count:
+            raise RecordError(
+                self.file.path,
+                -1,
+                f"{self.column.layout.name}[{index}]",
+                f"elements {start} to {stop} of {self.column.layout.count}, in the shape {shape}, of {wide}",
+            )
+        value = self.rows.span(start, stop).reshape(shape)
+        return value.view(np.uint8) != 0 if value.dtype.kind == "b" else value
+
+
+def decode_text(value: Any, path: str, key: object) -> str:
+    """Return UTF-8 as text, up to the first NUL; C0 80 is a NUL that belongs to the text.
+
+    Raises:
+        RecordError: it is not UTF-8.
+    """
+    raw = bytes(value).partition(b"\0")[0]
+    try:
+        return raw.replace(b"\xc0\x80", b"\0").decode()
+    except UnicodeDecodeError as error:
+        raise RecordError(path, -1, key, f"its text is not UTF-8: {error}") from error
+
+
+def read_columns(name: str, there: Any, path: str, nbytes: int, max_nbytes: int) -> dict[str, Column]:
+    """Return the fields that a dataset, or a group of ragged arrays, is to samples: one, or one for each part.
+
+    Args:
+        name: of the field.
+        there: h5py's dataset or group.
+        path: of its file.
+        nbytes: of its file.
+        max_nbytes: larger rows and chunks are refused.
+
+    Raises:
+        SourceError: its type is nothing that a field can be.
+    """
+    if RAGGED in there.attrs:
+        return {name: _ragged(there, path, nbytes, max_nbytes)}
+    dtype, where = there.dtype, f"{path}: dataset {there.name!r}"
+    leaf = _variable(there, where) if dtype.hasobject and dtype.names is None else None
+    if leaf is not None:
+        field, itemsize = leaf
+        layout = read_layout(there, path, nbytes, max_nbytes, on_heap=_is_on_heap(there))
+        if layout.shape:
+            raise SourceError(
+                f"{where} holds {field.words()} of shape {layout.shape} in each sample; choose other fields"
+            )
+        return {name: Column(field=field, layout=layout, itemsize=itemsize)}
+    layout = read_layout(there, path, nbytes, max_nbytes)
+    found = {}
+    for parts, inner in _leaves(layout.dtype):
+        field = _field(inner, layout.shape, f"{where}{''.join(f', part {part!r}' for part in parts)}")
+        found["/".join((name, *parts))] = Column(field=field, layout=layout, parts=parts)
+    return found
+
+
+def _leaves(dtype: np.dtype[Any], parts: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], np.dtype[Any]]]:
+    if dtype.names is None:
+        return [(parts, dtype)]
+    return [leaf for part in dtype.names for leaf in _leaves(dtype[part], (*parts, part))]
+
+
+def _field(dtype: np.dtype[Any], shape: tuple[int, ...], where: str) -> Field:
+    h5py = need("h5py", "hdf5")
+    shape = (*shape, *dtype.shape)
+    dtype = dtype.base
+    if dtype.kind in _NUMBERS:
+        name = dtype.newbyteorder("=").name
+        return Field("array", name, shape) if shape else Field("number", name)
+    kind: Literal["text", "bytes"] | None = None
+    if dtype.kind == "S" or (dtype.kind == "O" and h5py.check_string_dtype(dtype) is not None):
+        kind = "text"
+    elif dtype.kind == "V" and dtype.names is None:
+        kind = "bytes"
+    if kind is None or shape:
+        what = f"{dtype} of shape {shape} in each sample" if shape else str(dtype)
+        if h5py.check_ref_dtype(dtype) is not None:
+            what = "references"
+        raise SourceError(f"{where} holds {what}, which no field can hold; choose other fields with fields=")
+    return Field(kind)
+
+
+def _variable(dataset: Any, where: str) -> tuple[Field, int] | None:
+    """Return the field of values of variable length, and the bytes of an element; None for another type."""
+    h5py = need("h5py", "hdf5")
+    if h5py.check_string_dtype(dataset.dtype) is not None:
+        return Field("text"), 1
+    inner = h5py.check_vlen_dtype(dataset.dtype)
+    if inner is None:
+        return None
+    inner = np.dtype(inner)
+    if inner.kind not in _NUMBERS or inner.shape:
+        raise SourceError(f"{where} holds {inner} of variable length, which no field can hold; choose other fields")
+    if inner == np.uint8:
+        return Field("bytes"), 1
+    return Field("array", inner.newbyteorder("=").name, (None,)), inner.itemsize
+
+
+def _is_on_heap(dataset: Any) -> bool:
+    """Whether our own `Heap` can read the values: addresses of 8 bytes, elements as NumPy has them."""
+    h5py = need("h5py", "hdf5")
+    if dataset.file.id.get_create_plist().get_sizes() != (8, 8):
+        return False
+    if h5py.check_string_dtype(dataset.dtype) is not None:
+        return True
+    inner = h5py.check_vlen_dtype(dataset.dtype)
+    return bool(
+        np.dtype(inner).isnative
+        and h5py.h5t.py_create(np.dtype(inner), logical=True) == dataset.id.get_type().get_super()
+    )
+
+
+def _ragged(group: Any, path: str, nbytes: int, max_nbytes: int) -> Column:
+    where = f"{path}: group {group.name!r}"
+    shape = np.asarray(group.attrs[RAGGED])
+    try:
+        values, offsets, shapes = (
+            read_layout(group[name], path, nbytes, max_nbytes) for name in ("values", "offsets", "shapes")
+        )
+    except (KeyError, AttributeError) as error:
+        raise SourceError(f"{where} is no group of ragged arrays: {error}") from error
+    whole = np.dtype(np.int64)
+    if (
+        values.shape
+        or values.dtype.kind not in _NUMBERS
+        or (offsets.shape, offsets.dtype) != ((), whole)
+        or shape.ndim != 1
+        or (shapes.shape, shapes.dtype) != ((len(shape),), whole)
+        or shapes.count != offsets.count
+    ):
+        raise SourceError(f"{where} is no group of ragged arrays: its datasets have other shapes or types")
+    sizes = tuple(None if size < 0 else int(size) for size in shape)
+    field = Field("array", values.dtype.newbyteorder("=").name, sizes)
+    return Column(field=field, layout=values, offsets=offsets, shapes=shapes)

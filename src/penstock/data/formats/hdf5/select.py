@@ -1,0 +1,124 @@
+"""Which datasets of an HDF5 file are the fields of its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.core.errors import SourceError
+from penstock.data.formats.hdf5.fields import RAGGED, Column
+from penstock.data.optional import need
+from penstock.data.schema import Selection
+
+Describe = Callable[[str, Any], dict[str, Column]]
+"""Given a name and h5py's dataset (or group of ragged arrays), returns the fields that it is."""
+
+_MAX_OBJECTS = 10_000
+
+
+def select_columns(group: Any, fields: Selection, describe: Describe) -> dict[str, Column]:
+    """Return the fields of samples, by their names in samples.
+
+    Args:
+        group: h5py's, in whose datasets they lie.
+        fields: which are wanted; by default the datasets that have as many rows as the largest one.
+        describe: is given each dataset.
+
+    Raises:
+        SourceError: there are none, one is not there, they differ in length, or it is not clear which are meant.
+    """
+    if fields.chosen is None:
+        there = _of_one_length(_list_datasets(group), _where(group))
+        columns = {own: column for name, one in there.items() for own, column in describe(name, one).items()}
+    else:
+        columns = {name: _find_column(group, own, describe) for name, own in fields.chosen}
+    if len({column.count for column in columns.values()}) > 1:
+        counts = ", ".join(f"{name!r} has {column.count}" for name, column in columns.items())
+        raise SourceError(f"{_where(group)}: the fields of samples need one number of rows; {counts}")
+    if not columns:
+        raise SourceError(f"{_where(group)} has no datasets with rows")
+    return columns
+
+
+def _where(group: Any) -> str:
+    return f"{group.file.filename}, group {group.name!r}" if group.name != "/" else str(group.file.filename)
+
+
+def _find_column(group: Any, name: str, describe: Describe) -> Column:
+    head, found = name, _dataset(group, name)
+    while found is None and "/" in head:  # a part of a compound type
+        head = head.rpartition("/")[0]
+        found = _dataset(group, head)
+    columns = {} if found is None else describe(head, found)
+    if name in columns:
+        return columns[name]
+    known = columns or _list_datasets(group)
+    raise SourceError(
+        f"{_where(group)} has no field {name!r}; it has {', '.join(map(repr, list(known)[:50])) or 'none'}"
+    )
+
+
+def _dataset(group: Any, name: str) -> Any:
+    h5py = need("h5py", "hdf5")
+    found = group.get(name)
+    if isinstance(found, h5py.Dataset):
+        return found if found.shape else None
+    return found if isinstance(found, h5py.Group) and RAGGED in found.attrs else None
+
+
+def _list_datasets(group: Any) -> dict[str, Any]:
+    """Return the datasets that have rows, and the groups of ragged arrays, by their paths in the group.
+
+    Group by group: the library's own walk, `visititems`, crashes on some files that are corrupt (HDF5 2.0.0).
+    """
+    h5py = need("h5py", "hdf5")
+    found: dict[str, Any] = {}
+    seen = 0
+    groups = [("", group)]
+    for prefix, here in groups:
+        for name in here:
+            seen += 1
+            if seen > _MAX_OBJECTS:  # or a link that leads back
+                raise SourceError(f"{_where(group)} has more than {_MAX_OBJECTS} objects; choose some with fields=")
+            if not isinstance(here.get(name, getlink=True), h5py.HardLink):
+                continue
+            one = here[name]
+            if isinstance(one, h5py.Group) and RAGGED not in one.attrs:
+                groups.append((f"{prefix}{name}/", one))
+            elif isinstance(one, h5py.Group) or (isinstance(one, h5py.Dataset) and one.shape):
+                found[prefix + name] = one
+    return found
+
+
+def _of_one_length(there: dict[str, Any], where: str) -> dict[str, Any]:
+    largest = max(there, key=lambda name: (_size(there[name]), _rows(there[name])), default=None)
+    if largest is None:
+        return {}
+    count = _rows(there[largest])
+    same = {name: one for name, one in there.items() if _rows(one) == count}
+    kinds = {kind: name for name, one in same.items() if (kind := _kind(one)) is not None}
+    for name, one in there.items():
+        kind = _kind(one)
+        other = None if kind is None else kinds.get(kind)
+        if name not in same and other is not None:
+            raise SourceError(
+                f"{where}: {name!r} with {_rows(one)} rows and {other!r} with {count} look alike: choose with fields= "
+                f"or group=; there are {', '.join(map(repr, there))}"
+            )
+    return same
+
+
+def _rows(one: Any) -> int:
+    return int((one["offsets"] if RAGGED in one.attrs else one).shape[0])
+
+
+def _size(one: Any) -> int:
+    dataset = one["values"] if RAGGED in one.attrs else one
+    return int(dataset.size * dataset.dtype.itemsize)
+
+
+def _kind(one: Any) -> tuple[tuple[int, ...], str] | None:
+    """What makes datasets look alike, as x_train and x_test do; of one dimension too many do, as mean and std."""
+    if RAGGED in one.attrs or len(one.shape) < 2:
+        return None
+    return one.shape[1:], str(one.dtype)

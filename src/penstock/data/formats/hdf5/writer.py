@@ -1,0 +1,220 @@
+"""Writes samples to an HDF5 file, in datasets that any program reads.
+
+    array       a dataset (samples, *shape), in chunks of whole samples of about 1 MiB
+    number      a dataset (samples,)
+    text        strings of variable length, UTF-8. HDF5 ends a string at a NUL: one that belongs to the text is C0 80
+    bytes       uint8 of variable length
+    ragged      arrays whose shapes differ are a group with the attribute "penstock_ragged", their shape with -1 where
+                they differ, and in it
+                    values     the elements of all arrays, one after another
+                    offsets    int64 (samples,): where each begins in `values`
+                    shapes     int64 (samples, dimensions)
+
+A field's name is its path in the file: "left/image" is a dataset in a group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from penstock.core.errors import OptionError, SourceError
+from penstock.data.formats.hdf5.fields import RAGGED
+from penstock.data.optional import need
+from penstock.data.row_blocks import CHUNK_NBYTES, Make, RaggedBlocks, RowBlocks
+from penstock.data.schema import DTYPES, Field, Sample, Schema, fitted
+
+_MAX_HELD = 4096
+_REFERENCE_NBYTES = 16
+_NUL, _OTHER_NUL = b"\0", b"\xc0\x80"
+
+
+def why_unsupported(schema: Schema) -> str:
+    """Return why samples of this schema would not come back from HDF5 as they were; "" if they would.
+
+    >>> why_unsupported({"x": Field("text")}), why_unsupported({"a/": Field("text")})
+    ('', "'a/' cannot be a path in an HDF5 file")
+    """
+    if not schema:
+        return "samples have no fields"
+    for name, field in schema.items():
+        if not all(name.split("/")) or "." in name.split("/") or "\0" in name or not _is_unicode(name):
+            return f"{name!r} cannot be a path in an HDF5 file"
+        if any(name.startswith(f"{other}/") for other in schema):
+            return f"a field whose name is the beginning of {name!r} leaves no place for it"
+        if field.kind in ("array", "number") and field.dtype not in DTYPES:
+            return f"field {name!r} has the type {field.dtype}"
+    return ""
+
+
+def _is_unicode(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class HDF5Writer:
+    """Writes samples to a new HDF5 file.
+
+    Args:
+        path: of the file; what is there is overwritten.
+        schema: of every sample.
+        compression: "gzip" packs arrays and numbers, with the shuffle filter before it; None packs nothing.
+        level: of gzip, 1 (fast) to 9.
+
+    Raises:
+        SourceError: HDF5 cannot hold such samples.
+        OptionError: there is no such compression.
+
+    Example:
+        >>> import tempfile
+        >>> import h5py
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     writer = HDF5Writer(f"{folder}/a.h5", {"x": Field("array", "float32", (2,)), "name": Field("text")})
+        ...     writer.write({"x": np.ones(2, np.float32), "name": "one"})
+        ...     writer.close()
+        ...     with h5py.File(f"{folder}/a.h5") as file:
+        ...         file["x"][:].tolist(), file["name"].asstr()[0]
+        ([[1.0, 1.0]], 'one')
+    """
+
+    def __init__(
+        self, path: str, schema: Schema, *, compression: Literal["gzip"] | None = None, level: int = 4
+    ) -> None:
+        if compression not in (None, "gzip") or level not in range(1, 10):
+            raise OptionError(f"compression={compression!r}, level={level}: has to be None or 'gzip', and 1 to 9")
+        reason = why_unsupported(schema)
+        if reason:
+            raise SourceError(f"{path}: {reason}")
+        self._path = path
+        self._schema = dict(schema)
+        packing = {"compression": "gzip", "compression_opts": level, "shuffle": True} if compression else {}
+        with _translate_errors(path):
+            self._file = need("h5py", "hdf5").File(path, "w")
+        try:
+            with _translate_errors(path):
+                self._columns = {name: _column(self._file, name, field, packing) for name, field in schema.items()}
+        except SourceError:
+            self._file.close()
+            raise
+
+    def write(self, sample: Sample) -> None:
+        """Add a sample.
+
+        Raises:
+            SourceError: it does not fit the schema, or the file cannot be written.
+        """
+        values = fitted(self._schema, sample, self._path)
+        with _translate_errors(self._path):
+            for name, column in self._columns.items():
+                column.add(values[name])
+
+    def close(self) -> None:
+        """Finish the file.
+
+        Raises:
+            SourceError: it cannot be written.
+        """
+        with _translate_errors(self._path):
+            try:
+                for column in self._columns.values():
+                    column.finish()
+            finally:
+                self._columns = {}
+                self._file.close()
+
+
+class _Column(Protocol):
+    def add(self, value: Any) -> None: ...
+    def finish(self) -> None: ...
+
+
+def _column(file: Any, name: str, field: Field, packing: dict[str, Any]) -> _Column:
+    if field.kind in ("text", "bytes"):
+        return _Variable(file, name, field.kind)
+    dtype = np.dtype(field.dtype)
+    if not field.is_ragged:
+        return RowBlocks(_makes(file, packing, name), append, dtype, tuple(size or 0 for size in field.shape))
+    group = file.create_group(name)
+    group.attrs[RAGGED] = np.array([-1 if size is None else size for size in field.shape], np.int64)
+    return RaggedBlocks(partial(_makes, group, packing), append, dtype, len(field.shape))
+
+
+def _makes(group: Any, packing: dict[str, Any], name: str) -> Make:
+    def make(row: tuple[int, ...], chunk: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        most = (None, *(size or None for size in row))
+        return group.create_dataset(name, (0, *row), dtype, maxshape=most, chunks=chunk, **packing)
+
+    return make
+
+
+class _Variable:
+    """A dataset of text or bytes."""
+
+    def __init__(self, file: Any, name: str, kind: Literal["text", "bytes"]) -> None:
+        h5py = need("h5py", "hdf5")
+        self._dtype = h5py.string_dtype() if kind == "text" else h5py.vlen_dtype(np.uint8)
+        self._group, self._name = file, name
+        self._dataset: Any = None
+        self._held: list[Any] = []
+        self._held_nbytes = 0
+
+    def add(self, value: str | bytes) -> None:
+        if isinstance(value, str):
+            raw = self._encoded(value)
+            self._held.append(raw)
+        else:
+            raw = value
+            self._held.append(np.frombuffer(raw, np.uint8))
+        self._held_nbytes += len(raw)
+        if self._held_nbytes >= CHUNK_NBYTES or len(self._held) == _MAX_HELD:
+            self.finish()
+
+    def _encoded(self, value: str) -> bytes:
+        try:
+            return value.encode().replace(_NUL, _OTHER_NUL)
+        except UnicodeEncodeError as error:
+            raise SourceError(f"field {self._name!r}: this text cannot be UTF-8: {error}") from error
+
+    def finish(self) -> None:
+        if self._dataset is None:
+            rows = CHUNK_NBYTES // _REFERENCE_NBYTES if len(self._held) == _MAX_HELD else max(1, len(self._held))
+            self._dataset = self._group.create_dataset(self._name, (0,), self._dtype, maxshape=(None,), chunks=(rows,))
+        block = np.empty(len(self._held), object)
+        for number, value in enumerate(self._held):
+            block[number] = value
+        append(self._dataset, block)
+        self._held.clear()
+        self._held_nbytes = 0
+
+
+def append(dataset: Any, rows: np.ndarray) -> None:
+    """Add rows to the end of h5py's `dataset`.
+
+    Written below `dataset[...] =`, which makes one array of arrays of variable length where they happen to be as long.
+    """
+    h5py = need("h5py", "hdf5")
+    start = dataset.shape[0]
+    dataset.resize(start + len(rows), axis=0)
+    if not rows.size:
+        return
+    inside = h5py.h5s.create_simple(rows.shape)
+    there = dataset.id.get_space()
+    there.select_hyperslab((start, *(0 for _ in rows.shape[1:])), rows.shape)
+    dataset.id.write(inside, there, np.ascontiguousarray(rows), h5py.h5t.py_create(dataset.dtype))
+
+
+@contextlib.contextmanager
+def _translate_errors(path: str) -> Any:
+    """Translate what h5py raises."""
+    try:
+        yield
+    except SourceError:
+        raise
+    except (OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
+        raise SourceError(f"{path} cannot be written: {error}") from error

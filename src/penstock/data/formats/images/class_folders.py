@@ -1,0 +1,166 @@
+"""Files in class folders: which there are, and the class of each, in a few bytes a file.
+
+    ROOT/CLASS/.../FILE     as torchvision's ImageFolder reads them: the folders right below the root are the classes,
+                            in the order of their names; in each, all files with a known ending, at any depth, by folder
+                            and name. Files beside class folders are left out. Unlike there, a class may be empty, and
+                            names that begin with a dot are skipped.
+    ROOT/FILE               without class folders: the files, by name; no labels
+    FILE, FILE, ...         these, in this order; no labels
+    ROOT, ROOT, ...         one after another, with the classes of all
+
+A million paths are one piece of memory, not a million objects: what a worker inherits, or is sent.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from penstock.core.errors import OptionError, SourceError
+from penstock.data.storage.storage import Storage, is_remote
+
+
+class Paths(Sequence[str]):
+    """Paths below one root, kept in one piece.
+
+    >>> list(Paths("/data/", ["a.jpg", "b/c.jpg"]))
+    ['/data/a.jpg', '/data/b/c.jpg']
+    """
+
+    def __init__(self, root: str, names: Iterable[str]) -> None:
+        self._root = os.fsencode(root)
+        text, ends = bytearray(), array("q", [0])
+        for name in names:
+            text += os.fsencode(name)
+            ends.append(len(text))
+        self._text = bytes(text)
+        self._ends = np.frombuffer(ends, np.int64) if ends else np.zeros(1, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return os.fsdecode(self._root + self._text[self._ends[index] : self._ends[index + 1]])
+
+
+class ClassFolders:
+    """The files that some paths stand for.
+
+    Args:
+        paths: folders, or files.
+        suffixes: of the files that count in a folder.
+        storage: knows what lies remotely.
+        labels: whether class folders make labels; None for where there are some.
+
+    Raises:
+        SourceError: there is no such file, or labels are wanted and there are no class folders.
+    """
+
+    def __init__(
+        self, paths: Sequence[str], suffixes: tuple[str, ...], storage: Storage, labels: bool | None = None
+    ) -> None:
+        folders = [path for path in paths if _is_folder(path, suffixes)]
+        if folders and len(folders) < len(paths):
+            other = next(path for path in paths if path not in folders)
+            raise SourceError(f"{folders[0]} is a folder and {other} is a file; name either folders or files")
+        root = os.path.join(paths[0], "") if len(folders) == 1 else ""
+        if folders:
+            try:
+                found = [_below(folder, root, suffixes, storage) for folder in folders]
+            except OSError as error:
+                raise SourceError(f"{error.filename} cannot be listed: {error.strerror}") from error
+        else:
+            if labels:
+                raise OptionError("labels=True needs a folder with class folders, and was given files")
+            found, labels = [{"": list(paths)}], False
+        if labels is None:
+            labels = any(by_class.keys() - {""} for by_class in found) and all(_has_classes(one) for one in found)
+        if labels and not all(_has_classes(one) for one in found):
+            raise SourceError(f"labels=True needs class folders, and {folders[0]} has none")
+        self.classes: tuple[str, ...] = ()
+        """The names of the classes, by label."""
+        self.labels: np.ndarray | None = None
+        """The class of each file, int32; None without classes."""
+        if labels:
+            self.classes = tuple(sorted({name for one in found for name in one if name}))
+            numbers = {name: number for number, name in enumerate(self.classes)}
+            counts = [(numbers[name], len(files)) for one in found for name, files in sorted(one.items()) if name]
+            self.labels = np.repeat(*np.array(counts, np.int32).reshape(-1, 2).T).astype(np.int32)
+        self.paths = Paths(root, _in_order(found, with_root=not labels))
+        """Where the files lie."""
+        if not self.paths:
+            raise SourceError(f"{paths[0]} holds no file that ends on {', '.join(suffixes)}")
+
+
+def _has_classes(by_class: dict[str, list[str]]) -> bool:
+    return any(files for name, files in by_class.items() if name)
+
+
+def _in_order(found: list[dict[str, list[str]]], *, with_root: bool) -> Iterable[str]:
+    for by_class in found:
+        for name, files in sorted(by_class.items()):
+            if name or with_root:
+                yield from files
+
+
+def _is_folder(path: str, suffixes: tuple[str, ...]) -> bool:
+    if is_remote(path):
+        return not path.lower().endswith(suffixes)
+    if not os.path.exists(path):
+        raise SourceError(f"there is no file {path!r}")
+    return os.path.isdir(path)
+
+
+def _below(folder: str, root: str, suffixes: tuple[str, ...], storage: Storage) -> dict[str, list[str]]:
+    """Return {class: its files, without `root`}; files beside the class folders under ""."""
+    if is_remote(folder):
+        return _remote(folder, root, suffixes, storage)
+    by_class: dict[str, list[str]] = {"": _files(folder, root, suffixes, [])}
+    for name in _folders(folder):
+        files: list[str] = []
+        for inner in sorted(_all_below(os.path.join(folder, name), ())):
+            _files(inner, root, suffixes, files)
+        by_class[name] = files
+    return by_class
+
+
+def _remote(folder: str, root: str, suffixes: tuple[str, ...], storage: Storage) -> dict[str, list[str]]:
+    by_class: dict[str, list[str]] = {"": []}
+    start = os.path.join(folder, "")
+    for path in storage.list(folder):
+        if path.lower().endswith(suffixes):
+            name, slash, _ = path.removeprefix(start).partition("/")
+            by_class.setdefault(name if slash else "", []).append(path.removeprefix(root))
+    return by_class
+
+
+def _folders(folder: str) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+
+
+def _files(folder: str, root: str, suffixes: tuple[str, ...], found: list[str]) -> list[str]:
+    prefix = os.path.join(folder, "").removeprefix(root)
+    with os.scandir(folder) as entries:
+        names = [
+            entry.name
+            for entry in entries
+            if entry.name.lower().endswith(suffixes) and not entry.name.startswith(".") and entry.is_file()
+        ]
+    found += [prefix + name for name in sorted(names)]
+    return found
+
+
+def _all_below(folder: str, above: tuple[tuple[int, int], ...]) -> Iterable[str]:
+    status = os.stat(folder)
+    own = (status.st_dev, status.st_ino)
+    if own in above:  # a link to a folder that it lies in
+        return
+    yield folder
+    for name in _folders(folder):
+        yield from _all_below(os.path.join(folder, name), (*above, own))

@@ -1,0 +1,341 @@
+"""Folders of images: class folders as torchvision's ImageFolder has them, or images without labels.
+
+    image       uint8 (3, height, width), decoded; see image_codec.py for what is decoded how
+    label       the number of the class folder among all, sorted by name (int); not there without class folders
+    path        the file's path, if it is asked for by name
+    encoded     the file's bytes as they are, if they are asked for by name: for a decoder of your own, or to copy them
+
+Which files there are, and in what order: class_folders.py. A crop of your own is cut from the encoded picture, of which
+libjpeg-turbo then decodes no more than `size` needs:
+
+    def random_crop(sample):
+        height, width = dimensions(sample["encoded"])
+        crop = ...                                              # top, left, height, width: drawn from these
+        return {"image": decode(sample["encoded"], crop=crop, size=224, resize="stretch"), "label": sample["label"]}
+
+    penstock.open("train/", fields=["encoded", "label"]).map(random_crop)
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.data.formats.images.class_folders import ClassFolders
+from penstock.data.formats.images.image_codec import MAX_PIXELS, Resize, Size, decode, encode, sides, suffix
+from penstock.data.schema import Errors, Field, Sample, Schema, Selection
+from penstock.data.source import Source
+from penstock.data.storage.storage import Storage, is_remote
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""Of the files that a folder is searched for: torchvision's."""
+
+_FIELDS = ("image", "label", "path", "encoded")
+_PIECE = 1 << 20
+_MAX_CLASSES = 100_000
+
+
+def open_files(
+    paths: list[str],
+    storage: Storage,
+    fields: Selection,
+    errors: Errors,
+    *,
+    size: Size | None = None,
+    resize: Resize = "cover",
+    labels: bool | None = None,
+    max_pixels: int = MAX_PIXELS,
+    max_record_nbytes: int = 1 << 30,
+) -> ImageFolder:
+    """Open a folder of images, several, or the images themselves.
+
+    Args:
+        paths: folders or files.
+        storage: opens what lies remotely.
+        fields: of image, label, path, encoded; by default image, and label if there are class folders.
+        errors: unused: reading a broken image raises RecordError.
+        size: of every image: (height, width), or one number; None leaves each its own.
+        resize: "cover" (torchvision's Resize and CenterCrop) or "stretch", see `image_codec.decode`.
+        labels: whether class folders make labels; None for where there are some.
+        max_pixels: of one picture, as it lies in the file.
+        max_record_nbytes: of one file.
+
+    Raises:
+        SourceError: there are no images.
+        OptionError: a size that cannot be.
+    """
+    files = ClassFolders(paths, SUFFIXES, storage, labels)
+    chosen = {name: name for name in ("image", "label")[: 1 if files.labels is None else 2]}
+    if fields.chosen is not None:
+        known = _FIELDS if files.labels is not None else tuple(name for name in _FIELDS if name != "label")
+        chosen = fields.names(known, paths[0])
+    if resize not in ("cover", "stretch"):
+        raise OptionError(f"resize={resize!r} is neither 'cover' nor 'stretch'")
+    return ImageFolder(
+        paths[0],
+        files,
+        chosen,
+        storage=storage,
+        size=None if size is None else sides(size),
+        resize=resize,
+        max_pixels=max_pixels,
+        max_record_nbytes=max_record_nbytes,
+    )
+
+
+class ImageFolder(Source):
+    """The images of a folder. Made by `penstock.open`."""
+
+    def __init__(
+        self,
+        where: str,
+        files: ClassFolders,
+        chosen: dict[str, str],
+        *,
+        storage: Storage,
+        size: tuple[int, int] | None,
+        resize: Resize,
+        max_pixels: int,
+        max_record_nbytes: int,
+    ) -> None:
+        self.where = where
+        self._files = files
+        self._chosen = chosen
+        self._storage = storage
+        self._size = size
+        self._resize: Resize = resize
+        self._max_pixels = max_pixels
+        self._max_record_nbytes = max_record_nbytes
+
+    def __len__(self) -> int:
+        return len(self._files.paths)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, by label; empty without labels."""
+        return self._files.classes
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """The label of each class."""
+        return {name: number for number, name in enumerate(self._files.classes)}
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """The label of every sample, int32, without reading any: what a sampler weighs by. None without labels."""
+        return self._files.labels
+
+    @property
+    def schema(self) -> Schema:
+        """What samples hold; without `size` images differ in theirs."""
+        height, width = self._size or (None, None)
+        all_fields = {
+            "image": Field("array", "uint8", (3, height, width)),
+            "label": Field("number", "int64"),
+            "path": Field("text"),
+            "encoded": Field("bytes"),
+        }
+        return {name: all_fields[own] for name, own in self._chosen.items()}
+
+    def select_fields(self, fields: Sequence[str]) -> ImageFolder:
+        """Return the same images with these fields only; nothing is decoded that is not among them."""
+        other = copy.copy(self)
+        other._chosen = Selection.of(list(fields)).names(self._chosen, self.where)
+        other._chosen = {name: self._chosen[name] for name in other._chosen}
+        return other
+
+    def read(self, index: int) -> Sample:
+        """Return an image with what was chosen of label, path and bytes.
+
+        Raises:
+            RecordError: the file is not there any more, or is no whole picture.
+        """
+        path = self._files.paths[index]
+        wanted = self._chosen.values()
+        data = self._bytes(path, index) if "image" in wanted or "encoded" in wanted else b""
+        sample: Sample = {}
+        for name, own in self._chosen.items():
+            if own == "image":
+                sample[name] = self._decoded(data, path, index)
+            elif own == "label" and self._files.labels is not None:
+                sample[name] = int(self._files.labels[index])
+            else:
+                sample[name] = path if own == "path" else data
+        return sample
+
+    def _decoded(self, data: bytes, path: str, index: int) -> np.ndarray:
+        try:
+            return decode(data, size=self._size, resize=self._resize, max_pixels=self._max_pixels)
+        except SourceError as error:
+            raise RecordError(path, 0, index, str(error)) from error
+
+    def _bytes(self, path: str, index: int) -> bytes:
+        most = self._max_record_nbytes
+        try:
+            if not is_remote(path):
+                with open(path, "rb", buffering=0) as file:
+                    if os.fstat(file.fileno()).st_size > most:
+                        raise RecordError(path, 0, index, f"the file is larger than {most} bytes (max_record_nbytes)")
+                    return file.readall()
+            pieces, length = [], 0
+            with self._storage.open(path) as remote:
+                while piece := remote.read(_PIECE):
+                    pieces.append(piece)
+                    length += len(piece)
+                    if length > most:
+                        raise RecordError(path, 0, index, f"the file is larger than {most} bytes (max_record_nbytes)")
+            return b"".join(pieces)
+        except OSError as error:
+            raise RecordError(path, 0, index, f"the file cannot be read: {error}") from error
+
+
+# ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def why_unsupported(schema: Schema) -> str:
+    """Return why samples of this schema would not come back from a folder of images as they were; "" if they would.
+
+    The order of samples with labels is not kept: a folder is read class by class.
+
+    >>> why_unsupported({"image": Field("array", "uint8", (3, None, None)), "label": Field("number", "int64")})
+    ''
+    """
+    names = set(schema) - {"label"}
+    if names not in ({"image"}, {"encoded"}):
+        return (
+            f"a folder of images holds 'image' or 'encoded', and 'label' if you like; not {', '.join(sorted(schema))}"
+        )
+    image, label = schema.get("image"), schema.get("label")
+    if image is not None and (image.kind, image.dtype, len(image.shape)) != ("array", "uint8", 3):
+        return f"the field 'image' has to be uint8[3, height, width], not {image.words()}"
+    if image is not None and image.shape[0] != 3:
+        return f"the field 'image' has to have 3 channels, red, green and blue, not {image.words()}"
+    if image is not None and 0 in image.shape:
+        return f"the field 'image' is {image.words()}: it has no pixels"
+    if "encoded" in schema and schema["encoded"].kind != "bytes":
+        return f"the field 'encoded' has to be bytes, not {schema['encoded'].words()}"
+    if label is not None and (label.kind, label.dtype) != ("number", "int64"):
+        return f"the field 'label' has to be int64, not {label.words()}"
+    return ""
+
+
+class ImageFolderWriter:
+    """Writes images to a new folder: class folders where there are labels.
+
+    Args:
+        path: the folder; made, and has to be empty.
+        schema: image (uint8, 3 x height x width) or encoded (bytes of a picture, written as they are), and perhaps
+            label (a number from 0 on).
+        format: of images: "png" and "webp" lose nothing, "jpeg" does.
+        quality: of JPEG.
+        classes: the names of the class folders, by label; their numbers, of five digits, where there are none. Labels
+            are read back from the names' order, so these have to be sorted.
+
+    >>> import tempfile
+    >>> from penstock.data.schema import field_of
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     image = np.full((3, 4, 4), 7, np.uint8)
+    ...     writer = ImageFolderWriter(f"{folder}/out", {"image": field_of(image), "label": field_of(1)})
+    ...     writer.write({"image": image, "label": 1})
+    ...     writer.close()
+    ...     source = open_files([f"{folder}/out"], storage=Storage(), fields=Selection(), errors="raise", size=2)
+    ...     source.classes, source[0]["label"], source[0]["image"].max()
+    (('00000', '00001'), 1, np.uint8(7))
+    """
+
+    def __init__(
+        self, path: str, schema: Schema, *, format: str = "png", quality: int = 95, classes: Sequence[str] = ()
+    ) -> None:
+        label = schema.get("label")
+        is_integer = label is not None and label.kind == "number" and np.dtype(label.dtype).kind in "iu"
+        why = why_unsupported(schema | {"label": Field("number", "int64")} if is_integer else schema)
+        if why:
+            raise SourceError(f"{path}: {why}")
+        if list(classes) != sorted(set(classes)) or not all(_is_name(name) for name in classes):
+            raise OptionError("classes has to hold names of folders, sorted, none twice: labels are their order")
+        os.makedirs(path, exist_ok=True)
+        if os.listdir(path):
+            raise SourceError(f"{path} is not empty; a folder of images is written to a new one")
+        self._path = path
+        self._has_labels = "label" in schema
+        self._format = format
+        self._quality = quality
+        self._classes = tuple(classes)
+        self._made = 0
+        self._count = 0
+        if self._has_labels:
+            self._make_folders(len(classes))
+
+    def write(self, sample: Sample) -> None:
+        """Write an image.
+
+        Raises:
+            SourceError: it is none, or its label has no folder.
+        """
+        if "encoded" in sample:
+            data = bytes(sample["encoded"])
+            ending = suffix(data)
+            if not ending:
+                raise SourceError(
+                    f"{self._path}: sample {self._count} is no encoded image: it begins with {data[:8]!r}"
+                )
+        else:
+            data = encode(np.asarray(sample["image"]), self._format, self._quality)
+            ending = suffix(data)
+        folder = self._path
+        if self._has_labels:
+            label = int(sample["label"])
+            if not 0 <= label < (len(self._classes) or _MAX_CLASSES):
+                raise SourceError(
+                    f"{self._path}: the label {label} of sample {self._count} has to lie in "
+                    f"range({len(self._classes) or _MAX_CLASSES})"
+                )
+            self._make_folders(label + 1)
+            folder = os.path.join(self._path, self._name(label))
+        with open(os.path.join(folder, f"{self._count:010d}{ending}"), "xb") as file:
+            file.write(data)
+        self._count += 1
+
+    def close(self) -> None:
+        """Leave the folder as it is: every image is whole as soon as it is written."""
+
+    def _name(self, label: int) -> str:
+        return self._classes[label] if self._classes else f"{label:05d}"
+
+    def _make_folders(self, count: int) -> None:
+        """Make those of the classes before it too, even if they stay empty: labels are read from their order."""
+        for label in range(self._made, count):
+            os.mkdir(os.path.join(self._path, self._name(label)))
+        self._made = max(self._made, count)
+
+
+def concat_files(parts: Sequence[str], path: str) -> None:
+    """Move the images of several folders of `ImageFolderWriter` into one; numbers continue from part to part.
+
+    Raises:
+        SourceError: the folder is not empty.
+    """
+    os.makedirs(path, exist_ok=True)
+    if os.listdir(path):
+        raise SourceError(f"{path} is not empty; parts are moved to a new folder")
+    first = 0
+    for part in parts:
+        count = 0
+        for folder, _, names in os.walk(part):
+            target = os.path.join(path, os.path.relpath(folder, part))
+            os.makedirs(target, exist_ok=True)
+            for name in names:
+                number, ending = os.path.splitext(name)
+                os.rename(os.path.join(folder, name), os.path.join(target, f"{first + int(number):010d}{ending}"))
+            count += len(names)
+        for folder, _, _ in os.walk(part, topdown=False):
+            os.rmdir(folder)
+        first += count
+
+
+def _is_name(name: str) -> bool:
+    return bool(name) and "/" not in name and "\0" not in name and not name.startswith(".")

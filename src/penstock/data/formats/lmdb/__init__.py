@@ -1,0 +1,25 @@
+"""LMDB environments, as files or as folders."""
+
+from __future__ import annotations
+
+from penstock.data.format import Format, Implementation
+
+
+def _load() -> Implementation:
+    from penstock.data.formats.lmdb import sample_codec, source
+
+    return Implementation(
+        open_files=source.open_files,
+        writer=source.LMDBWriter,
+        concat_files=source.concat_files,
+        why_unsupported=sample_codec.why_unsupported,
+    )
+
+
+LMDB = Format(
+    name="lmdb",
+    suffixes=(".lmdb", ".mdb"),
+    load=_load,
+    folder_markers=("data.mdb",),
+    files_without_data=("lock.mdb",),
+)

@@ -1,0 +1,280 @@
+"""Tar shards: members of an archive that share a name are a sample, as WebDataset has it.
+
+fields.py describes how members become samples, schema_member.py the archives that penstock wrote, and headers.py the
+archive itself, which may be gzipped. Nothing is ever extracted to disk: a path in an archive is only a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+
+from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.data.formats.tar.fields import KEY, BySuffix, Decode, split_name
+from penstock.data.formats.tar.headers import BLOCK_NBYTES, END, Member, Note, header, members, note, padding
+from penstock.data.formats.tar.schema_member import BySchema, TarSchema, encode_member, member_suffix, why_unsupported
+from penstock.data.schema import Errors, Sample, Schema, Selection, fitted
+from penstock.data.storage.sequential_reader import SequentialReader
+from penstock.data.storage.sequential_writer import SequentialWriter
+from penstock.data.storage.storage import Storage, is_remote
+from penstock.data.stream import Shard, Stream
+
+MOST_NBYTES = 1 << 30
+"""The largest sample that is read by default."""
+
+_BEGINNING_NBYTES = 4096
+
+
+def open_files(
+    paths: list[str],
+    storage: Storage,
+    fields: Selection,
+    errors: Errors,
+    *,
+    decode: Decode = True,
+    parse_json: bool = False,
+    max_record_nbytes: int = MOST_NBYTES,
+) -> TarStream:
+    """Open tar shards.
+
+    Args:
+        paths: the archives.
+        storage: opens them.
+        fields: which members a sample gets, by their suffixes ("jpg", or the first that is there of "jpg;png"), or by
+            the fields' names in archives that penstock wrote. `__key__` is the sample's name.
+        errors: what to do with broken samples.
+        decode: decode members to integers, text and arrays by their suffix; "images" decodes images too, to
+            uint8[3, height, width]; False leaves all as bytes.
+        parse_json: parse JSON; else it is text.
+        max_record_nbytes: a larger sample is broken.
+
+    Raises:
+        SourceError: an archive cannot be read.
+        OptionError: `decode` is none of True, False and "images".
+    """
+    if decode not in (False, True, "images"):
+        raise OptionError(f"decode={decode!r} is none of True, False and 'images'")
+    by_suffix = BySuffix(fields=fields, decode=decode, parse_json=parse_json)
+    return TarStream(paths, storage, errors, by_suffix, most=max_record_nbytes)
+
+
+@dataclass
+class _Gathered:
+    """The members of one sample, as far as they have been read."""
+
+    key: str
+    offset: int
+    number: int
+    is_wanted: bool
+    members: dict[str, bytes] = field(default_factory=dict)
+    nbytes: int = 0
+    fault: str = ""
+
+
+class TarStream(Stream):
+    """Tar shards as a stream; see `open_files`."""
+
+    def __init__(self, paths: list[str], storage: Storage, errors: Errors, by_suffix: BySuffix, *, most: int) -> None:
+        super().__init__([Shard(path, _count(storage, path)) for path in paths], errors=errors)
+        self.where = paths[0] if len(paths) == 1 else f"{len(paths)} tar files"
+        self._storage = storage
+        self._by_suffix = by_suffix
+        self._most = most
+
+    def read(self, shard: Shard, first: int, step: int) -> Iterator[Sample | RecordError]:
+        """Yield every step-th sample; of the others nothing but the headers is read.
+
+        Raises:
+            RecordError: the archive is truncated, a header is corrupt, or a member is sparse.
+        """
+        with closing(SequentialReader(self._storage, shard.name)) as pieces:
+            by: BySuffix | BySchema = self._by_suffix
+            current: _Gathered | None = None
+            number = -1
+            for member in members(pieces):
+                if isinstance(member, Note):
+                    by = self._decoder(shard.name, member) or by
+                    continue
+                parts = split_name(member.name)
+                if parts is None:
+                    continue
+                key, suffix = parts
+                if current is None or key != current.key:
+                    if current is not None and current.is_wanted:
+                        yield _decode_sample(shard.name, current, by)
+                    number += 1
+                    current = _Gathered(key, member.offset, number, number >= first and (number - first) % step == 0)
+                    pieces.key = key
+                if current.is_wanted and by.wants(suffix):
+                    self._gather(pieces, member, suffix, current)
+            if current is not None and current.is_wanted:
+                yield _decode_sample(shard.name, current, by)
+
+    def _decoder(self, path: str, comment: Note) -> BySchema | None:
+        try:
+            layout = TarSchema.from_comment(comment.text) if self._by_suffix.decode else None
+            return None if layout is None else BySchema(layout, self._by_suffix.fields, self._by_suffix.decode)
+        except SourceError as error:
+            raise RecordError(path, 0, "of its fields", str(error)) from error
+
+    def _gather(self, pieces: SequentialReader, member: Member, suffix: str, current: _Gathered) -> None:
+        current.nbytes += member.nbytes
+        if suffix in current.members:
+            current.fault = current.fault or f"two of its members are {member.name!r}"
+        elif current.nbytes > self._most:
+            current.fault = current.fault or f"its members have {current.nbytes} bytes; {self._most} are the most"
+        else:
+            current.members[suffix] = pieces.take(member.nbytes)
+
+
+def _decode_sample(path: str, gathered: _Gathered, by: BySuffix | BySchema) -> Sample | RecordError:
+    if gathered.fault:
+        return RecordError(path, gathered.offset, gathered.key, gathered.fault)
+    try:
+        return by.sample(gathered.key, gathered.members)
+    except SourceError as error:
+        return RecordError(path, gathered.offset, gathered.key, str(error))
+
+
+def _count(storage: Storage, path: str) -> int | None:
+    """Return how many samples a local archive has; None unless penstock wrote it."""
+    if is_remote(path):
+        return None
+    layout = _layout(storage, path)
+    return None if layout is None else layout.count
+
+
+def _layout(storage: Storage, path: str) -> TarSchema | None:
+    """Return the schema of an archive; None unless penstock wrote it."""
+    with closing(SequentialReader(storage, path, _BEGINNING_NBYTES)) as pieces:
+        try:
+            first = next(members(pieces), None)
+            return TarSchema.from_comment(first.text) if isinstance(first, Note) else None
+        except SourceError:  # it is raised when the archive is read
+            return None
+
+
+# ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class TarWriter:
+    """Writes samples as members; see schema_member.py for how. The archive is gzipped if its name ends on .gz or .tgz.
+
+    Archives of the same samples are the same, byte for byte. A text field `__key__` names its sample; without it keys
+    are numbers.
+
+    Args:
+        path: the archive.
+        schema: of the samples.
+        extensions: of fields of bytes, in place of "bin": {"image": "jpg"}.
+
+    Raises:
+        SourceError: the schema is not supported, or the archive cannot be made.
+    """
+
+    def __init__(self, path: str, schema: Schema, *, extensions: Mapping[str, str] | None = None) -> None:
+        given = extensions or {}
+        suffixes = {
+            name: member_suffix(name, one, given.get(name, "bin")) for name, one in schema.items() if name != KEY
+        }
+        why = why_unsupported(schema, suffixes)
+        if why:
+            raise SourceError(f"this cannot be written as a tar archive: {why}")
+        self._layout = TarSchema(schema, suffixes)
+        self._path = path
+        self._last_key = ""
+        self._count = 0
+        self._file = SequentialWriter(path)
+        self._file.write(note(self._layout.to_comment()))
+
+    def write(self, sample: Sample) -> None:
+        """Add a sample.
+
+        Raises:
+            SourceError: it does not fit the schema, or its key cannot be one.
+        """
+        schema = self._layout.schema
+        sample = fitted(schema, sample, "this archive")
+        key = f"{self._count:09d}" if self._layout.is_numbered else self._checked(sample[KEY])
+        for name, suffix in self._layout.suffixes.items():
+            data = encode_member(schema[name], sample[name])
+            self._file.write(header(f"{key}.{suffix}", len(data)))
+            self._file.write(data)
+            self._file.write(padding(len(data)))
+        self._count += 1
+
+    def _checked(self, key: str) -> str:
+        leads_out = key.startswith("/") or ".." in key.split("/")  # of the folder that the archive is unpacked in
+        if leads_out or split_name(f"{key}.x") != (key, "x") or not key.isprintable() or key == self._last_key:
+            raise SourceError(
+                f"{KEY} {key!r} cannot name a sample in an archive: it has to be printable, without a dot in its last "
+                f"part, without .. and a / at its beginning, not __NAME__, and another one than that before it; "
+                f"without {KEY} samples are numbered"
+            )
+        self._last_key = key
+        return key
+
+    def close(self) -> None:
+        """Finish the archive."""
+        self._file.write(END)
+        self._file.close()
+        _write_count(self._path, replace(self._layout, count=self._count))
+
+
+def _write_count(path: str, layout: TarSchema) -> None:
+    """Put the number of samples into an archive's comment; it stays unknown in a gzipped archive."""
+    comment = note(layout.to_comment())
+    with open(path, "r+b") as file:
+        if file.read(BLOCK_NBYTES) == comment[:BLOCK_NBYTES]:
+            file.seek(0)
+            file.write(comment)
+
+
+def concat_files(parts: Sequence[str], path: str) -> None:
+    """Make one archive of several of `TarWriter`, in their order. Keys that are numbers continue from part to part.
+
+    Raises:
+        SourceError: penstock did not write one of them, or two samples that would be neighbours have one key.
+    """
+    storage = Storage()
+    layouts = [_layout(storage, part) for part in parts]
+    layout = layouts[0] if layouts else None
+    if layout is None or None in layouts:
+        raise SourceError(f"not all of the {len(parts)} parts of {path} are archives that penstock wrote")
+    with closing(SequentialWriter(path)) as whole:
+        whole.write(note(replace(layout, count=None).to_comment()))
+        copy = _Copy(whole, is_numbered=layout.is_numbered)
+        for part in parts:
+            copy.add(storage, part)
+        whole.write(END)
+    _write_count(path, replace(layout, count=copy.count))
+
+
+class _Copy:
+    """Copies members of archives to another one, and counts their samples."""
+
+    def __init__(self, whole: SequentialWriter, *, is_numbered: bool) -> None:
+        self.count = 0
+        self._whole = whole
+        self._is_numbered = is_numbered
+        self._last = ""
+
+    def add(self, storage: Storage, part: str) -> None:
+        """Copy the members of one archive."""
+        before, key = self._last, None
+        with closing(SequentialReader(storage, part)) as pieces:
+            for member in members(pieces):
+                parts = None if isinstance(member, Note) else split_name(member.name)
+                if parts is None or isinstance(member, Note):
+                    continue
+                if parts[0] != key:
+                    key = self._last = parts[0]
+                    self.count += 1
+                    if key == before and not self._is_numbered:
+                        raise SourceError(f"{part}: its first sample has the key {key!r}, as the one before it")
+                    before = ""
+                written = f"{self.count - 1:09d}" if self._is_numbered else parts[0]
+                self._whole.write(header(f"{written}.{parts[1]}", member.nbytes))
+                self._whole.write(pieces.take(member.nbytes))
+                self._whole.write(padding(member.nbytes))

@@ -1,0 +1,378 @@
+"""JSONL: an object in each line, its members the fields of a sample. Plain or gzip.
+
+    number          int or float, as JSON has it; a NumPy number if `dtypes` has the field
+    true, false     bool
+    text            str
+    null            None: for a `map` or a `filter` to deal with
+    list            of numbers of one length at each level: an array (int64, uint64, float64 or bool; `dtypes` says
+                    otherwise); any other list stays a list
+    object          its members are fields too: {"a": {"b": 1}} is the field "a/b"
+
+What JSON does not have is an object too, and `JsonLinesWriter` writes
+
+    {"dtype": "float32", "shape": [2, 3], "base64": "..."}     an array, little endian, in C order
+    {"dtype": "int8", "shape": [], "base64": "..."}            a number of NumPy's
+    {"base64": "..."}                                          bytes
+
+for all but text, bool, int64, float64 that are finite, and arrays of these with at least one element. Every line is
+JSON to the letter: NaN is no word of it, and is written as a number of NumPy's. (NaN and Infinity are read, though.)
+
+Blank lines are no records. A line with the same key twice is broken.
+"""
+
+from __future__ import annotations
+
+import array
+import base64
+import binascii
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.data.concat_index import ConcatIndex
+from penstock.data.formats.text.lines import LONGEST, blocks, is_blank, is_gzip, line_starts
+from penstock.data.schema import DTYPES, Errors, Sample, Schema, Selection, fitted
+from penstock.data.source import PerProcess, Source
+from penstock.data.storage.sequential_writer import SequentialWriter
+from penstock.data.storage.storage import Storage
+from penstock.data.stream import Shard, Stream
+
+_MAX_NAMES_IN_ERROR = 50
+"""Of a line's fields, in an error."""
+_PLAIN = ("bool", "int64", "float64")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def open_files(
+    paths: list[str],
+    storage: Storage,
+    fields: Selection,
+    errors: Errors,
+    *,
+    index: bool = False,
+    dtypes: Mapping[str, str] | None = None,
+    max_record_nbytes: int = LONGEST,
+) -> JsonLinesStream | IndexedJsonLines:
+    """Open JSONL files: a stream, or with `index` a source with random access.
+
+    Args:
+        paths: the files; each is a shard.
+        storage: opens them.
+        fields: which members are read.
+        errors: what a stream does with a line that is broken.
+        index: find the beginning of every line now, at the speed of the storage, so that samples have numbers. The
+            files have to be plain ones.
+        dtypes: {field: dtype} for numbers and lists of numbers, as in {"tokens": "int32"}.
+        max_record_nbytes: a longer line is broken.
+
+    Raises:
+        SourceError: a file cannot be opened.
+        OptionError: a dtype is unknown, or `index` is set for a gzipped file.
+    """
+    lines = _LineParser(fields, dtypes or {}, max_record_nbytes)
+    if index:
+        return IndexedJsonLines([storage.local(path) for path in paths], lines)
+    return JsonLinesStream(paths, storage, lines, errors)
+
+
+class JsonLinesStream(Stream):
+    """Lines of JSONL files, one after another."""
+
+    def __init__(self, paths: list[str], storage: Storage, lines: _LineParser, errors: Errors) -> None:
+        super().__init__([Shard(path) for path in paths], errors=errors)
+        self.where = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+        self._storage = storage
+        self._lines = lines
+
+    def read(self, shard: Shard, first: int, step: int) -> Iterator[Sample | RecordError]:
+        """Yield every `step`-th line of a shard, from line `first` on, blank ones not counted."""
+        lines = self._lines
+        ahead = first  # lines to pass over until the next that is wanted
+        with closing(blocks(self._storage, shard.name, lines.longest)) as pieces:
+            for block in pieces:
+                offsets: list[int] = []
+                there = [at for at, line in enumerate(block.lines) if not is_blank(line)]
+                for at in there[ahead::step]:
+                    try:
+                        yield lines.sample(block.lines[at])
+                    except ValueError as error:
+                        offsets = offsets or block.offsets()
+                        yield RecordError(shard.name, offsets[at], f"line {block.number + at}", str(error))
+                ahead = ahead - len(there) if ahead >= len(there) else (ahead - len(there)) % step
+
+
+class IndexedJsonLines(Source):
+    """Lines of JSONL files by number."""
+
+    def __init__(self, paths: list[str], lines: _LineParser) -> None:
+        self.where = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+        self._paths = paths
+        self._lines = lines
+        self._starts = [_index_lines(path) for path in paths]
+        self._parts = ConcatIndex(len(starts) - 1 for starts in self._starts)
+        self._files: PerProcess[dict[int, int]] = PerProcess(dict, _close_all)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def read(self, index: int) -> Sample:
+        """Return the sample of a line.
+
+        Raises:
+            RecordError: it is broken.
+        """
+        file, at = self._parts.locate(index)
+        start, stop = int(self._starts[file][at]), int(self._starts[file][at + 1])
+        try:
+            line = self._bytes(file, start, min(stop - start, self._lines.longest + 4))
+            return self._lines.sample(line.removeprefix(_BYTE_ORDER_MARK) if start == 0 else line)
+        except (OSError, ValueError) as error:
+            raise RecordError(self._paths[file], start, index, str(error)) from error
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()
+
+    def _bytes(self, file: int, start: int, nbytes: int) -> bytes:
+        opened = self._files.get()
+        if file not in opened:
+            descriptor = os.open(self._paths[file], os.O_RDONLY | os.O_CLOEXEC)
+            if opened.setdefault(file, descriptor) != descriptor:  # another thread was faster
+                os.close(descriptor)
+        line = os.pread(opened[file], nbytes, start)
+        if len(line) < nbytes:
+            raise ValueError(f"the file ends {nbytes - len(line)} bytes too early; it was longer when it was opened")
+        return line
+
+
+def _index_lines(path: str) -> np.ndarray:
+    try:
+        if not is_gzip(path):
+            return line_starts(path)
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error}") from error
+    raise OptionError(f"{path} is gzipped, and index= needs plain files; unpack it, or pass index=False")
+
+
+def _close_all(descriptors: dict[int, int]) -> None:
+    for descriptor in descriptors.values():
+        os.close(descriptor)
+    descriptors.clear()
+
+
+class _LineParser:
+    """Makes samples of lines."""
+
+    def __init__(self, fields: Selection, dtypes: Mapping[str, str], longest: int) -> None:
+        for name, dtype in dtypes.items():
+            if dtype not in DTYPES:
+                raise OptionError(f"dtypes[{name!r}] is {dtype!r}, and has to be one of {', '.join(sorted(DTYPES))}")
+        self.longest = longest
+        self._chosen = fields.chosen
+        self._wanted = None if fields.chosen is None else {own for _, own in fields.chosen}
+        self._dtypes = {name: np.dtype(dtype) for name, dtype in dtypes.items()}
+        self._decode = json.JSONDecoder(object_pairs_hook=tuple).raw_decode
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_decode": None}  # the decoder has a scanner in C
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _decode=json.JSONDecoder(object_pairs_hook=tuple).raw_decode)
+
+    def sample(self, line: bytes) -> Sample:
+        """Return the sample of a line.
+
+        Raises:
+            ValueError: what is wrong with it.
+        """
+        if len(line) > self.longest and len(line.rstrip()) > self.longest:
+            raise ValueError(f"it is longer than max_record_nbytes={self.longest}")
+        text = line.decode().strip(" \t\r\n")
+        try:
+            members, end = self._decode(text)
+            if end != len(text):
+                raise ValueError(f"more text follows {end} characters of JSON")
+            if type(members) is not tuple:
+                raise ValueError(f"it holds {_WORDS.get(type(members), 'a number')}, not an object")
+            if "\\ud" in text or "\\uD" in text:
+                json.dumps(members, ensure_ascii=False).encode()  # half of a pair of surrogates is no text
+            found: Sample = {}
+            self._flatten(members, "", found)
+        except RecursionError:
+            raise ValueError("lists or objects lie too deep in each other") from None
+        if self._chosen is None:
+            return found
+        missing = [own for _, own in self._chosen if own not in found]
+        if missing:
+            there = ", ".join(map(repr, [*found][:_MAX_NAMES_IN_ERROR])) or "none"
+            raise ValueError(f"it has no field {missing[0]!r}; it has {there}")
+        return {name: found[own] for name, own in self._chosen}
+
+    def _flatten(self, members: tuple[tuple[str, Any], ...], before: str, into: Sample) -> None:
+        """Put an object's members into a sample."""
+        for own, value in members:
+            name = before + own if before else own
+            if name in into:
+                raise ValueError(f"the field {name!r} is there twice")
+            kind = type(value)
+            if kind is str:
+                into[name] = value
+            elif kind is tuple:
+                packed = dict(value)
+                if "base64" in packed and len(packed) == len(value) and packed.keys() in _PACKED:
+                    into[name] = _decode_base64(packed)
+                else:
+                    self._flatten(value, f"{name}/", into)
+            elif self._wanted is not None and name not in self._wanted:
+                into[name] = None
+            elif kind is list:
+                into[name] = _parse_array(value, self._dtypes.get(name))
+            else:
+                into[name] = _parse_number(value, kind, self._dtypes.get(name))
+
+
+_WORDS = {list: "a list", str: "a text", bool: "a bool", type(None): "null"}
+_PACKED = ({"base64"}, {"dtype", "shape", "base64"})
+
+
+def _parse_number(value: Any, kind: type, dtype: np.dtype[Any] | None) -> Any:
+    if kind is int and not -(1 << 63) <= value < 1 << 63:
+        if value >= 1 << 64 or value < 0:
+            raise ValueError("it has an integer that does not fit into 64 bits")
+        return np.uint64(value)
+    if dtype is None or value is None:
+        return value
+    return _parse_array([value], dtype)[0]
+
+
+def _parse_array(value: list[Any], dtype: np.dtype[Any] | None) -> Any:
+    """Return an array of a list of numbers; any other list as it is."""
+    kind = _CODES.get(type(value[0])) if value and (dtype is None or dtype.kind == "f") else None
+    if kind is not None:
+        try:
+            quick = np.frombuffer(array.array(kind[0], value), kind[1])  # half of what NumPy takes to look at them all
+        except (TypeError, OverflowError):
+            pass  # others among them
+        else:
+            return quick if dtype is None else quick.astype(dtype)
+    kinds: set[type] = set()
+    if not _is_of_numbers(value, kinds):
+        return _to_plain_lists(value)
+    try:
+        made = np.asarray(value, dtype)
+    except OverflowError as error:
+        raise ValueError(str(error)) from error
+    except ValueError:
+        return value  # lists of different lengths
+    if made.dtype.kind not in "biufc" or (made.dtype.kind in "biu" and float in kinds):
+        raise ValueError(f"a list holds numbers that do not fit into {'64 bits' if dtype is None else dtype}")
+    if made.dtype.kind == "f" and dtype is None and kinds and float not in kinds:
+        raise ValueError("a list holds integers that no one type of 64 bits has")
+    return made
+
+
+_CODES = {float: ("d", np.float64), int: ("q", np.int64)}
+
+
+def _is_of_numbers(value: list[Any], kinds: set[type]) -> bool:
+    # NumPy would make text as wide as the longest of a list of texts: a small file could ask for any amount of memory.
+    here = set(map(type, value))
+    if here == {list}:
+        return all(_is_of_numbers(one, kinds) for one in value)
+    kinds |= here
+    return here <= {int, float, bool}
+
+
+def _to_plain_lists(value: Any) -> Any:
+    """Return a list that is no array, its objects as dicts."""
+    if type(value) is list:
+        return [_to_plain_lists(one) for one in value]
+    return {name: _to_plain_lists(one) for name, one in value} if type(value) is tuple else value
+
+
+def _decode_base64(value: dict[str, Any]) -> Any:
+    try:
+        data = base64.b64decode(value["base64"], validate=True)
+    except (TypeError, ValueError, binascii.Error) as error:
+        raise ValueError(f'"base64" cannot be decoded: {error}') from error
+    if len(value) == 1:
+        return data
+    dtype, shape = value["dtype"], value["shape"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f'"dtype" is {str(dtype)[:40]!r}, and has to be one of {", ".join(sorted(DTYPES))}')
+    if not isinstance(shape, list) or len(shape) > 32 or any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError(f'"shape" is {str(shape)[:80]}, and has to be a list of sizes')
+    little = np.dtype(dtype).newbyteorder("<")
+    if math.prod(shape) * little.itemsize != len(data):
+        raise ValueError(f'"base64" has {len(data)} bytes; {dtype} of shape {str(shape)[:80]} has others')
+    made = np.frombuffer(data, little).astype(dtype)
+    return made.reshape(shape) if shape else made[0]
+
+
+class JsonLinesWriter:
+    """Writes a new JSONL file; one packed by gzip where its name ends on .gz.
+
+    Args:
+        path: the file.
+        schema: of the samples.
+    """
+
+    def __init__(self, path: str, schema: Schema) -> None:
+        self._path = path
+        self._schema = schema
+        self._file = SequentialWriter(path)
+        self._encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+    def write(self, sample: Sample) -> None:
+        """Add a line.
+
+        Raises:
+            SourceError: the sample does not fit the schema.
+        """
+        values = fitted(self._schema, sample, self._path)
+        text = self._encode({name: _to_json(value) for name, value in values.items()})
+        self._file.write(text.encode() + b"\n")
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._file.close()
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode()}
+    dtype = value.dtype.newbyteorder("=").name
+    if dtype in _PLAIN and value.size and (dtype != "float64" or np.isfinite(value).all()):
+        return value.tolist()
+    data = np.ascontiguousarray(value, value.dtype.newbyteorder("<")).tobytes()
+    return {"dtype": dtype, "shape": list(value.shape), "base64": base64.b64encode(data).decode()}
+
+
+def why_unsupported(schema: Schema) -> str:
+    """Return why samples would not come back from JSONL as they are; "" if they would.
+
+    >>> from penstock.data.schema import Field
+    >>> why_unsupported({"x": Field("array", "float32", (3,))})
+    ''
+    """
+    for name, field in schema.items():
+        if field.dtype and field.dtype not in DTYPES:
+            return f"field {name!r} is {field.words()}, and JSONL has no {field.dtype}"
+    return ""
+
+
+def concat_files(parts: Sequence[str], path: str) -> None:
+    """Make one file of several that JsonLinesWriter made, in their order."""
+    with open(path, "wb") as whole:
+        for part in parts:
+            with open(part, "rb") as file:
+                shutil.copyfileobj(file, whole, 1 << 20)

@@ -1,0 +1,141 @@
+"""Lines of text files, plain or gzip, with their places: what JSONL and CSV are made of.
+
+    line       ends at a line feed; a carriage return before it is white space of the format above
+    offset     of bytes, in what a gzip file unpacks to
+    blank      a line of white space only; it counts as a line, and is no record
+
+A UTF-8 byte order mark at the beginning is left out. Of a line longer than the limit only the beginning is kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+
+from penstock.data.storage.sequential_reader import READ_NBYTES, SequentialReader
+from penstock.data.storage.storage import Storage
+
+LONGEST = 1 << 28
+"""The default limit for the bytes of a line: parsing one takes several times its bytes."""
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_GZIP = b"\x1f\x8b"
+_LINE_FEED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some lines that follow each other."""
+
+    offset: int
+    """Where the first begins."""
+
+    number: int
+    """Of the first; a file's first line is 1."""
+
+    lines: list[bytes]
+    """Without their line feeds. One that is longer than the limit is cut, one byte behind it."""
+
+    def offsets(self) -> list[int]:
+        """Return where each line begins."""
+        ends = itertools.accumulate((len(line) + 1 for line in self.lines[:-1]), initial=self.offset)
+        return list(ends)
+
+
+def blocks(storage: Storage, path: str, longest: int) -> Generator[Block, None, None]:
+    """Yield all lines of a file.
+
+    Args:
+        storage: opens the file.
+        path: of a plain or gzip file; its first bytes decide which.
+        longest: bytes; of a line that has more, one byte more than this is given.
+
+    Raises:
+        SourceError: the file cannot be opened, or not be read to its end.
+        RecordError: what gzip packed is broken; the lines before have been given.
+    """
+    offset, number = 0, 1
+    begun, begun_nbytes = bytearray(), 0  # a line whose end has not come yet
+    with closing(SequentialReader(storage, path)) as pieces:
+        pieces.key = "line 1"
+        while piece := pieces.take(READ_NBYTES):
+            first, last = piece.find(b"\n"), piece.rfind(b"\n")
+            head = piece if first < 0 else piece[:first]
+            begun += head[: max(0, longest + 1 - len(begun))]
+            begun_nbytes += len(head)
+            if first < 0:
+                continue
+            yield _first(offset, number, bytes(begun))
+            offset, number = offset + begun_nbytes + 1, number + 1
+            if last > first:
+                block = Block(offset, number, piece[first + 1 : last].split(b"\n"))
+                yield block
+                offset, number = offset + last - first, number + len(block.lines)
+            begun_nbytes = len(piece) - last - 1
+            begun = bytearray(piece[last + 1 :][: longest + 1])
+            pieces.key = f"line {number}"
+    if begun_nbytes:
+        yield _first(offset, number, bytes(begun))
+
+
+def is_blank(line: bytes) -> bool:
+    """Return whether a line is white space only.
+
+    >>> is_blank(b""), is_blank(b"  "), is_blank(b"1")
+    (True, True, False)
+    """
+    return not line or line.isspace()
+
+
+def is_gzip(path: str) -> bool:
+    """Return whether a local file is gzipped."""
+    with open(path, "rb") as file:
+        return file.read(2) == _GZIP
+
+
+def line_starts(path: str) -> np.ndarray:
+    """Return where each line of a local plain file that is not blank begins, and where the file ends.
+
+    Blank lines are left out by leaving out where they begin: they end the line before, as white space.
+    """
+    found: list[np.ndarray] = []
+    firsts: list[np.ndarray] = []  # the first byte alone shows of nearly all lines that they are not blank
+    before = b"\n"
+    offset = 0
+    with open(path, "rb") as file:
+        while piece := file.read(READ_NBYTES):
+            held = np.frombuffer(before + piece, np.uint8)
+            ends = np.flatnonzero(held[:-1] == _LINE_FEED)
+            firsts.append(held[ends + 1])
+            found.append(ends + offset)
+            before = piece[-1:]
+            offset += len(piece)
+        bounds = np.append(np.concatenate([np.zeros(0, np.int64), *found]), offset)
+        if not offset:
+            return bounds
+        dubious = np.flatnonzero(np.isin(np.concatenate(firsts), np.frombuffer(b" \t\n\r\x0b\x0c\xef", np.uint8)))
+        blank = [at for at in dubious.tolist() if _is_blank_at(file, int(bounds[at]), int(bounds[at + 1]))]
+    return np.delete(bounds, blank)
+
+
+def _is_blank_at(file: BinaryIO, start: int, stop: int) -> bool:
+    file.seek(start)
+    while start < stop:
+        piece = file.read(min(stop - start, READ_NBYTES))
+        if start == 0:
+            piece = piece.removeprefix(_BYTE_ORDER_MARK)
+        if not is_blank(piece):
+            return False
+        start = file.tell()
+    return True
+
+
+def _first(offset: int, number: int, line: bytes) -> Block:
+    if number == 1 and line.startswith(_BYTE_ORDER_MARK):
+        return Block(len(_BYTE_ORDER_MARK), 1, [line[len(_BYTE_ORDER_MARK) :]])
+    return Block(offset, number, [line])

@@ -1,0 +1,329 @@
+"""TFRecord files: a stream of records, or a source by number; with tf.train.Example in them, or anything else.
+
+See framing.py for the file's layout, example.py and features.py for what is in a record. Checksums need the
+package google-crc32c (the extra "tfrecord"); `check=False` reads without them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.data.concat_index import ConcatIndex
+from penstock.data.formats.tfrecord import record_index
+from penstock.data.formats.tfrecord.example import parse_feature_lists, parse_features, wrap_entries
+from penstock.data.formats.tfrecord.example_fast_path import ExampleFastPath
+from penstock.data.formats.tfrecord.features import (
+    MARK,
+    SchemaDecoder,
+    SchemaEncoder,
+    to_field_value,
+    with_shape_features,
+)
+from penstock.data.formats.tfrecord.framing import (
+    FOOTER,
+    FRAME_NBYTES,
+    HEADER,
+    load_checksum,
+    read_frames,
+    too_short_message,
+)
+from penstock.data.formats.tfrecord.protobuf_wire import MalformedError
+from penstock.data.schema import Errors, Sample, Schema, Selection
+from penstock.data.source import PerProcess, Source
+from penstock.data.storage.sequential_reader import SequentialReader
+from penstock.data.storage.sequential_writer import SequentialWriter
+from penstock.data.storage.storage import Storage, is_remote
+from penstock.data.stream import Shard, Stream
+
+MOST_NBYTES = 1 << 30
+"""The longest record that is read by default."""
+
+_FILES_OPEN = 64
+
+
+def open_files(
+    paths: list[str],
+    storage: Storage,
+    fields: Selection,
+    errors: Errors,
+    *,
+    index: bool | Literal["save"] = False,
+    check: bool = True,
+    raw: bool = False,
+    text: Sequence[str] = (),
+    arrays: Sequence[str] = (),
+    sequence: bool = False,
+    max_record_nbytes: int = MOST_NBYTES,
+) -> TFRecordStream | IndexedTFRecords:
+    """Open TFRecord files.
+
+    Args:
+        paths: the files.
+        storage: opens them.
+        fields: which features a sample gets.
+        errors: what a stream does with broken records.
+        index: read by number. The records' places are found once, now, or read from FILE.idx where one is that fits;
+            "save" writes FILE.idx where there is none. Not for gzipped files.
+        check: verify checksums.
+        raw: a sample is {"record": bytes}; nothing is parsed.
+        text: features that are UTF-8: str instead of bytes.
+        arrays: features that are an array (or a list of bytes) even where they have one value.
+        sequence: the records are SequenceExamples. Their feature lists become fields too: an array with a row for each
+            step where all steps have as many numbers, else a list of the steps' values.
+        max_record_nbytes: a longer record is broken.
+
+    Raises:
+        SourceError: a file cannot be read.
+        ExtraError: `check` is set, and google-crc32c is not installed.
+    """
+    if index not in (False, True, "save"):
+        raise OptionError(f"index={index!r} is none of False, True and 'save'")
+    if check:
+        load_checksum()
+    parse = RecordParser(fields=fields, raw=raw, text=frozenset(text), arrays=frozenset(arrays), sequence=sequence)
+    if not index:
+        return TFRecordStream(paths, storage, errors, parse, check=check, most=max_record_nbytes)
+    local = [storage.local(path) for path in paths]
+    return IndexedTFRecords(local, parse, save=index == "save", check=check, most=max_record_nbytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordParser:
+    """Makes samples of records; see `open_files`."""
+
+    fields: Selection
+    raw: bool = False
+    text: frozenset[str] = frozenset()
+    arrays: frozenset[str] = frozenset()
+    sequence: bool = False
+
+    @cached_property
+    def _wanted(self) -> frozenset[str] | None:
+        chosen = self.fields.chosen
+        return None if chosen is None else with_shape_features([name for _, name in chosen])
+
+    @cached_property
+    def _places(self) -> ExampleFastPath:
+        return ExampleFastPath(self._wanted)
+
+    def sample(self, record: bytes) -> Sample:
+        """Return a record's sample.
+
+        Raises:
+            MalformedError: it is no such record, or a field is missing.
+        """
+        if self.raw:
+            return {"record": record}
+        chosen = self.fields.chosen
+        features = self._places.parse_features(record)
+        try:
+            if MARK in features:
+                marks = SchemaDecoder.parse(features[MARK])
+                return marks.sample(features, None if chosen is None else self.fields.names(marks.schema, "it"))
+            sample = {
+                name: to_field_value(values, is_text=name in self.text, is_array=name in self.arrays)
+                for name, values in features.items()
+            }
+            if self.sequence:
+                sample.update(
+                    (name, self._rows(name, steps)) for name, steps in parse_feature_lists(record, self._wanted).items()
+                )
+            if chosen is None:
+                return sample
+            if any(name not in sample for _, name in chosen):
+                self.fields.names(
+                    [*parse_features(record), *(parse_feature_lists(record) if self.sequence else ())], "it"
+                )
+            return {own: sample[name] for own, name in chosen}
+        except SourceError as error:
+            raise MalformedError(str(error)) from error
+
+    def _rows(self, name: str, steps: Sequence[object]) -> object:
+        values = [to_field_value(step, is_text=name in self.text, is_array=name in self.arrays) for step in steps]  # type: ignore[arg-type]
+        shapes = {(np.shape(value), getattr(value, "dtype", None)) for value in values if not isinstance(value, list)}
+        if len(shapes) == 1 and isinstance(values[0], np.ndarray | np.generic):
+            return np.stack(values)
+        return values
+
+
+class TFRecordStream(Stream):
+    """TFRecord files as a stream; see `open_files`."""
+
+    def __init__(
+        self, paths: list[str], storage: Storage, errors: Errors, parse: RecordParser, *, check: bool, most: int
+    ) -> None:
+        super().__init__([Shard(path, _count(path)) for path in paths], errors=errors)
+        self.where = paths[0] if len(paths) == 1 else f"{len(paths)} TFRecord files"
+        self._storage = storage
+        self._parse = parse
+        self._check = check
+        self._most = most
+
+    def read(self, shard: Shard, first: int, step: int) -> Iterator[Sample | RecordError]:
+        """Yield every step-th record's sample; of the others nothing but the length is read.
+
+        Raises:
+            RecordError: the file is truncated, or a length is corrupt.
+        """
+        pieces = SequentialReader(self._storage, shard.name)
+        try:
+            for number, offset, record in read_frames(
+                pieces, first, step, load_checksum() if self._check else None, self._most
+            ):
+                if isinstance(record, RecordError):
+                    yield record
+                    continue
+                try:
+                    yield self._parse.sample(record)
+                except MalformedError as error:
+                    yield RecordError(shard.name, offset, number, str(error))
+        finally:
+            pieces.close()
+
+
+def _count(path: str) -> int | None:
+    begins = None if is_remote(path) else record_index.load(path)
+    return None if begins is None else len(begins) - 1
+
+
+# ── by number ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class IndexedTFRecords(Source):
+    """Local TFRecord files by number; see `open_files`."""
+
+    def __init__(self, paths: list[str], parse: RecordParser, *, save: bool, check: bool, most: int) -> None:
+        self.where = paths[0] if len(paths) == 1 else f"{len(paths)} TFRecord files"
+        self._paths = paths
+        self._parse = parse
+        self._check = check
+        self._most = most
+        self._begins = [self._offsets(path, save) for path in paths]
+        self._parts = ConcatIndex(len(begins) - 1 for begins in self._begins)
+        self._files = PerProcess(_Files, _Files.close)
+
+    def _offsets(self, path: str, save: bool) -> np.ndarray:
+        found = record_index.load(path)
+        if found is not None:
+            return found
+        found = record_index.scan_offsets(path, load_checksum() if self._check else None)
+        if save:
+            record_index.save(path, found)
+        return found
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def read(self, index: int) -> Sample:
+        """Return a record's sample."""
+        part, number = self._parts.locate(index)
+        path = self._paths[part]
+        begin, end = (int(at) for at in self._begins[part][number : number + 2])
+        length = end - begin - FRAME_NBYTES
+        if length > self._most:
+            raise RecordError(path, begin, number, f"{length} bytes; {self._most} are the most")
+        found = self._files.get().read(path, begin, end - begin)
+        if len(found) < end - begin:
+            raise RecordError(path, begin, number, too_short_message(length, len(found)))
+        stated_length, of_length = HEADER.unpack_from(found)
+        (of_record,) = FOOTER.unpack_from(found, len(found) - FOOTER.size)
+        record = found[HEADER.size : -FOOTER.size]
+        if stated_length != length:
+            raise RecordError(path, begin, number, f"it is {stated_length} bytes long, and {length} in the index")
+        if self._check:
+            checksum = load_checksum()
+            if checksum(found[:8]) != of_length or checksum(record) != of_record:
+                raise RecordError(path, begin, number, "its checksum is wrong")
+        try:
+            return self._parse.sample(record)
+        except MalformedError as error:
+            raise RecordError(path, begin, number, str(error)) from error
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()
+
+
+class _Files:
+    """Files of one process. The first ones stay open; the others are opened for each record."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, int] = {}
+
+    def read(self, path: str, offset: int, nbytes: int) -> bytes:
+        """Return bytes of a file: fewer where it ends.
+
+        Raises:
+            SourceError: it cannot be read.
+        """
+        try:
+            descriptor = self._open.get(path)
+            if descriptor is not None:
+                return os.pread(descriptor, nbytes, offset)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            keeps = len(self._open) < _FILES_OPEN and self._open.setdefault(path, descriptor) == descriptor
+            try:
+                return os.pread(descriptor, nbytes, offset)
+            finally:
+                if not keeps:
+                    os.close(descriptor)
+        except OSError as error:
+            raise SourceError(f"{path} cannot be read at byte {offset}: {error}") from error
+
+    def close(self) -> None:
+        """Close them."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+
+# ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class TFRecordWriter:
+    """Writes samples as tf.train.Example; see `features` for how. The file is gzipped if its name ends on .gz.
+
+    Args:
+        path: the file.
+        schema: of the samples.
+
+    Raises:
+        SourceError: the schema is not supported, or the file cannot be made.
+        ExtraError: google-crc32c is not installed.
+    """
+
+    def __init__(self, path: str, schema: Schema) -> None:
+        self._marked = SchemaEncoder(schema)
+        self._checksum = load_checksum()
+        self._file = SequentialWriter(path)
+
+    def write(self, sample: Sample) -> None:
+        """Add a sample.
+
+        Raises:
+            SourceError: it does not fit the schema.
+        """
+        record = wrap_entries(self._marked.entries(sample))
+        length = len(record).to_bytes(8, "little")
+        self._file.write(length + FOOTER.pack(self._checksum(length)))
+        self._file.write(record)
+        self._file.write(FOOTER.pack(self._checksum(record)))
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._file.close()
+
+
+def concat_files(parts: Sequence[str], path: str) -> None:
+    """Make one file of several, in their order: TFRecord files one after another are one."""
+    with open(path, "wb") as whole:
+        for part in parts:
+            with open(part, "rb") as file:
+                shutil.copyfileobj(file, whole, 1 << 20)

@@ -1,0 +1,350 @@
+"""Token files: the integers of a whole corpus, one after another, and where its documents end.
+
+    train.npy        NumPy's format, integers: [tokens], or [documents, tokens of each]
+    train.bin        the integers and nothing else, little endian; of type `dtype=`, uint16 by default
+    train.idx.npy    beside either: int64, where each document begins, counted in tokens, and where the last one ends
+
+What a sample is:
+
+    no documents known    windows of `length` tokens over all files, one every `step`; up to step - 1 tokens at the end,
+                          and what a window lacks, are left out. With `pack=False` each file is a document, to be cut
+    whole documents       `length=None`: each as long as it is
+    cut documents         `pack=False`: pieces of at most `length`; every token once
+    packed documents      `pack=True`: pieces of at most `length`, put together to sequences of `length` by "best fit,
+                          longest first" (Ding et al., Fewer Truncations Improve Language Modeling, 2024), so that few
+                          places stay empty. "documents" is 1, 2, ... where they lie and 0 where nothing does;
+                          "positions" begins again at 0 in each: what an attention mask needs
+
+`targets=True` adds the token that follows each: in windows from the file (so that windows take one token more); within
+documents -100, which torch's cross_entropy leaves out, where a document ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.data.formats.tokens.packing import pack_documents, split_documents
+from penstock.data.formats.tokens.token_files import (
+    DTYPES,
+    HEADER_NBYTES,
+    TokenFile,
+    Tokens,
+    find_document_indexes,
+    index_path,
+    npy_header,
+    write_index,
+)
+from penstock.data.schema import Errors, Sample, Schema, Selection, plain
+from penstock.data.source import Source
+from penstock.data.storage.storage import Storage
+
+LENGTH = 1024
+"""Of windows, by default."""
+
+IGNORED = -100
+"""The target where there is none: torch's cross_entropy ignores it."""
+
+
+def open_files(
+    paths: list[str],
+    storage: Storage,
+    fields: Selection,
+    errors: Errors,
+    *,
+    length: int | None = None,
+    dtype: str | None = None,
+    documents: str | Sequence[str] | None = None,
+    eos: int | None = None,
+    pack: bool = True,
+    step: int | None = None,
+    targets: bool = False,
+    as_dtype: str | None = None,
+    max_record_nbytes: int = 1 << 30,
+) -> Source:
+    """Open token files as one source; see the module for what a sample is.
+
+    Args:
+        paths: .npy and .bin files; .idx.npy files among them are left out.
+        storage: makes them local.
+        fields: "tokens", "targets", "documents" and "positions", those that samples have.
+        errors: unused: reading a broken sample raises RecordError.
+        length: tokens of a sample. None: whole documents where their places are known, else windows of 1024.
+        dtype: of .bin files.
+        documents: the file of documents' places, or one for each token file; found beside them where it is None.
+        eos: the token that ends a document, instead of such a file.
+        pack: whether documents are packed to full sequences; without documents, whether tokens at the end that fill
+            none are left out.
+        step: tokens from one window's beginning to the next one's; `length` where it is None.
+        targets: whether samples have "targets".
+        as_dtype: the dtype of samples: "int64" for an embedding. None keeps that of the file.
+        max_record_nbytes: a longer document is broken.
+
+    Raises:
+        SourceError: a file is of another format, or truncated, or its documents end elsewhere.
+        OptionError: a number is not positive, a dtype is unknown, or `step` is set for documents.
+    """
+    for name, value in (("length", length), ("step", step)):
+        if value is not None and value < 1:
+            raise OptionError(f"{name}={value} has to be 1 or more")
+    for name, given in (("dtype", dtype), ("as_dtype", as_dtype)):
+        if given is not None and given not in DTYPES:
+            raise OptionError(f"{name}={given!r} has to be one of {', '.join(DTYPES)}")
+    files = [path for path in paths if not path.endswith(".idx.npy")] or paths
+    places = find_document_indexes(files, documents, storage) if eos is None else None
+    tokens = Tokens([TokenFile.probe(storage.local(path), dtype) for path in files], as_dtype)
+    bounds = tokens.ends_at(eos) if eos is not None else tokens.documents(places)
+    sample_fields = _SampleFields(fields, targets=targets, packed=bounds is not None and length is not None and pack)
+    if bounds is None:
+        length = length or LENGTH
+        if pack or step is not None:
+            return Windows(tokens, length, step or length, sample_fields)
+        bounds = tokens.bounds
+    if step is not None:
+        raise OptionError("step= is for windows, and these files have documents")
+    if length is None:
+        return Documents(tokens, bounds[:-1], np.diff(bounds), bounds, sample_fields, max_record_nbytes)
+    starts, sizes = split_documents(bounds, length)
+    if not pack:
+        return Documents(tokens, starts, sizes, bounds, sample_fields, max_record_nbytes)
+    return Packed(tokens, starts, sizes, bounds, length, sample_fields)
+
+
+class _SampleFields:
+    """Which fields samples have."""
+
+    def __init__(self, fields: Selection, *, targets: bool, packed: bool) -> None:
+        there = ["tokens", *(["targets"] if targets else []), *(["documents", "positions"] if packed else [])]
+        self.names = fields.names(there, "this token source")
+        self.targets = targets
+
+    def sample(self, **values: np.ndarray) -> Sample:
+        return {name: values[own] for name, own in self.names.items()}
+
+
+class Windows(Source):
+    """Tokens `step * i` to `step * i + length` of all files."""
+
+    def __init__(self, tokens: Tokens, length: int, step: int, fields: _SampleFields) -> None:
+        self.where = tokens.where
+        self._tokens = tokens
+        self._length = length
+        self._step = step
+        self._fields = fields
+        self._count = max(0, (len(tokens) - length - fields.targets) // step + 1)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read(self, index: int) -> Sample:
+        """Return a window."""
+        start = index * self._step
+        if not self._fields.targets:
+            return self._fields.sample(tokens=self._tokens.take(start, start + self._length))
+        found = self._tokens.take(start, start + self._length + 1)
+        return self._fields.sample(tokens=found[:-1], targets=found[1:])
+
+    def close(self) -> None:
+        """Close the files."""
+        self._tokens.close()
+
+
+class Documents(Source):
+    """Documents, or pieces of them."""
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        starts: np.ndarray,
+        sizes: np.ndarray,
+        bounds: np.ndarray,
+        fields: _SampleFields,
+        most_nbytes: int,
+    ) -> None:
+        self.where = tokens.where
+        self.lengths = sizes
+        """Of each: what `TokenBatches` asks for."""
+        self._tokens = tokens
+        self._starts = starts
+        self._ends = (
+            bounds[np.searchsorted(bounds, starts, "right").clip(max=len(bounds) - 1)] if fields.targets else None
+        )
+        self._fields = fields
+        self._most_nbytes = most_nbytes
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def read(self, index: int) -> Sample:
+        """Return a document.
+
+        Raises:
+            RecordError: it is longer than `max_record_nbytes`.
+        """
+        start, size = int(self._starts[index]), int(self.lengths[index])
+        if size * self._tokens.dtype.itemsize > self._most_nbytes:
+            raise RecordError(
+                self.where, -1, index, f"{size} tokens take more than max_record_nbytes={self._most_nbytes}"
+            )
+        if self._ends is None:
+            return self._fields.sample(tokens=self._tokens.take(start, start + size))
+        tokens, targets = _with_targets(self._tokens, start, size, int(self._ends[index]))
+        return self._fields.sample(tokens=tokens, targets=targets)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._tokens.close()
+
+
+def _with_targets(tokens: Tokens, start: int, size: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return `size` tokens from `start` on, and what follows each in the document that ends at `end`."""
+    found = tokens.take(start, min(start + size + 1, end))
+    targets = np.full(size, IGNORED, np.int64)
+    targets[: len(found) - 1] = found[1:]
+    return found[:size], targets
+
+
+class Packed(Source):
+    """Sequences of `length`, each of several documents."""
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        starts: np.ndarray,
+        sizes: np.ndarray,
+        bounds: np.ndarray,
+        length: int,
+        fields: _SampleFields,
+    ) -> None:
+        self.where = tokens.where
+        self._tokens = tokens
+        self._length = length
+        self._fields = fields
+        order, self._cuts = pack_documents(sizes, length)
+        self._starts = starts[order]
+        self._sizes = sizes[order]
+        self._ends = bounds[np.searchsorted(bounds, self._starts, "right")] if len(order) else self._starts
+
+    def __len__(self) -> int:
+        return len(self._cuts) - 1
+
+    def read(self, index: int) -> Sample:
+        """Return a sequence."""
+        length = self._length
+        tokens = np.zeros(length, self._tokens.dtype)
+        targets = np.full(length, IGNORED, np.int64) if self._fields.targets else tokens
+        documents = np.zeros(length, np.int32)
+        positions = np.zeros(length, np.int32)
+        at = 0
+        first, last = int(self._cuts[index]), int(self._cuts[index + 1])
+        for number, piece in enumerate(range(first, last), 1):
+            start, size = int(self._starts[piece]), int(self._sizes[piece])
+            end = at + size
+            if self._fields.targets:
+                tokens[at:end], targets[at:end] = _with_targets(self._tokens, start, size, int(self._ends[piece]))
+            else:
+                tokens[at:end] = self._tokens.take(start, start + size)
+            documents[at:end] = number
+            positions[at:end] = np.arange(size, dtype=np.int32)
+            at = end
+        return self._fields.sample(tokens=tokens, targets=targets, documents=documents, positions=positions)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._tokens.close()
+
+
+class TokenWriter:
+    """Writes a new token file, and beside it where its documents lie: each sample is one.
+
+    Args:
+        path: .npy, or .bin.
+        schema: one field "tokens", integers in one dimension.
+        dtype: of a .bin file, if it is not uint16; it has to be passed to open the file, too.
+
+    Raises:
+        SourceError: the schema is another one, or the file cannot be made.
+    """
+
+    def __init__(self, path: str, schema: Schema, *, dtype: str | None = None) -> None:
+        why = why_unsupported(schema)
+        if why:
+            raise SourceError(f"{path}: {why}")
+        self._kind = np.dtype(schema["tokens"].dtype)
+        self._is_bare = path.lower().endswith(".bin")
+        if self._is_bare and self._kind.name != (dtype or "uint16"):
+            raise SourceError(
+                f"{path}: a .bin file does not store that its tokens are {self._kind.name}; write .npy, or pass dtype="
+            )
+        self._path = path
+        self._sizes = [0]
+        try:
+            self._file = open(path, "wb", 1 << 20)  # noqa: SIM115 - closed by `close`
+        except OSError as error:
+            raise SourceError(f"{path} cannot be written: {error}") from error
+        if not self._is_bare:
+            self._file.write(bytes(HEADER_NBYTES))
+
+    def write(self, sample: Sample) -> None:
+        """Add a document.
+
+        Raises:
+            SourceError: the sample does not fit the schema.
+        """
+        tokens = plain(sample["tokens"]) if sample.keys() == {"tokens"} else None
+        if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.newbyteorder("=") != self._kind:
+            raise SourceError(
+                f"{self._path}: a sample has to have tokens of {self._kind.name} in one dimension, and nothing else"
+            )
+        self._file.write(np.ascontiguousarray(tokens, self._kind.newbyteorder("<")).data)
+        self._sizes.append(len(tokens))
+
+    def close(self) -> None:
+        """Finish both files."""
+        bounds = np.cumsum(self._sizes, dtype=np.int64)
+        if not self._is_bare:
+            self._file.seek(0)
+            self._file.write(npy_header(self._kind, int(bounds[-1])))
+        self._file.close()
+        write_index(self._path, bounds)
+
+
+def why_unsupported(schema: Schema) -> str:
+    """Return why samples would not come back from a token file as they are; "" if they would.
+
+    >>> from penstock.data.schema import Field
+    >>> why_unsupported({"tokens": Field("array", "uint16", (None,))})
+    ''
+    """
+    field = schema.get("tokens")
+    if len(schema) != 1 or field is None:
+        return f"a token file has one field, 'tokens', not {', '.join(map(repr, schema)) or 'none'}"
+    if field.kind != "array" or len(field.shape) != 1 or field.dtype not in DTYPES:
+        return f"'tokens' are {field.words()}, and have to be integers in one dimension"
+    return ""
+
+
+def concat_files(parts: Sequence[str], path: str) -> None:
+    """Make one file of several that TokenWriter made, in their order; and one of where their documents lie."""
+    is_bare = path.lower().endswith(".bin")
+    kind = np.dtype("<u2") if is_bare else TokenFile.probe(parts[0], None).dtype
+    bounds, before = [np.zeros(1, np.int64)], 0
+    with open(path, "wb") as whole:
+        if not is_bare:
+            whole.write(bytes(HEADER_NBYTES))
+        for part in parts:
+            index = TokenFile.probe(index_path(part), None)
+            own = np.fromfile(index.path, "<i8", offset=index.start)
+            bounds.append(own[1:] + before)
+            before += int(own[-1])
+            with open(part, "rb") as file:
+                file.seek(0 if is_bare else HEADER_NBYTES)
+                while piece := file.read(1 << 20):
+                    whole.write(piece)
+        places = np.concatenate(bounds)
+        if not is_bare:
+            whole.seek(0)
+            whole.write(npy_header(kind, int(places[-1])))
+    write_index(path, places)

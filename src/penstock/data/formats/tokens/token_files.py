@@ -1,0 +1,224 @@
+"""Token files: the integers of .npy and .bin files as one long row, and where documents lie in it.
+
+Tokens are read, not mapped: a file that becomes shorter while it is read is an error, and not the process's end.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.data.concat_index import ConcatIndex
+from penstock.data.source import PerProcess
+from penstock.data.storage.storage import Storage, is_remote
+
+DTYPES = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+HEADER_NBYTES = 128
+"""Of the .npy files that are written: room for any count."""
+
+_MAGIC = b"\x93NUMPY"
+_PIECE = 1 << 22
+
+
+class TokenFile:
+    """A token file: where its integers are."""
+
+    def __init__(self, path: str, start: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        self.path = path
+        self.start = start
+        self.dtype = dtype
+        self.shape = shape
+        self.count = int(np.prod(shape, dtype=object))
+        nbytes = os.stat(path).st_size
+        if start + self.count * dtype.itemsize > nbytes:
+            raise SourceError(
+                f"{path} is truncated: {self.count} tokens of {dtype.name} take {self.count * dtype.itemsize} bytes, "
+                f"and it has {nbytes - start}"
+            )
+
+    @classmethod
+    def probe(cls, path: str, dtype: str | None) -> TokenFile:
+        """Read a file's header; `dtype` is for files without one."""
+        try:
+            with open(path, "rb") as file:
+                head = file.read(10_000)
+        except OSError as error:
+            raise SourceError(f"{path} cannot be read: {error}") from error
+        if head.startswith(_MAGIC):
+            return cls(path, *_parse_npy_header(head, path))
+        if path.lower().endswith(".npy"):
+            raise SourceError(f"{path} is no file of NumPy's format; rename it to .bin if it holds bare integers")
+        kind = np.dtype(dtype or "uint16").newbyteorder("<")
+        nbytes = os.stat(path).st_size
+        if nbytes % kind.itemsize:
+            raise SourceError(f"{path} has {nbytes} bytes, which are no whole number of {kind.name}; pass dtype=")
+        return cls(path, 0, kind, (nbytes // kind.itemsize,))
+
+
+def _parse_npy_header(head: bytes, path: str) -> tuple[int, np.dtype[Any], tuple[int, ...]]:
+    """Return where the data of a .npy file begin, their dtype and shape. Its header is Python, which is not run."""
+    wide = 2 if head[6:7] == b"\x01" else 4
+    nbytes = int.from_bytes(head[8 : 8 + wide], "little")
+    start = 8 + wide + nbytes
+    header = head[8 + wide : start].decode("latin1")
+    kind = re.search(r"""['"]descr['"]\s*:\s*['"]([<>|=]?[a-zA-Z]\d+)['"]""", header)
+    fortran = re.search(r"""['"]fortran_order['"]\s*:\s*(True|False)""", header)
+    shape = re.search(r"""['"]shape['"]\s*:\s*\(([\d,\s]*)\)""", header)
+    if len(head) < start or kind is None or fortran is None or shape is None:
+        raise SourceError(f"{path} has no header of NumPy's format, with an array's dtype and shape: {header[:100]!r}")
+    if not re.fullmatch(r"[<>|=]?[iu][1248]", kind[1]):
+        raise SourceError(f"{path} holds {kind[1]}; tokens have to be integers")
+    sizes = tuple(int(size[:20]) for size in re.findall(r"\d+", shape[1]))
+    if len(sizes) not in (1, 2) or (len(sizes) == 2 and (fortran[1] == "True" or sizes[1] == 0)):
+        shown = header.strip()[:80]
+        raise SourceError(f"{path} has {len(sizes)} dimensions; tokens have 1, or 2 in C order: {shown}")
+    return start, np.dtype(kind[1]), sizes
+
+
+def _close_all(descriptors: dict[int, int]) -> None:
+    for descriptor in descriptors.values():
+        os.close(descriptor)
+    descriptors.clear()
+
+
+class Tokens:
+    """All tokens of some files, as one long row."""
+
+    def __init__(self, files: list[TokenFile], as_dtype: str | None) -> None:
+        self.files = files
+        kinds = {file.dtype.newbyteorder("=") for file in files}
+        self.dtype = np.dtype(as_dtype) if as_dtype else np.result_type(*kinds)
+        if self.dtype.kind not in "iu":
+            raise SourceError(
+                f"no integer holds both {' and '.join(sorted(kind.name for kind in kinds))}; pass as_dtype="
+            )
+        too_wide = [kind.name for kind in kinds if not np.can_cast(kind, self.dtype)]
+        if too_wide:
+            raise OptionError(f"as_dtype={as_dtype!r} does not hold every {too_wide[0]}")
+        self.where = files[0].path if len(files) == 1 else f"{files[0].path} and {len(files) - 1} more"
+        self._parts = ConcatIndex(file.count for file in files)
+        self._open: PerProcess[dict[int, int]] = PerProcess(dict, _close_all)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    @property
+    def bounds(self) -> np.ndarray:
+        """Where each file begins, and the number of all tokens."""
+        return np.asarray(self._parts.starts, np.int64)
+
+    def take(self, start: int, stop: int) -> np.ndarray:
+        """Return a copy of tokens `start` to `stop`.
+
+        Raises:
+            RecordError: a file has become shorter.
+        """
+        number, _ = self._parts.locate(start)
+        if number < len(self.files) and stop <= self._parts.starts[number + 1]:
+            return self._read(number, start, stop).astype(self.dtype, copy=False)
+        found = np.empty(max(0, stop - start), self.dtype)
+        at = start
+        while at < stop:
+            end = min(stop, self._parts.starts[number + 1])
+            found[at - start : end - start] = self._read(number, at, end)
+            at, number = end, number + 1
+        return found
+
+    def close(self) -> None:
+        """Close the files."""
+        self._open.close()
+
+    def ends_at(self, eos: int) -> np.ndarray:
+        """Return where documents begin that end with the token `eos`, or where a file ends, and where the last ends."""
+        pieces = ((at, self.take(at, min(at + _PIECE, len(self)))) for at in range(0, len(self), _PIECE))
+        found = [np.flatnonzero(piece == eos) + at + 1 for at, piece in pieces]
+        return np.unique(np.concatenate([self.bounds, *found]))
+
+    def documents(self, beside: list[str] | None) -> np.ndarray | None:
+        """Return where documents begin, and where the last one ends; None if that is unknown."""
+        found = []
+        before = 0
+        for number, file in enumerate(self.files):
+            if beside is not None:
+                bounds = _read_bounds(beside[number], file)
+            elif len(file.shape) == 2:
+                bounds = np.arange(file.shape[0] + 1, dtype=np.int64) * file.shape[1]
+            else:
+                return None
+            found.append((bounds if number == 0 else bounds[1:]) + before)
+            before += file.count
+        return np.concatenate(found)
+
+    def _read(self, number: int, start: int, stop: int) -> np.ndarray:
+        file = self.files[number]
+        before = self._parts.starts[number]
+        found = np.empty(stop - start, file.dtype)
+        offset = file.start + (start - before) * file.dtype.itemsize
+        opened = self._open.get()
+        try:
+            descriptor = opened.get(number)
+            if descriptor is None:
+                descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+                if opened.setdefault(number, descriptor) != descriptor:  # another thread was faster
+                    os.close(descriptor)
+                    descriptor = opened[number]
+            there = os.preadv(descriptor, [found.data], offset) if found.nbytes else 0
+        except OSError as error:
+            raise RecordError(file.path, offset, f"token {start}", str(error)) from error
+        if there < found.nbytes:
+            raise RecordError(file.path, offset, f"token {start}", "the file has become shorter since it was opened")
+        return found
+
+
+def find_document_indexes(
+    files: list[str], documents: str | Sequence[str] | None, storage: Storage
+) -> list[str] | None:
+    """Return the files of documents' places; None without."""
+    if documents is not None:
+        named = [documents] if isinstance(documents, str) else list(documents)
+        if len(named) != len(files):
+            raise OptionError(f"{len(files)} token files need as many files of documents, not {len(named)}")
+        return [storage.local(path) for path in named]
+    found = [index_path(path) for path in files]
+    if all(not is_remote(path) and os.path.exists(path) for path in found):
+        return found
+    return None
+
+
+def index_path(path: str) -> str:
+    """Return where the documents' places of a token file are.
+
+    >>> index_path("data/train.bin")
+    'data/train.idx.npy'
+    """
+    return re.sub(r"\.(npy|bin)$", "", path) + ".idx.npy"
+
+
+def _read_bounds(path: str, of: TokenFile) -> np.ndarray:
+    index = TokenFile.probe(path, None)
+    if len(index.shape) != 1 or index.count == 0:
+        raise SourceError(f"{path} has the shape {index.shape}; it has to be a row of at least one place")
+    bounds = np.fromfile(path, index.dtype, index.count, offset=index.start).astype(np.int64)
+    if len(bounds) < index.count:
+        raise SourceError(f"{path} has become shorter")
+    if bounds[0] != 0 or bounds[-1] != of.count or (np.diff(bounds) < 0).any():
+        raise SourceError(f"{path} has to go up from 0 to the {of.count} tokens of {of.path}; it goes to {bounds[-1]}")
+    return bounds
+
+
+def npy_header(kind: np.dtype[Any], count: int) -> bytes:
+    """Return NumPy's header of a row, filled up to 128 bytes; version 1.0."""
+    text = f"{{'descr': '{kind.newbyteorder('<').str}', 'fortran_order': False, 'shape': ({count},), }}"
+    room = HEADER_NBYTES - len(_MAGIC) - 4
+    return _MAGIC + b"\x01\x00" + room.to_bytes(2, "little") + f"{text:<{room - 1}}\n".encode()
+
+
+def write_index(path: str, bounds: np.ndarray) -> None:
+    """Write where the documents of a token file lie, beside it."""
+    with open(index_path(path), "wb") as file:
+        file.write(npy_header(np.dtype(np.int64), len(bounds)) + bounds.astype("<i8").tobytes())

@@ -1,0 +1,257 @@
+"""Videos: clips of a few frames each, found by an index of every file's frames, decoded by ffmpeg (the package av).
+
+    video       uint8 (frames, 3, height, width): red, green, blue, as ffmpeg's swscale converts them; resized as images
+    label       the number of the class folder, as of images; absent without class folders
+    start       the time of the first frame in seconds, as the file counts it
+    path        the file's path, if it is asked for by name
+
+    clip i of a file    frames i * step, i * step + stride, ... of those that decoding it from its beginning gives:
+                        exactly these, wherever decoding begins
+
+Opening the source reads all files for an index of their frames (frame_index.py), which a file may keep
+(frame_index_cache.py). A clip is decoded from the keyframe before it (decoder.py), by one thread: loaders decode many
+clips at a time. The rotation in a file's metadata is not applied. Files whose containers have no usable times (AVI with
+frames out of order) are decoded from their beginning for each clip, which is slow if they are long.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.data.concat_index import ConcatIndex
+from penstock.data.formats.images.class_folders import ClassFolders, Paths
+from penstock.data.formats.images.image_codec import Resize, Size, resized, sides
+from penstock.data.formats.video.decoder import DecoderPool, SeekingDecoder
+from penstock.data.formats.video.frame_index import FrameIndex, translate_errors
+from penstock.data.formats.video.frame_index_cache import read_frame_indexes
+from penstock.data.optional import need
+from penstock.data.schema import Errors, Field, Sample, Schema, Selection
+from penstock.data.source import PerProcess, Source
+from penstock.data.storage.storage import Storage
+
+SUFFIXES = (".mp4", ".m4v", ".mkv", ".webm", ".mov", ".avi", ".mpg", ".mpeg")
+"""Of the files that a folder is searched for."""
+
+MAX_PIXELS = 8192 * 8192
+"""The most that a frame may have."""
+
+_FIELDS = ("video", "label", "start", "path")
+_OPEN_FILES = 8
+
+
+def open_files(
+    paths: list[str],
+    storage: Storage,
+    fields: Selection,
+    errors: Errors,
+    *,
+    frames: int = 16,
+    stride: int = 1,
+    step: int | None = None,
+    size: Size | None = None,
+    resize: Resize = "cover",
+    labels: bool | None = None,
+    max_pixels: int = MAX_PIXELS,
+    max_record_nbytes: int = 1 << 30,
+    index: str | None = None,
+) -> Clips:
+    """Open a folder of videos, several, or the videos themselves.
+
+    Args:
+        paths: folders, with class folders or without, or files.
+        storage: gets what lies remotely.
+        fields: of video, label, start and path; all but the path by default.
+        errors: "skip" leaves out files that cannot be indexed, with a warning; "raise" does not.
+        frames: the number of frames of a clip.
+        stride: from one frame of a clip to its next; 1 takes each.
+        step: frames from the beginning of a clip to that of the next; frames * stride where it is None, so that clips
+            follow each other.
+        size: of every frame: (height, width), or one number; None leaves each video its own.
+        resize: "cover" (torchvision's Resize and CenterCrop) or "stretch", see `image_codec.decode`.
+        labels: whether class folders make labels; None for where there are some.
+        max_pixels: of one frame, as it lies in the file.
+        max_record_nbytes: of one clip.
+        index: a file (.npz) that keeps the index, created if it is missing: the next time only videos that are new
+            or changed are read.
+
+    Raises:
+        SourceError: there are no videos, or none is as long as a clip.
+        RecordError: a file cannot be read.
+        OptionError: a number is not positive, or a clip has more than `max_record_nbytes`.
+    """
+    step = frames * stride if step is None else step
+    if frames < 1 or stride < 1 or step < 1:
+        raise OptionError(f"frames={frames}, stride={stride} and step={step} have to be 1 or more")
+    if resize not in ("cover", "stretch"):
+        raise OptionError(f"resize={resize!r} is neither 'cover' nor 'stretch'")
+    wanted = None if size is None else sides(size)
+    if wanted is not None and frames * 3 * wanted[0] * wanted[1] > max_record_nbytes:
+        raise OptionError(f"{frames} frames of {wanted} pixels are more than {max_record_nbytes} bytes")
+    files = ClassFolders(paths, SUFFIXES, storage, labels)
+    known = _FIELDS if files.labels is not None else tuple(name for name in _FIELDS if name != "label")
+    chosen = {name: name for name in known if name != "path"}
+    if fields.chosen is not None:
+        chosen = fields.names(known, paths[0])
+    indexes = read_frame_indexes(files.paths, storage, errors, max_pixels, index_path=index)
+    span = (frames - 1) * stride + 1
+    source = Clips(
+        paths[0],
+        files,
+        indexes,
+        chosen,
+        np.arange(frames) * stride,
+        step,
+        size=wanted,
+        resize=resize,
+        storage=storage,
+        limits=(max_pixels, max_record_nbytes),
+    )
+    if not len(source):
+        raise SourceError(f"none of the {len(files.paths)} videos of {paths[0]} has {span} frames, as a clip needs")
+    return source
+
+
+class Clips(Source):
+    """The clips of some videos. Made by `penstock.open`."""
+
+    def __init__(
+        self,
+        where: str,
+        files: ClassFolders,
+        indexes: list[FrameIndex],
+        chosen: dict[str, str],
+        offsets: np.ndarray,
+        step: int,
+        *,
+        size: tuple[int, int] | None,
+        resize: Resize,
+        storage: Storage,
+        limits: tuple[int, int],
+    ) -> None:
+        self.where = where
+        self._paths: Paths = files.paths
+        self._labels = files.labels
+        self._classes = files.classes
+        self._indexes = indexes
+        self._chosen = chosen
+        self._offsets = offsets
+        self._step = step
+        self._size = size
+        self._resize: Resize = resize
+        self._storage = storage
+        self._max_pixels, self._max_record_nbytes = limits
+        self._parts = ConcatIndex(max(0, (len(index.names) - int(offsets[-1]) - 1) // step + 1) for index in indexes)
+        self._decoders: PerProcess[DecoderPool] = PerProcess(partial(DecoderPool, _OPEN_FILES), DecoderPool.close)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, by label; empty without labels."""
+        return self._classes
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """The label of each class."""
+        return {name: number for number, name in enumerate(self._classes)}
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """The label of every clip, int32, without reading any: what a sampler weighs by. None without labels."""
+        return None if self._labels is None else np.repeat(self._labels, np.diff(self._parts.starts))
+
+    @property
+    def schema(self) -> Schema:
+        """What samples hold; without `size` frames differ in theirs from file to file."""
+        height, width = self._size or (None, None)
+        all_fields = {
+            "video": Field("array", "uint8", (len(self._offsets), 3, height, width)),
+            "label": Field("number", "int64"),
+            "start": Field("number", "float64"),
+            "path": Field("text"),
+        }
+        return {name: all_fields[own] for name, own in self._chosen.items()}
+
+    def select_fields(self, fields: Sequence[str]) -> Clips:
+        """Return the same clips with these fields only; without video nothing is decoded."""
+        other = copy.copy(self)
+        kept = Selection.of(list(fields)).names(self._chosen, self.where)
+        other._chosen = {name: self._chosen[name] for name in kept}
+        return other
+
+    def read(self, index: int) -> Sample:
+        """Return a clip with what was chosen of label, start and path.
+
+        Raises:
+            RecordError: a frame of it cannot be decoded.
+        """
+        number, clip = self._parts.locate(index)
+        frames, path = self._indexes[number], self._paths[number]
+        wanted = frames.names[clip * self._step + self._offsets]
+        sample: Sample = {}
+        for name, own in self._chosen.items():
+            if own == "video":
+                sample[name] = self._video(path, frames, wanted.tolist(), index)
+            elif own == "label" and self._labels is not None:
+                sample[name] = int(self._labels[number])
+            else:
+                sample[name] = path if own == "path" else float(wanted[0]) / frames.units_per_s
+        return sample
+
+    def close(self) -> None:
+        """Close the files that this process has open."""
+        self._decoders.close()
+
+    def _video(self, path: str, frames: FrameIndex, wanted: list[int], index: int) -> np.ndarray:
+        pool = self._decoders.get()
+        with translate_errors(path, index):
+            decoder = pool.take(path, wanted[0]) or SeekingDecoder(self._storage.local(path), frames, self._max_pixels)
+            try:
+                clip = _ClipBuffer(len(wanted), self._size, self._resize, self._max_record_nbytes)
+                if not decoder.decode_frames(wanted, clip.put):
+                    raise RecordError(path, -1, index, "frames that the file lists cannot be decoded")
+            except BaseException:
+                decoder.close()
+                raise
+        pool.give(path, decoder)
+        return clip.video()
+
+
+class _ClipBuffer:
+    """Takes frames, and makes one array of them."""
+
+    def __init__(self, frames: int, size: tuple[int, int] | None, resize: Resize, max_nbytes: int) -> None:
+        self._frames = frames
+        self._size = size
+        self._resize: Resize = resize
+        self._max_nbytes = max_nbytes
+        self._reformatter = need("av.video.reformatter", "video").VideoReformatter()
+        self._whole: tuple[int, int] = (0, 0)
+        self._buffer: np.ndarray | None = None
+
+    def put(self, number: int, frame: Any) -> None:
+        """Draw a frame in its place."""
+        whole = (frame.height, frame.width)
+        if self._buffer is None:
+            self._whole = whole
+            shape = (self._frames, *(self._size or whole), 3)
+            if np.prod(shape, dtype=np.int64) > self._max_nbytes:
+                raise ValueError(f"a clip of {shape} bytes; {self._max_nbytes} are the most (max_record_nbytes)")
+            self._buffer = np.empty(shape, np.uint8)
+        if self._size is None and whole != self._whole:
+            raise ValueError(f"a frame has {whole} pixels, and the clip's first {self._whole}; pass size=")
+        pixels = self._reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
+        self._buffer[number] = resized(pixels, (0, 0, *whole), self._size, self._resize).transpose(1, 2, 0)
+
+    def video(self) -> np.ndarray:
+        """Return the frames, (frames, 3, height, width)."""
+        if self._buffer is None:
+            raise ValueError("a clip without frames")
+        return self._buffer.transpose(0, 3, 1, 2)

@@ -1,0 +1,139 @@
+"""Writes samples to a Zarr group of version 3; the layout is described in source.py."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from penstock.core.errors import SourceError
+from penstock.data.optional import need
+from penstock.data.row_blocks import Make, RaggedBlocks, RowBlocks
+from penstock.data.schema import DTYPES, Field, Sample, Schema, fitted
+
+RAGGED = "penstock_ragged"
+"""The attribute of a group that holds bytes, or arrays whose shapes differ."""
+
+ERRORS = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
+"""What the zarr package raises for data that are broken, or cannot be written."""
+
+_TEXTS = 4096
+
+
+def why_unsupported(schema: Schema) -> str:
+    """Return why samples of this schema would not come back from Zarr as they were; "" if they would.
+
+    >>> why_unsupported({"x": Field("text")}), why_unsupported({"a/b": Field("text")})
+    ('', "'a/b' cannot be the name of a Zarr array")
+    """
+    if not schema:
+        return "samples have no fields"
+    for name, field in schema.items():
+        if not name.isprintable() or not name or "/" in name or "\\" in name or set(name) == {"."} or name[:2] == "__":
+            return f"{name!r} cannot be the name of a Zarr array"
+        if field.kind in ("array", "number") and field.dtype not in DTYPES:
+            return f"field {name!r} has the type {field.dtype}"
+    return ""
+
+
+class ZarrWriter:
+    """Writes samples to a new Zarr group.
+
+    Args:
+        path: of its folder; what is there is overwritten.
+        schema: of every sample.
+
+    Raises:
+        SourceError: Zarr cannot hold such samples.
+    """
+
+    def __init__(self, path: str, schema: Schema) -> None:
+        reason = why_unsupported(schema)
+        if reason:
+            raise SourceError(f"{path}: {reason}")
+        self._path = path
+        self._schema = dict(schema)
+        try:
+            group = need("zarr", "zarr").open_group(path, mode="w", zarr_format=3)
+            self._columns = {name: _column(group, name, field) for name, field in schema.items()}
+        except ERRORS as error:
+            raise SourceError(f"{path} cannot be written: {error}") from error
+
+    def write(self, sample: Sample) -> None:
+        """Add a sample.
+
+        Raises:
+            SourceError: it does not fit the schema, or cannot be written.
+        """
+        values = fitted(self._schema, sample, self._path)
+        try:
+            for name, column in self._columns.items():
+                column.add(values[name])
+        except ERRORS as error:
+            raise SourceError(f"{self._path} cannot be written: {error}") from error
+
+    def close(self) -> None:
+        """Finish the group.
+
+        Raises:
+            SourceError: it cannot be written.
+        """
+        try:
+            for column in self._columns.values():
+                column.finish()
+        except ERRORS as error:
+            raise SourceError(f"{self._path} cannot be written: {error}") from error
+
+
+class _Column(Protocol):
+    def add(self, value: Any) -> None: ...
+    def finish(self) -> None: ...
+
+
+def _column(group: Any, name: str, field: Field) -> _Column:
+    if field.kind == "text":
+        return _Texts(group, name)
+    dtype = np.dtype(np.uint8 if field.kind == "bytes" else field.dtype)
+    if field.kind != "bytes" and not field.is_ragged:
+        return RowBlocks(_makes(group, name), _append, dtype, tuple(size or 0 for size in field.shape))
+    shape = (None,) if field.kind == "bytes" else field.shape
+    inner = group.create_group(name)
+    inner.attrs[RAGGED] = {"kind": field.kind, "shape": [-1 if size is None else size for size in shape]}
+    return RaggedBlocks(partial(_makes, inner), _append, dtype, len(shape))
+
+
+def _makes(group: Any, name: str) -> Make:
+    def make(row: tuple[int, ...], chunk: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        return group.create_array(name, shape=(0, *row), chunks=chunk, dtype=dtype)
+
+    return make
+
+
+class _Texts:
+    """An array of strings."""
+
+    def __init__(self, group: Any, name: str) -> None:
+        self._group, self._name = group, name
+        self._held: list[str] = []
+        self._array: Any = None
+
+    def add(self, value: str) -> None:
+        value.encode()
+        self._held.append(value)
+        if len(self._held) == _TEXTS:
+            self.finish()
+
+    def finish(self) -> None:
+        if self._array is None:
+            rows = max(1, len(self._held))
+            self._array = self._group.create_array(self._name, shape=(0,), chunks=(rows,), dtype="string")
+        _append(self._array, np.array(self._held, self._array.dtype))
+        self._held.clear()
+
+
+def _append(array: Any, rows: np.ndarray) -> None:
+    start = array.shape[0]
+    array.resize((start + len(rows), *array.shape[1:]))
+    if rows.size:
+        array[start:] = rows

@@ -1,0 +1,134 @@
+"""Inspects a data set: opens it, summarizes the fields of some samples, and measures how fast it is read."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import OptionError, RecordError
+from penstock.data.inspect.field_summary import FieldSummary
+from penstock.data.inspect.inspection import Inspection
+from penstock.data.inspect.read_speed import iter_in_order, measure_speeds, read_or_error
+from penstock.data.inspect.storage_layout import describe_layout
+from penstock.data.open import open as open_source
+from penstock.data.schema import Sample
+from penstock.data.select_format import list_files, select_format
+from penstock.data.source import Source
+from penstock.data.storage.storage import Storage, is_remote
+from penstock.data.stream import Stream
+
+_MAX_SAMPLES = 256
+_MAX_SECONDS = 1.0
+_MAX_ERRORS = 3
+
+
+def inspect(
+    path: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    samples: int = 3,
+    seconds: float = 2.0,
+    options: Mapping[str, Any] | None = None,
+) -> Inspection:
+    """Inspect a data set.
+
+    Args:
+        path: as for `penstock.open`.
+        format: recognized by the name where it is None.
+        samples: how many to keep as examples.
+        seconds: how long to measure the speed in order, and as long at random; 0 for no measurement.
+        options: of the format.
+
+    Raises:
+        SourceError: nothing is at the path, or nothing of a known format.
+        ExtraError: a package is missing.
+        OptionError: `samples` or `seconds` is negative.
+
+    Example:
+        >>> import pathlib
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = pathlib.Path(folder, "in.jsonl").write_text('{"x": 1.5}')
+        ...     inspection = inspect(f"{folder}/in.jsonl", seconds=0)
+        >>> inspection.format, inspection.fields["x"].types
+        ('jsonl', ['float64'])
+    """
+    if samples < 0 or seconds < 0:
+        raise OptionError(f"samples={samples} and seconds={seconds:g} have to be 0 or more")
+    path = os.fspath(path)
+    storage = Storage()
+    kind, paths = select_format(path, format, storage)
+    source = open_source(path, format=format, **dict(options or {}))
+    with closing(source):
+        fields: dict[str, FieldSummary] = {}
+        examples: list[Sample] = []
+        errors: list[str] = []
+        samples_read = 0
+        for record in _some_records(source, samples):
+            if isinstance(record, RecordError):
+                errors += [str(record)][: _MAX_ERRORS - len(errors)]
+                continue
+            samples_read += 1
+            examples += [record][: samples - len(examples)]
+            for name, value in record.items():
+                fields.setdefault(name, FieldSummary()).add(value)
+        runs = source.chunk_starts if isinstance(source, Source) else None
+        files = list_files(kind, paths, storage)
+        return Inspection(
+            path=path,
+            format=kind.name,
+            files=len(files),
+            nbytes=_total_nbytes(files, storage),
+            samples=_count_samples(source),
+            is_stream=isinstance(source, Stream),
+            chunks=None if runs is None else len(runs) - 1,
+            layout=describe_layout(kind.name, paths),
+            samples_read=samples_read,
+            fields=fields,
+            examples=examples,
+            errors=errors,
+            speeds=measure_speeds(source, seconds) if seconds else [],
+        )
+
+
+def _some_records(source: Source | Stream, min_count: int) -> Iterator[Sample | RecordError]:
+    """Yield records for a second, `min_count` at least: evenly spread ones of a source, the first ones of a stream."""
+    started = 0.0
+    if isinstance(source, Source):
+        count = len(source)
+        wanted = min(count, max(min_count, _MAX_SAMPLES))
+        numbers = [count * number // wanted for number in _spread(wanted)] if wanted else []
+        records: Iterator[Sample | RecordError] = (read_or_error(source, number) for number in numbers)
+    else:
+        records = iter_in_order(source)
+    for number, record in enumerate(records):
+        started = started or time.monotonic()  # not counting the first record, which may have to be downloaded
+        yield record
+        if number + 1 >= min_count and (number + 1 >= _MAX_SAMPLES or time.monotonic() - started > _MAX_SECONDS):
+            break
+    close = getattr(records, "close", None)
+    if close is not None:
+        close()
+
+
+def _spread(count: int) -> list[int]:
+    """Return the numbers below `count` in an order whose first few are spread out, beginning with 0."""
+    return [0, *(1 + np.random.default_rng(0).permutation(count - 1)).tolist()]
+
+
+def _count_samples(source: Source | Stream) -> int | None:
+    if isinstance(source, Source):
+        return len(source)
+    counts = [shard.count for shard in source.shards]
+    return None if None in counts else sum(count or 0 for count in counts)
+
+
+def _total_nbytes(files: list[str], storage: Storage) -> int:
+    remote = [file for file in files if is_remote(file)]
+    local = [file for file in files if not is_remote(file) and os.path.exists(file)]  # a link may be dangling
+    return sum(version.nbytes for version in storage.file_versions([*remote, *local]))

@@ -1,0 +1,63 @@
+"""`penstock.open`: a path in, a dataset out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from penstock.core.errors import OptionError
+from penstock.data.schema import Errors, Selection
+from penstock.data.select_format import select_format
+from penstock.data.source import Source
+from penstock.data.storage.storage import Storage
+from penstock.data.stream import Stream
+
+
+def open(
+    path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    format: str | None = None,
+    fields: Mapping[str, str] | list[str] | tuple[str, ...] | None = None,
+    errors: Errors = "raise",
+    cache: str | os.PathLike[str] | None = None,
+    cache_nbytes: int = 32 << 30,
+    storage: Storage | None = None,
+    **options: Any,
+) -> Source | Stream:
+    """Open a folder, a file or many as a dataset whose samples are dicts of fields.
+
+    Args:
+        path: a folder of images or of files of one format, a file, a URL that fsspec knows, wildcards or braces as in
+            train-{000..127}.tar, or several of these.
+        format: images, hdf5, parquet, arrow, tokens, lmdb, zarr, video, tfrecord, tar, jsonl or csv; None guesses it
+            from the name.
+        fields: which fields a sample has: names, or {name in the sample: name in the file}; None for all.
+        errors: "raise" for the first broken record, or "skip": streams leave them out, warn, and count them in
+            `skipped`. (For sources with random access, pass `errors=` to the DataLoader instead.)
+        cache: a folder for copies of remote files, shared by all workers.
+        cache_nbytes: the most that it may hold.
+        storage: for other retries, time-outs and request sizes than the default; `cache` is ignored then.
+        **options: the format's own; see its module.
+
+    Returns:
+        A `Source` (random access: `len`, indices) or a `Stream` (iterable).
+
+    Raises:
+        SourceError: there is nothing, or nothing of a known format.
+        ExtraError: a package is missing; the message names the extra that brings it.
+        OptionError: the format has no such option.
+    """
+    _check_fields(fields)
+    if errors not in ("raise", "skip"):
+        raise OptionError(f"errors={errors!r} is neither 'raise' nor 'skip'")
+    if storage is None:
+        storage = Storage(cache=None if cache is None else os.fspath(cache), cache_nbytes=cache_nbytes)
+    selected, paths = select_format(path, format, storage)
+    selected.check_options(selected.open_files, options)
+    return selected.open_files(paths, storage, Selection.of(fields), errors, **options)
+
+
+def _check_fields(fields: object) -> None:
+    if fields is not None and (isinstance(fields, str) or not fields):
+        raise OptionError(f"fields={fields!r} names no fields; write them as in ['image'] or {{'image': 'x'}}")

@@ -1,0 +1,132 @@
+"""Which format a path has, and which of its files are read: by suffix, or by what lies in a folder."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from penstock.core.errors import SourceError
+from penstock.data import format_registry
+from penstock.data.format import Format
+from penstock.data.format_registry import format_named, format_of_path
+from penstock.data.storage.storage import Storage, is_remote
+
+_MAX_PROBED_FILES = 10_000
+"""Of a local folder whose format is guessed."""
+
+
+def select_format(
+    path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], format: str | None, storage: Storage
+) -> tuple[Format, list[str]]:
+    """Return the format of what a user passes as `path`, and the files and folders to open.
+
+    Args:
+        path: as for `penstock.open`.
+        format: its name; None guesses it from the first file.
+        storage: knows where they lie.
+
+    Raises:
+        SourceError: nothing is there, or nothing that has a known suffix.
+    """
+    paths = storage.expand(path)
+    if format is None:
+        guessed, files = guess_format(paths[0], storage)
+        return guessed, files if len(paths) == 1 else paths
+    selected, first = format_named(format), paths[0]
+    is_folder = first.endswith("/") if is_remote(first) else os.path.isdir(first)
+    if len(paths) == 1 and is_folder:
+        paths = _paths_in_folder(first, selected, storage)
+        if not paths:
+            raise SourceError(f"the folder {first} holds no {format}")
+    return selected, paths
+
+
+def guess_format(path: str, storage: Storage) -> tuple[Format, list[str]]:
+    """Return the format of a file or a folder, and the paths to open; a format that reads folders gets the folder.
+
+    A remote path is taken to be a folder if it has no known suffix, or ends on a slash.
+
+    Raises:
+        SourceError: nothing is there, or nothing that has a known suffix.
+    """
+    format = format_of_path(path)
+    is_folder = (format is None or path.endswith("/")) if is_remote(path) else os.path.isdir(path)
+    if format is not None and (format.folder_markers or not is_folder):
+        return format, [path]
+    if not is_remote(path) and not os.path.exists(path):
+        raise SourceError(f"there is no file {path!r}")
+    if not is_folder:
+        known = ", ".join(suffix for one in format_registry.FORMATS for suffix in one.suffixes)
+        raise SourceError(f"{path} has no known suffix ({known}); pass format=")
+    files = storage.list(path) if is_remote(path) else [*itertools.islice(_walk(path), _MAX_PROBED_FILES)]
+    for one in format_registry.FORMATS:
+        if _is_marked(path, files, one):
+            return one, [path]
+    return _most_common_format(path, files, storage)
+
+
+def list_files(format: Format, paths: list[str], storage: Storage) -> list[str]:
+    """Return the files of the paths that a format opens, and of those that are folders all files in them."""
+    files = []
+    for path in paths:
+        may_be_folder = format.reads_folders and (path.endswith("/") or format_of_path(path) is None)
+        is_folder = may_be_folder if is_remote(path) else os.path.isdir(path)
+        files += storage.list(path) if is_folder else [path]
+    return files
+
+
+def _most_common_format(path: str, files: list[str], storage: Storage) -> tuple[Format, list[str]]:
+    formats = (format_of_path(entry) for entry in _data_sets(path, files))
+    counted = Counter(format.name for format in formats if format is not None)
+    if not counted:
+        raise SourceError(f"the folder {path} has no file with a known suffix; pass format=")
+    (name, _), *others = counted.most_common()
+    format = format_named(name)
+    if others and not format.reads_folder_trees:
+        raise SourceError(
+            f"the folder {path} holds {', '.join(f'{count} of {one}' for one, count in counted.most_common())}; "
+            "pass format=, or name the files"
+        )
+    return format, _paths_in_folder(path, format, storage)
+
+
+def _paths_in_folder(path: str, format: Format, storage: Storage) -> list[str]:
+    """Return what a format opens of a folder: its files, or the folder itself."""
+    if format.reads_folder_trees or (format.folder_markers and format_of_path(path) is format):
+        return [path]
+    files = storage.list(path)
+    if _is_marked(path, files, format):
+        return [path]
+    return [entry for entry in _data_sets(path, files) if format_of_path(entry) is format]
+
+
+def _is_marked(path: str, files: list[str], format: Format) -> bool:
+    """Return whether a folder is one data set of a format. `files` is what a remote folder holds."""
+    markers = {os.path.join(path, name) for name in format.folder_markers}
+    return not markers.isdisjoint(files) if is_remote(path) else any(map(os.path.exists, markers))
+
+
+def _data_sets(path: str, files: list[str]) -> list[str]:
+    """Return the files of a folder, with one entry for all files of a data set that is a folder itself, like a.zarr.
+
+    >>> _data_sets("data/", ["data/a.zarr/x/0", "data/a.zarr/x/1", "data/b.csv", "data/c.lmdb/lock.mdb"])
+    ['data/a.zarr', 'data/b.csv', 'data/c.lmdb']
+    """
+    start = len(path.rstrip("/")) + 1
+    suffixes = tuple(suffix for one in format_registry.FORMATS if one.folder_markers for suffix in one.suffixes)
+    without_data = {name for one in format_registry.FORMATS for name in one.files_without_data}
+    entries: dict[str, None] = {}
+    for file in files:
+        slashes = (at for at, letter in enumerate(file) if letter == "/" and at > start)
+        folder = next((file[:at] for at in slashes if file[:at].lower().endswith(suffixes)), None)
+        if folder is not None or os.path.basename(file) not in without_data:
+            entries[folder or file] = None
+    return list(entries)
+
+
+def _walk(path: str) -> Iterator[str]:
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (os.path.join(folder, name) for name in sorted(names) if not name.startswith("."))

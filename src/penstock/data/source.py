@@ -1,0 +1,275 @@
+"""`Source`: samples by number, and the sources that wrap another one (map, filter, select)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from penstock.core.errors import RecordError, SourceError
+from penstock.data.schema import Errors, Sample, Schema, schema_of
+from penstock.data.stream import Shard, Stream
+
+_BLOCK = 1024
+_STATE = 1
+_INHERITED: list[Any] = []
+_Handle = TypeVar("_Handle")
+
+
+class Source(Dataset[Any]):
+    """Samples by number: a dataset for any DataLoader, torch's or penstock's.
+
+    A format implements `__len__` and `read`. `read` is called in any process, and by many threads at a time: what must
+    not cross a fork or be shared between processes is kept in a `PerProcess`. A source can be pickled, without handles.
+    """
+
+    where = "this source"
+    """Its path, for messages."""
+
+    _position = _start = 0
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def read(self, index: int) -> Any:
+        """Return sample `index`, an integer of `range(len(self))`.
+
+        Raises:
+            RecordError: it is truncated or corrupt.
+        """
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> Any:
+        count = len(self)
+        number = index + count if index < 0 else index
+        if not 0 <= number < count:
+            raise IndexError(f"sample {index} of {self.where}, which has {count}")
+        return self.read(number)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield all samples, in order; from the position of `load_state_dict`, if that was called before."""
+        start, self._start = self._start, 0
+        for index in range(start, len(self)):
+            self._position = index + 1
+            yield self[index]
+        self._position = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of this process's iteration. With a sampler, take the sampler's state instead."""
+        return {"version": _STATE, "of": len(self), "position": self._position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume the next iteration where `state` was taken.
+
+        Raises:
+            SourceError: it is the state of another source.
+        """
+        if (state.get("version"), state.get("of")) != (_STATE, len(self)):
+            raise SourceError(f"this is no state of {self.where}, with {len(self)} samples: {str(state)[:200]}")
+        self._start = self._position = int(state["position"])
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of its samples; those of the first sample if the format stores none for all."""
+        if not len(self):
+            raise SourceError(f"{self.where} has no samples, and so no fields")
+        return schema_of(self[0])
+
+    @property
+    def chunk_starts(self) -> np.ndarray | None:
+        """Where each chunk of samples that are read together begins, and the number of samples; None without chunks."""
+        return None
+
+    def map(self, function: Callable[[Any], Any]) -> Mapped:
+        """Return a source of `function(sample)` for each sample; it is called again each time a sample is read."""
+        return Mapped(self, function)
+
+    def filter(self, function: Callable[[Any], bool], *, fields: Sequence[str] | None = None) -> Subset:
+        """Return the samples for which `function(sample)` is true, in their order. All are read once, now.
+
+        Args:
+            function: gets a sample.
+            fields: those that `function` needs: a format that can reads only these.
+        """
+        read = self if fields is None else self.select_fields(fields)
+        return Subset(self, [index for index in range(len(read)) if function(read[index])])
+
+    def select_fields(self, fields: Sequence[str]) -> Source:
+        """Return a source with these fields only; a format that can does not read the others."""
+        return Mapped(self, _SelectFields(tuple(fields)))
+
+    def select(self, indices: Sequence[int]) -> Subset:
+        """Return a source of the samples with these numbers, in this order."""
+        return Subset(self, indices)
+
+    def stream(self, *, errors: Errors = "raise") -> SourceStream:
+        """Return the samples one after another: distributed over ranks and workers, and with a state to resume from."""
+        return SourceStream(self, errors)
+
+    def close(self) -> None:
+        """Close what this process has opened; it is opened again when it is needed."""
+
+
+class SourceStream(Stream):
+    """The samples of a source as a stream; its chunks (or else blocks of samples) are the shards.
+
+    >>> class Letters(Source):
+    ...     def __len__(self):
+    ...         return 3
+    ...
+    ...     def read(self, index):
+    ...         return "abc"[index]
+    >>> stream = Letters().stream()
+    >>> first = next(iter(stream))
+    >>> stream.load_state_dict(stream.state_dict())
+    >>> first, list(stream)
+    ('a', ['b', 'c'])
+    """
+
+    def __init__(self, source: Source, errors: Errors = "raise") -> None:
+        chunk_starts = source.chunk_starts
+        blocks = np.append(np.arange(0, len(source), _BLOCK), len(source))
+        starts = blocks if chunk_starts is None else chunk_starts
+        self._source = source
+        self._starts = starts
+        self.where = source.where
+        shards = [Shard(str(number), int(count)) for number, count in enumerate(np.diff(starts))]
+        super().__init__(shards, errors=errors)
+
+    def read(self, shard: Shard, first: int, step: int) -> Iterator[Any]:
+        """Yield samples of a shard, and a RecordError in the place of a broken one."""
+        start, stop = (int(at) for at in self._starts[int(shard.name) : int(shard.name) + 2])
+        for index in range(start + first, stop, step):
+            try:
+                yield self._source[index]
+            except RecordError as error:
+                yield error
+
+    def close(self) -> None:
+        """Close the source, too."""
+        super().close()
+        self._source.close()
+
+
+class _SelectFields:
+    def __init__(self, fields: tuple[str, ...]) -> None:
+        self._fields = fields
+
+    def __call__(self, sample: Sample) -> Sample:
+        return {name: sample[name] for name in self._fields}
+
+
+class Mapped(Source):
+    """A function of each sample of another source.
+
+    >>> Mapped([1, 2, 3], lambda number: number * 2)[2]
+    6
+    """
+
+    def __init__(self, source: Source, function: Callable[[Any], Any]) -> None:
+        self.where = getattr(source, "where", "this source")
+        self._source = source
+        self._function = function
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def read(self, index: int) -> Any:
+        """Return the function's result for a sample."""
+        return self._function(self._source[index])
+
+    @property
+    def chunk_starts(self) -> np.ndarray | None:
+        """The source's."""
+        return self._source.chunk_starts
+
+    def close(self) -> None:
+        """Close the source."""
+        self._source.close()
+
+
+class Subset(Source):
+    """Some samples of another source.
+
+    >>> Subset(["a", "b", "c"], [2, 0])[0]
+    'c'
+    """
+
+    def __init__(self, source: Source, indices: Sequence[int]) -> None:
+        self.where = getattr(source, "where", "this source")
+        self._source = source
+        self._indices = np.asarray(indices, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def read(self, index: int) -> Any:
+        """Return a sample of the source."""
+        return self._source[int(self._indices[index])]
+
+    @property
+    def chunk_starts(self) -> np.ndarray | None:
+        """The source's chunks, with the samples selected of each; None if these are in another order."""
+        starts = self._source.chunk_starts
+        if starts is None or (np.diff(self._indices) <= 0).any():
+            return None
+        cuts = np.searchsorted(self._indices, starts)
+        return np.unique(cuts)
+
+    def close(self) -> None:
+        """Close the source."""
+        self._source.close()
+
+
+class PerProcess(Generic[_Handle]):
+    """Something that each process opens for itself: a file handle, a database environment.
+
+    Args:
+        make: opens it.
+        close: closes it.
+
+    >>> opened = PerProcess(lambda: [os.getpid()], lambda handle: handle.clear())
+    >>> opened.get() == [os.getpid()]
+    True
+    """
+
+    def __init__(self, make: Callable[[], _Handle], close: Callable[[_Handle], None]) -> None:
+        self._make = make
+        self._close = close
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._handle: _Handle | None = None
+
+    def get(self) -> _Handle:
+        """Return this process's handle; the first call in a process opens it."""
+        handle, pid = self._handle, os.getpid()
+        if handle is not None and self._pid == pid:
+            return handle
+        if self._pid not in (0, pid):
+            # The parent's handle is kept alive: its finalizer would close a file or connection that the parent uses.
+            _INHERITED.append(handle)
+            self._forget()
+        with self._lock:
+            if self._handle is None:
+                self._handle, self._pid = self._make(), pid
+            return self._handle
+
+    def close(self) -> None:
+        """Close this process's handle, if it is open."""
+        handle, self._handle = self._handle, None
+        if handle is not None and self._pid == os.getpid():
+            self._close(handle)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_make": self._make, "_close": self._close}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()

@@ -1,0 +1,327 @@
+"""Clients of remote storage: a file's size and version, ranges of its bytes, listings.
+
+    S3         the client of s3fs, with the retries of s3fs and botocore off: they would multiply with ours
+    Http       the session of fsspec's HTTP filesystem
+    Backend    any other filesystem of fsspec: `cat_file`, with the file's version compared after every range
+
+All methods run in the loop of an `EventLoopThread`. Errors of other libraries are translated here: to `TransientError`
+if a retry may succeed, to `SourceError` otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from penstock.core.errors import ExtraError, SourceError
+from penstock.data.optional import need
+from penstock.data.storage.event_loop import EventLoopThread
+from penstock.data.storage.remote_errors import file_changed, http_error, redact_url, translate_error
+from penstock.data.storage.retries import TransientError
+
+_Result = TypeVar("_Result")
+
+_READ_NBYTES = 1 << 20
+_MAX_READS = 32
+"""Ranges that are read at the same time. The others wait, and that wait is no stall."""
+_CONNECTIONS = 2 * _MAX_READS
+_CALL_TIMEOUT_S = 600.0
+"""For calls that show no progress before their end: a listing, a range of a plain `Backend`."""
+_VERSION_KEYS = (
+    "ETag",
+    "etag",
+    "generation",
+    "md5Hash",
+    "LastModified",
+    "last_modified",
+    "updated",
+    "mtime",
+    "created",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FileVersion:
+    """A file's size and version. Two that are equal stand for the same bytes."""
+
+    nbytes: int
+    version: str
+    """An ETag, or the time of the last change; empty where the storage reports neither."""
+    has_ranges: bool = True
+    """Whether the server answers requests for a part of it."""
+
+
+class Backend:
+    """Any filesystem of fsspec, through its common methods.
+
+    Args:
+        fs: the filesystem.
+        stall_s: silence of a server that counts as a failure.
+    """
+
+    def __init__(self, fs: Any, stall_s: float) -> None:
+        self._fs = fs
+        self._read_slots = asyncio.Semaphore(_MAX_READS)
+        self._response_timeout_s = 2 * stall_s
+        # The libraries' own timeouts of `stall_s` have holes: aiohttp waits without limit after "HTTP 100 Continue".
+
+        # Filesystems that are not asynchronous are not thread-safe either: memory:// files share one position.
+        self._thread = None if fs.async_impl else ThreadPoolExecutor(1, "penstock remote")
+
+    async def file_version(self, url: str) -> FileVersion:
+        """Return a file's size and version.
+
+        Raises:
+            SourceError: the file does not exist, or may not be read.
+            TransientError: a retry may succeed.
+        """
+        info = await self._call(url, "info", self._path(url))
+        if info.get("type") == "directory" or info.get("size") is None:
+            raise SourceError(f"{redact_url(url)} is no file with a known size")
+        version = " ".join(str(info[name]) for name in _VERSION_KEYS if info.get(name))
+        return FileVersion(int(info["size"]), version)
+
+    async def read(self, url: str, start: int, end: int, expected: FileVersion) -> AsyncIterator[bytes]:
+        """Yield bytes `start` to `end` in parts; fewer, if the response was cut.
+
+        Raises:
+            SourceError: the file's version is not `expected`, or it cannot be read.
+            TransientError: a retry may succeed.
+        """
+        async with self._read_slots:
+            data = await self._call(url, "cat_file", self._path(url), start, end)
+        if await self.file_version(url) != expected:
+            raise file_changed(url)
+        yield data
+
+    async def find(self, url: str) -> list[str]:
+        """Return the URLs of all files below a folder, sorted."""
+        return self._urls(url, await self._call(url, "find", self._path(url)))
+
+    async def glob(self, url: str) -> list[str]:
+        """Return the URLs that match a pattern, sorted."""
+        return self._urls(url, await self._call(url, "glob", self._path(url)))
+
+    async def close(self) -> None:
+        """Close its connections."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+        session = self._session()
+        if session is not None:
+            await session.close()
+
+    def _session(self) -> Any:
+        """Return the object that owns the connections, if one exists yet."""
+        return getattr(self._fs, "_session", None)
+
+    def _path(self, url: str) -> str:
+        return str(self._fs._strip_protocol(url))
+
+    def _urls(self, url: str, names: list[str]) -> list[str]:
+        scheme = url.partition("://")[0]
+        found = (name if "://" in name else f"{scheme}://{name.removeprefix('/')}" for name in names)
+        return sorted(name for name in found if not name.endswith("/"))
+
+    async def _call(self, url: str, name: str, *arguments: Any) -> Any:
+        with self._translate_errors(url):
+            async with asyncio.timeout(_CALL_TIMEOUT_S):
+                return await self._invoke(name, *arguments)
+
+    async def _invoke(self, name: str, *arguments: Any) -> Any:
+        if self._thread is None:
+            return await getattr(self._fs, f"_{name}")(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, getattr(self._fs, name), *arguments)
+
+    async def _with_timeout(self, response: Awaitable[_Result]) -> _Result:
+        async with asyncio.timeout(self._response_timeout_s):
+            return await response
+
+    @contextmanager
+    def _translate_errors(self, url: str) -> Iterator[None]:
+        try:
+            yield
+        except (SourceError, TransientError):
+            raise
+        except TimeoutError as error:
+            raise TransientError("the server did not response in time") from error
+        except self._foreign_errors() as error:
+            raise translate_error(url, error) from error
+
+    def _foreign_errors(self) -> tuple[type[Exception], ...]:
+        return (OSError, ValueError, RuntimeError, LookupError, TypeError)
+
+
+class S3(Backend):
+    """S3, and servers with its API."""
+
+    async def file_version(self, url: str) -> FileVersion:
+        """Return a file's size and ETag."""
+        response = await self._ask(url, "head_object")
+        if response.get("ContentLength") is None:
+            raise TransientError("the server did not report the size of the file")
+        return FileVersion(
+            int(response["ContentLength"]), str(response.get("ETag") or response.get("LastModified") or "")
+        )
+
+    async def read(self, url: str, start: int, end: int, expected: FileVersion) -> AsyncIterator[bytes]:
+        """Yield bytes `start` to `end` in parts. The ETag is compared here: some servers ignore If-Match."""
+        async with self._read_slots:
+            response = await self._ask(url, "get_object", Range=f"bytes={start}-{end - 1}")
+            body = response["Body"]
+            try:
+                if str(response.get("ETag") or response.get("LastModified") or "") != expected.version:
+                    raise file_changed(url)
+                _check_range(url, response.get("ContentRange", ""), start, expected)
+                with self._translate_errors(url):
+                    while data := await self._with_timeout(body.read(_READ_NBYTES)):
+                        yield data
+            finally:
+                body.close()
+
+    def _session(self) -> Any:
+        return self._fs._s3
+
+    async def _ask(self, url: str, method: str, **arguments: Any) -> Any:
+        bucket, key, version = self._fs.split_path(url)
+        if version:
+            arguments["VersionId"] = version
+        with self._translate_errors(url):
+            # fsspec's own method for a range drops all of a response that is cut, and hides the ETag.
+            return await self._with_timeout(self._fs._call_s3(method, Bucket=bucket, Key=key, **arguments))
+
+    def _foreign_errors(self) -> tuple[type[Exception], ...]:
+        botocore = need("botocore.exceptions", "s3")
+        client_error = need("aiohttp", "s3").ClientError
+        return (*super()._foreign_errors(), botocore.BotoCoreError, botocore.ClientError, client_error)
+
+
+class Http(Backend):
+    """An HTTP server."""
+
+    async def file_version(self, url: str) -> FileVersion:
+        """Return a file's size and ETag, or time. Gets its first byte: a signed URL does not permit HEAD."""
+        async with self._get(url, 0, 1) as response:
+            total = response.headers.get("Content-Range", "").rpartition("/")[2]
+            if response.status in (206, 416) and total.isdecimal():
+                await self._with_timeout(
+                    response.read()
+                )  # aiohttp closes the connection of a response that was not read
+                return FileVersion(int(total), _version(response))
+            length = response.headers.get("Content-Length", "")
+            if response.status == 200 and length.isdecimal():
+                return FileVersion(int(length), _version(response), has_ranges=False)
+        raise SourceError(f"{redact_url(url)}: the server does not report the size of the file; copy it to a disk")
+
+    async def read(self, url: str, start: int, end: int, expected: FileVersion) -> AsyncIterator[bytes]:
+        """Yield bytes `start` to `end` in parts; a server without ranges sends all bytes before them, too."""
+        async with self._read_slots, self._get(url, start, end if expected.has_ranges else None) as response:
+            if response.status == 416 or _version(response) != expected.version:
+                raise file_changed(url)
+            to_skip = 0
+            if response.status == 206:
+                _check_range(url, response.headers.get("Content-Range", ""), start, expected)
+            elif response.status == 200 and not expected.has_ranges:
+                to_skip = start
+            else:
+                raise TransientError(f"the server answered a range with HTTP {response.status}")
+            while data := await self._with_timeout(response.content.readany()):
+                yield data[to_skip:]
+                to_skip = max(to_skip - len(data), 0)
+
+    @asynccontextmanager
+    async def _get(self, url: str, start: int, end: int | None) -> AsyncIterator[Any]:
+        options = self._fs.kwargs  # from the user's configuration of fsspec: headers with a token, say
+        headers = {**options.get("headers", {}), "Accept-Encoding": "identity"}
+        if end is not None:
+            headers["Range"] = f"bytes={start}-{end - 1}"
+        with self._translate_errors(url):
+            session = await self._fs.set_session()
+            request = session.get(self._fs.encode_url(url), **{**options, "headers": headers})
+            async with await self._with_timeout(request) as response:
+                if response.status >= 400 and response.status != 416:
+                    wait = response.headers.get("Retry-After", "")
+                    raise http_error(url, response.status, wait_s=float(wait) if wait.isdecimal() else 0.0)
+                yield response
+
+    def _foreign_errors(self) -> tuple[type[Exception], ...]:
+        return (*super()._foreign_errors(), need("aiohttp", "remote").ClientError)
+
+
+def get_backend(loop_thread: EventLoopThread, url: str, stall_s: float) -> Backend:
+    """Return the backend for a URL, created once for each thread and configuration. Called in the thread's loop only.
+
+    Raises:
+        SourceError: fsspec has no such scheme.
+        ExtraError: the package for the scheme is not installed.
+    """
+    fsspec = need("fsspec", "remote")
+    scheme = url.partition("://")[0]
+    if scheme in ("s3", "s3a"):
+        need("s3fs", "s3")
+    elif scheme in ("http", "https"):
+        need("aiohttp", "remote")
+    try:
+        fs_class = fsspec.get_filesystem_class(scheme)
+    except ImportError as error:
+        raise ExtraError(f"{redact_url(url)}: {error}") from error
+    except ValueError as error:
+        raise SourceError(f"{redact_url(url)}: fsspec knows no {scheme}://") from error
+    options = fs_class._get_kwargs_from_urls(url)
+    key = (fs_class, repr(sorted(options.items())), stall_s)
+    backend: Backend | None = loop_thread.backends.get(key)
+    if backend is None:
+        if fs_class.async_impl:
+            options["asynchronous"] = True
+        backend = loop_thread.backends[key] = _create_backend(fs_class, scheme, options, stall_s)
+    return backend
+
+
+def _create_backend(fs_class: Any, scheme: str, options: dict[str, Any], stall_s: float) -> Backend:
+    options |= {"skip_instance_cache": True, "use_listings_cache": False}
+    if scheme in ("s3", "s3a"):
+        options["config_kwargs"] = {
+            "max_pool_connections": _CONNECTIONS,
+            **_user_config(fs_class, "config_kwargs"),
+            "retries": {"total_max_attempts": 1},
+            "connect_timeout": stall_s,
+            "read_timeout": stall_s,
+        }
+        fs = fs_class(**options)
+        fs.retries = 1
+        return S3(fs, stall_s)
+    if scheme in ("http", "https"):
+        aiohttp = need("aiohttp", "remote")
+        options["client_kwargs"] = {
+            **_user_config(fs_class, "client_kwargs"),
+            "timeout": aiohttp.ClientTimeout(total=None, sock_connect=stall_s, sock_read=stall_s),
+            "auto_decompress": False,
+            "read_bufsize": _READ_NBYTES,
+        }
+        return Http(fs_class(**options), stall_s)
+    return Backend(fs_class(**options), stall_s)
+
+
+def _user_config(fs_class: Any, option: str) -> dict[str, Any]:
+    """Return the user's values, from fsspec's configuration, for an option that is set here too."""
+    known = need("fsspec", "remote").config.conf
+    protocols = (fs_class.protocol,) if isinstance(fs_class.protocol, str) else fs_class.protocol
+    return {name: value for one in protocols for name, value in known.get(one, {}).get(option, {}).items()}
+
+
+def _version(response: Any) -> str:
+    return str(response.headers.get("ETag") or response.headers.get("Last-Modified") or "")
+
+
+def _check_range(url: str, content_range: str, start: int, expected: FileVersion) -> None:
+    """Raise if a Content-Range, as in "bytes 0-7/100", is for another place or another version of the file."""
+    place, _, total = content_range.rpartition("/")
+    if not total.isdecimal() or not place.startswith(f"bytes {start}-"):
+        raise TransientError(
+            f"the server answered a request for byte {start} with the range {content_range or 'none'!r}"
+        )
+    if int(total) != expected.nbytes:
+        raise file_changed(url)

@@ -1,0 +1,231 @@
+"""A folder of copies of remote files, shared by all workers, ranks and jobs that use the same folder.
+
+    KEY-NAME              a complete copy; KEY is a hash of the URL, the size and the version, so that a file that
+                          changes at its origin gets another copy
+    KEY-NAME.part         a copy being made, locked (flock) by the process that makes it; others wait
+    KEY-NAME.read.part    a copy made while a stream reads the file; others read past the cache
+    lock                  held while room is made
+    leases/               which copies processes need that were given their paths, see `cache_leases`
+
+A process may be killed at any moment. The kernel releases its locks, a copy is renamed only when it is complete and
+on the disk, and the next process that makes a copy removes every .part that nobody has locked.
+
+The folder holds at most `nbytes`, unfinished copies included. To make room, the least recently used copies are removed,
+except those that are open through `DiskCache.open`, which are locked (shared), and those whose path `DiskCache.path`
+gave to a living process. All processes belong to one user. The file system must support locks: local ones do, Lustre
+with -o flock, NFS from version 4.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import io
+import os
+import re
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from penstock.core.errors import SourceError
+from penstock.data.storage import cache_leases
+from penstock.data.storage.file_lock import LockedFile, is_same_file, try_lock, unlock_and_close
+from penstock.data.storage.partial_copy import PartialCopy, disk_error
+
+_PARTIAL = ".part"
+_READING = ".read"
+_LOCK = "lock"
+_MAX_NAME = 100
+
+
+def default_folder() -> str:
+    """Return the folder of the user's cache, for copies without another folder."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(home, "penstock", "remote")
+
+
+def copy_name(url: str, nbytes: int, version: str) -> str:
+    """Return the name of a copy. It ends as the file's name does, since formats are recognized by it.
+
+    >>> copy_name("s3://bucket/a/train-000.tar", 100, "e")
+    '6805cb28ee2133784f5e4fa5-train-000.tar'
+    """
+    digest = hashlib.sha256(f"{url}\0{nbytes}\0{version}".encode()).hexdigest()[:24]
+    last = url.partition("://")[2].partition("?")[0].rstrip("/").rpartition("/")[2]
+    return f"{digest}-{re.sub(r'[^A-Za-z0-9._-]', '_', last)[-_MAX_NAME:]}"
+
+
+@dataclass(frozen=True, slots=True)
+class DiskCache:
+    """A folder of copies. Holds nothing open."""
+
+    folder: str
+    nbytes: int
+
+    def open(self, name: str, nbytes: int) -> BinaryIO | None:
+        """Open a copy, and prevent its removal until it is closed; None if there is none."""
+        path = os.path.join(self.folder, name)
+        with self._translate_errors(name, nbytes):
+            try:
+                file = LockedFile(path)
+            except FileNotFoundError:
+                return None
+            if os.fstat(file.fileno()).st_size != nbytes:
+                file.close()
+                return None
+            with suppress(PermissionError):  # the file belongs to another user
+                os.utime(file.fileno())
+        return io.BufferedReader(file)
+
+    def path(self, name: str, nbytes: int, write: Callable[[PartialCopy], None]) -> str:
+        """Return the path of a copy, made by `write` if there is none. One process makes it, others wait.
+
+        The copy stays as long as this process lives.
+
+        Raises:
+            SourceError: there is no room for it.
+        """
+        while True:
+            file = self.open(name, nbytes)
+            if file is not None:
+                # The lease is added under the file's lock: a process that removes a copy reads the leases when it has
+                # the lock.
+                with file, self._translate_errors(name, nbytes):
+                    cache_leases.add(self.folder, name)
+                    path = os.path.join(self.folder, name)
+                    if is_same_file(file.fileno(), path):
+                        return path
+            copy = self.begin_copy(name, nbytes)
+            if copy is not None:
+                with copy:
+                    write(copy)
+                    copy.finish()
+
+    def begin_copy(self, name: str, nbytes: int, *, while_reading: bool = False) -> PartialCopy | None:
+        """Begin a copy; None if there is a complete one.
+
+        Args:
+            name: of the copy.
+            nbytes: its size.
+            while_reading: the copy is made while a stream reads the file, at the stream's pace. Nobody waits for such a
+                copy, and None is also returned when another process is making it.
+
+        Raises:
+            SourceError: there is no room for it.
+        """
+        if nbytes > self.nbytes:
+            raise SourceError(
+                f"a copy of {name} needs {nbytes} bytes, and the cache {self.folder} may hold {self.nbytes}; raise "
+                "cache_nbytes"
+            )
+        path = os.path.join(self.folder, name)
+        partial_path = path + (_READING if while_reading else "") + _PARTIAL
+        with self._translate_errors(name, nbytes):
+            os.makedirs(self.folder, exist_ok=True)
+            while not _is_complete(path, nbytes):
+                descriptor = os.open(partial_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                if not try_lock(descriptor, waits=not while_reading):
+                    os.close(descriptor)
+                    return None
+                if not is_same_file(descriptor, partial_path):
+                    # While this process waited for the lock, another one finished the copy or removed it.
+                    unlock_and_close(descriptor)
+                    continue
+                copy = PartialCopy(descriptor, partial_path, path, nbytes)
+                if self._reserve(copy, descriptor, path):
+                    return copy
+        return None
+
+    def _reserve(self, copy: PartialCopy, descriptor: int, path: str) -> bool:
+        """Take room for a copy whose lock is held; False, and `copy` closed, if there is a complete copy by now."""
+        try:
+            if _is_complete(path, copy.nbytes):
+                copy.close()
+                return False
+            os.ftruncate(descriptor, 0)
+            self._make_room(os.path.basename(path), copy.nbytes, descriptor)
+        except BaseException:
+            copy.close()
+            raise
+        return True
+
+    def _make_room(self, name: str, nbytes: int, descriptor: int) -> None:
+        """Remove unused copies until the new one fits, and take its room."""
+        with open(os.path.join(self.folder, _LOCK), "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                self._remove_leftovers()
+                copies = self._copies()
+                excess = sum(size for _, size, _ in copies) + nbytes - self.nbytes
+                for _, size, path in sorted(copies):
+                    if excess <= 0:
+                        break
+                    if not path.endswith(_PARTIAL) and _remove_if_unused(path):
+                        excess -= size
+                if excess > 0:
+                    raise SourceError(
+                        f"a copy of {name} needs {nbytes} bytes, and the cache {self.folder}, which may hold "
+                        f"{self.nbytes}, is full of files that are in use; raise cache_nbytes by {excess} or more"
+                    )
+                if nbytes > shutil.disk_usage(self.folder).free:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.ftruncate(descriptor, nbytes)  # other processes count the room as taken
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+    def _remove_leftovers(self) -> None:
+        cache_leases.remove_expired(self.folder)
+        for path in self._paths():
+            if path.endswith(_PARTIAL):
+                _remove_if_unused(path)
+
+    def _copies(self) -> list[tuple[float, int, str]]:
+        """Return each copy's time of last use, size and path."""
+        found = []
+        for path in self._paths():
+            with suppress(FileNotFoundError):
+                status = os.stat(path, follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode):
+                    found.append((status.st_mtime, status.st_size, path))
+        return found
+
+    def _paths(self) -> list[str]:
+        names = os.listdir(self.folder)
+        return [os.path.join(self.folder, name) for name in names if name not in (_LOCK, cache_leases.FOLDER)]
+
+    @contextmanager
+    def _translate_errors(self, name: str, nbytes: int) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise disk_error(self.folder, name, nbytes, error) from error
+
+
+def _is_complete(path: str, nbytes: int) -> bool:
+    try:
+        return os.stat(path).st_size == nbytes
+    except FileNotFoundError:
+        return False
+
+
+def _remove_if_unused(path: str) -> bool:
+    """Remove a file unless a process has locked it or needs it; return whether its room is free."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        if not try_lock(descriptor, waits=False):
+            return False
+        folder, name = os.path.split(path)
+        if name in cache_leases.leased_names(folder):
+            return False
+        if is_same_file(descriptor, path):
+            os.unlink(path)
+        return True
+    finally:
+        unlock_and_close(descriptor)

@@ -1,0 +1,96 @@
+"""A copy that this process is making in the cache."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from contextlib import suppress
+from typing import Any
+
+from penstock.core.errors import SourceError
+from penstock.data.storage.file_lock import unlock_and_close
+
+
+class PartialCopy:
+    """A copy that this process is making. `finish` renames it to its final name; without that `close` removes it.
+
+    Args:
+        descriptor: of the locked file; owned by this object.
+        partial_path: the file's path now.
+        path: its path when it is complete.
+        nbytes: its size when it is complete.
+    """
+
+    def __init__(self, descriptor: int, partial_path: str, path: str, nbytes: int) -> None:
+        self.written = 0
+        self.nbytes = nbytes
+        self._descriptor = descriptor
+        self._partial_path = partial_path
+        self._path = path
+        self._pid = os.getpid()
+
+    def __enter__(self) -> PartialCopy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be written to: it is not closed, and this process is not a fork of the one that began it."""
+        return self._descriptor >= 0 and self._pid == os.getpid()
+
+    def write(self, data: Any) -> None:
+        """Append bytes.
+
+        Raises:
+            SourceError: the disk is full.
+        """
+        view = memoryview(data)
+        try:
+            while len(view):
+                count = os.pwrite(self._descriptor, view, self.written)
+                self.written += count
+                view = view[count:]
+        except OSError as error:
+            folder, name = os.path.split(self._path)
+            raise disk_error(folder, name, self.nbytes, error) from error
+
+    def finish(self) -> None:
+        """Sync the copy to the disk and rename it.
+
+        Raises:
+            SourceError: it is incomplete, or could not be written.
+        """
+        folder, name = os.path.split(self._path)
+        if self.written != self.nbytes:
+            raise SourceError(f"a copy of {name} has {self.written} bytes instead of {self.nbytes}")
+        try:
+            os.fsync(self._descriptor)
+            os.rename(self._partial_path, self._path)
+        except OSError as error:
+            raise disk_error(folder, name, self.nbytes, error) from error
+        self._release()
+
+    def close(self) -> None:
+        """Remove the copy unless it is finished."""
+        if self.is_open:
+            with suppress(FileNotFoundError):
+                os.unlink(self._partial_path)
+            self._release()
+
+    def _release(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        unlock_and_close(descriptor)
+
+
+def disk_error(folder: str, name: str, nbytes: int, error: OSError) -> SourceError:
+    """Return the error for a failed operation on a copy."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        free = shutil.disk_usage(folder).free
+        return SourceError(
+            f"a copy of {name} needs {nbytes} bytes, and the disk of {folder} has {free} free; free some, or "
+            "choose a folder on another disk: cache="
+        )
+    return SourceError(f"a copy of {name} cannot be made in {folder}: {error}; choose another folder: cache=")

@@ -1,0 +1,105 @@
+"""Translates HTTP statuses and the errors of fsspec, botocore and aiohttp to penstock's own.
+
+TransientError    a retry may succeed: 5xx, 408, 425, 429, throttling, timeouts, connections that break
+SourceError       it will not: other 4xx, unknown hosts, invalid certificates, missing credentials
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Iterator
+
+from penstock.core.errors import SourceError
+from penstock.data.storage.retries import TransientError
+
+_TRANSIENT_CODES = {"RequestTimeout", "RequestTimeoutException", "SlowDown", "InternalError", "ServiceUnavailable"}
+_TRANSIENT_STATUSES = {408, 425, 429}
+
+
+def redact_url(url: str) -> str:
+    """Return a URL as messages show it: without a password, and without the signature of a signed one.
+
+    >>> redact_url("https://me:secret@host/a.tar?signature=abc")
+    'https://host/a.tar?…'
+    """
+    scheme, _, rest = url.partition("://")
+    rest, query, _ = rest.partition("?")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}{'?…' if query else ''}"
+
+
+def file_changed(url: str) -> SourceError:
+    """Return the error for a file that is not the version that was opened."""
+    return SourceError(f"{redact_url(url)} was changed while it was read; open it again")
+
+
+def http_error(url: str, status: int, code: str = "", wait_s: float = 0.0) -> Exception:
+    """Return the error for an HTTP status: a `TransientError` if a retry may succeed."""
+    description = f"HTTP {status}" + (f", {code}" if code and code != str(status) else "")
+    if status >= 500 or status in _TRANSIENT_STATUSES or code in _TRANSIENT_CODES or "Throttl" in code:
+        return TransientError(f"the server answered {description}", wait_s)
+    if status in (401, 403):
+        return SourceError(
+            f"{redact_url(url)} may not be read ({description}); check that the credentials are valid for this "
+            "file: for S3 AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; FSSPEC_S3_ANON=true for a public "
+            "bucket"
+        )
+    if status in (404, 410):
+        return SourceError(f"there is no file {redact_url(url)} ({description})")
+    if status in (412, 416):
+        return file_changed(url)
+    return SourceError(f"{redact_url(url)} cannot be read: the server answered {description}")
+
+
+def translate_error(url: str, error: BaseException) -> Exception:
+    """Return penstock's error for one of fsspec, botocore, aiohttp or the operating system."""
+    causes = list(_causes(error))
+    description = f"{type(error).__name__}: {error}".removesuffix(": ")
+    if any(type(cause).__module__ == "aiohttp.http_exceptions" for cause in causes):
+        # A response that was cut or garbled. aiohttp gives these errors the code 400, which no server sent.
+        return TransientError(description)
+    for cause in causes:
+        answer = getattr(cause, "response", None)
+        if isinstance(answer, dict):  # botocore's ClientError
+            status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0
+            code = str(answer.get("Error", {}).get("Code", ""))
+            return http_error(url, status or (int(code) if code.isdecimal() else 400), code)
+        status = getattr(cause, "status", None) or getattr(cause, "code", None)
+        if isinstance(status, int) and 400 <= status < 600:
+            return http_error(url, status)
+    for cause in causes:
+        if isinstance(cause, FileNotFoundError):
+            return SourceError(f"there is no file {redact_url(url)}")
+        if isinstance(cause, PermissionError):
+            return http_error(url, 403, str(cause))
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return SourceError(f"{redact_url(url)}: the server's certificate is not trusted: {cause}")
+        if isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN:
+            return SourceError(f"{redact_url(url)}: there is no such host ({cause})")
+        if type(cause).__name__ in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
+            return http_error(url, 401, type(cause).__name__)
+    if isinstance(error, OSError) or _is_connection_error(error):
+        return TransientError(description)
+    return SourceError(f"{redact_url(url)} cannot be read: {description}")
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or seen.__context__
+
+
+def _is_connection_error(error: BaseException) -> bool:
+    """Return whether an error of aiohttp or botocore is about the connection, and not about the request."""
+    passing = {
+        "ClientPayloadError",
+        "ClientConnectionError",
+        "ConnectionError",
+        "HTTPClientError",
+        "ResponseStreamingError",
+        "IncompleteReadError",
+        "ResponseParserError",
+    }
+    return any(kind.__name__ in passing for kind in type(error).__mro__)

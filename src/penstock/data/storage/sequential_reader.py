@@ -1,0 +1,170 @@
+"""Reads a file in order; gzip is decompressed on the way, never more of it than is requested.
+
+gzip is recognized by the file's first two bytes, not by its name.
+"""
+
+from __future__ import annotations
+
+import io
+import zlib
+from typing import BinaryIO, Protocol
+
+from penstock.core.errors import RecordError, SourceError
+from penstock.data.storage.storage import Storage
+
+READ_NBYTES = 1 << 18
+"""Size of one read: small enough for a core's own cache, which the records are copied out of."""
+
+_COMPRESSED_NBYTES = 1 << 14
+"""Size of one read of compressed data. zlib copies what follows the end of a gzip member, which is expensive where
+thousands of tiny members follow each other."""
+
+_GZIP = b"\x1f\x8b"
+_GZIP_WINDOW = 31  # zlib's `wbits` for a gzip header (16) and the largest window (15)
+
+
+class _SupportsRead(Protocol):
+    def read(self, nbytes: int, /) -> bytes: ...
+
+
+class SequentialReader:
+    """Reads one file from its beginning to its end. Used by one thread.
+
+    Args:
+        storage: opens it.
+        path: the file.
+        nbytes: size of the first read; small, if only the beginning of the file is needed.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile() as file:
+        ...     _ = file.write(b"header, record")
+        ...     file.flush()
+        ...     reader = SequentialReader(Storage(), file.name)
+        ...     reader.skip(8), reader.take(100), reader.offset
+        ...     reader.close()
+        (8, b'record', 14)
+    """
+
+    def __init__(self, storage: Storage, path: str, nbytes: int = READ_NBYTES) -> None:
+        self.path = path
+        self.key: object = 0
+        """The record that is being read, for error messages; set by the caller."""
+        self._file: BinaryIO = storage.open(path)
+        self._source: _SupportsRead = self._file
+        self._buffer_at = self._buffer_offset = 0
+        self._buffer = b""
+        self._buffer = self._read(nbytes)
+        self.total: int | None = None
+        """The file's size; None for gzip, whose decompressed size is known only at the end."""
+        if self._buffer[:2] == _GZIP:
+            self._source = _GzipDecompressor(self._file, self._buffer)
+            self._buffer = b""
+        elif len(self._buffer) < nbytes:
+            self.total = len(self._buffer)
+        else:
+            self.total = storage.nbytes(path)
+
+    @property
+    def offset(self) -> int:
+        """The offset of the next byte, in the decompressed data."""
+        return self._buffer_offset + self._buffer_at
+
+    def take(self, nbytes: int) -> bytes:
+        """Return the next bytes: `nbytes` of them, or fewer where the file ends.
+
+        Raises:
+            RecordError: the compressed data are corrupt, or end too early.
+            SourceError: the file cannot be read.
+        """
+        at = self._buffer_at
+        end = at + nbytes
+        if end <= len(self._buffer):
+            self._buffer_at = end
+            return self._buffer[at:end]
+        if self.total is not None:  # a corrupt length must not allocate more than the file holds
+            nbytes = min(nbytes, max(0, self.total - self.offset))
+        found = [self._buffer[at : at + nbytes]]
+        self._buffer_at += len(found[0])
+        missing = nbytes - len(found[0])
+        while missing > 0 and self._refill(max(missing, READ_NBYTES) if self.total is not None else READ_NBYTES):
+            found.append(self._buffer[:missing])
+            self._buffer_at = len(found[-1])
+            missing -= self._buffer_at
+        return b"".join(found)
+
+    def skip(self, nbytes: int) -> int:
+        """Skip the next bytes, and return how many there were: fewer than `nbytes` where the file ends.
+
+        Raises:
+            RecordError: the compressed data are corrupt, or end too early.
+            SourceError: the file cannot be read.
+        """
+        missing = nbytes - (len(self._buffer) - self._buffer_at)
+        if missing <= 0:
+            self._buffer_at += nbytes
+            return nbytes
+        if self.total is not None and missing >= READ_NBYTES:
+            start = self.offset
+            self._buffer_offset, self._buffer, self._buffer_at = min(start + nbytes, self.total), b"", 0
+            self._file.seek(self._buffer_offset)
+            return self._buffer_offset - start
+        while missing > 0 and self._refill(READ_NBYTES):
+            self._buffer_at = min(missing, len(self._buffer))
+            missing -= self._buffer_at
+        return nbytes - missing
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _refill(self, nbytes: int) -> bool:
+        self._buffer_offset += len(self._buffer)
+        self._buffer_at = 0
+        self._buffer = b""
+        self._buffer = self._read(nbytes)
+        return bool(self._buffer)
+
+    def _read(self, nbytes: int) -> bytes:
+        try:
+            return self._source.read(nbytes)
+        except (zlib.error, EOFError) as error:
+            raise RecordError(self.path, self.offset, self.key, f"the gzip data are broken: {error}") from error
+        except OSError as error:
+            raise SourceError(f"{self.path} cannot be read at byte {self.offset}: {error}") from error
+
+
+class _GzipDecompressor:
+    """Decompresses gzip members, one after another, as far as is requested."""
+
+    def __init__(self, file: BinaryIO, beginning: bytes) -> None:
+        self._beginning = io.BytesIO(beginning)
+        self._file = file
+        self._compressed = b""
+        self._decompressor = zlib.decompressobj(_GZIP_WINDOW)
+
+    def read(self, nbytes: int) -> bytes:
+        """Return up to `nbytes`; none at the end.
+
+        Raises:
+            EOFError: the compressed data end too early.
+        """
+        while True:
+            if self._decompressor.eof:
+                compressed = self._decompressor.unused_data or self._read_compressed()
+                compressed = compressed.lstrip(b"\0")  # tapes and some downloads end in zeros
+                if not compressed:
+                    return b""
+                self._compressed = compressed
+                self._decompressor = zlib.decompressobj(_GZIP_WINDOW)
+            if not self._compressed:
+                self._compressed = self._read_compressed()
+                if not self._compressed:
+                    raise EOFError("they end early")
+            decompressed = self._decompressor.decompress(self._compressed, nbytes)
+            self._compressed = self._decompressor.unconsumed_tail
+            if decompressed:
+                return decompressed
+
+    def _read_compressed(self) -> bytes:
+        return self._beginning.read(_COMPRESSED_NBYTES) or self._file.read(_COMPRESSED_NBYTES)

@@ -1,0 +1,275 @@
+"""Storage: which files a path stands for, and how they are opened, local ones and URLs (s3://, gs://, http:// ...).
+
+    open     local      the file
+             remote     ranges fetched ahead, see `remote_file`; with a cache its copy, and if there is none the file is
+                        copied into the cache while it is read from its beginning
+    local    local      the path
+             remote     the path of a copy, downloaded first, see `disk_cache`
+
+A file:// URL is a path of this machine.
+"""
+
+from __future__ import annotations
+
+import glob
+import io
+import os
+import re
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+from urllib.parse import unquote
+
+from penstock.core.errors import OptionError, SourceError
+from penstock.data.storage import remote_file
+from penstock.data.storage.backends import FileVersion
+from penstock.data.storage.cache_fill import CopyingFile
+from penstock.data.storage.disk_cache import DiskCache, copy_name, default_folder
+from penstock.data.storage.partial_copy import PartialCopy
+from penstock.data.storage.retries import Retries
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_MAX_PATHS = 1_000_000
+_BUFFER_NBYTES = 256 << 10
+_REST_S = 1.0
+"""How long closing a file may wait for the last bytes of its copy."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Storage:
+    """Finds and opens local and remote files. Can be pickled; holds nothing open."""
+
+    cache: str | None = None
+    """A folder for copies of remote files; None keeps none, except for formats that need a local file."""
+
+    cache_nbytes: int = 32 << 30
+    """The most bytes that the folder may hold."""
+
+    retries: int = 8
+    """How often in a row a request is retried; bytes that arrive reset the count."""
+
+    timeout_s: float = 120.0
+    """How long a request may be retried, from its first failure."""
+
+    stall_s: float = 15.0
+    """Silence of a server that counts as a failure."""
+
+    range_nbytes: int = remote_file.RANGE_NBYTES
+    """Bytes of one request."""
+
+    ahead: int = remote_file.AHEAD
+    """Requests of an open file that are under way ahead of its reader, in addition to the one that is read."""
+
+    def __post_init__(self) -> None:
+        if self.range_nbytes < 1 or self.ahead < 0 or self.cache_nbytes < 0:
+            raise OptionError(
+                f"range_nbytes={self.range_nbytes} has to be 1 or more, ahead={self.ahead} and "
+                f"cache_nbytes={self.cache_nbytes} 0 or more"
+            )
+        self._retries()
+
+    def expand(self, path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
+        """Return the files that `path` stands for: braces ({000..127}, {train,val}) and wildcards are expanded.
+
+        Paths made from braces are not looked up: a remote file that does not exist raises when it is opened.
+
+        Raises:
+            SourceError: there is no such file.
+        """
+        if not isinstance(path, str | os.PathLike):
+            _check_iterable(path)
+            files = [file for one in path for file in self.expand(one)]
+            if not files:
+                raise SourceError("an empty list of paths names no data")
+            return files
+        found = []
+        for one in map(strip_file_scheme, expand_braces(os.fspath(path))):
+            if is_remote(one):
+                found += remote_file.glob(one, self._retries()) if _has_wildcards(one) else [one]
+            elif not re.search(r"[*?\[]", one) or os.path.lexists(one):
+                found.append(one)
+            else:
+                found += sorted(glob.glob(one))
+        if not found:
+            raise SourceError(f"there is no file {os.fspath(path)!r}")
+        return found
+
+    def list(self, path: str) -> list[str]:
+        """Return all files below a folder, sorted, except those whose name or folder begins with a dot.
+
+        Raises:
+            SourceError: the folder cannot be listed.
+        """
+        path = strip_file_scheme(path)
+        if is_remote(path):
+            folder = path.rstrip("/") + "/"
+            found = remote_file.find(folder, self._retries())
+            return [url for url in found if "/." not in f"/{url.removeprefix(folder)}"]
+        names: list[str] = []
+        for folder, folders, files in os.walk(path):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            names += (os.path.join(folder, name) for name in files if not name.startswith("."))
+        return sorted(names)
+
+    def open(self, path: str, offset: int = 0) -> BinaryIO:
+        """Open a file to be read in order, from `offset`.
+
+        Raises:
+            SourceError: it cannot be opened. Reads of a remote file raise it too.
+            ExtraError: a package is missing; the message names the extra that brings it.
+        """
+        path = strip_file_scheme(path)
+        try:
+            file = self._open_remote(path, copies=not offset) if is_remote(path) else open(path, "rb")  # noqa: SIM115
+            if offset:
+                file.seek(offset)
+        except OSError as error:
+            raise SourceError(f"{path} cannot be opened: {error}") from error
+        return file
+
+    def nbytes(self, path: str) -> int:
+        """Return a file's size.
+
+        Raises:
+            SourceError: it does not exist.
+        """
+        return self.file_versions([path])[0].nbytes
+
+    def file_versions(self, paths: Iterable[str]) -> Sequence[FileVersion]:
+        """Return each file's size and version: an ETag, or the time of its last change.
+
+        Remote files are looked up concurrently.
+
+        Raises:
+            SourceError: one does not exist.
+        """
+        known = [strip_file_scheme(path) for path in paths]
+        remote = iter(remote_file.file_versions([path for path in known if is_remote(path)], self._retries()))
+        return [next(remote) if is_remote(path) else _local_version(path) for path in known]
+
+    def local(self, path: str) -> str:
+        """Return the path of a local file with the same bytes, for formats with random access.
+
+        A remote file is looked up in `cache` (or the user's cache folder), and downloaded if it is not there. The copy
+        stays as long as this process lives, so that its workers find it. The cache must have room for all such files.
+
+        Raises:
+            SourceError: the file does not exist, or there is no room for a copy.
+            ExtraError: a package is missing; the message names the extra that brings it.
+        """
+        path = strip_file_scheme(path)
+        if not is_remote(path):
+            if not os.path.exists(path):
+                raise SourceError(f"there is no file {path!r}")
+            return path
+        version = remote_file.file_versions([path], self._retries())[0]
+        cache = DiskCache(self.cache or default_folder(), self.cache_nbytes)
+        return cache.path(_copy_name(path, version), version.nbytes, lambda copy: self._download(path, version, copy))
+
+    def _open_remote(self, url: str, *, copies: bool) -> BinaryIO:
+        version = remote_file.file_versions([url], self._retries())[0]
+        copy = None
+        if self.cache is not None:
+            cache, name = DiskCache(self.cache, self.cache_nbytes), _copy_name(url, version)
+            complete = cache.open(name, version.nbytes)
+            if complete is not None:
+                return complete
+            try:
+                copy = cache.begin_copy(name, version.nbytes, while_reading=True) if copies else None
+            except SourceError as error:  # no room: read past the cache
+                warnings.warn(f"not kept: {error}", RuntimeWarning, stacklevel=3)
+        file = self._remote_file(url, version)
+        if copy is None:
+            return io.BufferedReader(file, _BUFFER_NBYTES)
+        copying = CopyingFile(file, copy, lambda start: file.arrives_within(start, _REST_S))
+        return io.BufferedReader(copying, _BUFFER_NBYTES)
+
+    def _download(self, url: str, version: FileVersion, copy: PartialCopy) -> None:
+        with self._remote_file(url, version) as file:
+            buffer = memoryview(bytearray(_BUFFER_NBYTES))
+            while count := file.readinto(buffer):
+                copy.write(buffer[:count])
+
+    def _remote_file(self, url: str, version: FileVersion) -> remote_file.RemoteFile:
+        return remote_file.open_remote(url, version, self._retries(), range_nbytes=self.range_nbytes, ahead=self.ahead)
+
+    def _retries(self) -> Retries:
+        return Retries(max_retries=self.retries, timeout_s=self.timeout_s, stall_s=self.stall_s)
+
+
+def _check_iterable(paths: object) -> None:
+    if isinstance(paths, bytes) or not isinstance(paths, Iterable):
+        raise OptionError(f"{paths!r} is neither a path nor several; a path is a str or a pathlib.Path")
+
+
+def _local_version(path: str) -> FileVersion:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError as error:
+        raise SourceError(f"there is no file {path!r}") from error
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error}") from error
+    return FileVersion(status.st_size, str(status.st_mtime_ns))
+
+
+def _copy_name(url: str, version: FileVersion) -> str:
+    return copy_name(url, version.nbytes, version.version)
+
+
+def _has_wildcards(url: str) -> bool:
+    """Return whether a URL is a pattern. What follows a ? may also be a version or a signature.
+
+    >>> [_has_wildcards(url) for url in ("s3://bucket/?.tar", "s3://bucket/a?versionId=1", "http://host/a?b*")]
+    [True, False, False]
+    """
+    place = url.partition("://")[2].partition("/")[2]
+    path, _, query = place.partition("?")
+    has_query = "=" in query or url.startswith("http")
+    return bool(re.search(r"[*\[]", path) if has_query else re.search(r"[*?\[]", place))
+
+
+def is_remote(path: str) -> bool:
+    """Return whether a path is a URL of another machine.
+
+    >>> is_remote("s3://bucket/a.tar"), is_remote("data/a.tar"), is_remote("file:///data/a.tar")
+    (True, False, False)
+    """
+    return bool(re.match(r"[a-z][a-z0-9+.-]*://", path)) and not path.startswith("file://")
+
+
+def strip_file_scheme(path: str) -> str:
+    """Return the path of a file:// URL; other paths unchanged.
+
+    >>> strip_file_scheme("file:///data/a%20b.tar"), strip_file_scheme("s3://bucket/a.tar")
+    ('/data/a b.tar', 's3://bucket/a.tar')
+    """
+    return unquote(path.removeprefix("file://").removeprefix("localhost")) if path.startswith("file://") else path
+
+
+def expand_braces(path: str) -> list[str]:
+    """Return the paths that a path with braces stands for, in order.
+
+    >>> expand_braces("train-{08..10}.tar")
+    ['train-08.tar', 'train-09.tar', 'train-10.tar']
+    >>> expand_braces("{a,b}.h5")
+    ['a.h5', 'b.h5']
+    """
+    found = _BRACES.search(path)
+    if found is None:
+        return [path]
+    inner = _RANGE.fullmatch(found[1])
+    if inner is not None:
+        first, last = int(inner[1]), int(inner[2])
+        width = len(inner[1]) if len(inner[1]) == len(inner[2]) or inner[1].startswith("0") else 0
+        if abs(last - first) >= _MAX_PATHS:
+            raise SourceError(f"{path} stands for {abs(last - first) + 1} files; {_MAX_PATHS} are the most")
+        numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
+        words = [f"{number:0{width}d}" for number in numbers]
+    elif "," in found[1]:
+        words = found[1].split(",")
+    else:  # neither a range nor a list: a literal brace
+        head, tail = path[: found.end()], expand_braces(path[found.end() :])
+        return [head + one for one in tail]
+    return [one for word in words for one in expand_braces(path[: found.start()] + word + path[found.end() :])]

@@ -1,0 +1,308 @@
+"""Stream: samples in the order in which shards hold them, divided among ranks and workers, shuffled, resumable.
+
+    ranks × workers    each a consumer with its own share, see `stream_order`
+    shuffle            shards by the seed and the epoch; `interleave` of them are read round-robin, and each block of
+                       `shuffle_block` records is permuted, see `stream_pass`
+    state              epoch, block, and the position of each open shard at the block's beginning: some dozen numbers
+
+A record that is broken is an error with its file, byte and key, or is left out and counted, as `errors` demands.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.data.schema import Errors, Sample, Schema, schema_of
+from penstock.data.stream_order import INTERLEAVE, SHUFFLE_BLOCK, PassSpec, ReadOrder, Shard, assign_ranges
+from penstock.data.stream_pass import Position, RecordPass
+from penstock.distributed.rank import rank_and_world_size
+
+__all__ = ["ReadOrder", "Shard", "Stream"]
+
+_STATE_VERSION = 1
+
+Stage = tuple[Literal["map", "filter"], Callable[[Any], Any]]
+
+
+class Stream(IterableDataset[Any]):
+    """Samples of shards, one after another: a dataset for any DataLoader, torch's or penstock's.
+
+    A format implements `read`. Iterating yields the consumer's share: that of this rank (of `torch.distributed`, or of
+    torchrun's environment) and of this worker. Without a seed, ranks keep their shards from epoch to epoch.
+
+    Args:
+        shards: in their order.
+        order: in which they are read; None reads them in order.
+        errors: "raise", or "skip": leave out records that are broken, warn, and count them in `skipped`.
+
+    Raises:
+        OptionError: `errors` is neither.
+    """
+
+    where = "this stream"
+
+    def __init__(self, shards: Sequence[Shard], order: ReadOrder | None = None, errors: Errors = "raise") -> None:
+        super().__init__()
+        if errors not in ("raise", "skip"):
+            raise OptionError(f"errors={errors!r} is neither 'raise' nor 'skip'")
+        self.shards = tuple(shards)
+        self.order = order or ReadOrder()
+        self.errors = errors
+        self.skipped = 0
+        self._stages: tuple[Stage, ...] = ()
+        self._epoch = 0
+        self._has_begun = False
+        self._is_epoch_set = False
+        self._ranks: tuple[int, int] | None = None
+        self._current: _SamplePass | None = None
+        self._resume_from: dict[str, Any] | None = None
+
+    def read(self, shard: Shard, first: int, step: int) -> Iterator[Sample | RecordError]:
+        """Yield records `first`, `first + step`, ... of a shard, and a RecordError in the place of one that is broken.
+
+        Skipping a record must cost less than making a sample of it.
+
+        Raises:
+            RecordError: the rest of the shard cannot be read.
+        """
+        raise NotImplementedError
+
+    # ── streams made of this one ────────────────────────────────────────────────────────────────────────────
+
+    def map(self, function: Callable[[Any], Any]) -> Stream:
+        """Return a stream of `function(sample)` for each sample."""
+        return self._with_stage("map", function)
+
+    def filter(self, function: Callable[[Any], bool]) -> Stream:
+        """Return a stream of the samples for which `function(sample)` is true."""
+        return self._with_stage("filter", function)
+
+    def shuffle(
+        self, *, seed: int | None = None, shuffle_block: int = SHUFFLE_BLOCK, interleave: int = INTERLEAVE
+    ) -> Stream:
+        """Return a stream of the same samples in a random order.
+
+        Args:
+            seed: of the order, which then depends on it, the epoch, and the numbers of ranks and workers; None draws
+                one from torch's random state.
+            shuffle_block: records that are permuted together; each consumer holds this many in memory.
+            interleave: shards that are read round-robin.
+
+        Raises:
+            OptionError: `shuffle_block` or `interleave` is not positive.
+        """
+        other = self._copy()
+        other.order = ReadOrder(shuffle=True, seed=seed, shuffle_block=shuffle_block, interleave=interleave)
+        return other
+
+    # ── epochs ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next pass; without it each pass increments the epoch.
+
+        Persistent workers increment it themselves. torch's DataLoader does not pass the epoch to workers that are not
+        persistent: for a seeded stream, call this before each epoch.
+        """
+        self._epoch = epoch
+        self._is_epoch_set = True
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that workers are reading, or that this process begins next."""
+        return self._epoch
+
+    def begin_pass(self) -> None:
+        """Count a pass that this process's workers begin: penstock's DataLoader calls it before they do."""
+        if self._has_begun and not self._is_epoch_set:
+            self._epoch += 1
+        self._has_begun, self._is_epoch_set = True, False
+
+    # ── what it holds ───────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of its first sample."""
+        plain = self._copy()
+        plain.order = ReadOrder()
+        for sample in _SamplePass(plain, plain._records(PassSpec())):
+            return schema_of(sample)
+        raise SourceError(f"{self.where} has no samples, and so no fields")
+
+    def __len__(self) -> int:
+        """Return the samples of this rank in the next pass, where the records of all shards are known.
+
+        Raises:
+            TypeError: a shard's are not, or samples are filtered; torch then treats the length as unknown.
+        """
+        counts = [shard.count for shard in self.shards]
+        if None in counts or any(kind == "filter" for kind, _ in self._stages):
+            raise TypeError(f"the length of {self.where} is known only when it has been read")
+        rank, ranks = self._rank()
+        spec = PassSpec(seed=self.order.seed or 0, epoch=self._epoch, rank=rank, ranks=ranks)
+        mine = assign_ranges(self.order, len(self.shards), spec)
+        return sum(len(range(one.first, counts[one.shard] or 0, one.step)) for one in mine)
+
+    def close(self) -> None:
+        """Close what this process has opened."""
+        if self._current is not None:
+            self._current.close()
+            self._current = None
+
+    # ── passes and their state ──────────────────────────────────────────────────────────────────────────────
+
+    def __iter__(self) -> Iterator[Any]:
+        saved, self._resume_from = self._resume_from, None
+        if saved is None:
+            records = self._records(self._pass_spec())
+        else:
+            position = Position.from_state(saved["position"])
+            records = self._records(PassSpec(**saved["spec"]), position, saved["splits"])
+        self._epoch = records.spec.epoch + 1
+        self._current = _SamplePass(self, records)
+        return self._current
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this process's current pass is (or the next one, when none is under way)."""
+        state = {"version": _STATE_VERSION, "shards": self._shards_digest(), "epoch": self._epoch, "pass": None}
+        if self._current is not None:
+            records = self._current.records
+            state["pass"] = {
+                "spec": asdict(records.spec),
+                "position": asdict(records.position),
+                "splits": [[*split] for split in records.splits],
+            }
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Make the next pass resume where `state` was taken.
+
+        Raises:
+            SourceError: it is the state of other shards.
+        """
+        if state.get("version") != _STATE_VERSION or state.get("shards") != self._shards_digest():
+            raise SourceError(f"this is no state of {self.where}, with {len(self.shards)} shards: {str(state)[:200]}")
+        self._epoch = int(state["epoch"])
+        self._resume_from = state["pass"]
+
+    def traits(self) -> dict[str, Any]:
+        """Return what has to be equal where a pass is resumed: the shards, and the order in which they are read."""
+        stages = "|".join(kind for kind, _ in self._stages)
+        return {"shards": self._shards_digest(), **asdict(self.order), "stages": stages}
+
+    def initial_state(
+        self, *, epoch: int, base_seed: int, rank: int, ranks: int, worker: int, workers: int
+    ) -> dict[str, Any]:
+        """Return the state in which a worker of a rank begins a pass.
+
+        Args:
+            epoch: of the pass.
+            base_seed: of the loader's workers; a shuffled stream without a seed derives its order from it.
+            rank: among `ranks`.
+            ranks: how many there are.
+            worker: among `workers`.
+            workers: how many each rank has.
+        """
+        is_drawn = self.order.shuffle and self.order.seed is None
+        seed = base_seed if is_drawn else self.order.seed or 0
+        spec = PassSpec(seed=seed, epoch=epoch, rank=rank, ranks=ranks, worker=worker, workers=workers)
+        begin = {"spec": asdict(spec), "position": asdict(Position()), "splits": []}
+        return {"version": _STATE_VERSION, "shards": self._shards_digest(), "epoch": epoch + 1, "pass": begin}
+
+    def split_state(self, state: dict[str, Any], consumers: int) -> list[dict[str, Any]]:
+        """Return states of `consumers` that divide what is left after `state`: each keeps every `consumers`-th record.
+
+        Each of them reads all records, and makes samples only of its own.
+        """
+        saved = state["pass"]
+        return [
+            {**state, "pass": {**saved, "splits": [*saved["splits"], [turn, consumers, 0]]}}
+            for turn in range(consumers)
+        ]
+
+    def _records(
+        self, spec: PassSpec, position: Position | None = None, splits: Sequence[Sequence[int]] = ()
+    ) -> RecordPass:
+        return RecordPass(self.read, self.shards, self.order, spec, position, splits)
+
+    def _pass_spec(self) -> PassSpec:
+        rank, ranks = self._rank()
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
+        if self.order.seed is not None or not self.order.shuffle:
+            seed = self.order.seed or 0
+        elif info is not None:
+            seed = info.seed - info.id  # the same in all workers of a loader
+        else:
+            seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        return PassSpec(seed=seed, epoch=self._epoch, rank=rank, ranks=ranks, worker=worker, workers=workers)
+
+    def _shards_digest(self) -> str:
+        names = "\n".join(shard.name.rpartition("/")[2] for shard in self.shards)
+        return f"{len(self.shards)} shards, {hashlib.sha256(names.encode()).hexdigest()[:16]}"
+
+    def _rank(self) -> tuple[int, int]:
+        return rank_and_world_size() if self._ranks is None or get_worker_info() is None else self._ranks
+
+    def _with_stage(self, kind: Literal["map", "filter"], function: Callable[[Any], Any]) -> Stream:
+        other = self._copy()
+        other._stages = (*self._stages, (kind, function))
+        return other
+
+    def _copy(self) -> Stream:
+        other = copy.copy(self)
+        other._current = other._resume_from = None
+        other._ranks = self._ranks  # copy.copy calls __getstate__, which fills them in
+        other.skipped = 0
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without the current pass, and with this process's rank, which a worker process cannot look up."""
+        return {**self.__dict__, "_current": None, "_ranks": self._rank()}
+
+
+class _SamplePass:
+    """An iterator over samples: records without the broken ones, through the stream's stages."""
+
+    def __init__(self, stream: Stream, records: RecordPass) -> None:
+        self.records = records
+        self._stream = stream
+
+    def __iter__(self) -> _SamplePass:
+        return self
+
+    def __next__(self) -> Any:
+        stream = self._stream
+        while True:
+            record = next(self.records)
+            if isinstance(record, RecordError):
+                if stream.errors == "raise":
+                    raise record
+                stream.skipped += 1
+                warnings.warn(f"left out: {record}", stacklevel=2)
+                continue
+            is_kept, sample = _apply(stream._stages, record)
+            if is_kept:
+                return sample
+
+    def close(self) -> None:
+        """Close the shards that are open."""
+        self.records.close()
+
+
+def _apply(stages: Sequence[Stage], sample: Any) -> tuple[bool, Any]:
+    """Return whether every filter keeps a sample, and what the maps make of it."""
+    for kind, function in stages:
+        if kind == "map":
+            sample = function(sample)
+        elif not function(sample):
+            return False, sample
+    return True, sample

@@ -1,1 +1,0 @@
-"""The road of a batch: storage → sample → batch → slot → the training loop."""

@@ -1,1 +1,0 @@
-"""Bodies that make batches: the training process itself, threads, and processes."""

@@ -1,0 +1,110 @@
+"""`penstock run --baseline`: times the beginning of a program with torch's own loader, then with penstock's.
+
+One process cannot run half of a program and then start it again. So a child process runs its beginning with torch's
+loader (see torch_loader_run.py), in its own session, without input, its output discarded. It is ended after 10 warm-up
+batches and 200 more, or the batches of 15 seconds. Whatever the program does at its beginning (files, logs, downloads)
+happens twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.launch.stopwatch import MAX_BATCHES, MIN_BATCHES, WARMUP_BATCHES, Stopwatch
+from penstock.observe.record.baseline import Baseline, TimingWindow
+
+_LIMIT_S = 180.0
+"""The child process is killed after this time, wherever it is."""
+
+
+class BaselineRun:
+    """Runs a program's beginning with torch's loader, then times the same number of batches in this process.
+
+    Args:
+        command: as for `penstock run`.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+        self._torch_timing: dict[str, Any] = {}
+        self._problem = ""
+        self._stopwatch: Stopwatch | None = None
+
+    def measure_torch(self) -> None:
+        """Run the program's beginning with torch's own loader. Takes three minutes at most."""
+        with tempfile.TemporaryDirectory(prefix="penstock-baseline-") as folder:
+            result, errors = Path(folder) / "timing.json", Path(folder) / "stderr"
+            code = self._run_child(result, errors)
+            if result.exists():
+                self._torch_timing = json.loads(result.read_text(encoding="utf-8"))
+            last_line = (errors.read_text(encoding="utf-8", errors="replace").strip().splitlines() or [""])[-1]
+        batches = len(self._torch_timing.get("batch_intervals_s", ()))
+        if batches >= MIN_BATCHES:
+            self._stopwatch = Stopwatch(batches)
+        elif code is None:
+            self._problem = f"with torch's loader there were only {batches} batches in {_LIMIT_S:.0f} s"
+        elif code:
+            self._problem = f"with torch's loader the program ended with exit code {code} ({last_line})"
+        else:
+            self._problem = (
+                f"the program is too short: it has {batches} batches after the first {WARMUP_BATCHES}, and "
+                f"{MIN_BATCHES} are needed"
+            )
+
+    def install(self) -> None:
+        """Start to time this process's loaders. Called once torch is imported and its loader replaced."""
+        if self._stopwatch is not None:
+            self._stopwatch.install()
+
+    def result(self) -> Baseline:
+        """Return the comparison. Called when the program is over."""
+        timing, stopwatch = self._torch_timing, self._stopwatch
+        if stopwatch is None or len(stopwatch.batch_intervals_s) < MIN_BATCHES:
+            return Baseline(
+                warmup_batches=WARMUP_BATCHES, problem=self._problem or "the run itself had too few batches"
+            )
+        batches = min(len(timing["batch_intervals_s"]), len(stopwatch.batch_intervals_s))
+        is_whole = batches == len(timing["batch_intervals_s"])
+        samples = timing["samples"] if is_whole else stopwatch.samples(batches)
+        return Baseline(
+            warmup_batches=WARMUP_BATCHES,
+            torch=TimingWindow.of(timing["batch_intervals_s"][:batches], timing["batch_loading_s"][:batches], samples),
+            penstock=stopwatch.window(batches),
+        )
+
+    def _run_child(self, result: Path, errors: Path) -> int | None:
+        """Return the child's exit code, or None if it took too long."""
+        with errors.open("wb") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "penstock.launch.torch_loader_run", str(result), *self._command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                start_new_session=True,
+            )
+            try:
+                return process.wait(_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                return None
+            finally:
+                with contextlib.suppress(ProcessLookupError):  # its workers, which have outlived it
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def announcement(command: Sequence[str]) -> str:
+    """Return the message that is printed before the program runs twice."""
+    return (
+        f"penstock: running the beginning of {command[1] if command[0] == '-m' else command[0]} with torch's own "
+        f"loader first ({WARMUP_BATCHES} batches of warm-up and up to {MAX_BATCHES} more); its output is hidden, and "
+        "everything it does at its start happens twice"
+    )

@@ -1,0 +1,1 @@
+"""From a dataset to batches: sampling, workers, transport, checkpoints, and copies to a device."""

@@ -1,0 +1,264 @@
+"""Samples written one by one into the rows of a batch that lies in a slot.
+
+The result is `default_collate`'s, bit for bit and type for type. What differs is where it lies and when it is written:
+each sample's tensors are copied to their rows as soon as the sample is made, so that no list of samples is held and no
+batch-sized temporary is allocated. (Holding and stacking costs more than half of the gain, because the C heap grows and
+trims for every batch.) Everything that is not a plain tensor or array is kept as a column and given to torch's own
+`collate`. A sample that does not have the first one's layout makes the writer return all samples, and torch's collate
+decides, with its own error messages.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data._utils.collate import collate
+
+from penstock.core.batch_spec import BatchSpec, ColumnSpec, DictSpec, RowsSpec, SequenceSpec, build, leaves
+from penstock.core.units import round_up
+from penstock.loader.collate import PLAIN_ARRAYS, collate_map, is_dense, stacks_contiguously, torch_dtype
+from penstock.loader.transport.arena import ALIGNMENT, Arena, view_tensor
+from penstock.loader.transport.codec import INLINE_NBYTES
+
+_LARGE_SAMPLE_NBYTES = 65_536
+
+PartialBatch = tuple[BatchSpec, list[list[Any]]]
+"""Some rows of a batch that several workers fill: where its arrays lie in the slot, and its columns."""
+
+
+class _MismatchError(Exception):
+    """A sample does not have the first sample's shape."""
+
+
+class _Node(Protocol):
+    """One leaf or container of a sample's tree: writes what each sample has there, and can read it back."""
+
+    def write(self, row: int, value: Any) -> None: ...
+
+    def read(self, row: int) -> Any: ...
+
+    def spec(self) -> BatchSpec: ...
+
+
+class _TensorRows:
+    """A plain tensor of the same size and dtype in every sample: the rows of one tensor in the slot."""
+
+    def __init__(self, value: torch.Tensor, total: int, arena: Arena) -> None:
+        self.size = value.shape
+        self.dtype = value.dtype
+        self.out = arena.tensor((total, *value.shape), value.dtype)
+        self.offset = arena.offset_of(self.out.data_ptr(), 0) or 0
+
+    def write(self, row: int, value: Any) -> None:
+        if type(value) is not torch.Tensor or value.shape != self.size or value.dtype is not self.dtype:
+            raise _MismatchError
+        if value.requires_grad or not is_dense(value):
+            raise _MismatchError
+        self.out[row].copy_(value)
+
+    def read(self, row: int) -> torch.Tensor:
+        return self.out[row].clone()
+
+    def spec(self) -> RowsSpec:
+        return RowsSpec(self.offset, tuple(self.out.shape), self.dtype)
+
+
+class _ArrayRows:
+    """A NumPy array of the same shape and dtype in every sample: likewise, and a tensor in the batch."""
+
+    def __init__(self, value: np.ndarray, dtype: torch.dtype, total: int, arena: Arena) -> None:
+        self.shape = value.shape
+        self.dtype = value.dtype
+        self.tensor = arena.tensor((total, *value.shape), dtype)
+        self.out = self.tensor.numpy()
+        self.offset = arena.offset_of(self.tensor.data_ptr(), 0) or 0
+
+    def write(self, row: int, value: Any) -> None:
+        if type(value) not in PLAIN_ARRAYS or value.shape != self.shape or value.dtype != self.dtype:
+            raise _MismatchError
+        self.out[row] = value
+
+    def read(self, row: int) -> np.ndarray:
+        return np.array(self.out[row])
+
+    def spec(self) -> RowsSpec:
+        return RowsSpec(self.offset, tuple(self.tensor.shape), self.tensor.dtype)
+
+
+class _Column:
+    """Anything else: a list, which torch's collate turns into a batch."""
+
+    def __init__(self, columns: list[list[Any]], start: int, as_tuple: bool) -> None:
+        self.as_tuple = as_tuple
+        self.number = len(columns)
+        self.start = start
+        self.values: list[Any] = []
+        columns.append(self.values)
+
+    def write(self, row: int, value: Any) -> None:
+        self.values.append(value)
+
+    def read(self, row: int) -> Any:
+        return self.values[row - self.start]
+
+    def spec(self) -> ColumnSpec:
+        return ColumnSpec(self.number, self.as_tuple)
+
+
+class _Dict:
+    def __init__(self, parts: dict[Any, _Node]) -> None:
+        self.parts = parts
+
+    def write(self, row: int, value: Any) -> None:
+        if type(value) is not dict:
+            raise _MismatchError
+        for key, part in self.parts.items():
+            if key not in value:
+                raise _MismatchError
+            part.write(row, value[key])
+
+    def read(self, row: int) -> dict[Any, Any]:
+        return {key: part.read(row) for key, part in self.parts.items()}
+
+    def spec(self) -> DictSpec:
+        return DictSpec(tuple((key, part.spec()) for key, part in self.parts.items()))
+
+
+class _Sequence:
+    def __init__(self, type_: Any, parts: list[_Node]) -> None:
+        self.type = type_
+        self.parts = parts
+
+    def write(self, row: int, value: Any) -> None:
+        if type(value) is not self.type or len(value) != len(self.parts):
+            raise _MismatchError
+        for part, item in zip(self.parts, value, strict=True):
+            part.write(row, item)
+
+    def read(self, row: int) -> Any:
+        items = [part.read(row) for part in self.parts]
+        return self.type(*items) if hasattr(self.type, "_fields") else self.type(items)
+
+    def spec(self) -> SequenceSpec:
+        named = self.type if hasattr(self.type, "_fields") else None
+        return SequenceSpec(tuple(part.spec() for part in self.parts), named)
+
+
+def arena_needed(sample: Any, total: int) -> tuple[int, bool]:
+    """Return the arena size in bytes for a batch of `total` such samples, and whether to copy them as they come.
+
+    The size is 0 when no slot would pay. A copy by itself costs about 5 µs, which small samples save by being stacked
+    at the end; a list of large samples costs fresh pages for every batch.
+    """
+    sizes = _array_nbytes(sample)
+    nbytes = sum(sizes)
+    if nbytes * total <= INLINE_NBYTES:
+        return 0, False
+    return sum(round_up(size * total, ALIGNMENT) for size in sizes) + ALIGNMENT, nbytes >= _LARGE_SAMPLE_NBYTES
+
+
+class BatchWriter:
+    """Collates samples one by one into `arena`, as rows `start`, `start + 1` ... of a batch of `total`.
+
+    The arena must have the size that `arena_needed` returns.
+    """
+
+    def __init__(self, first_sample: Any, total: int, arena: Arena, start: int = 0) -> None:
+        self._columns: list[list[Any]] = []
+        self._root = _make_node(first_sample, total, arena, self._columns, start)
+        self._arena = arena
+        self._start = start
+        self._count = 0
+        self._misfits: list[Any] | None = None
+
+    def add(self, sample: Any) -> None:
+        """Write one sample to the next row."""
+        if self._misfits is not None:
+            self._misfits.append(sample)
+            return
+        row = self._start + self._count
+        try:
+            self._root.write(row, sample)
+        except _MismatchError:
+            # Columns to the left have taken their part of the misfit already; reading earlier rows does not see it.
+            self._misfits = [*(self._root.read(earlier) for earlier in range(self._start, row)), sample]
+            return
+        self._count += 1
+
+    def sample(self, number: int) -> Any:
+        """Return sample `number` of those added so far, copied."""
+        if self._misfits is not None:
+            return self._misfits[number]
+        return self._root.read(self._start + number)
+
+    def finish(self) -> Any:
+        """Return the batch of all samples that were added."""
+        if self._misfits is not None:
+            return collate(self._misfits, collate_fn_map=collate_map(self._arena))
+        return _assemble(self._root.spec(), self._columns, self._arena, rows=self._count)
+
+    def finish_partial(self) -> PartialBatch:
+        """Return where these rows lie, and their columns; `merge` makes a batch of all partial ones."""
+        if self._misfits is not None:
+            return ColumnSpec(0), [self._misfits]
+        return self._root.spec(), self._columns
+
+
+def merge(partials: Sequence[PartialBatch], arena: Arena) -> Any:
+    """Return the batch that several workers filled, from its partial ones in the order of rows; all specs are equal."""
+    columns = [list(itertools.chain(*pieces)) for pieces in zip(*(columns for _, columns in partials), strict=True)]
+    return _assemble(partials[0][0], columns, arena)
+
+
+def _assemble(spec: BatchSpec, columns: list[list[Any]], arena: Arena, *, rows: int | None = None) -> Any:
+    """Return the batch that `spec` describes: its tensors are views of the first `rows` rows in `arena`."""
+    stackers = collate_map(arena)
+
+    def value(leaf: RowsSpec | ColumnSpec) -> Any:
+        if isinstance(leaf, ColumnSpec):
+            column = columns[leaf.number]
+            return collate(tuple(column) if leaf.as_tuple else column, collate_fn_map=stackers)
+        tensor = view_tensor(arena.memory, leaf.offset, leaf.size, leaf.dtype)
+        return tensor if rows is None or rows == leaf.size[0] else tensor[:rows]
+
+    return build(spec, [value(leaf) for leaf in leaves(spec)])
+
+
+def _make_node(
+    value: Any, total: int, arena: Arena, columns: list[list[Any]], start: int, *, in_sequence: bool = False
+) -> _Node:
+    if _is_plain(value) and stacks_contiguously(value):
+        return _TensorRows(value, total, arena)
+    if type(value) in PLAIN_ARRAYS and (dtype := torch_dtype(value.dtype)) is not None:
+        return _ArrayRows(value, dtype, total, arena)
+    if type(value) is dict:
+        return _Dict({key: _make_node(part, total, arena, columns, start) for key, part in value.items()})
+    if _is_plain_sequence(value):
+        return _Sequence(
+            type(value), [_make_node(part, total, arena, columns, start, in_sequence=True) for part in value]
+        )
+    return _Column(columns, start, in_sequence)
+
+
+def _array_nbytes(value: Any) -> list[int]:
+    """Return the bytes of each array in `value` that `_make_node` would give rows to."""
+    if _is_plain(value) or (type(value) in PLAIN_ARRAYS and torch_dtype(value.dtype) is not None):
+        return [value.nbytes]
+    if type(value) is dict:
+        return [nbytes for part in value.values() for nbytes in _array_nbytes(part)]
+    if _is_plain_sequence(value):
+        return [nbytes for part in value for nbytes in _array_nbytes(part)]
+    return []
+
+
+def _is_plain_sequence(value: Any) -> bool:
+    return type(value) in (tuple, list) or (isinstance(value, tuple) and hasattr(value, "_fields"))
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether `value` is a tensor that its bytes, dtype and size describe completely."""
+    return type(value) is torch.Tensor and not value.requires_grad and is_dense(value)

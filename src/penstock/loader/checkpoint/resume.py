@@ -1,0 +1,145 @@
+"""Where a pass begins that resumes from saved states: of one rank or of all, with any number of workers and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from penstock.core.errors import StateError
+from penstock.data.stream import Stream
+from penstock.loader.sampling.batch_cursor import CursorState, PassStart, pass_start_after
+from penstock.loader.sampling.orders import Order
+from penstock.loader.sampling.stream_cursor import shard_from
+from penstock.loader.workers.stream_shard import StreamShard
+
+SavedState = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resume:
+    """Where a loader's next pass begins."""
+
+    epoch: int
+    generator: torch.Tensor | None = None
+    start: PassStart | None = None
+    """Of a map-style dataset; None at the beginning of an epoch."""
+    shards: tuple[StreamShard, ...] | None = None
+    """Of an iterable dataset; None at the beginning of an epoch."""
+    turn: int = 0
+    """The shard whose batch comes first."""
+    seed: int = 0
+    base_seed: int | None = None
+    stream_epoch: int | None = None
+    sampler: dict[str, Any] | None = None
+    """The sampler's state before the epoch."""
+    ends: tuple[Any, ...] = ()
+    """The state of an iterable dataset at the end of the epoch before, for each shard."""
+
+    @property
+    def in_the_middle(self) -> bool:
+        """Whether some of the epoch's order is known already."""
+        return self.shards is not None or (self.start is not None and self.start.order_state is not None)
+
+
+def resume_from(
+    states: Sequence[SavedState], *, order: Order | None, world: int, rank: int, stream: Any, workers: int
+) -> Resume:
+    """Return where the next pass begins, after states that `check_states` has accepted.
+
+    Args:
+        states: of one rank, or of all.
+        order: of the loader that resumes, for a map-style dataset.
+        world: how many ranks there are now.
+        rank: which of them this is.
+        stream: the loader's dataset if it is one of penstock's streams, else None.
+        workers: how many workers the loader has.
+
+    Raises:
+        StateError: the states of more ranks are needed, or the work cannot be shared out over so many ranks.
+    """
+    one = states[0]
+    if any(state["epoch"] != one["epoch"] for state in states):
+        raise StateError("these states were not taken in the same epoch; load those that were saved together")
+    own = next((state for state in states if state.get("rank") == rank), one)
+    if all(state["finished"] for state in states):
+        return _next_epoch(one, own, world=world, rank=rank, stream=stream)
+    if "shards" not in one and "indices" not in one:
+        return Resume(epoch=one["epoch"], generator=one["generator"])
+    seeds = {"seed": own["seed"], "base_seed": own["base_seed"], "generator": own["generator"]}
+    if "shards" in one:
+        shards = _shards_of_rank(states, world, rank, stream, max(1, workers))
+        turn = one["turn"] if len(shards) == len(one["shards"]) and len(states) == 1 else 0
+        return Resume(epoch=one["epoch"], shards=shards, turn=turn, stream_epoch=one.get("stream_epoch"), **seeds)
+    start = pass_start_after([CursorState.of(state["indices"]) for state in states], order)
+    return Resume(epoch=one["epoch"], start=start, sampler=own.get("sampler"), **seeds)
+
+
+def _next_epoch(one: SavedState, own: SavedState, *, world: int, rank: int, stream: Any) -> Resume:
+    stream_epoch = one.get("stream_epoch")
+    is_own = (own["rank"], own["world"]) == (rank, world) and stream is None
+    return Resume(
+        epoch=one["epoch"] + 1,
+        generator=one["generator"],
+        stream_epoch=None if stream_epoch is None else stream_epoch + 1,
+        sampler=own.get("sampler"),
+        ends=tuple(shard["end"] for shard in own.get("shards", ())) if is_own else (),
+        base_seed=own["base_seed"],
+    )
+
+
+def _shards_of_rank(
+    states: Sequence[SavedState], world: int, rank: int, stream: Any, workers: int
+) -> tuple[StreamShard, ...]:
+    """Return the shards that this rank resumes: its own, or its part of everybody's."""
+    saved_world = int(states[0]["world"])
+    if len(states) == 1 and saved_world == world:
+        if states[0]["rank"] != rank:
+            raise StateError(f"this is the state of rank {states[0]['rank']}, and this is rank {rank}; load its own")
+        shards = [_with_initial_state(shard_from(shard), states[0], stream) for shard in states[0]["shards"]]
+        return _split(shards, workers, stream)
+    if sorted(state["rank"] for state in states) != list(range(saved_world)):
+        raise StateError(
+            f"{saved_world} ranks had shares of this stream, and now there are {world}; load the states of all of "
+            "them: loader.load_state_dict([state of rank 0, state of rank 1, ...])"
+        )
+    if not isinstance(stream, Stream) and saved_world != world:
+        raise StateError(
+            f"this state is of {saved_world} ranks, and here are {world}: the dataset shares out its samples among "
+            "ranks by itself, so only as many can resume; penstock.open(...).stream() can be shared out again"
+        )
+    left = [(state, shard) for state in states for shard in state["shards"] if not shard["ended"]]
+    shards = [_with_initial_state(shard_from(shard), state, stream) for state, shard in left]
+    return _split(shards, workers * world, stream)[rank::world]
+
+
+def _split(shards: list[StreamShard], consumers: int, stream: Any) -> tuple[StreamShard, ...]:
+    """Return at least as many shards as there are consumers, where the dataset can split what is left of one."""
+    if not isinstance(stream, Stream) or not shards:
+        return tuple(shards)
+    left = [shard for shard in shards if not shard.has_ended]
+    ways = -(-consumers // max(1, len(left)))
+    if ways == 1 or any(shard.since for shard in left):
+        return tuple(shards)
+    return tuple(
+        replace(shard, state=(state, *shard.state[1:]))
+        for shard in left
+        for state in stream.split_state(shard.state[0], ways)
+    )
+
+
+def _with_initial_state(shard: StreamShard, state: SavedState, stream: Any) -> StreamShard:
+    """Return a shard that any rank can resume: one that was never begun gets the state it would begin with."""
+    if shard.state is not None or not isinstance(stream, Stream):
+        return shard
+    initial = stream.initial_state(
+        epoch=state["stream_epoch"],
+        base_seed=state["base_seed"],
+        rank=state["rank"],
+        ranks=state["world"],
+        worker=shard.number,
+        workers=max(1, shard.of),
+    )
+    return replace(shard, state=(initial, None, 0))

@@ -1,0 +1,102 @@
+"""The state of a loader as a checkpoint holds it: its fields, and whether it belongs to a loader.
+
+    version, owner      the format; which dataset and sampler the state belongs to
+    fingerprint         digests of what those consist of, on the rank that saved it; see `dataset_fingerprint`
+    epoch, finished     which pass, and whether it had reached its end
+    seed, base_seed     of the samples' randomness (see `sample_seed`), and of the workers' random states, as in torch
+    generator           the state of the loader's own generator
+    indices, sampler    map-style datasets: the position of the batch cursor; after an epoch, the sampler's own state
+    shards              iterable datasets: the position of each shard, or the state of its dataset at the end
+
+A state consists of numbers, text, lists, dicts and small tensors, and does not grow with the position.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.core.errors import StateError
+from penstock.data.stream import Stream
+from penstock.distributed.rank import rank_and_world_size
+from penstock.loader.checkpoint.dataset_fingerprint import DatasetFingerprint
+from penstock.loader.sampling.orders import Order
+
+VERSION = 2
+
+
+def describe_owner(dataset: Any, sampler: Any, order: Order | None) -> dict[str, Any]:
+    """Return which dataset and sampler a state belongs to, as plain values.
+
+    >>> from torch.utils.data import SequentialSampler
+    >>> describe_owner([1, 2, 3], SequentialSampler([1, 2, 3]), None)
+    {'dataset': 'list', 'samples': 3, 'sampler': 'SequentialSampler', 'traits': {}}
+    """
+    traits = dataset.traits() if isinstance(dataset, Stream) else order.traits() if order is not None else {}
+    try:
+        samples = len(dataset)
+    except (TypeError, NotImplementedError):
+        samples = None
+    return {
+        "dataset": type(dataset).__qualname__,
+        "samples": samples,
+        "sampler": type(sampler).__qualname__,
+        "traits": traits,
+    }
+
+
+def check_states(states: Sequence[Any], owner: Mapping[str, Any], fingerprint: DatasetFingerprint) -> None:
+    """Check that these are states of the same kind of loader, over the same contents.
+
+    Args:
+        states: of one rank, or of all.
+        owner: which dataset and sampler the loader has; see `describe_owner`.
+        fingerprint: of its dataset and sampler. Another rank's may differ, and is not compared.
+
+    Raises:
+        StateError: a state has another format, another owner, or another fingerprint.
+
+    Warns:
+        UserWarning: numbers differ that may be the samples' data, or a cache.
+    """
+    for state in states:
+        if not isinstance(state, Mapping) or "version" not in state or "owner" not in state:
+            raise StateError(f"this is no state of a penstock.DataLoader: {str(state)[:200]}")
+        if state["version"] != VERSION:
+            raise StateError(
+                f"this state has version {state['version']}, and this penstock reads version {VERSION}; finish the "
+                "epoch with the penstock that saved it"
+            )
+        if state["owner"] != owner:
+            raise StateError(
+                f"this state belongs to {_owner_text(state['owner'])}, and this loader has {_owner_text(owner)}"
+            )
+        _check_fingerprint(state, owner, fingerprint)
+
+
+def _check_fingerprint(state: Mapping[str, Any], owner: Mapping[str, Any], now: DatasetFingerprint) -> None:
+    saved = state.get("fingerprint")
+    if saved is None or saved["rank"] != rank_and_world_size()[0]:
+        return
+    if changed := _changed(saved["parts"], now.parts):
+        raise StateError(
+            f"this state belongs to another {_owner_text(owner)}: other contents of {', '.join(changed)}; resume with "
+            "the data it was saved with, or, if the samples are equal nonetheless, without state['fingerprint']"
+        )
+    if changed := _changed(saved["entries"], now.entries):
+        warnings.warn(
+            f"{', '.join(changed)} had other entries when this state was saved; if samples are made of these, and they "
+            "are no cache, the state belongs to another dataset",
+            stacklevel=4,
+        )
+
+
+def _changed(saved: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    return [name for name, digest in saved.items() if now.get(name, digest) != digest]
+
+
+def _owner_text(owner: Mapping[str, Any]) -> str:
+    samples = "" if owner["samples"] is None else f" with {owner['samples']} samples"
+    traits = ", ".join(f"{name}={value}" for name, value in owner["traits"].items())
+    return f"{owner['dataset']}{samples} by {owner['sampler']}" + (f" ({traits})" if traits else "")

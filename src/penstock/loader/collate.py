@@ -1,0 +1,128 @@
+"""`default_collate`'s result, with large tensors stacked where they travel: in the arena of a slot.
+
+The values, types and errors are torch's, because torch's own `collate` does the work. Only its entries for tensors and
+arrays are replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
+
+from penstock.loader.transport.arena import Arena, ArenaFullError
+from penstock.loader.transport.codec import INLINE_NBYTES
+
+_TORCH_STACK = default_collate_fn_map[torch.Tensor]
+_TORCH_ARRAYS = default_collate_fn_map[np.ndarray]
+
+PLAIN_ARRAYS = (np.ndarray, np.memmap)
+
+
+def collate_samples(samples: Sequence[Any], arena: Arena | None) -> Any:
+    """Return `default_collate(samples)`, its large tensors stacked in `arena` when there is one."""
+    return collate(samples, collate_fn_map=collate_map(arena))
+
+
+def collate_map(arena: Arena | None) -> dict[Any, Callable[..., Any]]:
+    """Return torch's map of collate functions, with plain arrays stacked by NumPy, and large tensors in `arena`."""
+    own = dict(default_collate_fn_map)
+    if own[np.ndarray] is _TORCH_ARRAYS:  # and not a function that the user has put there
+        own[np.ndarray] = partial(_stack_arrays, arena)
+    if arena is not None and own[torch.Tensor] in (_TORCH_STACK, _stack_in_current_arena):
+        own[torch.Tensor] = partial(_stack_in, arena)
+    return own
+
+
+# In a worker process a user's collate_fn usually calls default_collate, and torch's would then make a shared segment
+# for every tensor. There, and only there, torch's entry for tensors is replaced: they are stacked in the slot.
+_current_arena: Arena | None = None
+
+
+def stack_in_slots() -> None:
+    """Make `default_collate` stack into the current arena from now on in this (worker) process."""
+    if default_collate_fn_map[torch.Tensor] is _TORCH_STACK:
+        default_collate_fn_map[torch.Tensor] = _stack_in_current_arena
+
+
+def set_current_arena(arena: Arena | None) -> None:
+    """Set the arena that `default_collate` may use; see `stack_in_slots`."""
+    global _current_arena
+    _current_arena = arena
+
+
+def _stack_in_current_arena(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    if _current_arena is None:
+        return _TORCH_STACK(batch, collate_fn_map=collate_fn_map)
+    return _stack_in(_current_arena, batch, collate_fn_map=collate_fn_map)
+
+
+def _stack_in(arena: Arena, batch: Any, *, collate_fn_map: Any = None) -> Any:
+    first = batch[0]
+    is_uniform = set(map(type, batch)) == {torch.Tensor} and len({tensor.dtype for tensor in batch}) == 1
+    if not is_uniform or not is_dense(first):
+        return _TORCH_STACK(batch, collate_fn_map=collate_fn_map)
+    if not stacks_contiguously(first):
+        return torch.stack(batch, 0)
+    if first.nbytes * len(batch) <= INLINE_NBYTES:
+        return torch.stack(batch, 0)
+    try:
+        return torch.stack(batch, 0, out=arena.tensor((len(batch), *first.shape), first.dtype))
+    except ArenaFullError:
+        return torch.stack(batch, 0)  # the codec then reports the size of slot that it takes
+    except RuntimeError:  # sizes that differ, gradients: torch handles them, or raises its own error
+        return _TORCH_STACK(batch, collate_fn_map=collate_fn_map)
+
+
+def _stack_arrays(arena: Arena | None, batch: Any, *, collate_fn_map: Any = None) -> Any:
+    """Stack arrays of one shape directly: a tensor for each would cost more, and warn about read-only ones."""
+    first = batch[0]
+    is_plain = {*map(type, batch)} <= {*PLAIN_ARRAYS} and first.flags.c_contiguous
+    dtype = torch_dtype(first.dtype) if is_plain else None
+    if dtype is None or any(array.shape != first.shape or array.dtype != first.dtype for array in batch):
+        return _TORCH_ARRAYS([_writable(array) for array in batch], collate_fn_map=collate_fn_map)
+    if arena is None or first.nbytes * len(batch) <= INLINE_NBYTES:
+        return torch.from_numpy(np.stack(batch))
+    try:
+        tensor = arena.tensor((len(batch), *first.shape), dtype)
+    except ArenaFullError:
+        return torch.from_numpy(np.stack(batch))  # the codec then reports the size of slot that it takes
+    np.stack(batch, out=tensor.numpy())
+    return tensor
+
+
+def _writable(value: Any) -> Any:
+    return np.array(value) if isinstance(value, np.ndarray) and not value.flags.writeable else value
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is an ordinary strided one on the host, with all its elements in memory."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.is_cpu
+        and not tensor.is_nested
+        and not tensor.is_quantized
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def stacks_contiguously(tensor: torch.Tensor) -> bool:
+    """Return whether torch.stack would lay out a batch of these as rows (it keeps channels-last order, for one)."""
+    return tensor.is_contiguous() or torch.utils.data.get_worker_info() is not None or _probe_stack(tensor)
+
+
+def _probe_stack(tensor: torch.Tensor) -> bool:
+    return torch.stack((tensor, tensor)).is_contiguous()
+
+
+def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
+    """Return the dtype of `torch.as_tensor` of such an array, or None when it would refuse."""
+    try:
+        return torch.from_numpy(np.empty(0, dtype)).dtype
+    except (TypeError, ValueError):
+        return None

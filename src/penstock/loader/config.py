@@ -1,0 +1,282 @@
+"""LoaderConfig: every argument of a DataLoader, checked once, and what follows from the arguments alone."""
+
+from __future__ import annotations
+
+import multiprocessing
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from typing import Any, Literal
+
+import torch
+from torch.distributed import ProcessGroup
+from torch.utils.data import IterableDataset
+
+from penstock.core.errors import OptionError
+from penstock.core.host import usable_cores
+from penstock.data.source import Source
+from penstock.data.stream import Stream
+from penstock.device import Device, device_of
+from penstock.distributed.rank import rank_and_world_size
+from penstock.loader.sampling.sharding import Uneven, check_uneven
+from penstock.loader.to_device.pinning import PinMemory
+from penstock.loader.workers.worker_spec import ErrorPolicy, WorkerSpec
+
+WorkerType = Literal["process", "thread", "ray"]
+DispatchOption = Literal["auto", "demand", "round_robin"]
+
+_MOST_AUTO_WORKERS = 8
+"""How many workers num_workers="auto" means where the number cannot change during an epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderConfig:
+    """The arguments of one DataLoader.
+
+    `from_arguments` checks what is penstock's own; torch's constructor checks torch's. A config never changes: torch
+    lets a program set some attributes of a loader between two passes (`loader.num_workers = 4`), and the loader then
+    takes a config with that value.
+    """
+
+    # ── torch's arguments, as its constructor completes them ────────────────────────────────────────────────
+    dataset: Any
+    batch_size: int | None = 1
+    shuffle: bool | None = None
+    sampler: Any = None
+    batch_sampler: Any = None
+    num_workers: int = 0
+    collate_fn: Callable[[Any], Any] | None = None
+    pin_memory: PinMemory = False
+    drop_last: bool = False
+    timeout: float = 0
+    worker_init_fn: Callable[[int], None] | None = None
+    multiprocessing_context: BaseContext | str | None = None
+    generator: torch.Generator | None = None
+    prefetch_factor: int | None = None
+    persistent_workers: bool = False
+    pin_memory_device: str = ""
+    in_order: bool = True
+    announced_length: int | None = None
+    """What `len(loader)` has returned for an iterable dataset; torch warns when more batches come."""
+
+    # ── penstock's own ──────────────────────────────────────────────────────────────────────────────────────
+    worker_type: WorkerType = "process"
+    cluster_address: str | None = None
+    """Of the Ray cluster, where it was given."""
+    worker_bounds: tuple[int, int] | None = None
+    """The fewest and the most Ray workers, where the number may change between them."""
+    is_auto: bool = False
+    """Whether num_workers="auto" was asked for."""
+    dispatch: DispatchOption = "auto"
+    errors: ErrorPolicy = "raise"
+    keep_batch_size: bool = False
+    max_worker_crashes: int = 3
+    ring_bytes: int | None = None
+    device: Device | None = None
+    device_bytes: int = 512 << 20
+    seed: int | None = None
+    is_distributed: bool = False
+    uneven: Uneven = "pad"
+    snapshot_every_n_steps: int | None = 1
+    rank: int = 0
+    world_size: int = 1
+
+    @classmethod
+    def from_arguments(
+        cls,
+        *,
+        dataset: Any,
+        num_workers: int | tuple[int, int] | Literal["auto"],
+        worker_type: str,
+        device: str | torch.device | Device | None,
+        seed: Any,
+        distributed: bool | ProcessGroup,
+        **others: Any,
+    ) -> LoaderConfig:
+        """Return the config of a DataLoader that is called with these arguments.
+
+        Raises:
+            OptionError: an argument of penstock's own is not one of the values that it may have, or two of them
+                exclude each other. The message names the values.
+        """
+        _check_worker_type(worker_type)
+        _check_choices(others)
+        is_remote = worker_type.startswith("ray://")
+        kind: Any = "ray" if is_remote else worker_type
+        workers, bounds = _worker_numbers(num_workers, kind)
+        if kind == "thread" and isinstance(dataset, IterableDataset) and workers > 1:
+            raise OptionError(
+                "threads share one dataset object, and an IterableDataset cannot distinguish them to share out its "
+                "samples; use worker_type='process', or num_workers=1"
+            )
+        rank, world_size = _place(dataset, distributed)
+        return cls(
+            dataset=dataset,
+            num_workers=workers,
+            worker_type=kind,
+            cluster_address=worker_type if is_remote else None,
+            worker_bounds=bounds,
+            is_auto=num_workers == "auto",
+            device=None if device is None else device_of(device),
+            seed=None if seed is None else _whole_number("seed", seed),
+            is_distributed=distributed is not False,
+            rank=rank,
+            world_size=world_size,
+            **others,
+        )
+
+    @property
+    def is_iterable(self) -> bool:
+        """Whether the dataset yields its samples, and has no indices."""
+        return isinstance(self.dataset, IterableDataset)
+
+    @property
+    def draws_own_order(self) -> bool:
+        """Whether the loader chooses the sampler, because the program has given none."""
+        return self.sampler is None and self.batch_sampler is None and not self.is_iterable
+
+    @property
+    def auto_collation(self) -> bool:
+        """Whether samples are collated into batches (torch's word: not with batch_size=None)."""
+        return self.batch_sampler is not None
+
+    @property
+    def index_sampler(self) -> Any:
+        """What yields the indices of a batch, or of a sample without automatic batching."""
+        return self.batch_sampler if self.auto_collation else self.sampler
+
+    @property
+    def snapshot_every(self) -> int:
+        """After how many batches of a stream shard its state is asked for; 0 for never."""
+        # The state of one of penstock's streams is small and cheap, and a shard can only be split at a state.
+        return 1 if isinstance(self.dataset, Stream) else self.snapshot_every_n_steps or 0
+
+    @property
+    def context(self) -> BaseContext:
+        """What starts worker processes."""
+        context = self.multiprocessing_context
+        return context if isinstance(context, BaseContext) else multiprocessing.get_context(context)
+
+    @property
+    def start_method(self) -> str:
+        """How worker processes are started: fork, forkserver or spawn."""
+        return self.context.get_start_method() or ""
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether worker processes of this machine write to the slots."""
+        return self.num_workers > 0 and self.worker_type == "process"
+
+    @property
+    def arrives_on_device(self) -> bool:
+        """Whether batches are copied to an accelerator."""
+        return self.device is not None and not self.device.is_host
+
+    def own_arguments(self) -> dict[str, Any]:
+        """Return penstock's own arguments, of which torch knows nothing, for making another loader like this one."""
+        return {
+            "worker_type": self.cluster_address or self.worker_type,
+            "dispatch": self.dispatch,
+            "errors": self.errors,
+            "keep_batch_size": self.keep_batch_size,
+            "max_worker_crashes": self.max_worker_crashes,
+            "ring_bytes": self.ring_bytes,
+            "device": self.device,
+            "device_bytes": self.device_bytes,
+            "seed": self.seed,
+        }
+
+    def worker_spec(self) -> WorkerSpec:
+        """Return what each worker needs to make batches."""
+        assert self.collate_fn is not None
+        return WorkerSpec(
+            dataset=self.dataset,
+            collate_fn=self.collate_fn,
+            iterable=self.is_iterable,
+            auto_collation=self.auto_collation,
+            drop_last=self.drop_last,
+            errors=self.errors,
+            keep_batch_size=self.keep_batch_size,
+            # Threads share the global random states, so no sample can have one to itself.
+            seeded=self.seed is not None and self.worker_type != "thread",
+        )
+
+
+def auto_workers() -> int:
+    """Return the number of workers that num_workers="auto" means where the number must not change."""
+    return min(_MOST_AUTO_WORKERS, usable_cores() - 1)
+
+
+def _check_worker_type(worker_type: str) -> None:
+    if worker_type not in ("process", "thread", "ray") and not str(worker_type).startswith("ray://"):
+        raise OptionError(f"worker_type must be 'process', 'thread', 'ray' or 'ray://host:port', not {worker_type!r}")
+
+
+def _check_choices(given: dict[str, Any]) -> None:
+    check_uneven(given["uneven"])
+    dispatch, errors = given["dispatch"], given["errors"]
+    if dispatch not in ("auto", "demand", "round_robin"):
+        raise OptionError(f"dispatch must be 'auto', 'demand' or 'round_robin', not {dispatch!r}")
+    if errors not in ("raise", "skip") and not callable(errors):
+        raise OptionError(f"errors must be 'raise', 'skip' or a callable (exception, index) -> sample, not {errors!r}")
+    if _whole_number("max_worker_crashes", given["max_worker_crashes"]) < 1:
+        raise OptionError(f"max_worker_crashes must be at least 1, not {given['max_worker_crashes']}")
+    ring_bytes = given["ring_bytes"]
+    if ring_bytes is not None and _whole_number("ring_bytes", ring_bytes) < 4096:
+        raise OptionError(f"ring_bytes must be at least 4096 bytes (one page), not {ring_bytes}")
+
+
+def _worker_numbers(
+    num_workers: int | tuple[int, int] | Literal["auto"], worker_type: str
+) -> tuple[int, tuple[int, int] | None]:
+    """Return the number of workers that torch's constructor is given, and the bounds where there are two."""
+    if num_workers == "auto":
+        if worker_type == "ray":
+            raise OptionError(
+                "the size of a cluster cannot be guessed: with worker_type='ray' give num_workers=(least, most) "
+                "instead of 'auto'"
+            )
+        return auto_workers(), None
+    if not isinstance(num_workers, tuple):
+        return num_workers, None
+    least, most = num_workers
+    if worker_type != "ray" or not 0 <= least <= most or most < 1:
+        raise OptionError(
+            f"num_workers={num_workers!r} must be (least, most) with 0 <= least <= most, and worker_type='ray'; give "
+            "one number, or 'auto', for workers on this machine"
+        )
+    return most, (least, most)
+
+
+def _place(dataset: Any, distributed: bool | ProcessGroup) -> tuple[int, int]:
+    """Return this process's rank and the number of ranks that share out the samples."""
+    if not distributed and not isinstance(dataset, IterableDataset):
+        return 0, 1
+    rank, world_size = rank_and_world_size(None if isinstance(distributed, bool) else distributed)
+    if rank < 0:
+        raise OptionError("distributed= is a process group that this process is not in; give the one that it is in")
+    return rank, world_size
+
+
+def _whole_number(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise OptionError(f"{name} must be a whole number, not {value!r}") from error
+
+
+def check_can_distribute(config: LoaderConfig) -> None:
+    """Raise OptionError if distributed= was given beside an order that the loader does not draw itself."""
+    if not config.is_distributed or config.draws_own_order:
+        return
+    if not config.is_iterable:
+        raise OptionError(
+            "distributed=True draws the order itself, and leaves no place for a sampler or batch_sampler; leave them "
+            "out, or have them share out their samples and leave out distributed=True"
+        )
+    if not isinstance(config.dataset, (Source, Stream)):
+        raise OptionError(
+            "distributed=True cannot share out the samples of an iterable dataset: let it do so by its rank, or use "
+            "penstock.open(...).stream(), which does"
+        )

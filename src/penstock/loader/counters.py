@@ -1,0 +1,96 @@
+"""What one loader counts over its life; `snapshot` makes the frozen `LoaderStatistics` of it."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.core.events import Recorder
+from penstock.core.stats import LoaderStatistics, RingCounts, StageTimes
+
+_KEPT_INDICES = 1000
+
+
+@dataclass(slots=True)
+class Counters:
+    """Mutable counters; times in nanoseconds. Written by the iterating thread only."""
+
+    epochs: int = 0
+    batches: int = 0
+    samples: int = 0
+    nbytes: int = 0
+    first_batch_ns: int = 0
+    fetch_ns: int = 0
+    collate_ns: int = 0
+    inline_ns: int = 0
+    transport_ns: int = 0
+    wait_ns: int = 0
+    step_ns: int = 0
+    dispatch: str = ""
+    dispatch_reason: str = ""
+    split_batches: int = 0
+    inline_batches: int = 0
+    restarts: int = 0
+    retried: int = 0
+    quarantined: list[Any] = field(default_factory=list)
+    skipped: int = 0
+    skipped_indices: list[Any] = field(default_factory=list)
+    length: int | None = None
+    uploads: int = 0
+    uploads_hidden: int = 0
+    uploading_nbytes: int = 0
+    pinning: str = ""
+    prefetch: str = ""
+    recorder: Recorder | None = None
+    """Where events go, if somebody asked for a trace."""
+    workers: int | None = None
+    """How many there are now, where the number changes."""
+    workers_reason: str = ""
+    loop: weakref.ref[Any] | None = None
+    """The iterator that was made last, for observers in other threads (see `loop_snapshot`)."""
+
+    def skip(self, skipped: list[tuple[Any, str]]) -> None:
+        """Count samples that were left out or replaced."""
+        self.skipped += len(skipped)
+        left = _KEPT_INDICES - len(self.skipped_indices)
+        self.skipped_indices.extend(index for index, _ in skipped[:left])
+
+    def snapshot(self, *, ring: RingCounts, worker_type: str, start_method: str, workers: int) -> LoaderStatistics:
+        """Return the counters as they are now."""
+        busy = self.wait_ns + self.transport_ns + self.step_ns + self.inline_ns
+        return LoaderStatistics(
+            epochs=self.epochs,
+            batches=self.batches,
+            samples=self.samples,
+            nbytes=self.nbytes,
+            first_batch_s=self.first_batch_ns / 1e9,
+            stages=StageTimes(
+                fetch_s=self.fetch_ns / 1e9,
+                collate_s=self.collate_ns / 1e9,
+                transport_s=self.transport_ns / 1e9,
+                wait_s=self.wait_ns / 1e9,
+                step_s=self.step_ns / 1e9,
+            ),
+            stall_fraction=(self.wait_ns + self.inline_ns) / busy if busy else 0.0,
+            worker_type=worker_type,
+            start_method=start_method,
+            workers=workers if self.workers is None else self.workers,
+            workers_reason=self.workers_reason,
+            dispatch=self.dispatch,
+            dispatch_reason=self.dispatch_reason,
+            split_batches=self.split_batches,
+            inline_batches=self.inline_batches,
+            restarts=self.restarts,
+            retried=self.retried,
+            quarantined=tuple(self.quarantined),
+            skipped=self.skipped,
+            skipped_indices=tuple(self.skipped_indices),
+            ring=ring,
+            length=self.length,
+            uploads=self.uploads,
+            uploads_hidden=self.uploads_hidden,
+            uploading_nbytes=self.uploading_nbytes,
+            pinning=self.pinning,
+            prefetch=self.prefetch,
+        )

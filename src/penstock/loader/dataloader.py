@@ -1,0 +1,344 @@
+"""DataLoader: torch's signature; a thin face over a LoaderConfig and a LoaderRuntime."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from multiprocessing.context import BaseContext
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch.distributed import ProcessGroup
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
+
+from penstock.core.errors import StateError
+from penstock.core.host import usable_cores
+from penstock.core.stats import LoaderStatistics
+from penstock.device import Device
+from penstock.loader.config import LoaderConfig, WorkerType, auto_workers, check_can_distribute
+from penstock.loader.iterator import LoaderIterator
+from penstock.loader.runtime import LoaderRuntime
+from penstock.loader.sampling.orders import order_for
+from penstock.loader.sampling.own_sampler import own_sampler, reads_chunks
+from penstock.loader.sampling.sharding import Uneven
+from penstock.loader.scheduling.autoscale import AutoscalePolicy
+from penstock.loader.state_dict import load_state_dict, state_dict_of
+from penstock.loader.workers.worker_spec import ErrorPolicy
+
+T_co = TypeVar("T_co", covariant=True)
+
+_MOST_WORKERS = 16
+
+_TORCH_ATTRIBUTES = {
+    "sampler": "sampler",
+    "batch_sampler": "batch_sampler",
+    "num_workers": "num_workers",
+    "collate_fn": "collate_fn",
+    "timeout": "timeout",
+    "worker_init_fn": "worker_init_fn",
+    "multiprocessing_context": "multiprocessing_context",
+    "generator": "generator",
+    "prefetch_factor": "prefetch_factor",
+    "persistent_workers": "persistent_workers",
+    "pin_memory_device": "pin_memory_device",
+    "in_order": "in_order",
+    "_IterableDataset_len_called": "announced_length",
+}
+"""Attributes of torch's loader and the fields of LoaderConfig that follow them: torch lets a program set most of these
+between two passes."""
+
+observers: list[Callable[[DataLoader[Any]], None]] = []
+"""Called with every DataLoader at the end of its construction."""
+
+
+class DataLoader(TorchDataLoader[T_co]):
+    """torch's `DataLoader`, with its arguments and its batches, on a ring of reused slots.
+
+    Batches equal those of `torch.utils.data.DataLoader` for the same arguments and the same generator: same order,
+    same types, same bytes. Their tensors are views of a slot. A slot is reused when the last view of it has died, so
+    keeping batches is safe (`list(loader)` works; batches that exceed `ring_bytes` are copied out).
+
+    Args:
+        dataset: and all that follow up to `in_order`: as in torch's DataLoader.
+        num_workers: also "auto": the number of workers changes while the loop runs, until the step does not wait. It
+            is at most one for each core that this process may use (by affinity and cgroup quota) and at most 16, and
+            none where making a batch takes less time than fetching it. Where samples can depend on their worker (see
+            `dispatch`), the number changes only between epochs, and the batches depend on it; for an iterable
+            dataset it is one fewer than the cores, at most 8. `statistics().workers_reason` gives the reason.
+            (least, most), for worker_type="ray" only: the same, between these bounds.
+        worker_type: "process"; "thread" for datasets that release the GIL; or "ray": actors on the machines of the Ray
+            cluster to which this machine belongs ("ray://host:port": the cluster behind that client server).
+        dispatch: "auto" (torch's assignment of batches to workers where samples can depend on their worker, because
+            they draw from its random state, read `get_worker_info()` or follow a `worker_init_fn`; else "demand"),
+            "demand" (a free worker takes the next task; several workers fill a large batch together), or
+            "round_robin" (torch's assignment always).
+        errors: what to do with a sample that raises: "raise", "skip" (leave it out and count it), or a callable
+            `(exception, index) -> sample` whose result replaces it (`penstock.SKIP` leaves it out).
+        keep_batch_size: with `errors`, fill up a batch that lost samples by repeating its first good ones.
+        max_worker_crashes: how many worker processes may crash on one sample; then the sample is quarantined: it
+            raises WorkerKilledError, or is left out with errors="skip".
+        ring_bytes: the most bytes of slots for batches under way and held by the program; by default a quarter of the
+            available memory.
+        pin_memory: as in torch's, on pinned slots: a batch is not copied to be pinned, and its slot is not reused
+            before copies that the program started from it are over, on whatever stream. "auto" pins if a measurement
+            shows that copies gain by it. A `penstock.device.Device` pins for that device.
+        device: "cuda", "cuda:1", any other accelerator of torch's, "cpu", or "sim" (a simulated one). Batches arrive
+            there, copied ahead on a side stream from pinned slots, ordered on the current stream.
+        device_bytes: with `device`, the most device memory for batches that are copied ahead.
+        seed: makes everything random depend on the seed, the epoch and the sample's index only, whatever the workers:
+            the order (with `shuffle=True`), `penstock.sample_rng()`, and torch's, Python's and NumPy's random states
+            for each sample (not with threads, which share these states). See `penstock.sample_seed`.
+        distributed: share out the samples over the ranks of torchrun or of `torch.distributed` (or of a given process
+            group), as torch's DistributedSampler does, and count epochs without `set_epoch`.
+        uneven: with `distributed`, what to do if the samples cannot be shared out evenly: "pad" (repeat the first
+            ones), "drop" (leave out the rest), or "join" (some ranks get one more; see
+            `torch.distributed.algorithms.Join`).
+        snapshot_every_n_steps: how often an iterable dataset with a state is asked for it, in batches of a worker.
+            The batches since then are made again when a state is resumed. As in torchdata.
+
+    Raises:
+        OptionError: an argument of penstock's own has a value that it cannot have. Torch's own arguments raise what
+            torch raises.
+
+    Example:
+        >>> import torch
+        >>> loader = DataLoader(torch.arange(10.0), batch_size=4)
+        >>> [batch.tolist() for batch in loader]
+        [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0], [8.0, 9.0]]
+        >>> loader.statistics().samples
+        10
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int | tuple[int, int] | Literal["auto"] = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool | Literal["auto"] | Device = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        worker_type: Literal["process", "thread", "ray"] | str = "process",
+        dispatch: Literal["auto", "demand", "round_robin"] = "auto",
+        errors: ErrorPolicy = "raise",
+        keep_batch_size: bool = False,
+        max_worker_crashes: int = 3,
+        ring_bytes: int | None = None,
+        device: str | torch.device | Device | None = None,
+        device_bytes: int = 512 << 20,
+        seed: int | None = None,
+        distributed: bool | ProcessGroup = False,
+        uneven: Uneven = "pad",
+        snapshot_every_n_steps: int | None = 1,
+    ) -> None:
+        config = LoaderConfig.from_arguments(
+            dataset=dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            generator=generator,
+            worker_type=worker_type,
+            dispatch=dispatch,
+            errors=errors,
+            keep_batch_size=keep_batch_size,
+            max_worker_crashes=max_worker_crashes,
+            ring_bytes=ring_bytes,
+            device=device,
+            device_bytes=device_bytes,
+            seed=seed,
+            distributed=distributed,
+            uneven=uneven,
+            snapshot_every_n_steps=snapshot_every_n_steps,
+        )
+        config = _with_own_sampler(config)
+        super().__init__(
+            dataset,
+            batch_size,
+            config.shuffle,
+            config.sampler,
+            batch_sampler,
+            config.num_workers,
+            collate_fn,
+            bool(pin_memory),
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        completed = {field: getattr(self, name) for name, field in _TORCH_ATTRIBUTES.items()}
+        self._start_runtime(replace(config, **completed))
+        self.check_worker_number_rationality()
+        if config.worker_bounds is not None:
+            least, most = config.worker_bounds
+            policy = AutoscalePolicy(workers=max(1, least), most=most, fixed=max(1, least))
+            policy.least = least
+            self._penstock_runtime.autoscale = policy
+        elif config.is_auto:
+            enable_autoscaling(self)
+        for observer in observers:
+            observer(self)
+
+    def _start_runtime(self, config: LoaderConfig, **carried: Any) -> None:
+        order = order_for(config.index_sampler, snapshot_every=config.snapshot_every_n_steps or 1)
+        # One attribute with a name that no subclass uses; `runtime_of` and `config_of` are for the other modules.
+        self._penstock_runtime = LoaderRuntime(config=config, order=order, **carried)
+        weakref.finalize(self, self._penstock_runtime.resources.close)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)  # torch refuses those that must not change
+        if "_penstock_runtime" in self.__dict__ and (name in _TORCH_ATTRIBUTES or name == "pin_memory"):
+            runtime, changed = self._penstock_runtime, {_TORCH_ATTRIBUTES.get(name, name): getattr(self, name)}
+            runtime.config = replace(runtime.config, **changed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to this process: rings, counters, a persistent iterator."""
+        return {**self.__dict__, "_penstock_runtime": self._penstock_runtime.carried(), "_iterator": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start_runtime(**state["_penstock_runtime"])
+
+    def statistics(self) -> LoaderStatistics:
+        """Return what has been counted so far: times by stage, stalls, slots, crashes, skipped samples."""
+        return self._penstock_runtime.statistics()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the loop: which samples of this epoch have been handed out.
+
+        The state is small, whatever the position, and describes the pass that was begun last. Take it between two
+        batches; a batch that raised counts as not handed out until a later one is. Save one for each rank (or rank
+        0's only, for map-style datasets with `in_order=True`, where all ranks take as many batches).
+
+        Raises:
+            StateError: the dataset is a legacy DataPipe.
+
+        >>> import torch
+        >>> loader = DataLoader(torch.arange(6), batch_size=2, num_workers=2)
+        >>> batches = iter(loader)
+        >>> next(batches)
+        tensor([0, 1])
+        >>> state = loader.state_dict()
+        >>> other = DataLoader(torch.arange(6), batch_size=2)
+        >>> other.load_state_dict(state)
+        >>> list(other)
+        [tensor([2, 3]), tensor([4, 5])]
+        """
+        if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
+            raise StateError("legacy DataPipes have no state here; use an IterableDataset, or `penstock.open`")
+        return state_dict_of(config_of(self), runtime_of(self))
+
+    def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
+        """Make the next pass resume where a state was taken, with exactly the samples not handed out by then.
+
+        The number of workers, the worker type, the batch size and the number of ranks may differ. No sample is made
+        again, except for iterable datasets that keep no state: those are run through from the beginning.
+
+        Args:
+            state: what `state_dict` returned; of all ranks, where one rank's is not enough. {} changes nothing.
+
+        Raises:
+            StateError: the state belongs to another dataset or sampler, has another format, or the states of other
+                ranks are needed.
+        """
+        load_state_dict(config_of(self), runtime_of(self), state)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass that of `epoch`; without this call they are counted from 0."""
+        self._penstock_runtime.next_epoch = epoch
+
+    def check_worker_number_rationality(self) -> None:
+        """Warn, as torch's loader does, of more workers than this machine has cores; a cluster has more."""
+        is_constructed = "_penstock_runtime" in self.__dict__  # torch's constructor calls this too early for us
+        if is_constructed and config_of(self).worker_type != "ray":
+            super().check_worker_number_rationality()
+
+    def _get_iterator(self) -> Any:
+        if isinstance(self.dataset, (IterDataPipe, MapDataPipe)) or not hasattr(os, "register_at_fork"):
+            # Legacy DataPipes shard and shuffle through torch's own iterator; on Windows there are no socket pairs.
+            return super()._get_iterator()
+        if self.num_workers > 0:
+            self.check_worker_number_rationality()
+        return LoaderIterator(runtime_of(self))
+
+
+def config_of(loader: DataLoader[Any]) -> LoaderConfig:
+    """Return a loader's arguments as they are now: another object after one of torch's attributes was set."""
+    return loader._penstock_runtime.config
+
+
+def runtime_of(loader: DataLoader[Any]) -> LoaderRuntime:
+    """Return what changes while a loader runs."""
+    return loader._penstock_runtime
+
+
+def worker_type_of(loader: TorchDataLoader[Any]) -> WorkerType:
+    """Return what a loader's workers are; torch's own always has processes."""
+    return config_of(loader).worker_type if isinstance(loader, DataLoader) else "process"
+
+
+def enable_autoscaling(loader: DataLoader[Any]) -> None:
+    """Let the number of workers change while the loop runs, as num_workers="auto" does; before the first epoch.
+
+    Where samples can depend on their worker, batches stay those of the loader's own number. An iterable dataset keeps
+    its number, because it shares out its samples by it. Without a second core nothing changes.
+    """
+    config, runtime = config_of(loader), runtime_of(loader)
+    if config.is_iterable:
+        runtime.counters.workers_reason = "fixed: an iterable dataset shares out its samples by the number of workers"
+        return
+    if isinstance(config.dataset, MapDataPipe) or usable_cores() == 1:
+        return
+    if config.num_workers == 0:
+        if config.start_method != "fork":
+            return
+        loader.num_workers = auto_workers()
+        loader.prefetch_factor = 2
+    fixed = loader.num_workers
+    most = max(fixed, min(_MOST_WORKERS, usable_cores()))
+    runtime.autoscale = AutoscalePolicy(workers=min(2, fixed), most=most, fixed=fixed)
+
+
+def _with_own_sampler(config: LoaderConfig) -> LoaderConfig:
+    """Return the config with the sampler that penstock draws from, where torch's own would not do."""
+    check_can_distribute(config)
+    if not config.draws_own_order:
+        return config
+    sampler = own_sampler(
+        config.dataset,
+        batch_size=config.batch_size,
+        shuffle=bool(config.shuffle),
+        workers=config.num_workers,
+        generator=config.generator,
+        seed=config.seed,
+        rank=config.rank,
+        world_size=config.world_size,
+        is_distributed=config.is_distributed,
+        uneven=config.uneven,
+    )
+    if sampler is None:
+        return config
+    is_dealt = reads_chunks(sampler) and config.dispatch == "auto"
+    return replace(config, sampler=sampler, shuffle=None, dispatch="round_robin" if is_dealt else config.dispatch)

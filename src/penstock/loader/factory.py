@@ -1,0 +1,252 @@
+"""Makes the parts that carry a batch from the dataset to the loop, from a LoaderConfig and a LoaderRuntime.
+
+    worker pool ─▶ Scheduler ─▶ slots of a ring ─▶ Prefetcher, for an accelerator ─▶ LoaderIterator
+    no workers: InlineScheduler ─▶ the same
+
+The factory never sees the DataLoader.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.core.host import available_nbytes, pinnable_nbytes
+from penstock.core.numa import cores_near, prefer_memory
+from penstock.loader.checkpoint.epoch_state import EpochState
+from penstock.loader.config import LoaderConfig
+from penstock.loader.runtime import LoaderRuntime
+from penstock.loader.scheduling.dispatch_policy import Dispatch, Mode
+from penstock.loader.scheduling.inline import InlineScheduler
+from penstock.loader.scheduling.scheduler import Scheduler
+from penstock.loader.to_device.pinning import Pinning, pinning_of
+from penstock.loader.to_device.prefetch import Prefetcher
+from penstock.loader.transport.ring import Ring
+from penstock.loader.transport.shared_segment import PrivateSegment, SharedSegment, create, memfd_works
+from penstock.loader.workers.pool import Pool
+from penstock.loader.workers.process_pool import ProcessPool
+from penstock.loader.workers.ray.cluster import Cluster
+from penstock.loader.workers.ray.ray_pool import RayPool
+from penstock.loader.workers.thread_pool import ThreadPool
+
+_LEAST_RING_NBYTES = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pipeline:
+    """What one iterator runs. Its parts end in the order of `close`."""
+
+    ring: Ring
+    scheduler: Scheduler | InlineScheduler
+    batches: Scheduler | InlineScheduler | Prefetcher
+    """Where the loop takes its batches: the prefetcher, or the scheduler itself."""
+    finish_pinning: Callable[[Any], Any] | None
+    """Pins what of a batch does not lie in a pinned slot."""
+    stop_workers: Callable[[], object]
+    """Stops the workers; batches that were handed out stay valid. It holds the pool, not the scheduler: a scheduler may
+    keep an exception, whose frames refer to the iterator, and a finalizer that held it would keep that alive."""
+
+    @property
+    def processes(self) -> list[Any]:
+        """The worker processes, by worker number."""
+        return self.scheduler.pool.processes if isinstance(self.scheduler, Scheduler) else []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the workers have not been stopped."""
+        return isinstance(self.scheduler, Scheduler) and self.scheduler.close.alive
+
+    def begin(self, epoch: EpochState) -> None:
+        """Begin another epoch with the same workers."""
+        assert isinstance(self.scheduler, Scheduler)
+        if isinstance(self.batches, Prefetcher):
+            self.batches.close()
+        self.scheduler.begin(epoch.indices, epoch.epoch_seed, epoch.shards, epoch.turn)
+
+
+def build_pipeline(config: LoaderConfig, runtime: LoaderRuntime, epoch: EpochState) -> Pipeline:
+    """Return the running parts for `epoch`: workers are started, and the first batches are under way."""
+    pinning = pinning_of(config.pin_memory, config.pin_memory_device, config.device)
+    runtime.counters.pinning = pinning.reason
+    ring = _ring(config, runtime, pinning)
+    scheduler = _inline_scheduler(config, runtime, epoch, ring)
+    if scheduler is None:
+        scheduler = _started_scheduler(config, runtime, epoch, ring, pinning)
+    batches: Scheduler | InlineScheduler | Prefetcher = scheduler
+    if config.device is not None and config.arrives_on_device:
+        batches = Prefetcher(
+            scheduler,
+            config.device,
+            budget_nbytes=config.device_bytes,
+            counters=runtime.counters,
+            trial=runtime.depth_trial,
+            consumed_of=lambda: scheduler.consumed,
+        )
+    return Pipeline(
+        ring=ring,
+        scheduler=scheduler,
+        batches=batches,
+        finish_pinning=pinning.finish,
+        stop_workers=scheduler.close if isinstance(scheduler, Scheduler) else _nothing_to_stop,
+    )
+
+
+def _nothing_to_stop() -> None:
+    """There are no workers."""
+
+
+def _inline_scheduler(
+    config: LoaderConfig, runtime: LoaderRuntime, epoch: EpochState, ring: Ring
+) -> Scheduler | InlineScheduler | None:
+    """Return a scheduler that loads in this process; None where there are workers."""
+    if config.num_workers > 0:
+        return None
+    if config.timeout != 0:
+        raise AssertionError("num_workers=0 loads in the training process, which cannot time out; use timeout=0")
+    inline = InlineScheduler(
+        config.worker_spec(),
+        ring,
+        runtime.counters,
+        epoch.indices,
+        base_seed=epoch.base_seed,
+        epoch_seed=epoch.epoch_seed,
+        shards=epoch.shards,
+        turn=epoch.turn,
+        init_fn=config.worker_init_fn,
+    )
+    epoch.read_shards_with(inline.current_shard)
+    return inline
+
+
+def _started_scheduler(
+    config: LoaderConfig, runtime: LoaderRuntime, epoch: EpochState, ring: Ring, pinning: Pinning
+) -> Scheduler:
+    dispatch = _dispatch(config, runtime)
+    scheduler = Scheduler(
+        worker_spec=config.worker_spec(),
+        pool=_pool(config, runtime, dispatch, epoch.base_seed, pinning.numa_node),
+        ring=ring,
+        dispatch=dispatch,
+        counters=runtime.counters,
+        in_order=config.in_order,
+        timeout_s=config.timeout,
+        max_worker_crashes=config.max_worker_crashes,
+        spare_slots=1 + pinning.slots_in_copies,
+        snapshot_every=config.snapshot_every,
+        autoscale=runtime.autoscale,
+    )
+    scheduler.start(epoch.shards)
+    scheduler.begin(epoch.indices, epoch.epoch_seed, epoch.shards, epoch.turn)
+    return scheduler
+
+
+# ── workers ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _pool(
+    config: LoaderConfig, runtime: LoaderRuntime, dispatch: Dispatch, base_seed: int, numa_node: int | None
+) -> Pool:
+    """Return workers, not started yet."""
+    worker_spec = config.worker_spec()
+    workers, most = config.num_workers, config.num_workers
+    autoscale = runtime.autoscale
+    if autoscale is not None:
+        is_fixed = dispatch.mode == "round_robin"
+        workers, most = autoscale.choose() if is_fixed else autoscale.workers, autoscale.most
+        dispatch.size_up(workers)
+    if config.worker_type == "thread":
+        return ThreadPool(worker_spec, workers)
+    announced = workers if dispatch.mode == "round_robin" else config.num_workers
+    detect_dependence = _dispatch_mode(config, is_autoscaled=autoscale is not None)[0] == "probing"
+    if config.worker_type == "ray":
+        runtime.resources.join_cluster(config.cluster_address)
+        return RayPool(
+            worker_spec,
+            workers,
+            cluster=Cluster(config.cluster_address),
+            reported_workers=announced,
+            base_seed=base_seed,
+            init_fn=config.worker_init_fn,
+            detect_dependence=detect_dependence,
+        )
+    return ProcessPool(
+        worker_spec,
+        workers,
+        most=most,
+        reported_workers=announced,
+        context=config.context,
+        base_seed=base_seed,
+        init_fn=config.worker_init_fn,
+        detect_dependence=detect_dependence,
+        named=not memfd_works(),
+        cores=cores_near(numa_node, most),
+    )
+
+
+def _dispatch(config: LoaderConfig, runtime: LoaderRuntime) -> Dispatch:
+    """Return which worker gets which batch: as earlier epochs have shown, or a first decision."""
+    if runtime.dispatch is None:
+        mode, reason = _dispatch_mode(config, is_autoscaled=runtime.autoscale is not None)
+        # The rows of a Ray worker's batch arrive over the network: no machine has the slot that they would share.
+        splittable = config.worker_spec().rows_can_be_split and config.worker_type != "ray"
+        assert config.prefetch_factor is not None
+        runtime.dispatch = Dispatch(
+            mode,
+            reason,
+            workers=config.num_workers,
+            prefetch_factor=config.prefetch_factor,
+            splittable=splittable,
+        )
+    elif runtime.autoscale is not None:  # another iterator may still run, with another number of workers
+        runtime.dispatch = copy.copy(runtime.dispatch)
+    return runtime.dispatch
+
+
+def _dispatch_mode(config: LoaderConfig, *, is_autoscaled: bool) -> tuple[Mode, str]:
+    """Return how work is given out, and why, as far as that is known before the first batch."""
+    if config.is_iterable:
+        return "stream", "an iterable dataset has its own samples in each worker"
+    if config.dispatch != "auto":
+        return config.dispatch, "asked for"
+    if config.worker_type == "thread":
+        return "demand", "threads share one dataset and one random state"
+    if config.num_workers == 1 and not is_autoscaled:
+        return "round_robin", "there is one worker"
+    if config.worker_init_fn is not None:
+        return "round_robin", "as torch assigns, because worker_init_fn may make workers differ"
+    if config.seed is not None:
+        return "demand", "every sample has its own seed"
+    return "probing", "the first batch will show"
+
+
+# ── memory ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _ring(config: LoaderConfig, runtime: LoaderRuntime, pinning: Pinning) -> Ring:
+    """Return a ring that no other iterator of this loader uses."""
+    shared = config.shares_memory
+    runtime.ring = runtime.resources.ring_cache.take(shared=shared)
+    if runtime.ring is not None:
+        return runtime.ring
+    named = shared and not memfd_works()
+    make: Callable[[int], SharedSegment] = functools.partial(create, named=named) if shared else PrivateSegment
+    if pinning.numa_node is not None:
+        make = functools.partial(_make_near, make, pinning.numa_node)
+    runtime.ring = Ring(
+        make,
+        config.ring_bytes or max(_LEAST_RING_NBYTES, available_nbytes() // 4),
+        sparse=not named,
+        pin=pinning.pin,
+        pin_budget_nbytes=pinnable_nbytes() if pinning.pin is not None else None,
+        fence=pinning.fence,
+    )
+    return runtime.ring
+
+
+def _make_near(make: Callable[[int], SharedSegment], node: int, nbytes: int) -> SharedSegment:
+    segment = make(nbytes)
+    prefer_memory(segment.memory, node)
+    return segment

@@ -1,0 +1,174 @@
+"""LoaderIterator: one pass of a loop over a DataLoader (many, with persistent workers), and what it counts."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from penstock.distributed.failure_alarm import FailureAlarm, start_failure_alarm
+from penstock.loader.begin_epoch import begin_epoch
+from penstock.loader.factory import build_pipeline
+from penstock.loader.runtime import LoaderRuntime
+from penstock.loader.to_device.prefetch import InFlightCopies, Prefetcher
+
+
+class LoaderIterator:
+    """Iterates over one epoch of a `DataLoader`; over many, where workers are persistent.
+
+    Args:
+        runtime: of the loader, which the iterator writes to. Each pass has the config that is the runtime's when the
+            pass begins.
+    """
+
+    def __init__(self, runtime: LoaderRuntime) -> None:
+        config = self._config = runtime.config
+        self._runtime = runtime
+        self._counters = runtime.counters
+        self._alarm = start_failure_alarm(config.rank, config.world_size) if config.is_distributed else None
+        self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
+        self._began_ns = time.perf_counter_ns()
+        self._returned_ns = 0
+        self._yielded = 0
+        self.is_over = False
+        try:
+            self._epoch = begin_epoch(config, runtime)
+            self.pipeline = build_pipeline(config, runtime, self._epoch)
+        except Exception as error:
+            self._signal_alarm(error)
+            if self._alarm is not None:
+                self._alarm.close()
+            raise
+        self._workers = self.pipeline.processes
+        in_flight = self.pipeline.batches.in_flight if isinstance(self.pipeline.batches, Prefetcher) else None
+        # No reference back to this object, and not at exit: Python may have torn down what these need.
+        weakref.finalize(
+            self,
+            _close,
+            in_flight,
+            self.pipeline.stop_workers,
+            functools.partial(runtime.resources.ring_cache.put, self.pipeline.ring, shared=config.shares_memory),
+            self._alarm,
+        ).atexit = False
+        self._count_length()
+        self._counters.loop = weakref.ref(self)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        """Begin another epoch with the same workers (called by torch's `DataLoader.__iter__`)."""
+        self._began_ns = time.perf_counter_ns()
+        if not self.pipeline.is_open:
+            raise RuntimeError("these persistent workers have been shut down; make a new DataLoader")
+        self._config = self._runtime.config
+        self._epoch = begin_epoch(self._config, self._runtime, self._epoch.base_seed)
+        self.pipeline.begin(self._epoch)
+        self._returned_ns = 0
+        self._yielded = 0
+        self.is_over = False
+        self._count_length()
+
+    def __iter__(self) -> LoaderIterator:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._config.index_sampler)
+
+    def __next__(self) -> Any:
+        counters = self._counters
+        began = time.perf_counter_ns()
+        if self.is_over:
+            raise StopIteration
+        if self._alarm is not None:
+            self._alarm.check()
+        if self._returned_ns:
+            counters.step_ns += began - self._returned_ns
+            if counters.recorder is not None:
+                counters.recorder.add("step", self._returned_ns, began, counters.epochs, self._yielded - 1)
+        wait_ns, inline_ns = counters.wait_ns, counters.inline_ns
+        try:
+            with torch.autograd.profiler.record_function(self._profile_name):
+                batch = self.pipeline.batches.next_batch()
+                if self.pipeline.finish_pinning is not None:
+                    batch = self.pipeline.finish_pinning(batch)
+        except StopIteration:
+            self._finish()
+            raise
+        except Exception as error:
+            self._signal_alarm(error)
+            raise
+        finally:
+            self._returned_ns = time.perf_counter_ns()
+            elsewhere = counters.wait_ns - wait_ns + counters.inline_ns - inline_ns
+            counters.transport_ns += self._returned_ns - began - elsewhere
+        if counters.recorder is not None:
+            counters.recorder.add("next", began, self._returned_ns, counters.epochs, self._yielded)
+        self._epoch.consume(self.pipeline.batches.consumed)
+        self._yielded += 1
+        if self._yielded == 1:
+            counters.first_batch_ns = self._returned_ns - self._began_ns
+        if self._announced is not None and self._yielded > self._announced:
+            self._warn_of_length()
+        return batch
+
+    def _finish(self) -> None:
+        self.is_over = True
+        self._epoch.finish(self.pipeline.scheduler.consumed_since)
+        self._counters.epochs += 1
+        if not self._config.persistent_workers:
+            self._shutdown_workers()
+
+    def _shutdown_workers(self) -> None:
+        """Stop the workers now (the name that Lightning and others call on torch's iterator)."""
+        self.is_over = True
+        self.pipeline.stop_workers()
+        if self._alarm is not None:
+            self._alarm.close()
+
+    def _signal_alarm(self, error: Exception) -> None:
+        if self._alarm is not None:
+            self._alarm.signal(error)
+
+    def _count_length(self) -> None:
+        """Note how many batches the epoch has, as far as that is known."""
+        config = self._config
+        self._announced = config.announced_length if config.is_iterable else None
+        self._counters.length = self._announced if config.is_iterable else _length(config.index_sampler)
+
+    def _warn_of_length(self) -> None:
+        message = (
+            f"Length of IterableDataset {self._config.dataset} was reported to be {self._announced} "
+            f"(when accessing len(dataloader)), but {self._yielded} samples have been fetched. "
+        )
+        if self._config.num_workers > 0:
+            message += (
+                "For multiprocessing data-loading, this could be caused by not properly configuring the "
+                "IterableDataset replica at each worker. Please see "
+                "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
+            )
+        warnings.warn(message, stacklevel=3)
+
+
+def _length(sampler: Any) -> int | None:
+    with contextlib.suppress(Exception):  # a sampler of the user's may have no length, or one that fails
+        return len(sampler)
+    return None
+
+
+def _close(
+    in_flight: InFlightCopies | None,
+    stop_workers: Callable[[], Any],
+    return_ring: Callable[[], None],
+    alarm: FailureAlarm | None,
+) -> None:
+    """End what an iterator has under way; the next one takes the ring."""
+    if in_flight is not None:
+        in_flight.close()  # its copies read the ring's slots
+    if alarm is not None:
+        alarm.close()
+    stop_workers()
+    return_ring()

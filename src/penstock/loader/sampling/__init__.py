@@ -1,0 +1,1 @@
+"""Which indices a pass has, in what order, and which of them have been handed out."""

@@ -1,0 +1,262 @@
+"""BatchCursor: the batches of indices of one epoch, and which of them have been handed out.
+
+Batches are drawn ahead of the loop, and may be handed out in another order. The state must not grow with the position,
+so it holds numbers: where the pass began, how many indices have been taken, and those among them that are still under
+way.
+
+    order of all ranks     ├── handed out by earlier passes ──┼─ taken ──┬┄ drawn ahead ┄┬┄┄┄┄┄┄┄┄┄┄┄┄┄┤
+    this rank's part       every world-th of what was left    └ without what is still under way
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import StateError
+from penstock.loader.sampling.orders import Order, OrderState, plain_batches
+from penstock.loader.sampling.sharding import Share, numbers
+
+_TIDY_EVERY = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassStart:
+    """Where a pass begins: with indices left over from the pass before, then from a position of the order."""
+
+    position: int = 0
+    leftover: list[Any] = field(default_factory=list)
+    order_state: OrderState | None = None
+    """How the order was drawn; None while it is still to be drawn."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CursorState:
+    """How much one rank has taken of a pass."""
+
+    start: PassStart
+    rank: int
+    world: int
+    block: int
+    uneven: Any
+    taken: int
+    """Indices up to the last one that was handed out."""
+    pending: list[Any]
+    """The indices among them that were not handed out."""
+    in_order: bool
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> CursorState:
+        """Return the state that `as_dict` has written."""
+        return cls(**{**state, "start": PassStart(**state["start"])})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain values, for a checkpoint."""
+        start = {
+            "position": self.start.position,
+            "leftover": self.start.leftover,
+            "order_state": self.start.order_state,
+        }
+        names = ("rank", "world", "block", "uneven", "taken", "pending", "in_order")
+        return {"start": start, **{name: getattr(self, name) for name in names}}
+
+    @property
+    def share(self) -> Share:
+        """The rank's part of the order."""
+        return Share(rank=self.rank, world=self.world, block=self.block, uneven=self.uneven)
+
+
+class BatchCursor(Iterator[Any]):
+    """Yields the batches of indices of one pass, and keeps its position.
+
+    Args:
+        sampler: of batches (or of single indices where nothing is batched).
+        order: of what the sampler draws from; see `orders`.
+        start: where the pass begins; the beginning of an epoch without it.
+        in_order: whether batches are handed out in their order.
+
+    >>> from torch.utils.data import BatchSampler, SequentialSampler
+    >>> from penstock.loader.sampling.orders import order_for
+    >>> sampler = BatchSampler(SequentialSampler(range(5)), 2, False)
+    >>> cursor = BatchCursor(sampler, order_for(sampler, snapshot_every=1))
+    >>> next(cursor), next(cursor)
+    ([0, 1], [2, 3])
+    >>> cursor.consume([0])
+    >>> list(BatchCursor(sampler, order_for(sampler, snapshot_every=1), start=pass_start_after([cursor.state()], None)))
+    [[2, 3], [4]]
+    """
+
+    def __init__(self, sampler: Any, order: Order, *, start: PassStart | None = None, in_order: bool = True) -> None:
+        self._order = order
+        self._start = start or PassStart()
+        self._in_order = in_order
+        self._cut = plain_batches(sampler)
+        self._makes_batches = self._cut is not None
+        self._out: dict[int, Any] = {}
+        """Batches drawn and not handed out, by number."""
+        self._number = 0
+        self._drawn = 0
+        self._used = 0
+        self._batches = (
+            self._fresh(sampler) if self._start.order_state is None else self._resumed(self._start.order_state)
+        )
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        self._out[self._number] = batch
+        self._number += 1
+        self._drawn += self._count(batch)
+        self._order.note_drawn(self._place(self._drawn))
+        return batch
+
+    def consume(self, numbers: Iterable[int]) -> None:
+        """Record that batches with these numbers have been handed out (or had nothing to hand out)."""
+        for number in numbers:
+            self._out.pop(number, None)
+            self._used = max(self._used, number + 1)
+        if self._used % _TIDY_EVERY == 0:
+            self.state()  # the order forgets what lies before it
+
+    @property
+    def has_drawn(self) -> bool:
+        """Whether the order of this epoch exists."""
+        return self._start.order_state is not None or self._drawn > 0
+
+    def state(self) -> CursorState:
+        """Return how much has been taken until now."""
+        ahead = sum(self._count(batch) for number, batch in self._out.items() if number >= self._used)
+        pending = [batch for number, batch in sorted(self._out.items()) if number < self._used]
+        taken = self._drawn - ahead
+        start, share = self._start, self._order.share
+        if self.has_drawn and (start.order_state is None or "at" in start.order_state):
+            start = replace(start, order_state=self._order.capture(self._place(taken)))
+        return CursorState(
+            start=start,
+            rank=share.rank,
+            world=share.world,
+            block=share.block,
+            uneven=share.uneven,
+            taken=taken,
+            pending=_plain([*itertools.chain.from_iterable(pending)] if self._makes_batches else pending),
+            in_order=self._in_order,
+        )
+
+    # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _place(self, taken: int) -> int:
+        """Return how many indices have been drawn of the order itself when `taken` of this pass are."""
+        return self._start.position + max(0, taken - len(self._start.leftover))
+
+    def _count(self, batch: Any) -> int:
+        return len(batch) if self._makes_batches else 1
+
+    def _fresh(self, sampler: Any) -> Iterator[Any]:
+        if self._cut is None:
+            return self._noted(self._order.begin() or iter(sampler))
+        return self._noted_batches(sampler)
+
+    def _noted(self, indices: Iterator[Any]) -> Iterator[Any]:
+        self._order.note_state()
+        yield from indices
+
+    def _noted_batches(self, sampler: Any) -> Iterator[Any]:
+        indices = self._order.begin()
+        self._order.note_state()
+        yield from iter(sampler) if indices is None else self._batched(indices)
+
+    def _resumed(self, order_state: OrderState) -> Iterator[Any]:
+        start, share = self._start, self._order.share
+        if share.world > 1:
+            whole = np.fromiter(self._order.replay(order_state, 0), np.int64)
+            left = np.concatenate([np.asarray(start.leftover, np.int64), whole[start.position :]])
+            if share.uneven == "pad" and len(left):
+                left = np.concatenate([left, np.resize(whole, -len(left) % share.world)])
+            rest: Iterable[Any] = numbers(left[share.positions(len(left))])
+        else:
+            rest = itertools.chain(start.leftover, self._order.replay(order_state, start.position))
+        return self._batched(iter(rest)) if self._makes_batches else iter(rest)
+
+    def _batched(self, indices: Iterator[Any]) -> Iterator[list[Any]]:
+        assert self._cut is not None
+        _, size, drops_last = self._cut
+        while batch := list(itertools.islice(indices, size)):
+            if len(batch) == size or not drops_last:
+                yield batch
+
+
+def _plain(index: Any) -> Any:
+    """Return an index, or a list of some, in Python's own whole numbers, which a checkpoint may hold.
+
+    >>> _plain([np.int64(3), "a"])
+    [3, 'a']
+    """
+    if isinstance(index, list):
+        return [_plain(one) for one in index]
+    try:
+        return operator.index(index)
+    except TypeError:
+        return index
+
+
+def pass_start_after(states: Sequence[CursorState], order: Order | None) -> PassStart:
+    """Return where a pass begins that resumes after what ranks have taken.
+
+    The state of one rank will do when batches are handed out in order: all ranks have taken as many.
+
+    Args:
+        states: of one rank, or of all.
+        order: of the loader that resumes; used only for the states of several ranks.
+
+    Raises:
+        StateError: more states are needed, or these are not of one pass.
+    """
+    one = states[0]
+    if len(states) == 1:
+        if one.world > 1 and not one.in_order:
+            raise StateError(
+                f"with in_order=False each of the {one.world} ranks has handed out other batches; load the states of "
+                "all of them: loader.load_state_dict([state of rank 0, state of rank 1, ...])"
+            )
+        return _after(one)
+    if sorted(state.rank for state in states) != list(range(one.world)):
+        ranks = sorted(state.rank for state in states)
+        raise StateError(f"these are the states of ranks {ranks}, and those of ranks 0 to {one.world - 1} are needed")
+    if any((state.world, state.start.position) != (one.world, one.start.position) for state in states):
+        raise StateError("these states were not taken in the same pass; load those that were saved together")
+    return _after_all(states, order)
+
+
+def _after(one: CursorState) -> PassStart:
+    start = one.start
+    if start.order_state is None:
+        return start
+    done = one.taken * one.world
+    left_over = [*one.pending, *start.leftover[done:]]
+    return PassStart(
+        position=start.position + max(0, done - len(start.leftover)), leftover=left_over, order_state=start.order_state
+    )
+
+
+def _after_all(states: Sequence[CursorState], order: Order | None) -> PassStart:
+    drawn = [state for state in states if state.start.order_state is not None]
+    if not drawn:
+        return states[0].start
+    start = drawn[0].start
+    assert start.order_state is not None
+    assert order is not None
+    everything = [*start.leftover, *order.replay(start.order_state, start.position)]
+    is_left = np.ones(len(everything), bool)
+    for state in states:
+        is_left[state.share.positions(len(everything))[: state.taken]] = False
+    last = int(np.flatnonzero(~is_left).max(initial=-1)) + 1
+    left_over = [everything[place] for place in np.flatnonzero(is_left[:last])]
+    for state in states:
+        left_over += state.pending
+    position = start.position + max(0, last - len(start.leftover))
+    left_over += start.leftover[last:]
+    return PassStart(position=position, leftover=left_over, order_state=start.order_state)

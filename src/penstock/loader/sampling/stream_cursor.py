@@ -1,0 +1,78 @@
+"""StreamCursor: the position in an iterable dataset, shard by shard, counting only batches that were handed out.
+
+A shard's position is the last state that its dataset (or iterator) has returned, and the batches handed out since then.
+A dataset that keeps no state is run through again from its beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.loader.workers.stream_shard import StreamShard
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """What handing out one batch consumes: its number, and the shard that it came from."""
+
+    number: int
+    shard: int = 0
+    state: Any = None
+    """Of the shard after the batch, or of its dataset at the end, where a state was asked for."""
+    has_ended: bool = False
+
+
+class StreamCursor:
+    """The positions of the shards of one pass.
+
+    Args:
+        shards: as the pass begins.
+        turn: the shard whose batch comes first.
+        size: samples of a batch.
+        current: returns a shard as it is now; set where no batch is made ahead, so that states are read on demand.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[StreamShard],
+        turn: int,
+        size: int,
+        current: Callable[[int, StreamShard], StreamShard] | None = None,
+    ) -> None:
+        self.shards = [*shards]
+        self.current = current
+        self._size = size
+        self.turn = turn
+
+    def consume(self, batches: Sequence[Consumed]) -> None:
+        """Record that these batches have been handed out."""
+        for batch in batches:
+            self.turn = (batch.shard + 1) % len(self.shards)
+            if batch.has_ended:
+                self.shards[batch.shard] = replace(self.shards[batch.shard], has_ended=True, end=batch.state)
+            else:
+                self.shards[batch.shard] = self.shards[batch.shard].after(self._size, batch.state)
+
+    def state(self) -> list[dict[str, Any]]:
+        """Return the shards as plain values."""
+        return [self._shard_state(place) for place in range(len(self.shards))]
+
+    def _shard_state(self, place: int) -> dict[str, Any]:
+        shard = self.shards[place]
+        if self.current is not None:
+            shard = self.current(place, shard)
+        where: dict[str, Any] = {"ended": shard.has_ended, "end": shard.end}
+        if not shard.has_ended:
+            where |= {"state": shard.state, "since": [list(pair) for pair in shard.since]}
+        return {"number": shard.number, "of": shard.of, "rank": shard.rank, **where}
+
+
+def shard_from(state: dict[str, Any]) -> StreamShard:
+    """Return the shard that an entry of `StreamCursor.state` describes."""
+    name = {"number": state["number"], "of": state["of"], "rank": state["rank"]}
+    if state["ended"]:
+        return StreamShard(**name, has_ended=True, end=state["end"])
+    since = tuple((int(batches), int(size)) for batches, size in state["since"])
+    return StreamShard(**name, state=state["state"], since=since, end=state["end"])

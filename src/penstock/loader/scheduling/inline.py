@@ -1,0 +1,167 @@
+"""Loading in the training process itself (`num_workers=0`), collated into slots that are reused."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch.utils.data._utils.worker import WorkerInfo
+
+from penstock.core.events import Recorder
+from penstock.loader.counters import Counters
+from penstock.loader.loop_snapshot import LoopSnapshot
+from penstock.loader.sampling.stream_cursor import Consumed
+from penstock.loader.transport.arena import Arena
+from penstock.loader.transport.ring import Ring
+from penstock.loader.transport.slot import Slot
+from penstock.loader.workers.fetch_result import FetchResult, NothingLeftError
+from penstock.loader.workers.stream_shard import StreamShard, StreamShards
+from penstock.loader.workers.worker_dependence import install_info
+from penstock.loader.workers.worker_spec import WorkerSpec
+
+_NOTHING = np.empty(0, np.uint8)
+
+
+class InlineScheduler:
+    """Makes each batch when it is asked for. Reuse alone is most of the gain: a fresh batch costs its page faults."""
+
+    def __init__(
+        self,
+        worker_spec: WorkerSpec,
+        ring: Ring,
+        counters: Counters,
+        indices: Iterator[Any],
+        *,
+        base_seed: int,
+        epoch_seed: int,
+        shards: Sequence[StreamShard] = (),
+        turn: int = 0,
+        init_fn: Callable[[int], Any] | None = None,
+    ) -> None:
+        self._ring = ring
+        self._counters = counters
+        self._indices = indices
+        self._epoch_seed = epoch_seed
+        self._base_seed = base_seed
+        self._shards = StreamShards(worker_spec, dict(enumerate(shards)), self._install_info, init=init_fn)
+        self._shards.deactivate()
+        self._waiting = deque(range(len(shards) if worker_spec.iterable else 1))
+        self._waiting.rotate(-turn)
+        for shard in [shard for shard in self._waiting if worker_spec.iterable and shards[shard].has_ended]:
+            self._waiting.remove(shard)
+        """Shards that have batches left, from the one whose turn is next; 0 for map-style datasets."""
+        self._slot: Slot | None = None
+        self._number = -1
+        self.consumed_since: list[Consumed] = []
+        """What was used up since the last batch that was handed out: batches without samples."""
+        self.consumed: Sequence[Consumed] = ()
+        """What handing out the last batch has used up."""
+
+    def next_batch(self) -> Any:
+        """Return the next batch.
+
+        Raises:
+            StopIteration: the epoch is over.
+        """
+        while self._waiting:
+            indices = next(self._indices)
+            shard = self._waiting[0]
+            self._number += 1
+            self.consumed_since.append(Consumed(self._number, shard))
+            began = time.perf_counter_ns()
+            try:
+                fetched = self._make(shard, indices)
+            except NothingLeftError as nothing:
+                self._counters.skip(nothing.fetched.skipped)
+                continue
+            finally:
+                slot, self._slot = self._slot, None
+                self._counters.inline_ns += time.perf_counter_ns() - began
+            counters = self._counters
+            counters.fetch_ns += fetched.fetch_ns
+            counters.collate_ns += fetched.collate_ns
+            counters.skip(fetched.skipped)
+            if fetched.ended:
+                self._waiting.popleft()
+                self.consumed_since[-1] = Consumed(self._number, shard, has_ended=True)
+                continue
+            self._waiting.rotate(-1)
+            self.consumed, self.consumed_since = self.consumed_since, []
+            if counters.recorder is not None:
+                _record(counters.recorder, fetched, counters.epochs, self._number)
+            counters.batches += 1
+            counters.samples += fetched.samples
+            if slot is not None and fetched.arena is not None:
+                counters.nbytes += fetched.arena.used
+                self._ring.note(slot, fetched.arena.used)
+            return fetched.batch
+        raise StopIteration
+
+    def snapshot(self) -> LoopSnapshot:
+        """Return what this loop looks like just now: its slots. Any thread may call it at any time."""
+        counts = self._ring.counts()
+        return LoopSnapshot(held=counts.held, slots_nbytes=counts.nbytes)
+
+    def current_shard(self, position: int, shard: StreamShard) -> StreamShard:
+        """Return a shard of an iterable dataset as it is now."""
+        fetcher = self._shards.fetcher(position)
+        self._shards.deactivate()
+        if fetcher is None:
+            return shard
+        if shard.has_ended or fetcher.samples.has_ended:
+            return replace(shard, has_ended=True, end=fetcher.samples.end_state(), state=None, since=())
+        state = fetcher.samples.stream_state()
+        return shard if state is None else replace(shard, state=state, since=())
+
+    def try_next(self) -> tuple[Any] | None:
+        """Return None: making a batch now would delay the step that is about to start."""
+        return None
+
+    def _make(self, shard: int, indices: Any) -> FetchResult:
+        fetcher = self._shards.fetcher(shard)
+        assert fetcher is not None
+        try:
+            # No slot until the first sample shows that the batch is large enough to gain by one.
+            return fetcher.make(indices, Arena(_NOTHING), epoch_seed=self._epoch_seed, enlarge=self._enlarge)
+        finally:
+            self._shards.deactivate()
+
+    def _install_info(self, shard: StreamShard, worker_spec: WorkerSpec) -> None:
+        """Have `get_worker_info()` return what it did in the worker that began this shard; None if there was none."""
+        seed = self._base_seed + shard.number
+        info = (
+            WorkerInfo(id=shard.number, num_workers=shard.of, seed=seed, dataset=worker_spec.dataset)
+            if shard.of
+            else None
+        )
+        install_info(info)
+
+    def _enlarge(self, nbytes: int) -> Arena:
+        slot = self._ring.acquire_larger(nbytes)
+        if slot is None:  # the user holds all that the budget allows: an ordinary batch in private memory
+            self._ring.copied_out += 1
+            return Arena(np.empty(nbytes, np.uint8))
+        return Arena(self._lend(slot))
+
+    def _lend(self, slot: Slot) -> np.ndarray:
+        """Lend `slot` before it is filled; it is free again when the last view of it dies, or at once without any."""
+        self._slot = slot
+        self._ring.commit(slot, 0)
+        return self._ring.lend(slot)
+
+
+def _record(recorder: Recorder, fetched: FetchResult, epoch: int, number: int) -> None:
+    recorder.add(
+        "make",
+        fetched.began_ns,
+        fetched.began_ns + fetched.fetch_ns + fetched.collate_ns,
+        epoch=epoch,
+        batch=number,
+        fetch_ns=fetched.fetch_ns,
+        collate_ns=fetched.collate_ns,
+        samples=fetched.samples,
+    )

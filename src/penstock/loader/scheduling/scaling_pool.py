@@ -1,0 +1,202 @@
+"""A pool whose number of workers follows the autoscale policy, or stays what it is.
+
+Nothing that is under way is disturbed: a retired worker finishes its task first, and a new one takes the next task.
+Without workers, the training process makes its batches itself, when they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from torch._utils import ExceptionWrapper
+
+from penstock.core.errors import TransportError, WorkerStartError
+from penstock.core.host import available_nbytes
+from penstock.loader.counters import Counters
+from penstock.loader.scheduling.autoscale import AutoscalePolicy, BatchTiming
+from penstock.loader.scheduling.dispatch_policy import Dispatch
+from penstock.loader.transport.arena import Arena
+from penstock.loader.transport.ring import Ring
+from penstock.loader.transport.slot import Slot
+from penstock.loader.workers.batch_fetcher import BatchFetcher
+from penstock.loader.workers.fetch_result import NothingLeftError
+from penstock.loader.workers.pool import Pool, Task, TaskResult
+from penstock.loader.workers.worker_spec import WorkerSpec
+
+_LEFT_NBYTES = 256 << 20
+"""No worker is started while less memory is available to this process."""
+
+
+class ScalingPool:
+    """Keeps a pool at the number of workers that the policy wants; without a policy, at the number it has.
+
+    The scheduler calls all methods, in the thread that iterates: `begin_epoch` for each epoch, `handed_out` for each
+    batch.
+    """
+
+    def __init__(
+        self,
+        *,
+        worker_spec: WorkerSpec,
+        pool: Pool,
+        ring: Ring,
+        dispatch: Dispatch,
+        counters: Counters,
+        autoscale: AutoscalePolicy | None,
+    ) -> None:
+        self.tasks: deque[Task] = deque()
+        """Tasks that the training process will make itself."""
+        self._worker_spec = worker_spec
+        self._pool = pool
+        self._ring = ring
+        self._dispatch = dispatch
+        self._counters = counters
+        self._policy = autoscale
+        self._fetcher: BatchFetcher | None = None
+        self._new: set[int] = set()
+        """Workers that were started and are not ready yet."""
+        self._times_ns: tuple[int, int, int] | None = None
+        """Step, handling and wait, as counted when the last batch was handed out."""
+        self._is_behind = False
+        """Whether the pool has to be resized again, because it could not follow the policy at once."""
+        self.is_absent = autoscale is not None and pool.size == 0
+        """Whether batches are made in the training process."""
+        self._report_workers()
+
+    def begin_epoch(self) -> None:
+        """Begin an epoch: the pipeline is empty, so the timing of the first batch means nothing."""
+        self._times_ns = None
+
+    def handed_out(self, number: int, work_ns: int, next_number: int) -> None:
+        """Record that a batch is handed out, and change the number of workers if the policy says so.
+
+        Batches from `next_number` on have not been sent yet.
+        """
+        policy, counters = self._policy, self._counters
+        if policy is None:
+            return
+        now = counters.step_ns, counters.transport_ns, counters.wait_ns
+        before, self._times_ns = self._times_ns, now
+        if before is None:
+            policy.begin(number + 1)
+            return
+        timing = BatchTiming(
+            number=number,
+            step_ns=now[0] - before[0],
+            handling_ns=now[1] - before[1],
+            wait_ns=now[2] - before[2],
+            work_ns=work_ns,
+        )
+        if self._dispatch.mode != "demand":
+            if self._pool.size:  # the last worker was retiring when a sample turned out to depend on its worker
+                self.is_absent = self._is_behind = False
+            policy.note(timing)
+        elif self._is_behind:
+            self._follow(next_number)
+        elif self._new:
+            self._new = {worker for worker in self._new if not self._pool.is_ready(worker)}
+            if not self._new:
+                policy.begin(next_number)
+        else:
+            present = policy.workers
+            if policy.observe(timing) != present:
+                self._follow(next_number)
+
+    def fix(self) -> None:
+        """Fix the number of workers for this epoch, because samples depend on their worker."""
+        if self._policy is None:
+            return
+        try:
+            self._pool.resize(self._policy.choose())
+        except (WorkerStartError, TransportError):
+            self._policy.fixed_reason = "the system starts no more"
+        self._dispatch.resize(self._pool.size)
+        self._report_workers()
+
+    def on_worker_crash(self) -> None:
+        """Keep at least one worker from now on: what crashes a worker must not be made in the training process."""
+        if self._policy is not None:
+            self._policy.require_worker()
+            if self.is_absent:
+                self._follow(0)
+                while self.tasks and self._pool.size:
+                    self._pool.submit(self.tasks.popleft())
+
+    # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _follow(self, next_number: int) -> None:
+        """Resize the pool to the number that the policy wants, as far as that is possible now."""
+        assert self._policy is not None
+        wanted, present = self._policy.workers, self._pool.size
+        if wanted > present and available_nbytes() < _LEFT_NBYTES:
+            self._policy.limit(present, "there is no memory left for more")
+            wanted = present
+        if wanted == 0 and self._pool.outstanding():
+            self.is_absent = self._is_behind = True  # the last worker finishes what it was given
+            return
+        try:
+            self._is_behind = not self._pool.resize(wanted)
+        except (WorkerStartError, TransportError):
+            self._is_behind = False
+            self._policy.limit(self._pool.size, "the system starts no more")
+        self.is_absent = self._pool.size == 0
+        self._dispatch.resize(max(1, self._pool.size))
+        self._new = set(range(present, self._pool.size))
+        if not self._new:
+            self._policy.begin(next_number)
+        self._report_workers()
+
+    def _report_workers(self) -> None:
+        if self._policy is None:
+            return
+        self._counters.workers = self._pool.size
+        if self._dispatch.mode == "round_robin":
+            why = f"{self._policy.fixed_reason}; samples depend on their worker, so it changes between epochs only"
+        else:
+            why = self._policy.reason
+        self._counters.workers_reason = f"auto: {why}"
+
+    # ── without workers ─────────────────────────────────────────────────────────────────────────────────────
+
+    def make(self) -> TaskResult:
+        """Make the next task in this thread."""
+        task = self.tasks[0]  # removed when it is done, so that Ctrl-C does not lose it
+        result = TaskResult(task.seq, -1, task)
+        try:
+            self._fetcher = self._fetcher or BatchFetcher(self._worker_spec, in_training_process=True)
+            self._make(self._fetcher, task, result)
+        except NothingLeftError as nothing:
+            result.empty, result.skipped = True, nothing.fetched.skipped
+        except Exception:  # noqa: BLE001  the user's dataset runs here
+            result.error = ExceptionWrapper(where="in the training process, which makes its batches itself")
+        self.tasks.popleft()
+        return result
+
+    def _make(self, fetcher: BatchFetcher, task: Task, result: TaskResult) -> None:
+        def enlarge(needed: int) -> Arena:
+            self._ring.require(needed)
+            return Arena(np.empty(needed, np.uint8))
+
+        slot = task.slot if task.rows is not None else task.destination.slot
+        arena = Arena(self._memory_of(task, slot))
+        fetched = fetcher.make(task.indices, arena, epoch_seed=task.epoch_seed, rows=task.rows, enlarge=enlarge)
+        result.samples, result.skipped, result.needed_nbytes = fetched.samples, fetched.skipped, fetched.needed_nbytes
+        result.fetch_ns, result.collate_ns = fetched.fetch_ns, fetched.collate_ns
+        if task.rows is not None:
+            result.partial = fetched.partial
+            return
+        result.batch, result.is_batch = fetched.batch, True
+        result.nbytes = fetched.arena.used if fetched.arena is not None else 0
+        if slot is not None and fetched.arena is arena:
+            self._ring.note(slot, arena.used)
+
+    def _memory_of(self, task: Task, slot: Slot | None) -> np.ndarray:
+        """Return the memory of a task's slot; a whole batch's is lent at once, and free when its views have died."""
+        if slot is None:
+            return np.empty(0, np.uint8)
+        if task.rows is not None:
+            return np.frombuffer(slot.memory, np.uint8)
+        task.destination.slot = None
+        self._ring.commit(slot, 0)
+        return self._ring.lend(slot)

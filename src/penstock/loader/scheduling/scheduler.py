@@ -1,0 +1,464 @@
+"""Epochs on a pool of workers: sends tasks, puts results together to batches, and replaces workers that crash.
+
+A batch's way through this module: `_send` (a slot, and one task or several) → results → `_settle` (finished, in its
+place) → `_hand_out` (decoded into views that hold the slot). All of it happens in the thread that calls `next`.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from penstock.core.errors import WorkerError, WorkerTimeoutError
+from penstock.core.events import Recorder
+from penstock.loader.counters import Counters
+from penstock.loader.loop_snapshot import LoopSnapshot
+from penstock.loader.sampling.stream_cursor import Consumed
+from penstock.loader.scheduling.autoscale import AutoscalePolicy
+from penstock.loader.scheduling.batch import Batch
+from penstock.loader.scheduling.batches_in_flight import BatchWindow
+from penstock.loader.scheduling.crashes import CrashCounter
+from penstock.loader.scheduling.dispatch_policy import Dispatch
+from penstock.loader.scheduling.scaling_pool import ScalingPool
+from penstock.loader.transport.ring import Ring
+from penstock.loader.workers.pool import Pool, Task, TaskResult, WorkerCrash
+from penstock.loader.workers.stream_shard import StreamShard
+from penstock.loader.workers.worker_spec import RowRange, WorkerSpec
+
+
+class Scheduler:
+    """Runs epochs on one pool; the loader's iterator asks it for batch after batch.
+
+    `start` once, `begin` for each epoch, then `next_batch` until StopIteration; `close` at the end, which a finalizer
+    calls as well. After any other exception than the dataset's own, only `close` may follow.
+    """
+
+    def __init__(
+        self,
+        *,
+        worker_spec: WorkerSpec,
+        pool: Pool,
+        ring: Ring,
+        dispatch: Dispatch,
+        counters: Counters,
+        in_order: bool,
+        timeout_s: float,
+        max_worker_crashes: int,
+        spare_slots: int = 1,
+        snapshot_every: int = 1,
+        autoscale: AutoscalePolicy | None = None,
+    ) -> None:
+        self._worker_spec = worker_spec
+        self._ring = ring
+        self._dispatch = dispatch
+        self._counters = counters
+        self._in_order = in_order
+        self._timeout_s = timeout_s or None
+        self._spare_slots = spare_slots
+        self._snapshot_every = snapshot_every
+        self._seq = 0
+        self._crashes = CrashCounter(worker_spec, max_worker_crashes)
+        self._window = BatchWindow(in_order=in_order)
+        self._shards: list[StreamShard] = []
+        self._shard_batches: list[int] = []
+        """How many batches of this epoch each shard has begun."""
+        self._indices: Iterator[Any] = iter(())
+        self._epoch_seed = 0
+        self._exhausted = True
+        """Whether there is no further batch to send in this epoch."""
+        self.consumed: Sequence[Consumed] = ()
+        """What handing out the last batch has used up."""
+        self.pool = pool
+        self.scaling_pool = ScalingPool(
+            worker_spec=worker_spec, pool=pool, ring=ring, dispatch=dispatch, counters=counters, autoscale=autoscale
+        )
+        # Also when the program ends with the iterator alive; and without a reference back to this object.
+        self.close = weakref.finalize(self, _close, pool, ring)
+        ring.announce = pool.announce
+
+    def start(self, shards: Sequence[StreamShard] = ()) -> None:
+        """Start the workers; for an iterable dataset, with its shards."""
+        try:
+            self.pool.start(shards)
+        except BaseException:
+            self.close()
+            raise
+        self._ring.announce_all(self.pool.announce)
+
+    def begin(self, indices: Iterator[Any], epoch_seed: int, shards: Sequence[StreamShard] = (), turn: int = 0) -> None:
+        """Begin an epoch over the batches of `indices`; what is left of an earlier one is cancelled.
+
+        Args:
+            indices: of each batch.
+            epoch_seed: what the randomness of samples depends on.
+            shards: of an iterable dataset; the first epoch's are those of `start`.
+            turn: the shard whose batch comes first.
+        """
+        self._shards = [*shards]
+        if self._seq or self._window.next_number:
+            self._cancel()
+        self._indices = indices
+        self._epoch_seed = epoch_seed
+        self._window = BatchWindow(in_order=self._in_order)
+        self.consumed = ()
+        self._exhausted = self._worker_spec.iterable and all(shard.has_ended for shard in self._shards)
+        self._shard_batches = [0] * len(self._shards)
+        self._dispatch.begin_epoch([not shard.has_ended for shard in self._shards], turn)
+        self.scaling_pool.begin_epoch()
+        self._send_more()
+
+    def _cancel(self) -> None:
+        untaken = self.pool.cancel(self._shards)
+        self._window.cancel(self._ring)
+        for task in (*untaken, *self.scaling_pool.tasks):
+            self._retire_cancelled(task)
+        self.scaling_pool.tasks.clear()
+
+    @property
+    def consumed_since(self) -> list[Consumed]:
+        """What was used up since the last batch that was handed out: batches without samples."""
+        return self._window.consumed_since
+
+    def snapshot(self) -> LoopSnapshot:
+        """Return what this loop looks like just now. Any thread may call it at any time.
+
+        Raises:
+            RuntimeError, ValueError, IndexError: too much changed meanwhile; the caller tries again later.
+        """
+        counts, workers = self._ring.counts(), self.pool.snapshot()
+        return LoopSnapshot(
+            ready=self._window.count_ready(workers.finished),
+            held=counts.held,
+            slots_nbytes=counts.nbytes,
+            workers=self.pool.size,
+            working=workers.working,
+            starting=workers.starting,
+        )
+
+    # ── handing out ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def next_batch(self) -> Any:
+        """Return the next batch.
+
+        Raises:
+            StopIteration: the epoch is over.
+            WorkerTimeoutError, WorkerKilledError, or what the dataset or collate function raised.
+        """
+        while True:
+            batch = self._window.pop_ready()
+            if batch is not None:
+                self._note_handed_out(batch)
+                self._send_more()
+                return self._hand_out(batch)
+            self._send_more()
+            if not self._window.under_way and self._exhausted:
+                raise StopIteration
+            self._wait()
+
+    def try_next(self) -> tuple[Any] | None:
+        """Return the next batch, in a tuple, if it is finished; raises as `next_batch` does."""
+        self._handle(self.pool.collect(0.0))
+        batch = self._window.pop_ready()
+        if batch is None:
+            if not self._window.under_way and self._exhausted:
+                raise StopIteration
+            return None
+        self._note_handed_out(batch)
+        self._send_more()
+        return (self._hand_out(batch),)
+
+    def _note_handed_out(self, batch: Batch) -> None:
+        self.scaling_pool.handed_out(batch.number, batch.work_ns, self._window.next_number)
+
+    def _hand_out(self, batch: Batch) -> Any:
+        batch.raise_error(self._ring)
+        self.consumed = self._window.take_consumed()
+        return batch.open(self._ring, self._counters)
+
+    # ── sending ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _send_more(self) -> None:
+        dispatch, window = self._dispatch, self._window
+        while not self._exhausted:
+            limit = 1 if self.scaling_pool.is_absent else dispatch.window()
+            if window.under_way >= limit or (dispatch.mode == "probing" and not self._may_probe()):
+                return
+            # Beside the window, slots for what the user looks at; more only when the user keeps them all.
+            slot = self._ring.acquire(limit + self._spare_slots, grow=window.under_way == 0)
+            if slot is None and window.under_way:
+                return
+            worker = None
+            if dispatch.mode in ("round_robin", "stream"):
+                worker = dispatch.next_taker(in_order=self._in_order, most=limit)
+                if worker is None:
+                    self._exhausted = not any(dispatch.active)
+                    if slot is not None:
+                        self._ring.release(slot)
+                    return
+            batch = Batch(window.next_number, None, slot, worker)
+            try:
+                batch.indices = next(self._indices)
+            except StopIteration:
+                self._exhausted = True
+                batch.drop(self._ring)
+                return
+            except Exception as error:
+                # Raised where it belongs: after the batches that were sampled before it.
+                self._exhausted = True
+                batch.error = error
+            window.add(batch)
+            if batch.error is not None:
+                self._settle(batch)
+                return
+            if worker is not None:
+                dispatch.load[worker] += 1
+            self._send(batch)
+
+    def _may_probe(self) -> bool:
+        """While probing: one batch that all workers fill together, or else one batch for each worker."""
+        if self._window.next_number == 0:
+            return True
+        first = self._window.get(0)
+        return first is not None and not first.row_stops and self._window.next_number < self.pool.assignable()
+
+    def _send(self, batch: Batch) -> None:
+        rows = len(batch.indices) if self._worker_spec.auto_collation else 1
+        can_be_split = (
+            self._worker_spec.rows_can_be_split and batch.slot is not None and not self.scaling_pool.is_absent
+        )
+        ways = self._dispatch.split(rows) if can_be_split else 1
+        if ways == 1:
+            if self._dispatch.mode == "probing":
+                self._assign(batch)
+            self._submit(batch, batch.indices, None, batch.worker)
+            return
+        bounds = [rows * k // ways for k in range(ways + 1)]
+        for k in range(ways):
+            row_range = RowRange(bounds[k], bounds[k + 1], rows)
+            worker = k if self._dispatch.mode == "probing" else None
+            self._submit(batch, batch.indices[row_range.start : row_range.stop], row_range, worker)
+
+    def _assign(self, batch: Batch) -> None:
+        """Count `batch` as given to the worker whose turn it is."""
+        batch.worker = self._dispatch.next_taker(in_order=True, most=1)
+        if batch.worker is not None:
+            self._dispatch.load[batch.worker] += 1
+
+    def _submit(self, batch: Batch, indices: Any, rows: RowRange | None, worker: int | None) -> None:
+        if rows is not None:
+            batch.row_stops[rows.start] = rows.stop
+        batch.tasks_left += 1
+        self._seq += 1
+        task = Task(self._seq, batch.number, indices, batch.slot, rows, worker, destination=batch)
+        task.epoch_seed = self._epoch_seed
+        if self._shards and worker is not None:
+            self._assign_shard(task, worker)
+        if self.scaling_pool.is_absent:
+            self.scaling_pool.tasks.append(task)
+        else:
+            self.pool.submit(task)
+
+    def _assign_shard(self, task: Task, shard: int) -> None:
+        task.shard, task.worker = shard, shard % self.pool.size
+        self._shard_batches[shard] += 1
+        task.wants_state = self._snapshot_every > 0 and self._shard_batches[shard] % self._snapshot_every == 0
+
+    # ── results ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _wait(self) -> None:
+        idle = 0
+        if self._dispatch.mode == "demand" and not self._exhausted:
+            idle = max(0, self.pool.size - self._window.tasks_left())
+        began = time.perf_counter_ns()
+        events = self._make_or_collect()
+        waited_ns = time.perf_counter_ns() - began
+        self._counters.wait_ns += waited_ns
+        if self._counters.recorder is not None:
+            self._counters.recorder.add("wait", began, began + waited_ns, self._counters.epochs, self._window.next_out)
+        if idle:
+            self._dispatch.starved(waited_ns * idle)
+        if not events:
+            raise WorkerTimeoutError(self._describe_timeout())
+        self._handle(events)
+
+    def _make_or_collect(self) -> list[TaskResult | WorkerCrash]:
+        if self.scaling_pool.tasks:
+            return [self.scaling_pool.make(), *self.pool.collect(0.0)]
+        return self.pool.collect(self._timeout_s)
+
+    def _handle(self, events: list[TaskResult | WorkerCrash]) -> None:
+        for event in events:
+            if isinstance(event, WorkerCrash):
+                self._on_worker_exit(event)
+            else:
+                self._on_result(event)
+
+    def _on_result(self, result: TaskResult) -> None:
+        task = result.task
+        assert task is not None
+        batch: Batch = task.destination
+        self._crashes.reset_startup_count()
+        if task.cancelled or batch.cancelled:
+            if result.oversize is not None:
+                result.oversize.close()
+            self._retire_cancelled(task)
+            return
+        self._counters.fetch_ns += result.fetch_ns
+        self._counters.collate_ns += result.collate_ns
+        if self._counters.recorder is not None:
+            _record(self._counters.recorder, result, task, self._counters.epochs)
+        self._counters.skip(result.skipped)
+        batch.tasks_left -= 1
+        if self._shards and not result.ended:
+            size = len(task.indices) if self._worker_spec.auto_collation else 1
+            self._shards[task.shard] = self._shards[task.shard].after(size, result.state)
+        batch.add_result(result, task.rows.start if task.rows is not None else 0, self._ring)
+        if batch.has_ended:
+            self._dispatch.active[task.shard] = False
+            self._shards[task.shard] = replace(self._shards[task.shard], has_ended=True)
+        if batch.tasks_left == 0 and not self._needs_more_tasks(batch, task):
+            self._settle(batch)
+
+    def _needs_more_tasks(self, batch: Batch, task: Task) -> bool:
+        """Draw the conclusions from a batch whose tasks are all back; return whether one had to be sent again."""
+        self._act_on_dependence(batch, task)
+        if batch.tasks_left == 0 and batch.error is None and batch.partials_disagree:
+            self._make_whole(batch)
+        return batch.tasks_left > 0
+
+    def _act_on_dependence(self, batch: Batch, task: Task) -> None:
+        """Decide on the assignment of batches to workers, now that all tasks of a batch are back."""
+        if self._dispatch.mode == "probing" and task.rows is not None and batch.dependence:
+            self._dispatch.decide(batch.dependence)
+            self._continue_alone(batch)
+        elif self._dispatch.mode in ("probing", "demand"):
+            is_first = self._dispatch.mode == "probing"
+            self._dispatch.decide(batch.dependence)
+            if is_first and batch.dependence:
+                self.scaling_pool.fix()
+
+    def _continue_alone(self, batch: Batch) -> None:
+        """Turn the first batch, which all workers filled as a probe, into the one that torch's worker 0 makes.
+
+        Worker 0 has made just what torch's worker 0 would have made first, and continues with the remaining rows. What
+        the others made is dropped, and their random states are restored.
+        """
+        own = batch.row_stops[0]
+        first = batch.partials.get(0)
+        batch.row_stops = {0: own}
+        batch.partials = {} if first is None else {0: first}
+        for worker in range(1, self.pool.size):
+            self.pool.rewind(worker)
+        self.scaling_pool.fix()
+        self._assign(batch)
+        if first is None:  # worker 0's own rows failed, as they would have failed in torch
+            return
+        batch.error = None
+        batch.samples, batch.nbytes = first.samples, first.nbytes
+        rows = len(batch.indices)
+        self._submit(batch, batch.indices[own:], RowRange(own, rows, rows), 0)
+
+    def _make_whole(self, batch: Batch) -> None:
+        """Have one worker make a batch whose samples differ in shape, and split no more batches."""
+        self._dispatch.forbid_splitting()
+        batch.partials, batch.row_stops, batch.samples = {}, {}, 0
+        self._submit(batch, batch.indices, None, batch.worker)
+
+    def _settle(self, batch: Batch) -> None:
+        """Mark a batch as finished."""
+        if batch.worker is not None:
+            self._dispatch.load[batch.worker] -= 1
+        batch.settle(self._ring)
+        if batch.error is None and not batch.is_empty:
+            self._dispatch.learn(batch.work_ns)
+        self._counters.dispatch, self._counters.dispatch_reason = self._dispatch.mode, self._dispatch.reason
+        self._window.settle(batch)
+
+    def _retire_cancelled(self, task: Task) -> None:
+        batch: Batch = task.destination
+        batch.tasks_left -= 1
+        if batch.tasks_left == 0:
+            batch.drop(self._ring)
+
+    # ── crashes ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _on_worker_exit(self, crash: WorkerCrash) -> None:
+        """Replace a dead worker and submit its tasks again, unless a sample has killed too many."""
+        at_fault = crash.task_at_fault
+        try:
+            if at_fault is None and not crash.is_machine_failure:
+                self._crashes.count_startup_crash(crash)
+            elif at_fault is not None and self._dispatch.mode == "stream":
+                self._crashes.count_stream_crash(crash, at_fault.shard, at_fault.batch)
+        except WorkerError:
+            self.close()
+            raise
+        if not crash.is_retired:
+            self._counters.restarts += 1
+            self.pool.replace(crash.worker, self._shards)
+        self.scaling_pool.on_worker_crash()
+        for task in sorted(crash.lost, key=lambda task: task.seq):
+            if task.cancelled:
+                self._retire_cancelled(task)
+            elif task is at_fault and self._crashes.should_quarantine(task, crash):
+                self._quarantine(task, crash)
+            else:
+                self._retry(task)
+
+    def _retry(self, task: Task) -> None:
+        self._counters.retried += 1
+        task.destination.tasks_left -= 1
+        is_gone = task.worker is not None and task.worker >= self.pool.size
+        worker = task.shard if self._shards else task.worker
+        self._submit(task.destination, task.indices, task.rows, None if is_gone else worker)
+
+    def _quarantine(self, task: Task, crash: WorkerCrash) -> None:
+        batch: Batch = task.destination
+        index = self._crashes.sample_at_fault(task, crash.row)
+        self._counters.quarantined.append(index)
+        batch.tasks_left -= 1
+        if self._worker_spec.errors == "raise":
+            batch.error = self._crashes.quarantine_error(index, crash)
+        else:
+            self._counters.skip([(index, crash.cause)])
+            kept = [other for other in task.indices if other is not index] if self._worker_spec.auto_collation else []
+            if index is not task.indices and kept:
+                self._submit(batch, kept, None, task.worker)
+            else:
+                batch.is_empty = True
+        if batch.tasks_left == 0:
+            self._settle(batch)
+
+    def _describe_timeout(self) -> str:
+        clauses = [f"DataLoader timed out after {self._timeout_s:g} seconds"]
+        for worker, process in enumerate(self.pool.processes):
+            task, row = self.pool.current_task(worker)
+            if task is not None and not task.cancelled:
+                index = self._crashes.sample_at_fault(task, row) if not self._worker_spec.iterable else None
+                what = "its stream" if self._worker_spec.iterable else f"sample {index!r}"
+                clauses.append(f"worker {worker} (pid {process.pid}) is at {what}")
+        return "; ".join([*clauses, "raise timeout, or look at what those samples wait for"])
+
+
+def _record(recorder: Recorder, result: TaskResult, task: Task, epoch: int) -> None:
+    recorder.add(
+        "make",
+        result.began_ns,
+        result.began_ns + result.fetch_ns + result.collate_ns,
+        epoch=epoch,
+        batch=task.batch,
+        pid=result.pid,
+        worker=result.worker,
+        fetch_ns=result.fetch_ns,
+        collate_ns=result.collate_ns,
+        row=task.rows.start if task.rows is not None else 0,
+        samples=result.samples,
+    )
+
+
+def _close(pool: Pool, ring: Ring) -> None:
+    ring.announce = lambda number, segment: None
+    pool.close()

@@ -1,0 +1,109 @@
+"""What `DataLoader.state_dict` returns, and what `load_state_dict` does with it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from penstock.core.errors import StateError
+from penstock.data.stream import Stream
+from penstock.distributed.rank import rank_and_world_size
+from penstock.loader.begin_epoch import fingerprint_of
+from penstock.loader.checkpoint.dataset_fingerprint import DatasetFingerprint
+from penstock.loader.checkpoint.resume import Resume, resume_from
+from penstock.loader.checkpoint.state import VERSION, check_states, describe_owner
+from penstock.loader.config import LoaderConfig
+from penstock.loader.runtime import LoaderRuntime
+from penstock.loader.sampling.orders import UnknownOrder, drawn_from, order_for
+from penstock.loader.workers.stateful import is_stateful
+
+
+def state_dict_of(config: LoaderConfig, runtime: LoaderRuntime) -> dict[str, Any]:
+    """Return the state of a loader; its fields are described in `checkpoint.state`."""
+    if runtime.loaded is not None:
+        return runtime.loaded
+    epoch = runtime.epoch
+    not_begun = {
+        "epoch": runtime.next_epoch,
+        "finished": False,
+        "rank": config.rank,
+        "world": config.world_size,
+    }
+    return {
+        "version": VERSION,
+        "owner": _owner(config, runtime),
+        "fingerprint": {"rank": rank_and_world_size()[0], **asdict(fingerprint_of(config, runtime))},
+        "seed": epoch.epoch_seed if epoch is not None else 0,
+        "base_seed": epoch.base_seed if epoch is not None else 0,
+        "generator": config.generator.get_state() if config.generator is not None else None,
+        **(epoch.as_dict() if epoch is not None else not_begun),
+    }
+
+
+def load_state_dict(config: LoaderConfig, runtime: LoaderRuntime, state: Any) -> None:
+    """Have the next pass resume where `state` was taken; see `DataLoader.load_state_dict`.
+
+    Raises:
+        StateError: the state belongs to another dataset or sampler, or the states of other ranks are needed.
+    """
+    states = list(state["ranks"] if isinstance(state, Mapping) and "ranks" in state else _as_list(state))
+    if not states or not states[0]:
+        return
+    sampler = drawn_from(config.index_sampler)
+    check_states(states, _owner(config, runtime), DatasetFingerprint.of(config.dataset, sampler))
+    states = _of_this_rank(states, config, runtime)
+    stream = config.dataset if isinstance(config.dataset, Stream) else None
+    resume = resume_from(
+        states,
+        order=None if config.is_iterable else order_for(config.index_sampler, snapshot_every=1),
+        rank=config.rank,
+        world=config.world_size,
+        stream=stream,
+        workers=config.num_workers,
+    )
+    if resume.sampler is not None:
+        runtime.order.begin_after(resume.sampler)
+    if config.worker_type == "thread" and stream is None and any(shard.of > 1 for shard in resume.shards or ()):
+        raise StateError(
+            "this state's workers read get_worker_info() to share out the samples, and threads have none; resume with "
+            "worker_type='process', or num_workers=0"
+        )
+    _warn_of_repeated_work(resume, config.dataset)
+    runtime.resume = resume
+    runtime.loaded = dict(states[0]) if len(states) == 1 else {"ranks": states}
+
+
+def _owner(config: LoaderConfig, runtime: LoaderRuntime) -> dict[str, Any]:
+    order = None if config.is_iterable else runtime.order
+    return describe_owner(config.dataset, drawn_from(config.index_sampler), order)
+
+
+def _as_list(state: Any) -> Sequence[Any]:
+    if isinstance(state, Mapping):
+        return [state]
+    if not isinstance(state, Sequence) or not all(isinstance(one, Mapping) for one in state):
+        raise StateError(f"a state is a dict, or a list of the dicts of all ranks, not {str(state)[:100]}")
+    return state
+
+
+def _of_this_rank(states: list[Any], config: LoaderConfig, runtime: LoaderRuntime) -> list[Any]:
+    """Return the states to resume from: this rank's alone where the sampler shares out among ranks by itself."""
+    if config.is_iterable or not isinstance(runtime.order, UnknownOrder) or len(states) == 1:
+        return states
+    rank, world = rank_and_world_size()
+    if len(states) != world:
+        raise StateError(f"{len(states)} states were given, and there are {world} ranks; load each rank's own")
+    return [states[rank]]
+
+
+def _warn_of_repeated_work(resume: Resume, dataset: Any) -> None:
+    lost = [shard.since for shard in resume.shards or () if shard.state is None and shard.since]
+    if lost and not is_stateful(dataset):
+        samples = sum(batches * size for since in lost for batches, size in since)
+        warnings.warn(
+            f"{type(dataset).__qualname__} has no state_dict and load_state_dict, and neither has its iterator: the "
+            f"first {samples} samples of this epoch are made again and discarded before its next batch",
+            stacklevel=4,
+        )

@@ -1,0 +1,1 @@
+"""Page-locked slots, and copies to an accelerator ahead of the loop."""

@@ -1,0 +1,90 @@
+"""The control page: what the training process and its worker processes share without sending messages.
+
+It has 64-bit cells, few enough to be read by eye in a debugger:
+
+    cell 0                the epoch that is running; a worker that finds another one abandons its task
+    cell 1 + 2·w          worker w: sequence number + 1 of the task it claimed, 0 before its first
+    cell 2 + 2·w          worker w: the row of that task which it is making; before its first, 1 when it is ready; IDLE
+                          when its result has been sent
+
+and one lock file. A worker takes a message from the shared queue and writes its claim under a POSIX record lock,
+which the kernel drops when the worker dies; so under the same lock the training process knows exactly which tasks
+the dead have taken and which still wait.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock.loader.transport.shared_segment import Handle, MemfdSegment, NamedSegment, attach, create
+
+IDLE = (1 << 64) - 1
+"""In place of a row: the worker has no task."""
+
+
+class ControlPage:
+    """One side's view of the page. Made by the training process; workers `attach` with `handle` and `lock_fd`."""
+
+    def __init__(self, segment: MemfdSegment | NamedSegment, lock_fd: int) -> None:
+        self._segment = segment
+        self.lock_fd = lock_fd
+        self.cells = segment.memory.cast("Q")
+
+    @classmethod
+    def make(cls, workers: int, *, named: bool) -> ControlPage:
+        """Make the page for `workers` workers, all cells 0."""
+        segment = create(8 * (1 + 2 * workers), named=named)
+        return cls(segment, _lock_file())
+
+    @classmethod
+    def attach(cls, handle: Handle, lock_fd: int) -> ControlPage:
+        """Open the page in a worker."""
+        return cls(attach(handle), lock_fd)
+
+    def handle(self) -> Handle:
+        """Return what `attach` needs."""
+        return self._segment.handle()
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the claim lock."""
+        fcntl.lockf(self.lock_fd, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self.lock_fd, fcntl.LOCK_UN)
+
+    def claimed(self, worker: int) -> int | None:
+        """Return the sequence number of the task that `worker` claimed last."""
+        return self.cells[1 + 2 * worker] - 1 if self.cells[1 + 2 * worker] else None
+
+    def row(self, worker: int) -> int:
+        """Return the row that `worker` was making last."""
+        return self.cells[2 + 2 * worker]
+
+    def is_idle(self, worker: int) -> bool:
+        """Return whether `worker` has sent what it claimed last, and waits for more."""
+        return self.cells[2 + 2 * worker] == IDLE
+
+    def forget(self, worker: int) -> None:
+        """Clear the cells of a worker that is being replaced."""
+        self.cells[1 + 2 * worker] = self.cells[2 + 2 * worker] = 0
+
+    def close(self) -> None:
+        """Unmap the page and close the lock file."""
+        self.cells.release()
+        self._segment.close()
+        if self.lock_fd >= 0:
+            os.close(self.lock_fd)
+            self.lock_fd = -1
+
+
+def _lock_file() -> int:
+    """Return the descriptor of a new file without a name, to lock."""
+    try:
+        return os.memfd_create("penstock-lock", os.MFD_CLOEXEC)
+    except (OSError, AttributeError):
+        return os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)

@@ -1,0 +1,356 @@
+"""The ring: a loader's slots, from being free to being free again.
+
+    free ──acquire──▶ filling ──commit──▶ ready ──lend──▶ held ──(last view dies)──▶ free
+                         └──────────────── release ─────────┘          └─▶ copying ──(fence passes)──┘
+
+Only the training process has a ring, so its states need no lock between processes. A worker receives a slot's place
+and never learns its state. A lease is given back by the finalizer of the array under the batch's views, which may
+run in any thread and at any allocation: it only appends to a deque, which `acquire` empties.
+
+Slots may be page-locked for a device (`pin`). Copies that the user has started may then still read the slot after its
+last view has died, and torch guards only memory of its own allocator. So such a slot is not free before an event
+passes that stands for everything the device had been given when the view was found dead (`fence`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from penstock.core.errors import TransportError
+from penstock.core.stats import RingCounts
+from penstock.core.units import round_up, size_text
+from penstock.loader.transport.shared_segment import PAGE, SharedSegment
+from penstock.loader.transport.slot import PageLock, Slot, SlotState
+
+GENEROUS_NBYTES = 256 << 20
+"""Size of a slot on a sparse segment while no batch has shown its size; untouched pages cost nothing."""
+
+_MODEST_NBYTES = 1 << 20
+_GRAIN = 2 << 20
+
+
+class Fence(Protocol):
+    """An event of a device (see `penstock.device.Event`, which workers must not import)."""
+
+    def query(self) -> bool:
+        """Return whether it has passed."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until it has passed."""
+        ...
+
+
+@dataclass(slots=True)
+class _Segment:
+    segment: SharedSegment
+    slots: list[Slot] = field(default_factory=list)
+
+
+class Ring:
+    """The slots of one pipeline, grown on demand up to `budget_nbytes`.
+
+    Args:
+        make: makes a segment of the given size in bytes.
+        budget_nbytes: the most bytes that batches may occupy here at once.
+        sparse: whether untouched pages of those segments cost nothing.
+        announce: called with (number, segment) for every segment made, and with (number, None) when it is retired.
+        pin: page-locks memory for a device; each slot once, when its first batch shows how much of it is used.
+        pin_budget_nbytes: the most bytes that may be page-locked; slots beyond stay pageable.
+        fence: returns an event behind all that the device has been given, or None when none can be recorded now; for
+            pinned slots that are lent to a user who may start copies of their own.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int], SharedSegment],
+        budget_nbytes: int,
+        *,
+        sparse: bool = True,
+        announce: Callable[[int, SharedSegment | None], None] = lambda number, segment: None,
+        pin: Callable[[memoryview], PageLock | None] | None = None,
+        pin_budget_nbytes: int | None = None,
+        fence: Callable[[], Fence | None] | None = None,
+    ) -> None:
+        self._make = make
+        self._pin = pin
+        self._pin_budget = budget_nbytes if pin_budget_nbytes is None else pin_budget_nbytes
+        self._fence = fence
+        self._copying: deque[tuple[Slot, Fence | None]] = deque()
+        self._budget = budget_nbytes
+        self._sparse = sparse
+        self.announce = announce
+        self._segments: dict[int, _Segment] = {}
+        self._free: deque[Slot] = deque()
+        self._returned: deque[Slot] = deque()
+        self._leases: dict[Slot, weakref.ref[np.ndarray]] = {}
+        self._next_number = 0
+        self._batch_nbytes = 0
+        self._grown = 0
+        self._oversize = 0
+        self.copied_out = 0
+
+    def acquire(self, wanted: int = 4, *, grow: bool = True) -> Slot | None:
+        """Take a free slot for filling, adding slots when there is none; None when the budget is used up.
+
+        `wanted` is how many slots the caller expects to have in use; without `grow`, None once so many are.
+        """
+        self._take_returned()
+        if not grow and sum(slot.state is not SlotState.FREE for slot in self._all_slots()) >= wanted:
+            return None
+        if not (self._can_fill_free() or self._grow(wanted) or (grow and self._await_copies())):
+            return None
+        slot = self._free.pop()  # the one used last: its pages are mapped, and perhaps in a cache
+        slot.move(SlotState.FILLING, SlotState.FREE)
+        return slot
+
+    def can_acquire(self) -> bool:
+        """Return whether `acquire` would give a slot."""
+        self._take_returned()
+        return self._can_fill_free() or self._affordable(1) > 0
+
+    def is_tight(self) -> bool:
+        """Return whether the user's held batches leave the pipeline fewer than two slots to work with."""
+        working = sum(slot.state in (SlotState.FILLING, SlotState.READY) for slot in self._all_slots())
+        return working < 2 and not self.can_acquire()
+
+    def acquire_larger(self, nbytes: int) -> Slot | None:
+        """Take a slot of at least `nbytes` bytes; slots made from now on are that large."""
+        self._learn_size(nbytes)
+        return self.acquire(1)
+
+    def note(self, slot: Slot, nbytes: int) -> None:
+        """Record that `slot`, lent before it was filled, holds `nbytes` bytes."""
+        slot.used_nbytes = max(slot.used_nbytes, nbytes)
+        self._learn_size(nbytes)
+        self._page_lock(slot)
+
+    def commit(self, slot: Slot, nbytes: int) -> None:
+        """Record that `slot` now holds a batch of `nbytes` bytes."""
+        slot.move(SlotState.READY, SlotState.FILLING)
+        self.note(slot, nbytes)
+
+    def lend(self, slot: Slot) -> np.ndarray:
+        """Return the slot's memory (uint8) for views; the slot is free again when the last of them has died."""
+        slot.move(SlotState.HELD, SlotState.READY)
+        memory = np.frombuffer(slot.memory, np.uint8)
+        returned = self._returned
+        self._leases[slot] = weakref.ref(memory, lambda _: returned.append(slot))
+        return memory
+
+    def release(self, slot: Slot) -> None:
+        """Free a slot whose batch will not be handed out."""
+        slot.move(SlotState.FREE, SlotState.FILLING, SlotState.READY)
+        self._reuse(slot)
+
+    def adopt(self, segment: SharedSegment, nbytes: int) -> Slot:
+        """Make a slot of a segment that holds a batch of `nbytes` bytes, because no slot was large enough.
+
+        Raises:
+            TransportError: the batch is larger than the ring's whole budget.
+        """
+        self._oversize += 1
+        try:
+            self.require(nbytes)
+        except TransportError:
+            segment.close()
+            raise
+        number = self._take_number()
+        slot = Slot(number, 0, segment.nbytes, segment.memory, SlotState.READY, used_nbytes=nbytes)
+        self._segments[number] = _Segment(segment, [slot])
+        self.announce(number, segment)
+        while self._free and self._cost(self._all_slots()) > self._budget:
+            self._retire(self._free.popleft())  # the least recently used
+        self._page_lock(slot)
+        return slot
+
+    def require(self, nbytes: int) -> None:
+        """Record that batches take `nbytes` bytes; slots made from now on are that large.
+
+        Raises:
+            TransportError: that is more than the ring's whole budget.
+        """
+        if nbytes > self._budget:
+            raise TransportError(
+                f"a batch of {size_text(nbytes)} does not fit the ring's {size_text(self._budget)} budget; "
+                "raise ring_bytes or lower batch_size"
+            )
+        self._learn_size(nbytes)
+
+    def announce_all(self, announce: Callable[[int, SharedSegment | None], None]) -> None:
+        """Announce every segment there is."""
+        for number, segment in self._segments.items():
+            announce(number, segment.segment)
+
+    def counts(self) -> RingCounts:
+        """Return where the slots are. Changes nothing, so any thread may ask while another one iterates."""
+        slots = self._all_slots()
+        given_back = set(self._returned.copy())
+        states = [SlotState.FREE if slot in given_back else slot.state for slot in slots]
+        return RingCounts(
+            free=states.count(SlotState.FREE),
+            filling=states.count(SlotState.FILLING),
+            ready=states.count(SlotState.READY),
+            held=states.count(SlotState.HELD),
+            copying=states.count(SlotState.COPYING),
+            segments=len(self._segments),
+            nbytes=self._cost(slots),
+            pinned_nbytes=sum(slot.locked_nbytes for slot in slots),
+            budget_nbytes=self._budget,
+            grown=self._grown,
+            copied_out=self.copied_out,
+            oversize=self._oversize,
+        )
+
+    def close(self) -> None:
+        """Drop all segments; memory that the user still views lives on until the views die."""
+        for segment in self._segments.values():
+            segment.segment.close()
+            for slot in segment.slots:
+                slot.drop_memory()
+        self._segments.clear()
+        self._free.clear()
+        self._copying.clear()
+
+    # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _take_returned(self) -> None:
+        while self._returned:
+            slot = self._returned.popleft()
+            del self._leases[slot]
+            if slot.segment not in self._segments:  # the ring was closed while the user held the batch
+                continue
+            if slot.page_lock is not None and self._fence is not None:
+                slot.move(SlotState.COPYING, SlotState.HELD)
+                self._copying.append((slot, None))
+            else:
+                slot.move(SlotState.FREE, SlotState.HELD)
+                self._reuse(slot)
+        if self._copying:
+            self._end_copies()
+
+    def _end_copies(self) -> None:
+        """Put one fence behind all copies that have none; free the slots whose fence has passed."""
+        assert self._fence is not None
+        if self._copying[-1][1] is None and (event := self._fence()) is not None:
+            self._copying = deque((slot, own or event) for slot, own in self._copying)
+        while self._copying and (first := self._copying[0][1]) is not None and first.query():
+            slot, _ = self._copying.popleft()
+            slot.move(SlotState.FREE, SlotState.COPYING)
+            self._reuse(slot)
+
+    def _await_copies(self) -> bool:
+        """Wait for the oldest copies; return whether a slot is free now."""
+        if self._copying and (event := self._copying[0][1]) is not None:
+            event.synchronize()
+            self._end_copies()
+        return self._can_fill_free()
+
+    def _page_lock(self, slot: Slot) -> None:
+        """Page-lock what batches use of `slot`, and an eighth more, once; stop pinning when the system refuses."""
+        if self._pin is None or slot.locked_nbytes >= slot.used_nbytes:
+            return
+        slot.unlock()
+        nbytes = min(round_up(slot.used_nbytes + slot.used_nbytes // 8, PAGE), slot.nbytes)
+        if sum(other.locked_nbytes for other in self._all_slots()) + nbytes > self._pin_budget:
+            return
+        slot.page_lock = self._pin(slot.memory[:nbytes])
+        slot.locked_nbytes = nbytes if slot.page_lock is not None else 0
+        if slot.page_lock is None:
+            self._pin = None
+
+    def _reuse(self, slot: Slot) -> None:
+        if slot.nbytes < self._batch_nbytes:
+            self._retire(slot)
+        else:
+            self._free.append(slot)
+
+    def _retire(self, slot: Slot) -> None:
+        """Drop a slot that batches have outgrown, and its segment with the last of its slots."""
+        segment = self._segments[slot.segment]
+        segment.slots.remove(slot)
+        slot.drop_memory()
+        if not segment.slots:
+            del self._segments[slot.segment]
+            self.announce(slot.segment, None)
+            segment.segment.close()
+
+    def _learn_size(self, nbytes: int) -> None:
+        if nbytes <= self._batch_nbytes:
+            return
+        self._batch_nbytes = nbytes
+        for slot in [slot for slot in self._free if slot.nbytes < nbytes]:
+            self._free.remove(slot)
+            self._retire(slot)
+
+    def _cost(self, slots: list[Slot]) -> int:
+        return sum(slot.used_nbytes if self._sparse else slot.nbytes for slot in slots)
+
+    def _affordable(self, wanted: int) -> int:
+        """Return how many more slots, at most `wanted`, the budget allows."""
+        expected = max(self._batch_nbytes, 1) if self._sparse else self._slot_nbytes()
+        committed = sum(max(slot.used_nbytes, expected) if self._sparse else slot.nbytes for slot in self._all_slots())
+        return min(wanted, max(0, self._budget - committed) // expected)
+
+    def _can_fill_free(self) -> bool:
+        """Return whether there is a free slot that may be filled within the budget.
+
+        The first slots are made before any batch has shown its size, so all of them together may exceed the budget.
+        """
+        if not self._free:
+            return False
+        more = max(0, self._batch_nbytes - self._free[-1].used_nbytes) if self._sparse else 0
+        if not more:
+            return True
+        slots = self._all_slots()
+        if all(slot.state is SlotState.FREE for slot in slots):
+            return True
+        busy = (
+            max(slot.used_nbytes, self._batch_nbytes) if slot.state is not SlotState.FREE else slot.used_nbytes
+            for slot in slots
+        )
+        return sum(busy) + more <= self._budget
+
+    def _all_slots(self) -> list[Slot]:
+        return [slot for segment in list(self._segments.values()) for slot in list(segment.slots)]
+
+    def _grow(self, wanted: int) -> bool:
+        """Add slots: as many as `wanted` at first, then as many again as there are."""
+        present = len(self._all_slots())
+        count = self._affordable(max(wanted - present, present, 1))
+        if count == 0:
+            return False
+        each = self._slot_nbytes()
+        try:
+            memory = self._make(each * count)
+        except TransportError:
+            if each <= _MODEST_NBYTES or self._batch_nbytes:
+                raise
+            each = _MODEST_NBYTES  # address space is limited (ulimit -v), and no batch has shown its size yet
+            memory = self._make(each * count)
+        number = self._take_number()
+        segment = _Segment(memory)
+        for offset in range(0, each * count, each):
+            segment.slots.append(Slot(number, offset, each, memory.memory[offset : offset + each]))
+        self._grown += bool(self._segments)
+        self._segments[number] = segment
+        self._free.extend(segment.slots)
+        self.announce(number, memory)
+        return True
+
+    def _slot_nbytes(self) -> int:
+        if not self._batch_nbytes:
+            return min(GENEROUS_NBYTES if self._sparse else _MODEST_NBYTES, round_up(self._budget, PAGE))
+        # An eighth more than the largest batch so far, so that slightly larger ones fit as well.
+        roomy = self._batch_nbytes + self._batch_nbytes // 8
+        return round_up(roomy, _GRAIN if roomy > _GRAIN else PAGE)
+
+    def _take_number(self) -> int:
+        self._next_number += 1
+        return self._next_number - 1

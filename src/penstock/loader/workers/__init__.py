@@ -1,0 +1,1 @@
+"""Workers that make batches: processes, threads, and Ray actors."""

@@ -1,0 +1,232 @@
+"""Indices → samples → a batch in an arena. The same code runs in worker processes, threads, Ray actors and inline.
+
+A dataset's `__getitems__` is called once per batch where there is one, as torch's fetcher does, and the collate
+function once per batch. A collate function that has a method `collate_into(samples, arena)` is given the arena, and
+writes the batch there itself (see `PadCollate`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.utils.data import default_collate
+
+from penstock.core.batch_spec import ColumnSpec
+from penstock.loader.batch_writer import BatchWriter, arena_needed
+from penstock.loader.collate import collate_samples
+from penstock.loader.transport.arena import Arena, ArenaFullError
+from penstock.loader.workers.fetch_result import FetchResult, NothingLeftError
+from penstock.loader.workers.sample_fetcher import SampleFetcher, Tick
+from penstock.loader.workers.sample_seed import making
+from penstock.loader.workers.worker_random_states import keep_states
+from penstock.loader.workers.worker_spec import RowRange, WorkerSpec
+
+Enlarge = Callable[[int], Arena]
+"""Called with the bytes that a batch needs, when its arena is too small; returns one of that size."""
+
+
+class BatchFetcher:
+    """Makes the batches of one task after another, from one dataset."""
+
+    def __init__(self, worker_spec: WorkerSpec, *, in_training_process: bool = False) -> None:
+        self.worker_spec = self._worker_spec = worker_spec
+        self.samples = self._samples = SampleFetcher(worker_spec)
+        self._keeps_states = in_training_process and worker_spec.seeded
+        self._getitems = getattr(worker_spec.dataset, "__getitems__", None)
+        self._by_rows = worker_spec.auto_collation and worker_spec.collate_fn is default_collate
+        self._collate_into = getattr(worker_spec.collate_fn, "collate_into", None)
+
+    def pass_over(self, count: int, epoch_seed: int | None) -> None:
+        """Make a batch of the iterable dataset and drop it; what fails in it has failed before, too."""
+        self._samples.epoch_seed = epoch_seed
+        with contextlib.suppress(Exception), self._keep_states(), making(self._samples):
+            self._samples.fetch_next(count, FetchResult(), None)
+
+    def _keep_states(self) -> contextlib.AbstractContextManager[None]:
+        return keep_states() if self._keeps_states else contextlib.nullcontext()
+
+    def make(
+        self,
+        indices: Any,
+        arena: Arena | None,
+        *,
+        epoch_seed: int | None = None,
+        tick: Tick | None = None,
+        rows: RowRange | None = None,
+        enlarge: Enlarge | None = None,
+    ) -> FetchResult:
+        """Make the batch of `indices`, or the `rows` of it that they are, in `arena` where that pays.
+
+        When the arena is too small, `enlarge` is asked for a larger one; `FetchResult.arena` is where the batch is.
+
+        Raises:
+            NothingLeftError: every sample was skipped.
+        """
+        self._samples.epoch_seed = epoch_seed
+        with self._keep_states(), making(self._samples):
+            return self._make(indices, arena, tick, rows, enlarge)
+
+    def _make(
+        self, indices: Any, arena: Arena | None, tick: Tick | None, rows: RowRange | None, enlarge: Enlarge | None
+    ) -> FetchResult:
+        began = time.perf_counter_ns()
+        fetched = FetchResult(arena=arena, began_ns=began)
+        if not self._worker_spec.auto_collation:
+            self._make_unbatched(indices, fetched, tick)
+        elif self._getitems is not None and not self._worker_spec.iterable:
+            self._make_bulk(indices, fetched, tick, enlarge)
+        else:
+            self._make_by_samples(indices, fetched, tick, rows, enlarge)
+        fetched.collate_ns = time.perf_counter_ns() - began - fetched.fetch_ns
+        return fetched
+
+    # ── without automatic batching: one sample, or whatever the dataset makes of the index ──────────────────
+
+    def _make_unbatched(self, index: Any, fetched: FetchResult, tick: Tick | None) -> None:
+        if tick is not None:
+            tick(0)
+        began = time.perf_counter_ns()
+        if self._worker_spec.iterable:
+            samples = self._samples.fetch_next(1, fetched, tick)
+        else:
+            samples = self._samples.fetch([index], fetched, None)
+        fetched.fetch_ns = time.perf_counter_ns() - began
+        if fetched.ended:
+            return
+        if not samples:
+            raise NothingLeftError(fetched)
+        fetched.samples = 1
+        fetched.batch = self._worker_spec.collate_fn(samples[0])
+
+    # ── a whole batch in one call of the dataset ────────────────────────────────────────────────────────────
+
+    def _make_bulk(
+        self, indices: Sequence[Any], fetched: FetchResult, tick: Tick | None, enlarge: Enlarge | None
+    ) -> None:
+        if tick is not None:
+            tick(0)
+        began = time.perf_counter_ns()
+        self._samples.begin_sample(f"batch of {indices[0]}" if indices else None)
+        try:
+            samples = self._worker_spec.dataset.__getitems__(indices)
+        except Exception:
+            if self._worker_spec.errors == "raise":
+                raise
+            samples = self._samples.fetch(indices, fetched, tick)
+        fetched.fetch_ns = time.perf_counter_ns() - began
+        self._collate(samples, fetched, 0, enlarge)
+
+    # ── sample by sample ────────────────────────────────────────────────────────────────────────────────────
+
+    def _make_by_samples(
+        self,
+        indices: Sequence[Any],
+        fetched: FetchResult,
+        tick: Tick | None,
+        rows: RowRange | None,
+        enlarge: Enlarge | None,
+    ) -> None:
+        head = self._timed_fetch(indices[:1], 0, fetched, tick)
+        fetched.samples = len(head)
+        if fetched.ended:
+            return
+        writer = self._open_writer(head, len(indices), fetched, rows, enlarge)
+        if writer is None:
+            rest = self._timed_fetch(indices[1:], 1, fetched, tick)
+            self._finish_list([*head, *rest], len(indices), fetched, rows, enlarge)
+            return
+        writer.add(head[0])
+        for row in range(1, len(indices)):
+            sample = self._timed_fetch(indices[row : row + 1], row, fetched, tick)
+            if sample:
+                writer.add(sample[0])
+                fetched.samples += 1
+            elif self._samples.has_ended:
+                break
+        self._finish_rows(writer, len(indices), fetched, rows)
+
+    def _open_writer(
+        self,
+        head: list[Any],
+        count: int,
+        fetched: FetchResult,
+        rows: RowRange | None,
+        enlarge: Enlarge | None,
+    ) -> BatchWriter | None:
+        """Enlarge the arena for the batch that begins with `head`; return a writer where writing row by row pays."""
+        if not (self._by_rows and head and fetched.arena is not None):
+            return None
+        total, start = (rows.total, rows.start) if rows else (count, 0)
+        needed, by_rows = arena_needed(head[0], total)
+        if not needed:
+            return None
+        if needed > fetched.arena.nbytes:
+            if rows is not None or enlarge is None:
+                fetched.needed_nbytes = needed
+                return None  # the samples then travel as a column, and the training process collates the batch
+            fetched.arena = enlarge(needed)
+        if rows is None and not by_rows:
+            return None
+        return BatchWriter(head[0], total, fetched.arena, start)
+
+    def _timed_fetch(self, indices: Sequence[Any], row: int, fetched: FetchResult, tick: Tick | None) -> list[Any]:
+        began = time.perf_counter_ns()
+        if self._worker_spec.iterable:
+            samples = self._samples.fetch_next(len(indices), fetched, tick)
+        else:
+            samples = self._samples.fetch(indices, fetched, tick, row)
+        fetched.fetch_ns += time.perf_counter_ns() - began
+        return samples
+
+    def _finish_rows(self, writer: BatchWriter, wanted: int, fetched: FetchResult, rows: RowRange | None) -> None:
+        if rows is not None:
+            fetched.partial = writer.finish_partial()
+        elif self._is_dropped(fetched.samples, wanted):
+            fetched.ended = True
+        else:
+            if self._must_be_refilled(fetched.samples, wanted):
+                for number in range(wanted - fetched.samples):
+                    writer.add(writer.sample(number))
+                fetched.samples = wanted
+            fetched.batch = writer.finish()
+
+    def _finish_list(
+        self, samples: list[Any], wanted: int, fetched: FetchResult, rows: RowRange | None, enlarge: Enlarge | None
+    ) -> None:
+        if rows is not None:
+            fetched.samples = len(samples)
+            fetched.partial = ColumnSpec(0), [samples]
+        elif self._is_dropped(len(samples), wanted):
+            fetched.ended = True
+        else:
+            self._collate(samples, fetched, wanted, enlarge)
+
+    def _is_dropped(self, got: int, wanted: int) -> bool:
+        spec = self._worker_spec
+        return spec.iterable and spec.drop_last and self._samples.has_ended and got < wanted
+
+    def _must_be_refilled(self, got: int, wanted: int) -> bool:
+        """Return whether skipped samples must be replaced by repeating others, to keep the batch size."""
+        return got < wanted and self._worker_spec.keep_batch_size and not self._samples.has_ended
+
+    def _collate(self, samples: list[Any], fetched: FetchResult, wanted: int, enlarge: Enlarge | None) -> None:
+        if not samples:
+            raise NothingLeftError(fetched)
+        if self._must_be_refilled(len(samples), wanted):
+            samples = list(itertools.islice(itertools.cycle(samples), wanted))
+        fetched.samples = len(samples)
+        self._samples.begin_sample(f"collate after {self._samples.index}")
+        if self._by_rows:
+            fetched.batch = collate_samples(samples, fetched.arena)
+        elif self._collate_into is not None and fetched.arena is not None and enlarge is not None:
+            try:
+                fetched.batch = self._collate_into(samples, fetched.arena)
+            except ArenaFullError as error:
+                fetched.arena = enlarge(error.needed)
+                fetched.batch = self._collate_into(samples, fetched.arena)
+        else:
+            fetched.batch = self._worker_spec.collate_fn(samples)

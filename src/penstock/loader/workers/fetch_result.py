@@ -1,0 +1,39 @@
+"""What a fetcher made of one task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.loader.batch_writer import PartialBatch
+from penstock.loader.transport.arena import Arena
+
+
+@dataclass(slots=True)
+class FetchResult:
+    """A batch, the rows of a partial one, or the news that the stream has ended."""
+
+    arena: Arena | None = None
+    """Where the batch is."""
+    batch: Any = None
+    partial: PartialBatch | None = None
+    needed_nbytes: int = 0
+    """The arena size that would have been enough, when a partial batch did not fit."""
+    samples: int = 0
+    ended: bool = False
+    """The iterable dataset is exhausted, and this task got nothing."""
+    skipped: list[tuple[Any, str]] = field(default_factory=list)
+    """Index and error of each sample that was left out or replaced."""
+    state: bytes = b""
+    """The state of its shard after it, pickled."""
+    began_ns: int = 0
+    fetch_ns: int = 0
+    collate_ns: int = 0
+
+
+class NothingLeftError(Exception):
+    """Every sample of a batch was skipped; `fetched` lists them."""
+
+    def __init__(self, fetched: FetchResult) -> None:
+        super().__init__()
+        self.fetched = fetched

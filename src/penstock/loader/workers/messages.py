@@ -1,0 +1,120 @@
+"""The messages between a `ProcessPool` and its worker processes: their kinds and their bytes.
+
+To a worker's inbox, the first byte is the kind:
+
+    W  a task for this worker only (the bytes of a task, below)
+    S  a new segment: pickled (number, nbytes, name or None), with its descriptor where it has no name
+    F  forget a segment: its pickled number
+    E  a new epoch: the pickled shards of an iterable dataset that this worker has, by position
+    R  rewind the random states
+    Q  quit when the messages before this one are done
+
+To the shared queue go tasks only, without a kind. A task is the struct `TASK`, then the pickled indices.
+
+From a worker, a result is the struct `RESULT`, a u32 length, that many bytes of pickled extras (none for most results),
+then the envelope: the encoded batch, the encoded partial batch or the pickled exception, as the outcome demands.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from typing import Any
+
+from penstock.loader.transport import codec
+from penstock.loader.transport.shared_segment import Handle, MemfdSegment, NamedSegment, SharedSegment, attach
+from penstock.loader.workers.fetch_result import FetchResult
+from penstock.loader.workers.pool import Task, TaskResult
+
+TASK = struct.Struct("<QQBqqqqqqIQB")
+"""Head of a task: seq, epoch, has slot, segment, offset, nbytes, start, stop, total (-1: whole batch), shard, epoch's
+seed, whether the shard's state is wanted."""
+
+_RESULT = struct.Struct("<QIBQQQQQI")
+"""Head of a result: seq, worker, outcome, samples, batch bytes, fetch ns, collate ns, began ns, pid."""
+
+_LENGTH = struct.Struct("<I")
+
+BATCH, PARTIAL, ENDED, EMPTY, FAILED, CANCELLED = range(6)
+"""The outcomes of a task."""
+
+
+def pack_task(task: Task, epoch: int) -> bytes:
+    """Return the bytes of a task."""
+    slot, rows = task.slot, task.rows
+    head = TASK.pack(
+        task.seq,
+        epoch,
+        slot is not None,
+        *((slot.segment, slot.offset, slot.nbytes) if slot is not None else (0, 0, 0)),
+        *((rows.start, rows.stop, rows.total) if rows is not None else (0, 0, -1)),
+        task.shard,
+        task.epoch_seed or 0,
+        task.wants_state,
+    )
+    return head + pickle.dumps(task.indices, 5)
+
+
+def task_seq(message: bytes) -> int:
+    """Return the sequence number of a packed task."""
+    (seq,) = struct.unpack_from("<Q", message)
+    return int(seq)
+
+
+def pack_segment(number: int, segment: SharedSegment) -> bytes:
+    """Return the message that announces a segment; its descriptor, if it has one, travels beside it."""
+    handle = segment.handle()
+    return b"S" + pickle.dumps((number, handle.nbytes, handle.name))
+
+
+def pack_result(
+    seq: int,
+    worker: int,
+    outcome: int,
+    *,
+    pid: int,
+    dependence: str,
+    envelope: bytes = b"",
+    fetched: FetchResult | None = None,
+    oversize: MemfdSegment | NamedSegment | None = None,
+) -> tuple[bytes, list[int]]:
+    """Return the message of a result, and the descriptors that travel with it."""
+    fetched = fetched or FetchResult()
+    handle = oversize.give_away() if oversize is not None else None
+    extras = b""
+    if dependence or fetched.skipped or fetched.needed_nbytes or fetched.state or handle is not None:
+        segment = handle and (handle.nbytes, handle.name)
+        extras = pickle.dumps((dependence, fetched.skipped, fetched.needed_nbytes, segment, fetched.state))
+    used = fetched.arena.used if fetched.arena is not None else 0
+    times = (fetched.fetch_ns, fetched.collate_ns, fetched.began_ns, pid)
+    head = _RESULT.pack(seq, worker, outcome, fetched.samples, used, *times)
+    fds = [handle.fd] if handle is not None and handle.fd is not None else []
+    return b"".join((head, _LENGTH.pack(len(extras)), extras, envelope)), fds
+
+
+def unpack_result(message: bytes, fds: list[int]) -> TaskResult:
+    """Return the result that a worker has sent; it owns the segment that came with it."""
+    seq, worker, outcome, samples, nbytes, fetch_ns, collate_ns, began_ns, pid = _RESULT.unpack_from(message)
+    result = TaskResult(seq, worker, samples=samples, nbytes=nbytes, pid=pid, began_ns=began_ns)
+    result.fetch_ns, result.collate_ns = fetch_ns, collate_ns
+    (length,) = _LENGTH.unpack_from(message, _RESULT.size)
+    start = _RESULT.size + _LENGTH.size
+    if length:
+        extras: tuple[Any, ...] = pickle.loads(memoryview(message)[start : start + length])
+        result.dependence, result.skipped, result.needed_nbytes, segment, state = extras
+        result.state = pickle.loads(state) if state else None
+        if segment is not None:
+            handle = Handle(segment[0], fds[0] if fds else None, segment[1])
+            result.oversize = attach(handle, own=True)
+    _set_outcome(result, outcome, memoryview(message)[start + length :])
+    return result
+
+
+def _set_outcome(result: TaskResult, outcome: int, envelope: memoryview) -> None:
+    if outcome == BATCH:
+        result.envelope = bytes(envelope)
+    elif outcome == PARTIAL:
+        result.partial = codec.decode(envelope, None)
+    elif outcome == FAILED:
+        result.error = pickle.loads(envelope)
+    result.ended, result.empty, result.cancelled = outcome == ENDED, outcome == EMPTY, outcome == CANCELLED

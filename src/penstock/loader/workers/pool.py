@@ -1,0 +1,199 @@
+"""The protocol of a pool of workers: tasks in, results and crashes out.
+
+`ProcessPool`, `ThreadPool` and `RayPool` implement it; `tests/support/fake_pool.py` has a synchronous double.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from penstock.loader.batch_writer import PartialBatch
+from penstock.loader.transport.shared_segment import SharedSegment
+from penstock.loader.transport.slot import Slot
+from penstock.loader.workers.stream_shard import StreamShard
+from penstock.loader.workers.worker_spec import RowRange
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """A batch, or some rows of one, for one worker to make."""
+
+    seq: int
+    """Unique within its pool, and larger than that of every task submitted before."""
+    batch: int
+    """The number of its batch within the epoch."""
+    indices: Any
+    slot: Slot | None = None
+    rows: RowRange | None = None
+    """Which rows of the batch `indices` are; None for the whole batch."""
+    worker: int | None = None
+    """The worker that must make it; None when any free one may."""
+    shard: int = 0
+    """Of an iterable dataset: the position of its shard in the round of shards."""
+    epoch_seed: int | None = None
+    """What the randomness of its samples depends on; see `sample_seed`."""
+    wants_state: bool = False
+    """Whether the result must carry the state of the shard after it."""
+    cancelled: bool = False
+    """Set by the pool's `cancel`: the result will be thrown away."""
+    destination: Any = None
+    """The scheduler's own: the batch that the result belongs to. Never leaves the training process."""
+
+
+@dataclass(slots=True)
+class TaskResult:
+    """What one task produced: one of envelope, batch, partial, error, ended, cancelled or empty."""
+
+    seq: int
+    worker: int
+    task: Task | None = None
+    """The task; filled in by the pool, because it never travels back."""
+    envelope: bytes | None = None
+    """The batch, encoded."""
+    batch: Any = None
+    """The batch itself, when it was made in the training process."""
+    is_batch: bool = False
+    """Whether `batch` is one (a batch may be None)."""
+    partial: PartialBatch | None = None
+    """The rows of a batch that several workers fill."""
+    error: Any = None
+    """A torch ExceptionWrapper."""
+    ended: bool = False
+    """The shard of an iterable dataset is exhausted."""
+    cancelled: bool = False
+    empty: bool = False
+    """Every sample was skipped."""
+    oversize: SharedSegment | None = None
+    """The segment that holds the batch, because it outgrew its slot."""
+    needed_nbytes: int = 0
+    """The slot size that would have been enough, when a partial batch did not fit."""
+    samples: int = 0
+    nbytes: int = 0
+    pid: int = 0
+    """The process that made it; 0 for the training process."""
+    began_ns: int = 0
+    """When it was begun, on the clock of `time.perf_counter_ns`, which all processes share."""
+    fetch_ns: int = 0
+    collate_ns: int = 0
+    dependence: str = ""
+    """Why these samples depend on the worker that makes them; empty if they do not. See `worker_dependence`."""
+    skipped: list[tuple[Any, str]] = field(default_factory=list)
+    state: Any = None
+    """The state of its shard after it, where one was asked for and the dataset has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCrash:
+    """A worker ended without being asked to."""
+
+    worker: int
+    pid: int
+    cause: str
+    """A clause, as in 'is killed by signal: Segmentation fault.'"""
+    lost: Sequence[Task]
+    """The tasks it had. None of them will produce a result."""
+    task_at_fault: Task | None
+    """The one of them that it was making."""
+    row: int
+    """The row of that task that it was making."""
+    is_retired: bool = False
+    """It was leaving anyway, and needs no successor."""
+    is_machine_failure: bool = False
+    """Its machine is gone or unreachable, so neither a sample nor the way workers are started is to blame."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSnapshot:
+    """What a pool's workers do at one moment."""
+
+    finished: Counter[Any] = field(default_factory=Counter)
+    """How many finished tasks wait to be collected, by their `destination`."""
+    working: int = 0
+    """Workers that make something."""
+    starting: int = 0
+    """Workers that have not begun their first task."""
+
+
+class Pool(Protocol):
+    """Several workers that make tasks.
+
+    The scheduler (and the `ScalingPool` inside it) is the only caller. It calls everything but `snapshot` in the
+    training process, from the thread that iterates, in this order: `start` once; `submit`, `collect`, `resize` and the
+    others in any order; `cancel` between epochs; `close` once, or more often.
+
+    After `start`, `submit` or `collect` has raised, the pool is in no defined state and only `close` may follow. A
+    worker's failure never raises here: an exception in the dataset is a `TaskResult` with an `error`, and a worker that
+    died is a `WorkerCrash`, after which the caller must call `replace` unless `is_retired` is set.
+    """
+
+    size: int
+    """How many workers there should be."""
+    processes: list[Any]
+    """Worker processes (`multiprocessing.Process`), by worker number; none for threads and for Ray."""
+
+    def start(self, shards: Sequence[StreamShard]) -> None:
+        """Start the workers. Shard i of an iterable dataset runs on worker i modulo `size`."""
+        ...
+
+    def resize(self, workers: int) -> bool:
+        """Start workers or retire the last ones until there are `workers`.
+
+        A retired worker finishes its task, and nobody waits for it. Returns False when its number is still in use and
+        the call must be repeated later. Fewer workers are allowed only while any worker may make any task.
+        """
+        ...
+
+    def is_ready(self, worker: int) -> bool:
+        """Return whether a worker that was started has opened its dataset and takes tasks."""
+        ...
+
+    def assignable(self) -> int:
+        """Return for how many workers, from number 0 on, a task may be meant now; all, where they start at once."""
+        ...
+
+    def outstanding(self) -> int:
+        """Return how many tasks were submitted and have not been collected."""
+        ...
+
+    def announce(self, number: int, segment: SharedSegment | None) -> None:
+        """Make a new segment known to every worker, or (None) let workers drop one. The ring calls it."""
+        ...
+
+    def submit(self, task: Task) -> None:
+        """Queue a task; never blocks."""
+        ...
+
+    def collect(self, timeout_s: float | None) -> list[TaskResult | WorkerCrash]:
+        """Wait until something happens, at most `timeout_s` seconds, and return everything that has happened."""
+        ...
+
+    def replace(self, worker: int, shards: Sequence[StreamShard]) -> None:
+        """Start a successor for a dead worker, with its share of the shards as they are now."""
+        ...
+
+    def current_task(self, worker: int) -> tuple[Task | None, int]:
+        """Return the task that a worker makes and the row it has reached, as far as that is known."""
+        ...
+
+    def rewind(self, worker: int) -> None:
+        """Restore a worker's random states to what they were before its first task."""
+        ...
+
+    def cancel(self, shards: Sequence[StreamShard]) -> list[Task]:
+        """Cancel all tasks and begin a new epoch with these shards; return the tasks that no worker had taken."""
+        ...
+
+    def close(self) -> None:
+        """Stop the workers and wait for them. Does nothing when called again, or in a process forked from the owner."""
+        ...
+
+    def snapshot(self) -> PoolSnapshot:
+        """Return what the workers do just now. Any thread may call it; it takes no lock and changes nothing.
+
+        Raises:
+            RuntimeError, ValueError, IndexError: the pool changed or was closed meanwhile; try again later.
+        """
+        ...

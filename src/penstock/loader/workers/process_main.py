@@ -1,0 +1,250 @@
+"""The life of a worker process, from its first line to its last.
+
+It runs the user's dataset and collate function, and nothing of the training loop: this module and what it imports
+must not import `penstock.device`. The process ends when its inbox is closed, which the kernel does when the training
+process is killed, and then also in the middle of a sample.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch._utils import ExceptionWrapper
+
+from penstock.core.errors import TransportError
+from penstock.loader.collate import set_current_arena
+from penstock.loader.transport import channel, codec
+from penstock.loader.transport.arena import Arena, ArenaFullError
+from penstock.loader.transport.control_page import IDLE, ControlPage
+from penstock.loader.transport.shared_segment import Handle, MemfdSegment, NamedSegment, attach, create
+from penstock.loader.workers import messages
+from penstock.loader.workers.batch_fetcher import BatchFetcher
+from penstock.loader.workers.fetch_result import FetchResult, NothingLeftError
+from penstock.loader.workers.pickled_spec import PickledSpec
+from penstock.loader.workers.process_ends import ProcessEnds, ProcessOptions
+from penstock.loader.workers.worker_context import WorkerContext
+from penstock.loader.workers.worker_spec import RowRange
+
+_ORPHAN_GRACE_S = 5.0
+"""How long a worker whose training process is gone may take to finish a sample before it ends anyway."""
+
+
+class _CancelledError(Exception):
+    """The epoch of this task is over."""
+
+
+def main(options: ProcessOptions, ends: ProcessEnds, pickled_spec: PickledSpec) -> None:
+    """Run a worker until its inbox closes."""
+    with contextlib.suppress(channel.Closed):
+        _watch_for_orphanhood(ends.inbox)
+        # Ctrl-C reaches the whole process group; the training process decides what follows from it.
+        signal.signal(signal.SIGINT, lambda *_: None)
+        _Worker(options, ends, pickled_spec).run()
+
+
+def _watch_for_orphanhood(inbox: socket.socket) -> None:
+    def watch() -> None:
+        channel.wait_for_hangup(inbox)
+        threading.Event().wait(_ORPHAN_GRACE_S)
+        os._exit(0)
+
+    with contextlib.suppress(RuntimeError):  # no thread can be started: the worker then ends after its sample
+        threading.Thread(target=watch, name="penstock-orphan-watch", daemon=True).start()
+
+
+class _Worker:
+    def __init__(self, options: ProcessOptions, ends: ProcessEnds, pickled_spec: PickledSpec) -> None:
+        self._options = options
+        self._ends = ends
+        self._pid = os.getpid()
+        self._inbox = channel.Receiver(ends.inbox)
+        self._shared = channel.Receiver(ends.shared)
+        page = ends.control
+        handle = (
+            Handle(ends.control_nbytes, name=page) if isinstance(page, str) else Handle(ends.control_nbytes, page.fd)
+        )
+        self._control = ControlPage.attach(handle, ends.lock.fd)
+        self._cells = self._control.cells
+        self._claim_cell = 1 + 2 * options.worker
+        self._segments: dict[int, tuple[MemfdSegment | NamedSegment, np.ndarray]] = {}
+        self._is_retired = False
+        torch.multiprocessing._set_thread_name("pt_data_worker")
+        if options.cores is not None:
+            with contextlib.suppress(OSError):  # cores may have been taken away meanwhile; anywhere, then
+                os.sched_setaffinity(0, options.cores)
+        self._worker_context = WorkerContext(
+            options, pickled_spec.open, where=f"in DataLoader worker process {options.worker}", dumps=pickle.dumps
+        )
+
+    # ── messages ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> None:
+        """Take tasks until the inbox closes, or this worker is retired."""
+        poller = select.poll()
+        poller.register(self._ends.inbox, select.POLLIN)
+        poller.register(self._ends.shared, select.POLLIN)
+        inbox = self._ends.inbox.fileno()
+        self._cells[self._claim_cell + 1] = 1  # before a worker's first claim: it is ready
+        while not self._is_retired:
+            ready = [fd for fd, _ in poller.poll()]
+            if inbox in ready:
+                self._read_inbox()
+            else:
+                self._take_shared_task()
+
+    def _read_inbox(self) -> None:
+        message = self._inbox.receive()
+        assert message is not None
+        payload, fds = message
+        kind = payload[:1]
+        if kind == b"W":
+            self._work(memoryview(payload)[1:])
+            self._cells[self._claim_cell + 1] = IDLE
+        elif kind == b"S":
+            self._attach_segment(fds, *pickle.loads(memoryview(payload)[1:]))
+        elif kind == b"F":
+            segment, memory = self._segments.pop(pickle.loads(memoryview(payload)[1:]))
+            del memory
+            segment.close()
+        elif kind == b"E":
+            self._worker_context.begin_epoch(pickle.loads(memoryview(payload)[1:]))
+        elif kind == b"Q":
+            self._is_retired = True
+        elif kind == b"R":
+            self._worker_context.rewind()
+
+    def _attach_segment(self, fds: list[int], number: int, nbytes: int, name: str | None) -> None:
+        try:
+            segment = attach(Handle(nbytes, fds[0] if fds else None, name))
+        except TransportError as error:
+            if isinstance(error.__cause__, FileNotFoundError):  # removed already: the training process is closing
+                raise channel.Closed from error
+            raise
+        self._segments[number] = (segment, np.frombuffer(segment.memory, np.uint8))
+
+    def _take_shared_task(self) -> None:
+        """Take a task from the shared queue, unless another worker was faster, and claim it under the lock."""
+        with self._control.lock():
+            message = self._shared.receive(block=False)
+            if message is None:
+                return
+            self._cells[self._claim_cell] = messages.task_seq(message[0]) + 1
+        self._work(memoryview(message[0]))
+        self._cells[self._claim_cell + 1] = IDLE
+
+    # ── one task ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _work(self, message: memoryview) -> None:
+        head = messages.TASK.unpack_from(message)
+        seq, epoch, has_slot, segment, offset, nbytes, start, stop, total, shard, epoch_seed, wants_state = head
+        cells = self._cells
+        row_cell = self._claim_cell + 1
+        cells[row_cell] = 0
+        cells[self._claim_cell] = seq + 1
+        if cells[0] != epoch:
+            self._send(seq, messages.CANCELLED)
+            return
+        if (failure := self._worker_context.take_failure()) is not None:
+            self._send_failure(seq, failure)
+            return
+        fetcher = self._worker_context.fetcher(shard)
+        if fetcher is None:
+            self._send(seq, messages.ENDED)
+            return
+
+        def tick(row: int) -> None:
+            if cells[0] != epoch:
+                raise _CancelledError
+            cells[row_cell] = row
+
+        while has_slot and segment not in self._segments:
+            self._read_inbox()  # its announcement was sent before this task, and is in the inbox or on its way there
+        memory = self._segments[segment][1][offset : offset + nbytes] if has_slot else np.empty(0, np.uint8)
+        rows = RowRange(start, stop, total) if total >= 0 else None
+        try:
+            indices = pickle.loads(message[messages.TASK.size :])
+            self._make(fetcher, seq, indices, Arena(memory), tick, rows, epoch_seed, wants_state)
+        except _CancelledError:
+            self._send(seq, messages.CANCELLED)
+        except channel.Closed:
+            raise
+        except NothingLeftError as nothing:
+            self._send(seq, messages.EMPTY, fetched=nothing.fetched)
+        except Exception:
+            self._send_failure(seq, self._worker_context.wrap_exception())
+
+    def _make(
+        self,
+        fetcher: BatchFetcher,
+        seq: int,
+        indices: Any,
+        arena: Arena,
+        tick: Callable[[int], None],
+        rows: RowRange | None,
+        epoch_seed: int,
+        wants_state: bool,
+    ) -> None:
+        segments: list[MemfdSegment | NamedSegment] = []
+
+        def enlarge(needed: int) -> Arena:
+            """Return an arena in a new segment, for a batch that outgrew its slot."""
+            segments.append(create(needed, named=self._options.named))
+            return Arena(np.frombuffer(segments[-1].memory, np.uint8))
+
+        set_current_arena(arena)
+        try:
+            fetched = fetcher.make(indices, arena, epoch_seed=epoch_seed, tick=tick, rows=rows, enlarge=enlarge)
+            if wants_state or fetched.ended:
+                fetched.state = self._worker_context.state(fetcher, ended=fetched.ended)
+            if fetched.ended:
+                self._send(seq, messages.ENDED, fetched=fetched)
+            elif rows is not None:
+                self._send(seq, messages.PARTIAL, codec.encode(fetched.partial, None), fetched)
+            else:
+                assert fetched.arena is not None
+                try:
+                    envelope = codec.encode(fetched.batch, fetched.arena)
+                except ArenaFullError as error:
+                    fetched.arena = enlarge(error.needed)
+                    envelope = codec.encode(fetched.batch, fetched.arena)
+                oversize = segments[-1] if segments and not codec.is_inline(envelope) else None
+                self._send(seq, messages.BATCH, envelope, fetched, oversize)
+        finally:
+            set_current_arena(None)
+            for segment in segments:
+                segment.close()
+
+    # ── results ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _send(
+        self,
+        seq: int,
+        outcome: int,
+        envelope: bytes = b"",
+        fetched: FetchResult | None = None,
+        oversize: MemfdSegment | NamedSegment | None = None,
+    ) -> None:
+        message, fds = messages.pack_result(
+            seq,
+            self._options.worker,
+            outcome,
+            pid=self._pid,
+            dependence=self._worker_context.detect_dependence(),
+            envelope=envelope,
+            fetched=fetched,
+            oversize=oversize,
+        )
+        channel.send(self._ends.results, message, fds)
+
+    def _send_failure(self, seq: int, wrapper: ExceptionWrapper) -> None:
+        self._send(seq, messages.FAILED, pickle.dumps(wrapper))

@@ -1,0 +1,393 @@
+"""A pool of worker processes that notices each death and knows exactly which tasks died with a worker.
+
+Tasks go out by two channels. The shared queue is one end of a socket from which any free worker takes the next task
+(and claims it; see `transport.control_page`). A worker's inbox carries what is meant for that worker only:
+announcements, and tasks that torch would have given to it. Results come back by one socket that all workers write to.
+The bytes are described in `messages`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from penstock.core.errors import WorkerStartError
+from penstock.data.stream import Stream
+from penstock.loader.transport import channel
+from penstock.loader.transport.control_page import ControlPage
+from penstock.loader.transport.shared_segment import SharedSegment
+from penstock.loader.workers import messages, process_main
+from penstock.loader.workers.pickled_spec import PickledSpec
+from penstock.loader.workers.pool import PoolSnapshot, Task, TaskResult, WorkerCrash
+from penstock.loader.workers.process_ends import Descriptor, ProcessEnds, ProcessOptions
+from penstock.loader.workers.stream_shard import StreamShard, shards_of_worker
+from penstock.loader.workers.worker_spec import WorkerSpec
+
+_JOIN_S = 5.0
+"""How long a worker may take to finish its sample when the pool closes; as torch's DataLoader waits."""
+
+_Message = tuple[bytes, SharedSegment | None]
+"""A message to an inbox, and the segment whose descriptor goes with it."""
+
+
+class ProcessPool:
+    """Worker processes of one loader; see `Pool` for the protocol.
+
+    Args:
+        worker_spec: what the workers do.
+        workers: how many there are at first.
+        most: how many there may be.
+        reported_workers: what `get_worker_info().num_workers` returns.
+        context: how they are started.
+        base_seed: worker k's random states begin with base_seed + k, as torch's.
+        init_fn: called in each worker with its number.
+        detect_dependence: whether to detect samples that depend on their worker.
+        named: whether shared segments need names, because the system refuses memfds.
+        cores: where the workers run, or None for anywhere.
+
+    Raises:
+        UnpicklableError: the spec cannot travel to the workers.
+        TransportError: no descriptor or shared memory is left.
+    """
+
+    def __init__(
+        self,
+        worker_spec: WorkerSpec,
+        workers: int,
+        *,
+        most: int,
+        reported_workers: int,
+        context: BaseContext,
+        base_seed: int,
+        init_fn: Callable[[int], Any] | None,
+        detect_dependence: bool,
+        named: bool,
+        cores: frozenset[int] | None = None,
+    ) -> None:
+        self.size = workers
+        self._worker_spec = worker_spec
+        self._context = context
+        self._options = ProcessOptions(
+            worker=0,
+            workers=reported_workers,
+            base_seed=base_seed,
+            init_fn=init_fn,
+            named=named,
+            detect_dependence=detect_dependence,
+            cores=cores,
+        )
+        self._segments: dict[int, SharedSegment] = {}
+        self._outstanding: dict[int, Task] = {}
+        self._waiting: deque[bytes] = deque()
+        """Tasks that the shared queue has had no room for yet."""
+        self._outboxes: list[deque[_Message]] = [deque() for _ in range(most)]
+        self._inboxes: list[Any] = [None] * most
+        self._poller = select.poll()
+        self._by_sentinel: dict[int, int] = {}
+        self._retiring: dict[int, BaseProcess] = {}
+        """Workers that were retired and have not ended yet, by the number they had."""
+        self._owner = os.getpid()
+        self._closed = False
+        self.processes: list[BaseProcess] = []
+        self._pickled_spec = PickledSpec.pack(worker_spec, self._start_method(), named=named)
+        self._control = ControlPage.make(most, named=named)
+        self._to_workers, self._queue = channel.pair()
+        self._results, self._from_workers = channel.pair()
+        self._receiver = channel.Receiver(self._results)
+        self._reclaimer = channel.Receiver(self._queue)
+        self._poller.register(self._results, select.POLLIN)
+
+    def _start_method(self) -> str:
+        return self._context.get_start_method() or "fork"
+
+    # ── starting ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self, shards: Sequence[StreamShard]) -> None:
+        """Start all workers.
+
+        Raises:
+            WorkerStartError: the system allows no further process.
+            TransportError: no descriptor is left.
+        """
+        if self._start_method() == "forkserver":
+            # So that the server imports torch once, not every worker. No effect on a server that runs already.
+            self._context.set_forkserver_preload(["__main__", process_main.__name__])
+        for worker in range(self.size):
+            options = replace(self._options, shards=shards_of_worker(shards, worker, self.size))
+            self.processes.append(self._spawn(worker, options))
+
+    def replace(self, worker: int, shards: Sequence[StreamShard]) -> None:
+        """Start a successor for a dead worker, with its share of the shards as they are now."""
+        self._control.forget(worker)
+        dataset = self._worker_spec.dataset
+        epoch = dataset.epoch if isinstance(dataset, Stream) else None
+        options = replace(self._options, shards=shards_of_worker(shards, worker, self.size), epoch=epoch)
+        self.processes[worker] = self._spawn(worker, options)
+
+    def resize(self, workers: int) -> bool:
+        """Start workers or retire the last ones, until there are `workers`.
+
+        A retired worker finishes its task first, and nobody waits for it. Until it has ended its number is in use: then
+        no worker is started, and False is returned.
+
+        Raises:
+            WorkerStartError, TransportError: as `start`; those that could be started are there.
+        """
+        while self.size > workers:
+            self.size -= 1
+            self._retiring[self.size] = self.processes.pop()
+            self._post(self.size, b"Q", None)
+        while self.size < workers:
+            if self.size in self._retiring:
+                return False
+            self._control.forget(self.size)
+            self.processes.append(self._spawn(self.size, self._options))
+            self.size += 1
+        return True
+
+    def is_ready(self, worker: int) -> bool:
+        """Return whether a worker has opened its dataset and takes tasks."""
+        return self._control.claimed(worker) is not None or self._control.row(worker) > 0
+
+    def assignable(self) -> int:
+        """Return how many workers there are: a task may be meant for any of them."""
+        return self.size
+
+    def outstanding(self) -> int:
+        """Return how many tasks were submitted and have not been collected."""
+        return len(self._outstanding)
+
+    def _spawn(self, worker: int, options: ProcessOptions) -> BaseProcess:
+        ours, theirs = channel.pair()
+        handle = self._control.handle()
+        ends = ProcessEnds(
+            inbox=theirs,
+            shared=self._queue,
+            results=self._from_workers,
+            control_nbytes=handle.nbytes,
+            control=handle.name if handle.fd is None else Descriptor(handle.fd),  # type: ignore[arg-type]
+            lock=Descriptor(self._control.lock_fd),
+        )
+        process: BaseProcess = self._context.Process(  # type: ignore[attr-defined]
+            target=process_main.main, args=(replace(options, worker=worker), ends, self._pickled_spec), daemon=True
+        )
+        try:
+            process.start()
+        except OSError as error:
+            ours.close()
+            raise WorkerStartError(
+                f"worker {worker} of {self.size} could not be started ({error.strerror}); lower num_workers, or raise "
+                "the limits on processes and open files (`ulimit -u`, `ulimit -n`)"
+            ) from error
+        finally:
+            theirs.close()
+        self._inboxes[worker] = ours
+        self._outboxes[worker] = deque(
+            (messages.pack_segment(number, segment), segment) for number, segment in self._segments.items()
+        )
+        self._by_sentinel[process.sentinel] = worker
+        self._poller.register(process.sentinel, select.POLLIN)
+        self._flush_outbox(worker)
+        return process
+
+    # ── sending ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def announce(self, number: int, segment: SharedSegment | None) -> None:
+        """Announce a new segment to every worker, or (None) that it may drop one."""
+        if segment is not None:
+            self._segments[number] = segment
+            message = messages.pack_segment(number, segment)
+        else:
+            del self._segments[number]
+            message = b"F" + pickle.dumps(number)
+        for worker in (*range(len(self.processes)), *self._retiring):
+            self._post(worker, message, segment)
+
+    def submit(self, task: Task) -> None:
+        """Queue a task; never blocks."""
+        message = messages.pack_task(task, self._control.cells[0])
+        self._outstanding[task.seq] = task
+        if task.worker is None:
+            self._waiting.append(message)
+            self._flush_queue()
+        else:
+            self._post(task.worker, b"W" + message, None)
+
+    def rewind(self, worker: int) -> None:
+        """Restore a worker's random states to what they were before its first task."""
+        self._post(worker, b"R", None)
+
+    def _post(self, worker: int, message: bytes, segment: SharedSegment | None) -> None:
+        self._outboxes[worker].append((message, segment))
+        self._flush_outbox(worker)
+
+    def _flush_outbox(self, worker: int) -> None:
+        outbox = self._outboxes[worker]
+        with contextlib.suppress(channel.Closed):  # the worker is dead; `collect` will find out
+            while outbox:
+                message, segment = outbox[0]
+                handle = segment.handle() if segment is not None else None
+                fds = [handle.fd] if handle is not None and handle.fd is not None else []
+                if not channel.send(self._inboxes[worker], message, fds, block=False):
+                    return
+                outbox.popleft()
+
+    def _flush_queue(self) -> None:
+        while self._waiting and channel.send(self._to_workers, self._waiting[0], block=False):
+            self._waiting.popleft()
+
+    def _flush_all(self) -> None:
+        if self._waiting:
+            self._flush_queue()
+        for worker, outbox in enumerate(self._outboxes):
+            if outbox:
+                self._flush_outbox(worker)
+
+    # ── collecting ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def collect(self, timeout_s: float | None) -> list[TaskResult | WorkerCrash]:
+        """Wait until something happens, at most `timeout_s` seconds, and return everything that has happened."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            events: list[TaskResult | WorkerCrash] = [*self._receive_results()]
+            if events:
+                self._flush_all()
+                return events
+            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ready = self._poller.poll(None if remaining is None else remaining * 1000)
+            dead = [self._by_sentinel[fd] for fd, _ in ready if fd in self._by_sentinel]
+            if dead:
+                for worker in dead:
+                    events += self._reap(worker)
+                if events:
+                    return events
+                continue
+            if not ready and remaining is not None and remaining <= 0:
+                return []
+
+    def _receive_results(self) -> list[TaskResult]:
+        results = []
+        while (message := self._receiver.receive(block=False)) is not None:
+            result = messages.unpack_result(*message)
+            result.task = self._outstanding.pop(result.seq)
+            results.append(result)
+        return results
+
+    def current_task(self, worker: int) -> tuple[Task | None, int]:
+        """Return the task that a worker makes, and the row it has reached."""
+        claimed = self._control.claimed(worker)
+        return (None if claimed is None else self._outstanding.get(claimed)), self._control.row(worker)
+
+    def _reap(self, worker: int) -> list[TaskResult | WorkerCrash]:
+        """Find out which tasks a dead worker had; return the results that came in meanwhile, and the crash.
+
+        Under the lock no worker is between taking a task and claiming it. The results are read after the claims: a
+        worker sends its result before it claims another task, so a task that is neither queued nor claimed nor among
+        the results has been lost with its worker.
+        """
+        is_retired = worker in self._retiring
+        process = self._retiring.pop(worker) if is_retired else self.processes[worker]
+        self._poller.unregister(process.sentinel)
+        del self._by_sentinel[process.sentinel]
+        process.join()
+        with self._control.lock():
+            self._reclaim_queue()
+            others = {*range(self.size), *self._retiring} - {worker}
+            claims = {self._control.claimed(other) for other in others}
+        results = self._receive_results()
+        claimed, row = self.current_task(worker)
+        queued = {messages.task_seq(message) for message in self._waiting}
+        lost = [
+            task
+            for seq, task in self._outstanding.items()
+            if task.worker == worker or (task.worker is None and seq not in queued and seq not in claims)
+        ]
+        for task in lost:
+            del self._outstanding[task.seq]
+        self._inboxes[worker].close()
+        self._outboxes[worker].clear()
+        self._flush_queue()
+        if is_retired and not lost:
+            return [*results]
+        cause, pid = _exit_cause(process.exitcode), process.pid or 0
+        return [*results, WorkerCrash(worker, pid, cause, lost, claimed if claimed in lost else None, row, is_retired)]
+
+    def _reclaim_queue(self) -> None:
+        """Take back everything that waits in the shared queue, in order, ahead of what has not fitted in yet."""
+        reclaimed = []
+        while (message := self._reclaimer.receive(block=False)) is not None:
+            reclaimed.append(message[0])
+        self._waiting.extendleft(reversed(reclaimed))
+
+    def cancel(self, shards: Sequence[StreamShard]) -> list[Task]:
+        """Cancel all tasks and begin a new epoch with these shards; return the tasks that no worker had taken."""
+        self._control.cells[0] += 1
+        with self._control.lock():
+            self._reclaim_queue()
+        untaken = [self._outstanding.pop(messages.task_seq(message)) for message in self._waiting]
+        self._waiting.clear()
+        for task in self._outstanding.values():
+            task.cancelled = True
+        for worker in range(self.size):
+            self._post(worker, b"E" + pickle.dumps(shards_of_worker(shards, worker, self.size)), None)
+        return untaken
+
+    def snapshot(self) -> PoolSnapshot:
+        """Return what the workers do just now, from the control page; see `Pool.snapshot`."""
+        control = self._control
+        idle = [control.is_idle(worker) for worker in range(self.size)]
+        claims = [control.claimed(worker) for worker in range(self.size)]
+        tasks = list(self._outstanding.values())
+        busy = {claim for claim, is_idle in zip(claims, idle, strict=True) if claim is not None and not is_idle}
+        # Tasks are taken in the order of their numbers, from the shared queue as from each inbox: what is not larger
+        # than the newest claim and not being made is finished.
+        reached = [-1 if claim is None else claim for claim in claims]
+        newest = max(reached, default=-1)
+        finished = Counter(
+            task.destination
+            for task in tasks
+            if not task.cancelled
+            and task.seq not in busy
+            and task.seq <= (newest if task.worker is None else reached[task.worker])
+        )
+        return PoolSnapshot(finished, working=len(busy), starting=claims.count(None))
+
+    # ── ending ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def close(self) -> None:
+        """Stop the workers and wait for them; those that do not end in time are killed."""
+        if self._closed or os.getpid() != self._owner:
+            return
+        self._closed = True
+        self._control.cells[0] += 1
+        for inbox in self._inboxes:
+            if inbox is not None:
+                inbox.close()
+        deadline = time.monotonic() + _JOIN_S
+        everybody = [*self.processes, *self._retiring.values()]
+        for process in everybody:
+            process.join(max(0.0, deadline - time.monotonic()))
+        for process in everybody:
+            if process.is_alive():
+                process.kill()
+                process.join()
+        for end in (self._to_workers, self._queue, self._results, self._from_workers):
+            end.close()
+        self._pickled_spec.close()
+        self._control.close()
+
+
+def _exit_cause(exitcode: int | None) -> str:
+    if exitcode is not None and exitcode < 0:
+        return f"is killed by signal: {signal.strsignal(-exitcode) or -exitcode}."
+    return f"exited unexpectedly with code {exitcode}."

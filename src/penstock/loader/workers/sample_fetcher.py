@@ -1,0 +1,178 @@
+"""Indices → samples of one dataset, under the loader's error policy; of an iterable dataset, its stream.
+
+What it does to a dataset is what torch's fetchers do: `__getitem__` for each index, `next` for iterable datasets. It
+knows at any moment which sample is being made, which is what the randomness of a sample depends on (`sample_seed`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from penstock.loader.workers.fetch_result import FetchResult
+from penstock.loader.workers.sample_seed import seed_states
+from penstock.loader.workers.stateful import is_stateful
+from penstock.loader.workers.worker_spec import SKIP, WorkerSpec
+
+Tick = Callable[[int], None]
+"""Called with the row before each sample is made; may raise to abandon the batch."""
+
+
+class SampleFetcher:
+    """Fetches samples of one dataset. An iterable dataset must be begun with `restart`."""
+
+    def __init__(self, worker_spec: WorkerSpec) -> None:
+        self.epoch_seed: int | None = None
+        self._dataset = worker_spec.dataset
+        self._errors = worker_spec.errors
+        self._seeded = worker_spec.seeded
+        self._auto_collation = worker_spec.auto_collation
+        self._index: Any = None
+        self._serial = 0
+        self._unticked: tuple[Sequence[Any], list[Any]] | None = None
+        """Indices and samples of a batch of which no sample is noted: the sample after the last one is being made."""
+        self._stream: Iterator[Any] = iter(())
+        self._ended = False
+        self._state_before_end: Any = None
+        """The dataset's state before that of an end was restored, until it has given a sample."""
+        self._shard = ""
+        self._position = 0
+
+    # ── the stream of an iterable dataset ───────────────────────────────────────────────────────────────────
+
+    def restart(self, shard: str, state: Any = None, end: Any = None) -> None:
+        """Begin a new epoch of an iterable dataset: a new iterator.
+
+        Args:
+            shard: a name for it.
+            state: continue where `stream_state` has returned this.
+            end: begin after a pass at whose end `end_state` has returned this. A dataset that then has nothing more
+                to give starts over, as it would have in the process that had reached the end.
+        """
+        dataset_state, iterator_state, self._position = state or (None, None, 0)
+        self._state_before_end = None
+        if dataset_state is not None:
+            self._dataset.load_state_dict(dataset_state)
+        elif state is None and end is not None:
+            self._restore_end(end)
+        self._stream = iter(self._dataset)
+        if iterator_state is not None:
+            self._stream.load_state_dict(iterator_state)  # type: ignore[attr-defined]
+        self._ended = False
+        self._shard = shard
+
+    def _restore_end(self, end: Any) -> None:
+        before = self._dataset.state_dict() if is_stateful(self._dataset) else None
+        if before is not None:
+            self._state_before_end = copy.deepcopy(before)
+            self._dataset.load_state_dict(end)
+
+    def stream_state(self) -> Any:
+        """Return where the iterable dataset is, or None if neither it nor its iterator keeps a state.
+
+        The dataset's state comes first, then the iterator's, as torchdata's StatefulDataLoader asks for them. Also None
+        at the end: what has ended may report the state in which it begins.
+        """
+        if self._ended:
+            return None
+        dataset, stream = self._dataset, self._stream
+        dataset_state = dataset.state_dict() if is_stateful(dataset) and stream is not dataset else None
+        iterator_state = stream.state_dict() if is_stateful(stream) else None  # type: ignore[attr-defined]
+        if dataset_state is None and iterator_state is None:
+            return None
+        return dataset_state, iterator_state, self._position
+
+    def end_state(self) -> Any:
+        """Return the state of the iterable dataset at the end of a pass, or None if it keeps none."""
+        with contextlib.suppress(Exception):  # it may have closed what it reports on; the pass has ended well
+            return self._dataset.state_dict() if is_stateful(self._dataset) else None
+        return None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the iterable dataset is exhausted."""
+        return self._ended
+
+    def fetch_next(self, count: int, fetched: FetchResult, tick: Tick | None) -> list[Any]:
+        """Return up to `count` samples of the stream; sets `fetched.ended` when it has none at all."""
+        samples: list[Any] = []
+        if self._ended:
+            fetched.ended = True
+            return samples
+        while len(samples) < count:
+            if tick is not None:
+                tick(len(samples))
+            self.begin_sample(f"{self._shard}/{self._position}")
+            try:
+                samples.append(next(self._stream))
+            except StopIteration:
+                if self._state_before_end is not None:  # the restored end had nothing left: start over, as iter() does
+                    self._dataset.load_state_dict(self._state_before_end)
+                    self._state_before_end = None
+                    self._stream = iter(self._dataset)
+                    continue
+                self._ended = self._auto_collation or self._ended
+                fetched.ended = not samples and fetched.samples == 0
+                break
+            except Exception as error:
+                self._apply_policy(error, self._position, samples, fetched)
+            self._state_before_end = None
+            self._position += 1
+        return samples
+
+    # ── samples of a map-style dataset ──────────────────────────────────────────────────────────────────────
+
+    def fetch(self, indices: Sequence[Any], fetched: FetchResult, tick: Tick | None, first_row: int = 0) -> list[Any]:
+        """Return the samples of `indices`, which are rows `first_row`, `first_row + 1` ... of their batch."""
+        dataset = self._dataset
+        samples: list[Any] = []
+        if tick is None and self._errors == "raise" and not self._seeded:
+            self.begin_sample(None)
+            self._unticked = indices, samples
+            for index in indices:
+                samples.append(dataset[index])  # noqa: PERF401  `current` counts them
+            self._index = indices[-1] if indices else None
+            self._unticked = None
+            return samples
+        for row, index in enumerate(indices, first_row):
+            if tick is not None:
+                tick(row)
+            self.begin_sample(index)
+            try:
+                samples.append(dataset[index])
+            except Exception as error:
+                self._apply_policy(error, index, samples, fetched)
+        return samples
+
+    # ── which sample is being made ──────────────────────────────────────────────────────────────────────────
+
+    @property
+    def index(self) -> Any:
+        """The index of the sample that was begun last."""
+        return self._index
+
+    def current(self) -> tuple[Any, int, int]:
+        """Return the index of the sample that is being made, and two numbers that tell it from all others."""
+        if self._unticked is None:
+            return self._index, self._serial, 0
+        indices, samples = self._unticked
+        return indices[len(samples)], self._serial, len(samples)
+
+    def begin_sample(self, index: Any) -> None:
+        """Note that the sample of `index` is being made from now on, and seed the random states for it."""
+        self._index, self._unticked = index, None
+        self._serial += 1
+        if self._seeded:
+            seed_states()
+
+    def _apply_policy(self, error: Exception, index: Any, samples: list[Any], fetched: FetchResult) -> None:
+        """Apply the error policy to a sample that raised: raise, leave it out, or replace it."""
+        policy = self._errors
+        if policy == "raise":
+            raise error
+        replacement = SKIP if policy == "skip" else policy(error, index)
+        fetched.skipped.append((index, f"{type(error).__name__}: {error}"))
+        if replacement is not SKIP:
+            samples.append(replacement)

@@ -1,0 +1,112 @@
+"""Randomness that belongs to a sample: the same in every worker, worker type and resumed run.
+
+    seed of a sample = hash of the epoch's seed and the sample's index; the epoch's = hash of the loader's and the epoch
+
+A fetcher announces itself with `making`; a dataset calls `sample_seed` or `sample_rng` for its randomness.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+
+class Fetcher(Protocol):
+    """Makes samples in this thread; see `SampleFetcher`."""
+
+    epoch_seed: int | None
+
+    def current(self) -> tuple[Any, int, int]:
+        """Return the index of the sample that is being made, and two numbers that tell it from all others."""
+        ...
+
+
+class _ThreadState(threading.local):
+    fetcher: Fetcher | None = None
+    sample: tuple[Any, int, int] | None = None
+    """The sample that `rng` is for."""
+    rng: np.random.Generator
+
+
+_thread = _ThreadState()
+
+
+def sample_seed() -> int:
+    """Return the seed of the sample that is being made, in [0, 2**63).
+
+    It depends on the loader's seed (the one drawn from torch's random state for the epoch where it has none), the
+    epoch and the sample's index, and on nothing else. Outside of a loader it is drawn from torch's random state.
+
+    >>> import torch
+    >>> class Noise(torch.utils.data.Dataset):
+    ...     def __len__(self):
+    ...         return 4
+    ...
+    ...     def __getitem__(self, index):
+    ...         return torch.rand(2, generator=torch.Generator().manual_seed(sample_seed()))
+    >>> import penstock
+    >>> one, two = (torch.cat(list(penstock.DataLoader(Noise(), num_workers=n, seed=7))) for n in (0, 2))
+    >>> bool((one == two).all())
+    True
+    """
+    fetcher = _thread.fetcher
+    if fetcher is None or fetcher.epoch_seed is None:
+        return int(torch.empty((), dtype=torch.int64).random_().item())
+    return derive_seed(fetcher.epoch_seed, fetcher.current()[0])
+
+
+def sample_rng() -> np.random.Generator:
+    """Return NumPy's generator for the sample that is being made: the same one until the next sample is begun.
+
+    >>> first, second = sample_rng().random(), sample_rng().random()
+    >>> first != second
+    True
+    """
+    fetcher = _thread.fetcher
+    if fetcher is None:
+        return np.random.default_rng(sample_seed())
+    sample = fetcher.current()
+    if _thread.sample is None or _thread.sample[1:] != sample[1:]:
+        _thread.sample, _thread.rng = sample, np.random.default_rng(sample_seed())
+    return _thread.rng
+
+
+def derive_seed(seed: int, index: Any) -> int:
+    """Return a seed in [0, 2**63) derived from another one and an index: an integer, or anything with a fixed `repr`.
+
+    >>> derive_seed(1, 2) == derive_seed(1, np.int64(2)), derive_seed(1, 2) == derive_seed(2, 1)
+    (True, False)
+    """
+    try:
+        index = operator.index(index)
+    except TypeError:
+        index = repr(index)
+    digest = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+@contextmanager
+def making(fetcher: Fetcher) -> Iterator[None]:
+    """Have `sample_seed` and `sample_rng` ask `fetcher` which sample this thread makes, while the context lasts."""
+    outer, _thread.fetcher = _thread.fetcher, fetcher
+    _thread.sample = None
+    try:
+        yield
+    finally:
+        _thread.fetcher = outer
+
+
+def seed_states() -> None:
+    """Seed torch's, Python's and NumPy's random states with the sample's seed."""
+    seed = sample_seed()
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)

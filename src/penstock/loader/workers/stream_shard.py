@@ -1,0 +1,176 @@
+"""The shards of an iterable dataset: as many as the `num_workers` that its `get_worker_info()` returns.
+
+An iterable dataset divides its samples by `get_worker_info()`. So a shard is the dataset seen as worker `number` of
+`of`. Usually each worker process has one shard. A loop that resumes with another number of workers has the shards of
+the interrupted one, each from where it was; a process then interleaves several of them, each with its own copy of the
+dataset and its own random states. Map-style datasets have no shards.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.core.errors import StateError
+from penstock.loader.workers.batch_fetcher import BatchFetcher
+from penstock.loader.workers.worker_random_states import get_states, set_states
+from penstock.loader.workers.worker_spec import WorkerSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamShard:
+    """One shard of an iterable dataset, and where it begins."""
+
+    number: int
+    of: int
+    """`num_workers` of its `get_worker_info()`; 0 where that is None."""
+    rank: int = 0
+    """The rank that had begun it."""
+    epoch_seed: int | None = None
+    """What the randomness of its samples depends on."""
+    has_ended: bool = False
+    state: Any = None
+    """What `SampleFetcher.stream_state` has returned."""
+    since: tuple[tuple[int, int], ...] = ()
+    """Batches made since then, as (how many, of how many samples); they are made again, and dropped."""
+    end: Any = None
+    """The dataset's state at the end of a pass; of a shard that has not ended, at the end of the pass before."""
+    is_restored: bool = True
+    """Whether it begins in a process that has not reached that end itself."""
+
+    def after(self, size: int, state: Any = None) -> StreamShard:
+        """Return the shard after another batch of `size`, and with the state that was taken then, if one was.
+
+        >>> StreamShard(number=0, of=2).after(8).after(8).after(4).since
+        ((2, 8), (1, 4))
+        """
+        if state is not None:
+            return replace(self, state=state, since=())
+        if self.since and self.since[-1][1] == size:
+            return replace(self, since=(*self.since[:-1], (self.since[-1][0] + 1, size)))
+        return replace(self, since=(*self.since, (1, size)))
+
+
+def shards_of_worker(shards: Sequence[StreamShard], worker: int, workers: int) -> dict[int, StreamShard]:
+    """Return the shards that one of `workers` workers runs, by their positions in the round.
+
+    >>> shards = [StreamShard(number=number, of=3) for number in range(3)]
+    >>> {position: shard.number for position, shard in shards_of_worker(shards, 0, 2).items()}
+    {0: 0, 2: 2}
+    """
+    return {position: shard for position, shard in enumerate(shards) if position % workers == worker}
+
+
+InstallInfo = Callable[[StreamShard, WorkerSpec], None]
+"""Called before a shard's dataset is asked for samples: has `get_worker_info()` return that shard's worker."""
+
+Init = Callable[[int], Any]
+"""The loader's worker_init_fn: called for a shard with its number, where the process was not set up for it."""
+
+Seed = Callable[[StreamShard], None]
+"""Called before a shard begins: seeds the random states as for a worker that has no other shard."""
+
+
+class StreamShards:
+    """The fetchers of one worker: one for each of its shards, or one for a map-style dataset.
+
+    Args:
+        worker_spec: what all of them do.
+        shards: those of this worker, by their positions in the round; none for map-style datasets.
+        install_info: see `InstallInfo`.
+        seed: see `Seed`; None where random states are the training loop's, and must stay as they are.
+        init: see `Init`.
+        own: the shard for which this process was set up.
+    """
+
+    def __init__(
+        self,
+        worker_spec: WorkerSpec,
+        shards: Mapping[int, StreamShard],
+        install_info: InstallInfo,
+        *,
+        seed: Seed | None = None,
+        init: Init | None = None,
+        own: StreamShard | None = None,
+    ) -> None:
+        self._worker_spec = worker_spec
+        self._init = init
+        self._install_info = install_info
+        self._seed = seed
+        self._own = own
+        self._shards: Mapping[int, StreamShard] = {}
+        self._fetchers: dict[int, BatchFetcher] = {}
+        self._states: dict[int, Any] = {}
+        self._current = -1
+        self.begin(shards)
+
+    def begin(self, shards: Mapping[int, StreamShard]) -> None:
+        """Begin an epoch."""
+        if not self._worker_spec.iterable:
+            if not self._fetchers:
+                self._fetchers[0] = self._make_fetcher(self._worker_spec)
+            return
+        shards = {position: shard for position, shard in shards.items() if not shard.has_ended}
+        self._shards = shards
+        is_same = len(self._fetchers) == len(shards) == 1
+        specs = {} if is_same else self._copies(shards)
+        earlier, self._fetchers, self._states, self._current = self._fetchers, {}, {}, -1
+        for position, shard in shards.items():
+            worker_spec = self._worker_spec if is_same else specs[position]
+            self._activate(position, shard, worker_spec)
+            if self._init is not None and shard.of and not self._is_own(shard):
+                self._init(shard.number)
+            fetcher = next(iter(earlier.values())) if is_same else self._make_fetcher(worker_spec)
+            # A process that has reached that end remembers it: the training process, and a persistent worker.
+            remembers_end = not shard.is_restored and (self._own is None or is_same)
+            fetcher.samples.restart(f"{shard.rank}.{shard.number}", shard.state, None if remembers_end else shard.end)
+            for batches, size in shard.since:
+                for _ in range(batches):
+                    fetcher.pass_over(size, shard.epoch_seed)
+            self._fetchers[position] = fetcher
+
+    def fetcher(self, position: int) -> BatchFetcher | None:
+        """Return the fetcher of a shard (0 for map-style datasets), and activate it; None if it has not begun."""
+        fetcher = self._fetchers.get(position)
+        if self._worker_spec.iterable and fetcher is not None and position != self._current:
+            self._activate(position, self._shards[position], fetcher.worker_spec)
+        return fetcher
+
+    def deactivate(self) -> None:
+        """Deactivate the shard: `get_worker_info()` returns what it does outside of the loader."""
+        if any(shard.of for shard in self._shards.values()):
+            self._install_info(StreamShard(number=0, of=0), self._worker_spec)
+            self._current = -1
+
+    def _is_own(self, shard: StreamShard) -> bool:
+        return self._own is not None and (shard.number, shard.of) == (self._own.number, self._own.of)
+
+    def _make_fetcher(self, worker_spec: WorkerSpec) -> BatchFetcher:
+        return BatchFetcher(worker_spec, in_training_process=self._seed is None)
+
+    def _copies(self, shards: Mapping[int, StreamShard]) -> dict[int, WorkerSpec]:
+        """Return a spec for each shard: the first has the dataset, the others have copies of it."""
+        specs = dict.fromkeys(shards, self._worker_spec)
+        for position in [*shards][1:]:
+            try:
+                specs[position] = replace(self._worker_spec, dataset=copy.deepcopy(self._worker_spec.dataset))
+            except Exception as error:
+                raise StateError(
+                    f"this state has {len(shards)} streams for one worker, and the dataset cannot be copied for each "
+                    f"({type(error).__name__}: {error}); resume with the number of workers that it was saved with"
+                ) from error
+        return specs
+
+    def _activate(self, position: int, shard: StreamShard, worker_spec: WorkerSpec) -> None:
+        """Activate `shard`: with the random states that it left, if the worker has others."""
+        self._install_info(shard, worker_spec)
+        if self._seed is not None and (len(self._shards) > 1 or not self._is_own(shard)):
+            if self._current >= 0:
+                self._states[self._current] = get_states()
+            if position in self._states:
+                set_states(self._states[position])
+            else:
+                self._seed(shard)
+        self._current = position

@@ -1,0 +1,215 @@
+"""A pool of threads, for datasets that release the GIL while they read and decode, and for free-threaded Python.
+
+Threads share the dataset, the process's random states and `get_worker_info()` (None), so no sample depends on the
+thread that makes it: any free thread takes the next task.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch._utils import ExceptionWrapper
+
+from penstock.core.units import round_up
+from penstock.loader.transport import codec
+from penstock.loader.transport.arena import Arena, ArenaFullError
+from penstock.loader.transport.shared_segment import PAGE, PrivateSegment, SharedSegment
+from penstock.loader.workers.fetch_result import NothingLeftError
+from penstock.loader.workers.pool import PoolSnapshot, Task, TaskResult, WorkerCrash
+from penstock.loader.workers.stream_shard import StreamShard, StreamShards
+from penstock.loader.workers.worker_spec import WorkerSpec
+
+
+class _CancelledError(Exception):
+    """The epoch of this task is over."""
+
+
+class ThreadPool:
+    """Worker threads of one loader; see `Pool` for the protocol."""
+
+    def __init__(self, worker_spec: WorkerSpec, workers: int) -> None:
+        self.size = workers
+        self.processes: list[Any] = []
+        self._worker_spec = worker_spec
+        self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        """Tasks that no thread has taken. None retires the thread that takes it."""
+        self._finished: queue.SimpleQueue[TaskResult] = queue.SimpleQueue()
+        self._outstanding: dict[int, Task] = {}
+        self._epoch: tuple[int, dict[int, StreamShard]] = (0, {})
+        """Counts epochs, with the shards of each; threads read it before each task."""
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+
+    def start(self, shards: Sequence[StreamShard]) -> None:
+        """Start the threads; an iterable dataset has one."""
+        self._epoch = 0, dict(enumerate(shards))
+        for _ in range(self.size):
+            self._start_one()
+
+    def _start_one(self) -> None:
+        number = len(self._threads)
+        thread = threading.Thread(target=self._run, args=(number,), name=f"penstock-worker-{number}", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def resize(self, workers: int) -> bool:
+        """Start threads or retire some, until there are `workers`; a retired one finishes its task first."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        for _ in range(self.size, workers):
+            self._start_one()
+        for _ in range(workers, self.size):
+            self._queue.put(None)
+        self.size = workers
+        return True
+
+    def is_ready(self, worker: int) -> bool:
+        """Return True: threads start at once."""
+        return True
+
+    def assignable(self) -> int:
+        """Return how many workers there are: a task may be meant for any of them."""
+        return self.size
+
+    def outstanding(self) -> int:
+        """Return how many tasks were submitted and have not been collected."""
+        return len(self._outstanding)
+
+    def announce(self, number: int, segment: SharedSegment | None) -> None:
+        """Do nothing: threads see all memory of their process."""
+
+    def submit(self, task: Task) -> None:
+        """Queue a task; never blocks."""
+        self._outstanding[task.seq] = task
+        self._queue.put(task)
+
+    def rewind(self, worker: int) -> None:
+        """Do nothing: threads share the process's random states."""
+
+    def replace(self, worker: int, shards: Sequence[StreamShard]) -> None:
+        """Do nothing: a thread does not die alone."""
+
+    def current_task(self, worker: int) -> tuple[Task | None, int]:
+        """Return no task: which thread has which is not recorded."""
+        return None, 0
+
+    def collect(self, timeout_s: float | None) -> list[TaskResult | WorkerCrash]:
+        """Wait until something happens, at most `timeout_s` seconds, and return everything that has happened."""
+        results: list[TaskResult] = []
+        try:
+            results.append(self._finished.get(timeout=timeout_s))
+            while True:
+                results.append(self._finished.get_nowait())
+        except queue.Empty:
+            pass
+        for result in results:
+            result.task = self._outstanding.pop(result.seq)
+        return [*results]
+
+    def cancel(self, shards: Sequence[StreamShard] = ()) -> list[Task]:
+        """Cancel all tasks and begin a new epoch; return the tasks that no thread had taken."""
+        self._epoch = self._epoch[0] + 1, dict(enumerate(shards))
+        untaken = []
+        retirements = 0
+        for task in self._outstanding.values():
+            task.cancelled = True
+        try:
+            while True:
+                task_or_none = self._queue.get_nowait()
+                if task_or_none is None:
+                    retirements += 1
+                else:
+                    untaken.append(self._outstanding.pop(task_or_none.seq))
+        except queue.Empty:
+            pass
+        for _ in range(retirements):
+            self._queue.put(None)
+        return untaken
+
+    def snapshot(self) -> PoolSnapshot:
+        """Return what the threads do just now; see `Pool.snapshot`."""
+        waiting, done = self._queue.qsize(), self._finished.qsize()
+        tasks = [task for task in list(self._outstanding.values()) if not task.cancelled]
+        tasks.sort(key=lambda task: task.seq)
+        # Which tasks are finished is not recorded; the oldest nearly always are.
+        finished = Counter(task.destination for task in tasks[:done])
+        return PoolSnapshot(finished, working=max(0, min(self.size, len(tasks) - waiting - done)))
+
+    def close(self) -> None:
+        """Stop the threads after the samples they are making."""
+        if self._closed:
+            return
+        self._closed = True
+        self.cancel()
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    # ── in a thread ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self, worker: int) -> None:
+        shards: StreamShards | None = None
+        epoch = -1
+        while (task := self._queue.get()) is not None:
+            result = TaskResult(task.seq, worker)
+            try:
+                if epoch != self._epoch[0]:
+                    epoch, epoch_shards = self._epoch
+                    shards = self._begin_epoch(shards, epoch_shards)
+                self._make(shards, task, result)
+            except _CancelledError:
+                result.cancelled = True
+            except NothingLeftError as nothing:
+                result.empty = True
+                result.skipped = nothing.fetched.skipped
+            except Exception:
+                result.error = ExceptionWrapper(where=f"in DataLoader worker thread {worker}")
+            self._finished.put(result)
+            del task, result
+
+    def _begin_epoch(self, shards: StreamShards | None, epoch_shards: dict[int, StreamShard]) -> StreamShards:
+        if shards is None:
+            return StreamShards(self._worker_spec, epoch_shards, lambda shard, worker_spec: None)
+        shards.begin(epoch_shards)
+        return shards
+
+    def _make(self, shards: StreamShards | None, task: Task, result: TaskResult) -> None:
+        fetcher = shards.fetcher(task.shard) if shards is not None else None
+        if fetcher is None:
+            result.ended = True
+            return
+
+        def tick(_: int) -> None:
+            if task.cancelled:
+                raise _CancelledError
+
+        def enlarge(needed: int) -> Arena:
+            result.oversize = PrivateSegment(round_up(needed, PAGE))
+            return Arena(np.frombuffer(result.oversize.memory, np.uint8))
+
+        memory = np.frombuffer(task.slot.memory, np.uint8) if task.slot is not None else np.empty(0, np.uint8)
+        fetched = fetcher.make(
+            task.indices, Arena(memory), epoch_seed=task.epoch_seed, tick=tick, rows=task.rows, enlarge=enlarge
+        )
+        if task.wants_state or fetched.ended:
+            result.state = fetcher.samples.end_state() if fetched.ended else fetcher.samples.stream_state()
+        result.samples, result.skipped, result.ended = fetched.samples, fetched.skipped, fetched.ended
+        result.needed_nbytes = fetched.needed_nbytes
+        result.fetch_ns, result.collate_ns, result.began_ns = fetched.fetch_ns, fetched.collate_ns, fetched.began_ns
+        if task.rows is not None:
+            result.partial = fetched.partial
+        elif not fetched.ended:
+            assert fetched.arena is not None
+            try:
+                result.envelope = codec.encode(fetched.batch, fetched.arena)
+            except ArenaFullError as error:
+                fetched.arena = enlarge(error.needed)
+                result.envelope = codec.encode(fetched.batch, fetched.arena)
+            result.nbytes = fetched.arena.used
+            if codec.is_inline(result.envelope):
+                result.oversize = None

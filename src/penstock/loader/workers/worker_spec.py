@@ -1,0 +1,59 @@
+"""What a worker needs to know to make batches: the dataset, how to collate, and what to do about samples that raise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch.utils.data import default_collate
+
+
+class Skip:
+    """What an `errors=` callable returns to leave a sample out; the only one is `SKIP`."""
+
+    def __reduce__(self) -> str:
+        return "SKIP"
+
+    def __repr__(self) -> str:
+        return "penstock.SKIP"
+
+
+SKIP = Skip()
+
+ErrorPolicy = Literal["raise", "skip"] | Callable[[Exception, Any], Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSpec:
+    """What a worker needs to make batches; it travels to worker processes."""
+
+    dataset: Any
+    collate_fn: Callable[[Any], Any]
+    iterable: bool
+    auto_collation: bool
+    drop_last: bool
+    errors: ErrorPolicy = "raise"
+    keep_batch_size: bool = False
+    seeded: bool = False
+    """Whether each sample is made with random states of its own seed; see `sample_seed`."""
+
+    @property
+    def rows_can_be_split(self) -> bool:
+        """Whether several workers may fill one batch: samples are made one by one and collated by default_collate."""
+        return (
+            not self.iterable
+            and self.auto_collation
+            and self.collate_fn is default_collate
+            and self.errors == "raise"
+            and not getattr(self.dataset, "__getitems__", None)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """Rows `start` to `stop` of a batch of `total`."""
+
+    start: int
+    stop: int
+    total: int

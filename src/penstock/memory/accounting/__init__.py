@@ -1,0 +1,1 @@
+"""Which tensors hold which bytes: the ledger, leaks, and releasing memory."""

@@ -1,0 +1,158 @@
+"""ByteCounter: counts the bytes that tensors hold, by role, while a program runs on real or fake tensors.
+
+Every storage that an operation makes is counted from then until its finalizer runs. What happens inside an operation is
+not seen: the workspace of a fused kernel is invisible.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from penstock.core.units import round_up
+from penstock.distributed.rank_group import local_tensor
+from penstock.memory.model_tensors import storage_key
+
+Role = Literal["weights", "gradients", "optimizer", "activations", "temporaries", "inputs"]
+ROLES: tuple[Role, ...] = ("weights", "gradients", "optimizer", "activations", "temporaries", "inputs")
+
+ALLOCATOR_GRAIN_NBYTES = 512
+"""The least that an allocation takes from CUDA's caching allocator."""
+
+_WITH_WORKSPACE = ("convolution", "lstm", "gru", "rnn", "cudnn", "miopen")
+
+
+@dataclass(slots=True, eq=False)
+class _Block:
+    nbytes: int
+    role: Role
+    module: str
+
+
+class ByteCounter(TorchDispatchMode):
+    """Counts while it is on.
+
+    Args:
+        grain_nbytes: the least that an allocation takes.
+        item_value: what `.item()` returns, where tensors are fake and hold no number.
+        device: whose memory is counted; every device's by default.
+    """
+
+    def __init__(
+        self, *, grain_nbytes: int = 1, item_value: float | None = None, device: torch.device | None = None
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = 0
+        self.peak = 0
+        self.workspace_ops: set[str] = set()
+        """Operations that ran and take a workspace, which is not counted."""
+        self.item_value = item_value
+        self.module = ""
+        """The child of the model that is running, to which new storages are attributed."""
+        self._device = device
+        self._grain_nbytes = grain_nbytes
+        self._blocks: dict[int, _Block] = {}
+        self._at_peak: list[_Block] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch would import its compiler for the first operation, which takes seconds
+
+    def watch(self, tensors: Iterable[Tensor | None], role: Role) -> None:
+        """Count these tensors, under `role` from now on."""
+        for tensor in tensors:
+            if tensor is not None:
+                self._count(tensor, role)
+
+    def label_saved_tensors(self) -> torch.autograd.graph.saved_tensors_hooks:
+        """Return a context in which what autograd saves is counted as activations."""
+
+        def saved(tensor: Tensor) -> Tensor:
+            block = self._blocks.get(_key(tensor))
+            if block is not None and block.role == "temporaries":
+                block.role = "activations"
+            return tensor
+
+        return torch.autograd.graph.saved_tensors_hooks(saved, lambda tensor: tensor)
+
+    def by_role(self) -> dict[Role, int]:
+        """Return the bytes by role at the moment of the peak."""
+        found: dict[Role, int] = dict.fromkeys(ROLES, 0)
+        for block in self._at_peak:
+            found[block.role] += block.nbytes
+        return found
+
+    def by_module(self, role: Role) -> dict[str, int]:
+        """Return the bytes of one role at the moment of the peak, by the child of the model that made them."""
+        found: dict[str, int] = {}
+        for block in self._at_peak:
+            if block.role == role:
+                found[block.module] = found.get(block.module, 0) + block.nbytes
+        return found
+
+    def reset_peak(self) -> None:
+        """Set the peak to the current bytes."""
+        self.peak = self.live
+        self._at_peak = list(self._blocks.values())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.item_value is not None and func is torch.ops.aten._local_scalar_dense.default:
+            return self.item_value
+        result = func(*args, **(kwargs or {}))
+        name = func.name()
+        if name not in self.workspace_ops and _takes_workspace(name, result):
+            self.workspace_ops.add(name)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._count(leaf, None)
+        if self.live > self.peak:
+            self.peak = self.live
+            self._at_peak = list(self._blocks.values())
+        return result
+
+    def _count(self, tensor: Tensor, role: Role | None) -> None:
+        if self._device is not None and tensor.device != self._device:
+            return
+        try:
+            storage = local_tensor(tensor).untyped_storage()
+        except NotImplementedError:  # sparse tensors have none
+            return
+        key = storage._cdata
+        block = self._blocks.get(key)
+        if block is None:
+            block = self._blocks[key] = _Block(
+                round_up(storage.nbytes(), self._grain_nbytes), role or "temporaries", self.module
+            )
+            self.live += block.nbytes
+            weakref.finalize(storage, self._forget, key)
+        elif role is not None:
+            block.role = role
+
+    def _forget(self, key: int) -> None:
+        self.live -= self._blocks.pop(key).nbytes
+
+
+def _takes_workspace(name: str, result: Any) -> bool:
+    """Return whether an operation is known to need memory beyond its result.
+
+    Convolutions and recurrent layers copy data into the library's layout; so do products of matrices in half precision
+    on the CPU.
+    """
+    if any(word in name for word in _WITH_WORKSPACE):
+        return True
+    is_product = any(word in name for word in ("::mm", "::addmm", "::bmm", "::baddbmm"))
+    return is_product and result.device.type == "cpu" and result.dtype in (torch.bfloat16, torch.float16)
+
+
+def _key(tensor: Tensor) -> int:
+    try:
+        return storage_key(tensor)
+    except NotImplementedError:
+        return 0

@@ -1,0 +1,1 @@
+"""Which variants of a training step fit the memory, predicted and measured."""

@@ -1,0 +1,129 @@
+"""plan: the peak memory of a training step, by role, predicted for every way to run it.
+
+The step runs on fake tensors, which have sizes and hold no bytes, on the fake CPU: it needs no GPU and no memory. Each
+variant is a micro-batch size, with or without checkpointed blocks, with or without their inputs offloaded. A first,
+small step allocates the optimizer's state. Models that decide by the values of tensors cannot run that way, nor can
+operators without support for fake tensors. Such steps are measured on real tensors, and the operator is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.optim import Optimizer
+
+from penstock.core.errors import OptionError
+from penstock.core.units import parse_size
+from penstock.device.accelerator import free_and_total_nbytes
+from penstock.memory.accounting.byte_counter import ALLOCATOR_GRAIN_NBYTES
+from penstock.memory.microbatch.split import Split, count_samples, split_batch
+from penstock.memory.model_tensors import LossFunction
+from penstock.memory.planning.fake_run import MODES, FakeRun, Mode, error_text
+from penstock.memory.planning.step_variants import Plan
+from penstock.memory.planning.verify_plan import verify_plan
+from penstock.memory.recovery.optimizer_state import reject_closure_optimizer
+
+RELATIVE_ERROR = 0.03
+"""How far a prediction may be off."""
+
+
+def plan(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    batch: Any,
+    optimizer: Optimizer | None = None,
+    *,
+    budget: str | float | None = None,
+    split: Split = split_batch,
+    batch_size: Callable[[Any], int] = count_samples,
+    modes: Sequence[Mode] = MODES,
+    verify: bool = True,
+) -> Plan:
+    """Predict the peak memory of a training step for each way to run it, and choose one.
+
+    `model` and `optimizer` are not changed, and no memory of the device is used, with one exception: where the model
+    lies on an accelerator, forward and backward of the choice run there once, measured and undone, and the plan is
+    corrected by that. Slowdowns are estimated: operations computed again count as such, bytes moved to the host at
+    25 GB/s against 100 TFLOP/s of computing, and each further micro-batch as 1 % of the step.
+
+    Args:
+        model: on whatever device.
+        loss_fn: `(model, batch) -> (loss_sum, weight)`, as for `TrainStep`.
+        batch: a whole one, of real tensors; only their shapes matter.
+        optimizer: the model's; None without one.
+        budget: as in "70GiB", or bytes; by default what the accelerator has free.
+        split: `(batch, parts) -> batches`, for batches that `split_batch` cannot cut.
+        batch_size: `batch -> samples`, for batches whose samples are not the first dimension of their first tensor.
+        modes: which of "plain", "checkpointed", "offloaded" and "state offloaded" to predict. Where the model does not
+            run with checkpointed blocks, the plan has a warning.
+        verify: whether to run the choice, where the model lies on an accelerator.
+
+    Raises:
+        OptionError: the budget is not a size, or is missing where there is no accelerator; or the optimizer needs a
+            closure.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+        >>> def loss_fn(model, x):
+        ...     return model(x).square().sum(), len(x)
+        >>> found = plan(model, loss_fn, torch.zeros(1024, 64), budget="500KiB")
+        >>> found.choice.micro_batch
+        256
+    """
+    reject_closure_optimizer(optimizer)
+    limit_nbytes = _parse_budget(budget)
+    on_device = any(p.device.type not in ("cpu", "meta") for p in model.parameters())
+    run = FakeRun(
+        model,
+        loss_fn,
+        batch,
+        optimizer,
+        split=split,
+        count_samples=batch_size,
+        modes=modes,
+        grain_nbytes=ALLOCATOR_GRAIN_NBYTES if on_device else 1,
+    )
+    measured = ""
+    try:
+        variants = run.run(fake=True)
+    except OptionError:
+        raise
+    except Exception as error:  # noqa: BLE001  the user's code on fake tensors; on real ones its own errors are raised
+        measured = _why_measured(error)
+        variants = run.run(fake=False)
+    empty = Plan(
+        budget_nbytes=limit_nbytes,
+        variants=(),
+        choice=None,
+        relative_error=RELATIVE_ERROR,
+        measured=measured,
+        warnings=tuple(run.warnings()),
+    )
+    found = empty.choose(tuple(variants))
+    return verify_plan(found, model, loss_fn, batch, split) if on_device and verify else found
+
+
+def _why_measured(error: Exception) -> str:
+    if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+        return f"{error.func} depends on the values of tensors, so the step was measured instead"
+    return f"the step does not run without values ({error_text(error)}), so it was measured instead"
+
+
+def _parse_budget(wanted: str | float | None) -> int:
+    if wanted is None:
+        if not torch.accelerator.is_available():
+            raise OptionError("a budget is needed where there is no accelerator; pass one, as in budget='24GiB'")
+        accelerator = torch.accelerator.current_accelerator()
+        assert accelerator is not None
+        return free_and_total_nbytes(torch.device(accelerator.type, torch.accelerator.current_device_index()))[0]
+    try:
+        found = parse_size(int(wanted) if isinstance(wanted, float) else wanted)
+    except ValueError as error:
+        raise OptionError(str(error)) from error
+    if found <= 0:
+        raise OptionError(f"the budget must be positive, not {wanted!r}; pass it as in budget='24GiB'")
+    return found

@@ -1,0 +1,143 @@
+"""StepVariant and Plan: ways to run a training step, what each takes, and the one to choose."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from penstock.core.errors import OptionError
+from penstock.core.units import size_text
+from penstock.memory.accounting.byte_counter import Role
+from penstock.memory.planning.activation_checkpointing import checkpoint_blocks
+from penstock.memory.planning.optimizer_offload import offload_state
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepVariant:
+    """One way to run a step, and what it takes."""
+
+    micro_batch: int
+    """Samples in a micro-batch."""
+
+    parts: int
+    """MicroBatchConfig-batches per step."""
+
+    checkpoint: bool
+    """Whether the blocks are checkpointed."""
+
+    offload: bool
+    """Whether the inputs of the blocks wait in host memory."""
+
+    offload_state: bool = False
+    """Whether the optimizer's state waits in host memory while gradients are computed."""
+
+    peak_nbytes: int
+    """The most device memory that the step holds."""
+
+    by_role: dict[Role, int]
+    """What it consists of at that moment."""
+
+    static_nbytes: int
+    """Bytes held all the time: weights, the optimizer's state, the batch."""
+
+    backward_peak_nbytes: int
+    """The most bytes held until the gradients are complete, before the optimizer steps."""
+
+    extra_flops: float
+    """Operations computed again, as a fraction of those of a plain step."""
+
+    moved_nbytes: int
+    """Bytes that go to the host and back."""
+
+    slowdown: float
+    """Estimated: time per step over that of a plain step. Not measured; see `plan`."""
+
+    def describe(self) -> str:
+        """Return the variant as text: "64 x 4, checkpointed"."""
+        words = {"checkpointed": self.checkpoint, "offloaded": self.offload, "state offloaded": self.offload_state}
+        more = [word for word, is_on in words.items() if is_on]
+        parts = f" x {self.parts}" if self.parts > 1 else ""
+        return ", ".join([f"{self.micro_batch}{parts}", *more])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """The ways to run a step under a budget, and the one to choose."""
+
+    budget_nbytes: int
+    """The memory that the step may take."""
+
+    variants: tuple[StepVariant, ...]
+    """All that were predicted, the fastest first."""
+
+    choice: StepVariant | None
+    """The fastest that fits, `relative_error` included; None if none does."""
+
+    relative_error: float
+    """How far the peaks may be off, as a fraction."""
+
+    measured: str = ""
+    """Why the step was measured on real tensors instead of predicted; empty if it was predicted."""
+
+    verified: str = ""
+    """The result of a measured step, or why there was none; empty if none was asked for."""
+
+    warnings: tuple[str, ...] = field(default=())
+    """What the figures leave out."""
+
+    def apply(self, model: nn.Module, optimizer: Optimizer | None = None) -> int:
+        """Make `model` and `optimizer` run as chosen, and return the micro-batch for `TrainStep(micro_batch=)`.
+
+        Raises:
+            OptionError: nothing fits, or `optimizer` is missing and its state is to be offloaded.
+        """
+        if self.choice is None:
+            raise OptionError(f"no variant of this step fits {size_text(self.budget_nbytes)}; {self._smallest_text()}")
+        if self.choice.offload_state:
+            if optimizer is None:
+                raise OptionError("the choice offloads the optimizer's state: call plan.apply(model, optimizer)")
+            offload_state(optimizer)
+        if self.choice.checkpoint:
+            checkpoint_blocks(model, offload=self.choice.offload)
+        return self.choice.micro_batch
+
+    def render(self) -> str:
+        """Return the plan as text."""
+        head = f"{'micro-batch':50} {'peak':>10}  {'weights':>9} {'gradients':>9} {'optimizer':>9} {'activations':>11}"
+        lines = [head + f" {'other':>9} {'slower':>7}"]
+        for variant in self.variants:
+            roles = variant.by_role
+            other = roles["temporaries"] + roles["inputs"]
+            cells = f"{size_text(roles['weights']):>9} {size_text(roles['gradients']):>9} "
+            cells += f"{size_text(roles['optimizer']):>9} {size_text(roles['activations']):>11} {size_text(other):>9}"
+            fits = "" if self.fits(variant) else "  does not fit"
+            mark = ">" if variant is self.choice else " "
+            peak = size_text(variant.peak_nbytes)
+            lines.append(f"{mark} {variant.describe():48} {peak:>10}  {cells} {variant.slowdown:>6.2f}x{fits}")
+        how = "measured on real tensors" if self.measured else "predicted"
+        budget = size_text(self.budget_nbytes)
+        lines.append(f"budget {budget}; peaks {how}, to {self.relative_error:.0%}; slowdowns are estimates")
+        lines += [f"note: {words}" for words in (self.measured, self.verified, *self.warnings) if words]
+        lines.append(self._smallest_text() if self.choice is None else f"choose {self.choice.describe()}")
+        return "\n".join(lines) + "\n"
+
+    def choose(self, variants: tuple[StepVariant, ...]) -> Plan:
+        """Return the plan with these variants, and the fastest that fits as its choice."""
+        ordered = tuple(sorted(variants, key=lambda variant: (variant.slowdown, variant.peak_nbytes)))
+        return replace(self, variants=ordered, choice=next(filter(self.fits, ordered), None))
+
+    def fits(self, variant: StepVariant) -> bool:
+        """Return whether `variant` fits the budget, `relative_error` included."""
+        return variant.peak_nbytes * (1 + self.relative_error) <= self.budget_nbytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as data."""
+        return asdict(self)
+
+    def _smallest_text(self) -> str:
+        least = min(self.variants, key=lambda variant: variant.peak_nbytes)
+        needed = int(least.peak_nbytes * (1 + self.relative_error))
+        return f"nothing fits: the least is {size_text(needed)}, with {least.describe()}"

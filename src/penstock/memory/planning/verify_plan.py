@@ -1,0 +1,130 @@
+"""verify_plan: correct a plan by what its choice really takes.
+
+Forward and backward run on the model itself, and are measured and undone. The optimizer is not stepped. Existing
+gradients are set aside; buffers, random states and the blocks' forward are restored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.core.units import size_text
+from penstock.memory.microbatch.headroom import AllocatorMeter
+from penstock.memory.microbatch.split import Split
+from penstock.memory.model_tensors import LossFunction, accelerators_of
+from penstock.memory.planning.activation_checkpointing import blocks_of, checkpoint_blocks
+from penstock.memory.planning.step_variants import Plan, StepVariant
+from penstock.memory.recovery.attempt import attempt
+from penstock.memory.recovery.random_state import RandomState
+from penstock.memory.recovery.saved_buffers import SavedBuffers
+
+Gauge = Callable[[Callable[[], None]], int]
+"""Runs something, and returns the most bytes that it took on top of what was allocated before."""
+
+_TRIES = 3
+"""How many choices are tried, each smaller than the one before, if they run out of memory."""
+
+
+def measure_allocator_peak(device: torch.device, body: Callable[[], None]) -> int:
+    """Run `body`, and return the most bytes that torch's allocator allocated for it. Resets the allocator's peak."""
+    meter = AllocatorMeter(device)
+    torch.accelerator.reset_peak_memory_stats(device)
+    before = meter.allocated_nbytes()
+    body()
+    torch.accelerator.synchronize(device)
+    return meter.peak_nbytes() - before
+
+
+def verify_plan(
+    plan: Plan, model: nn.Module, loss_fn: LossFunction, batch: Any, split: Split, gauge: Gauge | None = None
+) -> Plan:
+    """Return `plan` with peaks corrected by a measured run of its choice, and the choice that follows.
+
+    A choice that runs out of memory does not fit. Where the step cannot run like that (the batch is on another device,
+    say), `Plan.verified` has the reason.
+    """
+    gauge = gauge or functools.partial(measure_allocator_peak, accelerators_of(model)[0])
+    for _ in range(_TRIES):
+        variant = plan.choice
+        if variant is None:
+            return plan
+        try:
+            outcome = attempt(functools.partial(_measure, variant, model, loss_fn, batch, split, gauge))
+        except Exception as error:  # noqa: BLE001  the user's code, with a batch that was only meant to be planned with
+            return replace(plan, verified=f"not verified by a measured step: {type(error).__name__}: {error}")
+        if outcome.value is not None:
+            return _correct(plan, variant, outcome.value)
+        assert outcome.failure is not None
+        text = f"{variant.describe()} ran out of memory when it was tried ({outcome.failure.text})"
+        smaller = tuple(one for one in plan.variants if one.backward_peak_nbytes < variant.backward_peak_nbytes)
+        plan = replace(plan.choose(smaller), verified=text)
+    return plan
+
+
+def _measure(
+    variant: StepVariant, model: nn.Module, loss_fn: LossFunction, batch: Any, split: Split, gauge: Gauge
+) -> int:
+    parts = split(batch, variant.parts) if variant.parts > 1 else [batch]
+
+    def run_forward_and_backward() -> None:
+        for part in list(parts)[:2]:
+            loss_fn(model, part)[0].backward()
+
+    with _undoing(model), _running_as(variant, model):
+        return gauge(run_forward_and_backward)
+
+
+def _correct(plan: Plan, variant: StepVariant, taken: int) -> Plan:
+    """Return the plan with each variant's predicted bytes scaled by the ratio measured for `variant`."""
+    expected = variant.backward_peak_nbytes - variant.static_nbytes
+    ratio = taken / expected if expected else 1.0
+    text = f"verified by a measured step of {variant.describe()}: {size_text(taken)} on top of what is held, "
+    found = replace(plan, verified=f"{text}{size_text(expected)} were predicted ({ratio - 1:+.1%})")
+    return found.choose(tuple(_scale(one, ratio) for one in plan.variants))
+
+
+def _scale(variant: StepVariant, ratio: float) -> StepVariant:
+    backward = variant.static_nbytes + int(ratio * (variant.backward_peak_nbytes - variant.static_nbytes))
+    is_peak = variant.peak_nbytes == variant.backward_peak_nbytes
+    peak = backward if is_peak else max(backward, variant.peak_nbytes)
+    roles = {**variant.by_role, "temporaries": variant.by_role["temporaries"] + peak - variant.peak_nbytes}
+    return replace(variant, backward_peak_nbytes=backward, peak_nbytes=peak, by_role=roles)
+
+
+@contextlib.contextmanager
+def _undoing(model: nn.Module) -> Iterator[None]:
+    """Undo, at the end, what happens inside to the model and to the random states."""
+    before, buffers = RandomState.now(accelerators_of(model)), SavedBuffers(model)
+    gradients = [(param, param.grad) for param in model.parameters()]
+    buffers.save()
+    try:
+        for param, _ in gradients:
+            param.grad = None
+        yield
+    finally:
+        for param, gradient in gradients:
+            param.grad = gradient
+        buffers.restore()
+        before.restore()
+
+
+@contextlib.contextmanager
+def _running_as(variant: StepVariant, model: nn.Module) -> Iterator[None]:
+    """Checkpoint the model's blocks inside, if `variant` does."""
+    forwards = [(block, block.__dict__.get("forward")) for _, block in blocks_of(model)]
+    try:
+        if variant.checkpoint:
+            checkpoint_blocks(model, offload=variant.offload)
+        yield
+    finally:
+        for block, forward in forwards:
+            block.__dict__.pop("forward", None)
+            if forward is not None:
+                block.forward = forward

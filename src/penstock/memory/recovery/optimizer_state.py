@@ -1,0 +1,95 @@
+"""What a step of an optimizer changes: parameters, tensors of its state, and values that are no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.utils._pytree import tree_map
+
+from penstock.core.errors import OptionError
+from penstock.distributed.rank_group import local_tensor
+from penstock.memory.model_tensors import state_tensors
+
+TENSORWISE = frozenset(
+    getattr(torch.optim, name)
+    for name in (
+        "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop",
+        "Rprop", "SGD",
+    )
+    if hasattr(torch.optim, name)
+)  # fmt: skip
+"""torch's optimizers that treat each parameter by itself, so that some of the parameters may be stepped at a time."""
+
+
+def reject_closure_optimizer(optimizer: Optimizer | None) -> None:
+    """Raise OptionError for an optimizer that evaluates the loss by itself."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise OptionError("LBFGS evaluates the loss by itself, several times per step; use an optimizer that does not")
+
+
+def is_tensorwise(optimizer: Optimizer) -> bool:
+    """Return whether `optimizer` is known to treat each parameter by itself."""
+    return type(optimizer) in TENSORWISE
+
+
+def has_step_hooks(optimizer: Optimizer) -> bool:
+    """Return whether there are hooks, which must run once per step."""
+    own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return bool(own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)
+
+
+def stepped_params(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters that the next step changes: those with a gradient."""
+    return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+def changed_tensors(optimizer: Optimizer, params: list[Tensor]) -> list[Tensor]:
+    """Return what a step of `params` changes: themselves and their state; of sharded ones, this rank's part.
+
+    An optimizer that is not torch's may change the gradients too (centralize them, for example).
+    """
+    changed = [*map(local_tensor, params), *state_tensors(optimizer, params)]
+    if not is_tensorwise(optimizer):
+        changed += [local_tensor(param.grad) for param in params if param.grad is not None]
+    return changed
+
+
+@dataclass(frozen=True, slots=True)
+class SavedOptimizerState:
+    """What of an optimizer's state is no tensor: each parameter's state (None: none yet), each group's options."""
+
+    states: list[tuple[Tensor, dict[str, Any] | None]]
+    options: list[tuple[dict[str, Any], dict[str, Any]]]
+
+    @classmethod
+    def of(cls, optimizer: Optimizer, params: list[Tensor]) -> SavedOptimizerState:
+        """Save the state of `params`, and the options of all groups."""
+        state = optimizer.state
+        return cls(
+            [(p, _copy_containers(state[p]) if p in state else None) for p in params],
+            [(group, {**group, "params": None}) for group in optimizer.param_groups],
+        )
+
+    def restore(self, optimizer: Optimizer) -> None:
+        """Restore the containers; the tensors in them are the same objects, with whatever values they have now."""
+        for param, state in self.states:
+            if state is None:
+                optimizer.state.pop(param, None)
+            else:
+                optimizer.state[param].clear()
+                optimizer.state[param].update(state)
+        for group, options in self.options:
+            params = group["params"]
+            group.clear()
+            group.update(options, params=params)
+
+
+def _copy_containers(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a parameter's state, down to lists and dicts inside it; tensors are the same."""
+    copied: dict[str, Any] = tree_map(lambda leaf: leaf, dict(state))
+    return copied

@@ -1,0 +1,209 @@
+"""StepTransaction: an optimizer's step that happens wholly or, for every parameter, not at all.
+
+`optimizer.step()` is not atomic. After a failure in its middle some moments have been updated and some parameters have
+not, and stepping again gives other weights. There are three ways to step, and the optimizer decides which:
+
+- **Fast**: the step runs as it is, and one that fails is resumed from where it failed (`resume_optimizer.py`). Costs
+  nothing until it fails. For those of torch's optimizers that tests show to be resumable from every point.
+- **Retried**: each operation that runs out of memory is retried by itself (`retry_ops.py`). Costs microseconds per
+  operation. For torch's other optimizers, and for the first step, which allocates the state.
+- **Chunked** (`chunked_step.py`): parameters are stepped in chunks that are undone if they fail. For optimizers that
+  are not torch's, for sharded parameters (whose operations are hidden inside others), and where memory stays short.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from penstock.device.oom import is_out_of_memory
+from penstock.distributed.rank_group import local_tensor
+from penstock.memory.model_tensors import state_tensors, storage_key
+from penstock.memory.recovery.attempt import attempt, clear_frames, free_memory
+from penstock.memory.recovery.chunked_step import ChunkedStep
+from penstock.memory.recovery.failure import Failure, FailureLog
+from penstock.memory.recovery.optimizer_state import (
+    SavedOptimizerState,
+    changed_tensors,
+    has_step_hooks,
+    is_tensorwise,
+    stepped_params,
+)
+from penstock.memory.recovery.resume_optimizer import PartialStepError, StepResumption
+from penstock.memory.recovery.retry_ops import RetryOps
+
+_RESUMABLE = frozenset(
+    {torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.NAdam, torch.optim.Adagrad}
+)
+"""Tests fail them at every operation, with weight decay and without, one tensor at a time, `foreach` and `fused`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Interrupted:
+    """Where a step was interrupted: the versions of what it changes, and the changes done to each storage."""
+
+    versions: list[int]
+    done: dict[int, int]
+
+
+class StepTransaction:
+    """Steps `optimizer` so that a failure can be followed by another call.
+
+    It looks enough like an optimizer (`param_groups`, `step`) to be given to `GradScaler.unscale_` and `.step`.
+
+    Args:
+        optimizer: not one that needs a closure.
+        log: records every failure that a single operation survived.
+        chunk_nbytes: about how many bytes of parameters and state to step at a time, when chunked.
+    """
+
+    def __init__(self, optimizer: Optimizer, *, log: FailureLog, chunk_nbytes: int | None = None) -> None:
+        self.optimizer = optimizer
+        self._log = log
+        is_sharded = any(local_tensor(p) is not p for group in optimizer.param_groups for p in group["params"])
+        self.is_chunked = is_sharded or not is_tensorwise(optimizer)
+        self.chunked = ChunkedStep(optimizer, chunk_nbytes)
+        self._is_partial = False
+        """Whether a step was begun that has neither ended nor been undone."""
+        self._counted: list[Tensor] = []
+        self._changes_per_step: list[int] = []
+        """How often a whole step changes each of those."""
+        self._interrupted: _Interrupted | None = None
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The optimizer's."""
+        return self.optimizer.param_groups
+
+    def step(self) -> None:
+        """Do what is left of the step. After an out-of-memory, what was done is consistent; call it again to resume.
+
+        Raises:
+            torch.OutOfMemoryError: memory ran out; nothing is spoiled.
+            PartialStepError: the step failed in its middle, in a way that could not be undone.
+        """
+        if self._is_partial:
+            self._resume_interrupted()
+        elif self.is_chunked:
+            self._step_chunked()
+        else:
+            self._step_whole()
+
+    def _step_chunked(self) -> None:
+        try:
+            self.chunked.run()
+        except PartialStepError:
+            self._is_partial = True
+            raise
+
+    def _step_whole(self) -> None:
+        params = stepped_params(self.optimizer)
+        if not has_room_for_temporaries(params):
+            self.is_chunked = True
+            self._step_chunked()
+            return
+        tensors = changed_tensors(self.optimizer, params)
+        if self._can_resume(tensors):
+            self._step_fast(tensors)
+        else:
+            self._step_with_retries(params, tensors)
+
+    # ── fast: resumed if it fails ───────────────────────────────────────────────────────────────────────────
+
+    def _step_fast(self, tensors: list[Tensor]) -> None:
+        versions = [tensor._version for tensor in tensors]
+        self._is_partial = True
+        try:
+            self.optimizer.step()
+            self._is_partial = False
+            return
+        except BaseException as error:
+            now = [tensor._version for tensor in tensors]
+            if now == versions:
+                self._is_partial = False
+                raise
+            done = dict(zip(map(storage_key, tensors), map(operator.sub, now, versions), strict=True))
+            if not is_out_of_memory(error):
+                self._interrupted = _Interrupted(now, done)
+                raise
+            self._log.record(Failure.of(error))
+            caught = error
+        clear_frames(caught)
+        del caught
+        free_memory()
+        self._resume(done)
+        self._is_partial = False
+
+    def _resume_interrupted(self) -> None:
+        """Resume a step that something else than memory has interrupted (Ctrl-C, say), if nothing changed since."""
+        interrupted, self._interrupted = self._interrupted, None
+        tensors = changed_tensors(self.optimizer, stepped_params(self.optimizer))
+        if (
+            interrupted is None
+            or not self._can_resume(tensors)
+            or interrupted.versions != [tensor._version for tensor in tensors]
+        ):
+            raise PartialStepError("it was interrupted before")
+        self._resume(interrupted.done)
+        self._is_partial = False
+
+    def _resume(self, done: dict[int, int]) -> None:
+        if len(done) < len(self._counted):
+            raise PartialStepError("parameters have come to share their memory")
+        expected = dict(zip(map(storage_key, self._counted), self._changes_per_step, strict=True))
+        resumption = StepResumption(done, expected, self._log)
+        try:
+            with resumption:
+                self.optimizer.step()
+        except torch.OutOfMemoryError as error:
+            raise PartialStepError(str(error)) from error
+        resumption.check(state_tensors(self.optimizer, stepped_params(self.optimizer)))
+
+    def _can_resume(self, tensors: list[Tensor]) -> bool:
+        """Return whether a failure could be resumed from: whether the changes of a whole step have been counted.
+
+        Not while a dispatch mode is on (a test's, say): version counters then miss operations on lists of tensors.
+        """
+        is_resumable = type(self.optimizer) in _RESUMABLE and not has_step_hooks(self.optimizer)
+        if not is_resumable or torch._C._len_torch_dispatch_stack():
+            return False
+        return len(tensors) == len(self._counted) and all(map(operator.is_, tensors, self._counted))
+
+    # ── retried, operation by operation ─────────────────────────────────────────────────────────────────────
+
+    def _step_with_retries(self, params: list[Tensor], tensors: list[Tensor]) -> None:
+        saved = SavedOptimizerState.of(self.optimizer, params)
+        self._is_partial = True
+        retrying = RetryOps(set(map(storage_key, tensors)), self._log)
+        try:
+            with retrying:
+                self.optimizer.step()
+        except Exception as error:
+            if retrying.changes:
+                raise PartialStepError(str(error)) from error
+            saved.restore(self.optimizer)
+            self._is_partial = False
+            self.is_chunked = is_out_of_memory(error)
+            raise
+        self._is_partial = False
+        if len(set(map(storage_key, tensors))) == len(tensors):  # else changes could not be attributed to tensors
+            self._counted = tensors
+            self._changes_per_step = [retrying.changes[storage_key(one)] for one in tensors]
+
+
+def has_room_for_temporaries(params: list[Tensor]) -> bool:
+    """Return whether each accelerator has memory for a second copy of its parameters, as a whole step may need."""
+    needed: dict[torch.device, int] = {}
+    for param in params:
+        if param.device.type != "cpu":
+            needed[param.device] = needed.get(param.device, 0) + param.nbytes
+    for device, nbytes in needed.items():
+        if attempt(functools.partial(torch.empty, nbytes, dtype=torch.uint8, device=device)).failure is not None:
+            return False
+    return True

@@ -1,0 +1,156 @@
+"""RandomState: the states of all generators that a step may draw from, saved and restored.
+
+NumPy's and Python's states are 624 numbers each that pass through Python one by one. That takes a tenth of a
+millisecond in every step, and mostly nothing was drawn since. So the words of a Mersenne Twister are compared where
+they lie in memory, and `get_state` is called only for a generator whose words have changed.
+"""
+
+from __future__ import annotations
+
+import _random
+import ctypes
+import functools
+import random
+import struct
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_WORDS = 624
+_NBYTES = 4 * (_WORDS + 1)
+"""A Mersenne Twister's words, and its position among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RandomState:
+    """The random states that a step may draw from: torch's on the CPU and on devices, NumPy's, Python's.
+
+    Two are equal when the same numbers would be drawn from them. No method runs a tensor operation, so none can run
+    out of memory.
+    """
+
+    generators: tuple[_GeneratorState, ...]
+    numpy: _NumpyState | None
+    python: Any
+
+    @classmethod
+    def now(cls, devices: Iterable[torch.device]) -> RandomState:
+        """Return the current states; `devices` are accelerators."""
+        generators = (torch.default_generator, *map(_generator_of, devices))
+        return cls(
+            generators=tuple(_GeneratorState(generator, generator.get_state()) for generator in generators),
+            numpy=_numpy_twister.now() if "numpy.random" in sys.modules else None,
+            python=_python_twister.now(),
+        )
+
+    def restore(self) -> None:
+        """Restore all of them."""
+        for one in self.generators:
+            one.generator.set_state(one.state)
+        if self.numpy is not None:
+            sys.modules["numpy.random"].set_state(self.numpy.state)
+        random.setstate(self.python)
+
+
+class _GeneratorState:
+    def __init__(self, generator: torch.Generator, state: Tensor) -> None:
+        self.generator = generator
+        self.state = state
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _GeneratorState) and self._bytes() == other._bytes()
+
+    def __hash__(self) -> int:
+        return hash(self._bytes())
+
+    def _bytes(self) -> bytes:
+        return ctypes.string_at(self.state.data_ptr(), self.state.numel())
+
+
+class _NumpyState:
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _NumpyState) and self._parts() == other._parts()
+
+    def __hash__(self) -> int:
+        return hash(self._parts())
+
+    def _parts(self) -> tuple[Any, ...]:
+        name, keys, *rest = self.state
+        return (name, keys.tobytes(), *rest)
+
+
+class _Twister:
+    """A Mersenne Twister, whose state is read only if it has changed since the last time.
+
+    Args:
+        peek: returns bytes that differ when the state does; None where they cannot be read.
+        get_state: returns the state, slowly.
+        is_covered: whether the bytes of `peek` cover all of a state.
+    """
+
+    def __init__(
+        self,
+        peek: Callable[[], Any],
+        get_state: Callable[[], Any],
+        is_covered: Callable[[Any], bool] = lambda state: True,
+    ) -> None:
+        self._peek = peek
+        self._get_state = get_state
+        self._is_covered = is_covered
+        self._last: tuple[Any, Any] = None, None
+
+    def now(self) -> Any:
+        """Return the current state."""
+        seen, (last, state) = self._peek(), self._last
+        if seen is None or seen != last or not self._is_covered(state):
+            state = self._get_state()
+            self._last = seen, state
+        return state
+
+
+def _peek_numpy() -> bytes | None:
+    numpy_random = sys.modules["numpy.random"]
+    generator = numpy_random.get_bit_generator()
+    if type(generator) is not numpy_random.MT19937:
+        return None
+    return ctypes.string_at(generator.ctypes.state_address, _NBYTES)
+
+
+def _peek_python() -> tuple[bytes, float | None] | None:
+    """Return the words, and the second of two normal numbers if it is still to be returned."""
+    if not _can_peek_python():
+        return None
+    generator: Any = random._inst
+    return ctypes.string_at(id(generator) + object.__basicsize__, _NBYTES), generator.gauss_next
+
+
+@functools.cache
+def _can_peek_python() -> bool:
+    """Return whether CPython's generator object consists of its head, its position, and its words, as assumed here."""
+    size = object.__basicsize__ + _NBYTES
+    if sys.implementation.name != "cpython" or not size <= _random.Random.__basicsize__ <= size + 8:
+        return False
+    position, *words = struct.unpack(f"={_WORDS + 1}I", ctypes.string_at(id(random._inst) + size - _NBYTES, _NBYTES))
+    return bool((*words, position) == random.getstate()[1])
+
+
+_numpy_twister = _Twister(
+    _peek_numpy,
+    lambda: _NumpyState(sys.modules["numpy.random"].get_state()),
+    lambda known: not known.state[3],  # NumPy keeps the second of two normal numbers where it cannot be read
+)
+_python_twister = _Twister(_peek_python, random.getstate)
+
+
+def _generator_of(device: torch.device) -> torch.Generator:
+    module = torch.get_device_module(device)
+    index: int | None = device.index
+    found: torch.Generator = module.default_generators[module.current_device() if index is None else index]
+    return found

@@ -1,0 +1,160 @@
+"""Commit: the end of a window. Gradients are divided, unscaled and clipped, and the optimizer is stepped, each once.
+
+Each stage is tried again if memory runs out in it. The optimizer's step is a transaction. In the stages before it each
+operation is retried by itself (`retry_ops.py`), because a stage of several operations that change gradients cannot be
+begun again as a whole. Gradients that were changed in part nevertheless must be computed again:
+`PartialGradientsError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.distributed.rank_group import local_tensor
+from penstock.memory.model_tensors import storage_key
+from penstock.memory.recovery.attempt import MAX_TRIES, attempt
+from penstock.memory.recovery.failure import Failure, FailureLog
+from penstock.memory.recovery.optimizer_transaction import StepTransaction
+from penstock.memory.recovery.retry_ops import RetryOps
+
+
+class PartialGradientsError(Exception):
+    """A failure has left some gradients changed and others not."""
+
+
+class CommitStageError(Exception):
+    """A stage has failed again and again."""
+
+    def __init__(self, stage: str, failure: Failure) -> None:
+        super().__init__(f"{stage}: {failure.text}")
+        self.stage = stage
+        self.failure = failure
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    name: str
+    run: Callable[[], object]
+    retries_ops: bool = False
+
+
+class Commit:
+    """One optimizer step on gradients that are complete. `run` may be called again after a CommitStageError.
+
+    For the GradScaler this object is the optimizer: the scaler keeps its record of an optimizer under this object, and
+    has no record when gradients that were changed in part are computed again.
+
+    Args:
+        transaction: steps the optimizer.
+        factor: what to multiply gradients by: a number, or a tensor on an accelerator.
+        scaler: what scaled the losses, if anything did.
+        clip_grad_norm: the largest total norm, if there is one.
+        log: records every failure survived.
+    """
+
+    def __init__(
+        self,
+        transaction: StepTransaction,
+        *,
+        factor: float | Tensor,
+        scaler: torch.amp.GradScaler | None,
+        clip_grad_norm: float | None,
+        log: FailureLog,
+    ) -> None:
+        self._transaction = transaction
+        self._factor = factor
+        self._clip_grad_norm = clip_grad_norm
+        self._log = log
+        self._stages = self._make_stages(scaler)
+        self._grads: list[Tensor] = []
+        if any(stage.retries_ops for stage in self._stages):
+            params = [p for group in self.param_groups for p in group["params"]]
+            self._grads = [local_tensor(p.grad) for p in params if p.grad is not None]
+        self._storages = set(map(storage_key, self._grads))
+        self.stepped = False
+        """Whether the optimizer was stepped: the scaler skips a step whose gradients are infinite."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The optimizer's, for the scaler."""
+        return self._transaction.param_groups
+
+    def run(self) -> None:
+        """Do what is left to do.
+
+        Raises:
+            PartialGradientsError: the gradients have to be computed again.
+            CommitStageError: memory ran out too often.
+        """
+        while self._stages:
+            self._run_stage(self._stages[0])
+            self._stages.pop(0)
+
+    def step(self) -> None:
+        """Step the optimizer, for the scaler."""
+        self._transaction.step()
+        self.stepped = True
+
+    def _make_stages(self, scaler: torch.amp.GradScaler | None) -> list[_Stage]:
+        stages = []
+        if isinstance(self._factor, Tensor) or self._factor != 1.0:
+            stages.append(_Stage("dividing the gradients", self._divide, retries_ops=True))
+        if scaler is not None:
+            unscale = functools.partial(scaler.unscale_, self)  # type: ignore[arg-type]
+            stages.append(_Stage("unscaling the gradients", unscale, retries_ops=True))
+        if self._clip_grad_norm is not None:
+            stages.append(_Stage("clipping the gradients", self._clip, retries_ops=True))
+        if scaler is None:
+            stages.append(_Stage("the optimizer's step", self.step))
+        else:
+            stages.append(_Stage("the optimizer's step", functools.partial(scaler.step, self)))  # type: ignore[arg-type]
+            stages.append(_Stage("updating the scale", scaler.update))
+        return stages
+
+    def _run_stage(self, stage: _Stage) -> None:
+        for tries_left in reversed(range(MAX_TRIES)):
+            retrying = RetryOps(self._storages, self._log) if stage.retries_ops else None
+            failure = attempt(functools.partial(_run_within, retrying, stage)).failure
+            if failure is None:
+                return
+            self._log.record(failure)
+            if retrying is not None and retrying.changes:
+                raise PartialGradientsError
+            if not tries_left:
+                raise CommitStageError(stage.name, failure)
+
+    @torch.no_grad()
+    def _divide(self) -> None:
+        self._multiply(self._factor)
+
+    @torch.no_grad()
+    def _clip(self) -> None:
+        """Do what `torch.nn.utils.clip_grad_norm_` does: the same sums and the same factor."""
+        assert self._clip_grad_norm is not None
+        norm = torch.nn.utils.get_total_norm(self._grads)
+        self._multiply(torch.clamp(self._clip_grad_norm / (norm + 1e-6), max=1.0))
+
+    def _multiply(self, factor: float | Tensor) -> None:
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for grad in self._grads:
+            by_device.setdefault(grad.device, []).append(grad)
+        for device, grads in by_device.items():
+            own = factor.to(device) if isinstance(factor, Tensor) else factor
+            dense = [grad for grad in grads if grad.layout is torch.strided]
+            if dense:
+                torch._foreach_mul_(dense, own)
+            for grad in grads:
+                if grad.layout is not torch.strided:
+                    grad.mul_(own)
+
+
+def _run_within(retrying: RetryOps | None, stage: _Stage) -> None:
+    with retrying or contextlib.nullcontext():
+        stage.run()

@@ -1,0 +1,345 @@
+"""GradientAccumulation: the gradients of a window of batches, attempted until they are complete.
+
+A failed attempt leaves no trace: gradients are dropped, buffers and random states are restored, and the whole window is
+run again, first as it was (memory may have been short for a moment only), then in smaller micro-batches. Keeping the
+batches is cheaper than keeping a second set of gradients.
+
+Losses are to be divided by the weight of the whole window, which is known only in the end. So they are first divided by
+`estimated_weight`, and whoever uses the gradients corrects them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from penstock.core.errors import OptionError
+from penstock.memory.explain import OutOfMemoryError, explain_failure
+from penstock.memory.microbatch.headroom import headroom_of
+from penstock.memory.microbatch.size_search import MicroBatchSizes
+from penstock.memory.microbatch.split import bucket_of
+from penstock.memory.model_tensors import drop_gradients
+from penstock.memory.recovery.attempt import attempt, clear_frames, retry
+from penstock.memory.recovery.failure import Failure, FailureLog
+from penstock.memory.recovery.random_state import RandomState
+from penstock.memory.recovery.saved_buffers import SavedBuffers
+from penstock.memory.step.fsdp_sync import FsdpSync, ShortageError
+from penstock.memory.step.micro_batch_runner import MicroBatchRunner
+
+
+@dataclass(slots=True, eq=False)
+class _WindowBatch:
+    batch: Any
+    size: int
+    bucket: tuple[Any, ...]
+    before: RandomState
+    continues: bool
+    """Whether nothing was drawn between the previous batch of the window and this one."""
+    after: RandomState | None = None
+    loss: Tensor | None = None
+    """The sum of its losses, detached."""
+    weight: Any = 0
+    parts: int = 1
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples in its largest part."""
+        return -(-self.size // self.parts)
+
+    def reset(self) -> None:
+        """Forget the losses of earlier attempts."""
+        self.loss, self.weight = None, 0
+
+    def add(self, loss: Tensor, weight: Any) -> None:
+        """Add the losses of a part."""
+        self.loss = loss if self.loss is None else self.loss + loss
+        self.weight = self.weight + weight
+
+
+class GradientAccumulation:
+    """The window of one TrainStep.
+
+    Args:
+        runner: runs micro-batches of the model.
+        optimizer: whose gradients are accumulated.
+        accumulate: batches in a window.
+        max_micro_batch: the most samples in a micro-batch; None for the whole batch.
+        log: records every failure survived.
+        fsdp: the ranks among which the model is sharded, if it is.
+    """
+
+    def __init__(
+        self,
+        runner: MicroBatchRunner,
+        optimizer: Optimizer,
+        *,
+        accumulate: int,
+        max_micro_batch: int | None,
+        log: FailureLog,
+        fsdp: FsdpSync | None,
+    ) -> None:
+        self._runner = runner
+        self._optimizer = optimizer
+        self.accumulate = accumulate
+        self._log = log
+        self._fsdp = fsdp
+        self._buffers = SavedBuffers(runner.model)
+        self._window: list[_WindowBatch] = []
+        self._done = 0
+        """How many batches of the window the gradients hold."""
+        self._is_replay = False
+        self._last_part: Any = None
+        """A micro-batch that was run before, of a sharded model."""
+        self.sizes = MicroBatchSizes(max_micro_batch)
+        self.headroom = headroom_of(runner.devices)
+        self.estimated_weight = 1.0
+        """What losses are divided by."""
+        self.is_estimate_shared = False
+        """Whether the ranks have agreed on it; else each window has its own."""
+        self.micro_batch: int | None = None
+        """Samples in the largest part of the last batch."""
+
+    def __len__(self) -> int:
+        return len(self._window)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the window has all of its batches."""
+        return len(self._window) == self.accumulate
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the gradients are those of all batches of the window."""
+        return self._done == len(self._window)
+
+    @property
+    def last_size(self) -> int:
+        """Samples in the last batch of the window; 0 without one."""
+        return self._window[-1].size if self._window else 0
+
+    # ── the window ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def add(self, batch: Any) -> None:
+        """Add a batch to the window; None on a rank that has none left."""
+        before = RandomState.now(self._runner.devices)
+        self._window.append(
+            _WindowBatch(
+                batch,
+                0 if batch is None else self._runner.count_samples(batch),
+                bucket_of(batch),
+                before,
+                continues=bool(self._window) and before == self._window[-1].after,
+            )
+        )
+
+    def compute(self) -> Tensor:
+        """Add to the gradients what they lack of the window, with as many attempts as it takes.
+
+        Returns:
+            The mean loss of the last batch.
+
+        Raises:
+            OutOfMemoryError: a single sample does not fit, or the batch must not be cut.
+            RankError: another rank has given up.
+        """
+        retried: set[int] = set()
+        while True:
+            is_done, failure = self._attempt()
+            if is_done:
+                return self._mean_loss()
+            self._reject_unresettable_model(failure)
+            if failure is not None:
+                self._log.record(failure)
+            failed = self._window[min(self._done, len(self._window) - 1)]
+            self.roll_back()
+            if failure is None:
+                continue  # another rank failed, and decides for itself what follows
+            if failed.micro_batch in retried and failed.parts == 1 and (why := self._runner.why_not_cut()):
+                raise OutOfMemoryError(f"{self.explain(failure)}\nThe batch was not cut: {why}.")
+            if not self.sizes.retry_or_shrink(failed.bucket, failed.micro_batch, retried):
+                raise OutOfMemoryError(self.explain(failure))
+
+    def roll_back(self) -> None:
+        """Undo what the window's attempts have changed, so that it can be attempted again."""
+        self.retry(self._roll_back, "restoring what a failed attempt had changed")
+
+    def remove_last(self) -> None:
+        """Leave the window as if its last batch had never been added."""
+        last = self._window[-1]
+        try:
+            self.roll_back()
+        finally:
+            last.before.restore()
+            self._window.remove(last)
+
+    def drop(self) -> None:
+        """Drop the whole window, and what it has changed."""
+        if self._window:
+            self.roll_back()
+        self._window.clear()
+        self._done = 0
+
+    def start_window(self) -> int:
+        """Start a new window, after this one's gradients were used; return how many batches it had."""
+        count = len(self._window)
+        self._window.clear()
+        self._done = 0
+        self._buffers.discard()
+        return count
+
+    def weights(self) -> list[Any]:
+        """Return the weight of each batch."""
+        return [one.weight for one in self._window]
+
+    def largest_fitting(self) -> float:
+        """Return the largest micro-batch that is believed to fit, for all batches of the window."""
+        return min(self.sizes.largest_fitting(one.bucket) for one in self._window)
+
+    def retry(self, body: Callable[[], object], what: str) -> None:
+        """Run `body`, which needs hardly any memory and may be called again, until it succeeds.
+
+        Raises:
+            OutOfMemoryError: it never does.
+        """
+        failure = retry(body, self._log)
+        if failure is not None:
+            raise OutOfMemoryError(f"{what}: {self.explain(failure)}")
+
+    def explain(self, failure: Failure) -> str:
+        """Return a text about `failure`, with what would have helped."""
+        step = (self._runner.compute_loss_on_cpu, self._window[-1].batch) if self._window else None
+        return explain_failure(failure, self._runner.model, self._optimizer, step)
+
+    # ── one attempt ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _attempt(self) -> tuple[bool, Failure | None]:
+        """Try once; return whether it succeeded, and if not, what failed here (None: another rank's memory)."""
+        try:
+            failure = attempt(self._add_missing).failure
+            return failure is None, failure
+        except ShortageError as error:
+            shortage = error
+        clear_frames(shortage)
+        return False, shortage.failure
+
+    def _add_missing(self) -> None:
+        """Run forward and backward of the batches that the gradients lack."""
+        if self._done == 0:
+            self._begin()
+        for number in range(self._done, len(self._window)):
+            one = self._window[number]
+            if self._is_replay and (number == 0 or not one.continues):
+                # A batch that continues takes its random state from the end of the one before, which is another
+                # than the first time if that batch is now cut into other parts.
+                one.before.restore()
+            self._run_batch(one)
+            if self.accumulate > 1:
+                one.after = RandomState.now(self._runner.devices)
+            self._done += 1
+        self._is_replay = False
+
+    def _begin(self) -> None:
+        drop_gradients(self._optimizer)
+        self._buffers.save()
+        if not self.is_estimate_shared:
+            self.estimated_weight = float(max(1, self._window[0].size) * self.accumulate)
+
+    def _run_batch(self, one: _WindowBatch) -> None:
+        if self._fsdp is not None:
+            self._run_on_all_ranks(one, self._fsdp)
+        elif one.batch is not None:
+            one.parts = self._count_parts(one)
+            one.reset()
+            for part in self._runner.cut(one.batch, one.parts):
+                one.add(*self._runner.run(part, self.estimated_weight))
+        if one.batch is not None:
+            self.micro_batch = one.micro_batch
+            self.sizes.record_success(one.bucket, one.micro_batch)
+
+    def _count_parts(self, one: _WindowBatch) -> int:
+        parts = 1
+        if one.batch is not None:
+            parts = self.sizes.count_parts(one.bucket, one.size)
+            if self._fsdp is not None:  # an out-of-memory on one rank would cost all ranks their attempt
+                parts = max(parts, math.ceil(one.size / self.headroom.max_samples(one.bucket)))
+        self._check_may_cut(parts)
+        return parts
+
+    def _check_may_cut(self, parts: int) -> None:
+        if parts > 1 and (why := self._runner.why_not_cut()):
+            raise OptionError(f"this batch would be cut into micro-batches, and {why}")
+
+    def _mean_loss(self) -> Tensor:
+        """Return the mean loss of the last batch."""
+        found: list[Tensor] = []
+
+        def divide() -> None:
+            last = self._window[-1]
+            found[:] = [torch.zeros(()) if last.loss is None else _ratio(last.loss, last.weight)]
+
+        self.retry(divide, "dividing the loss")
+        return found[0]
+
+    def _roll_back(self) -> None:
+        drop_gradients(self._optimizer)
+        self._buffers.restore()
+        self._window[0].before.restore()
+        self._done = 0
+        self._is_replay = True
+        if self._fsdp is not None and self._fsdp.can_reset():
+            self._fsdp.reset()
+        self._runner.reset_half_made_scaler()
+
+    # ── sharded models ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _run_on_all_ranks(self, one: _WindowBatch, fsdp: FsdpSync) -> None:
+        """Run a batch of a sharded model, in the same number of parts on every rank."""
+        one.reset()
+        one.parts = fsdp.agree_on_parts(self._count_parts(one))
+        self._check_may_cut(one.parts)
+        own: list[Any] = []
+        divisor = self.estimated_weight / fsdp.size
+        for number in range(one.parts):
+            with self.headroom.measure(one.bucket, one.micro_batch):
+                fsdp.run_micro_batch(functools.partial(self._run_part_of, one, own, number, divisor))
+        self._last_part = own[-1] if own else self._last_part
+
+    def _run_part_of(self, one: _WindowBatch, own: list[Any], number: int, divisor: float) -> None:
+        """Run this rank's part of a micro-batch. All that may fail happens in here, where the other ranks learn of it.
+
+        A rank that has no samples left meets the others with earlier samples, times zero.
+        """
+        if one.batch is not None and not own:
+            own.extend(self._runner.cut(one.batch, one.parts))
+        if number < len(own):
+            one.add(*self._runner.run(own[number], divisor))
+        elif self._last_part is not None:
+            self._runner.run_without_effect(self._last_part)
+        else:
+            raise OptionError("the first batch of a sharded model must have samples on every rank")
+
+    def _reject_unresettable_model(self, failure: Failure | None) -> None:
+        """Raise for a sharded model that was interrupted in its middle, where this torch cannot reset it."""
+        if self._fsdp is None or self._fsdp.can_reset():
+            return
+        if failure is None:
+            self._fsdp.raise_if_failed()
+            return
+        raise OutOfMemoryError(
+            f"{self.explain(failure)}\nIt happened inside a sharded model, which torch {torch.__version__} cannot "
+            "reset (2.13 can); begin with a smaller micro_batch="
+        )
+
+
+def _ratio(loss: Tensor, weight: Any) -> Tensor:
+    """Return the mean loss; 0 of nothing."""
+    if isinstance(weight, Tensor):
+        return torch.where(weight == 0, torch.zeros_like(loss), loss / weight)
+    return loss / weight if weight else torch.zeros_like(loss)

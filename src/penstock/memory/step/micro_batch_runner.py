@@ -1,0 +1,102 @@
+"""MicroBatchRunner: forward and backward of one micro-batch, with the user's loss, autocast and scaler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from penstock.core.errors import OptionError
+from penstock.memory.microbatch.split import (
+    LayerNames,
+    Split,
+    batch_dependent_layers,
+    explain_batch_dependence,
+)
+from penstock.memory.model_tensors import LossFunction, accelerators_of
+from penstock.memory.recovery.random_state import RandomState
+from penstock.memory.recovery.saved_buffers import SavedBuffers
+from penstock.memory.step.autocast import Autocast
+
+
+class MicroBatchRunner:
+    """Cuts batches, and runs their parts through a model.
+
+    Args:
+        model: what this rank runs.
+        loss_fn: `(model, batch) -> (sum of losses, how many they are)`.
+        split: `(batch, parts) -> batches`.
+        count_samples: `batch -> samples`.
+        allow_batch_dependent: layers that may see smaller micro-batches although their result depends on them.
+        autocast: the contexts in which losses are computed.
+        scaler: scales losses before backward, if there is one.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFunction,
+        *,
+        split: Split,
+        count_samples: Callable[[Any], int],
+        allow_batch_dependent: LayerNames,
+        autocast: Autocast,
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        self.model = model
+        self.devices = accelerators_of(model)
+        self.count_samples = count_samples
+        self._loss_fn = loss_fn
+        self._split = split
+        self._allow_batch_dependent = allow_batch_dependent
+        self._autocast = autocast
+        self._scaler = scaler
+
+    def cut(self, batch: Any, parts: int) -> Sequence[Any]:
+        """Return the micro-batches of `batch`."""
+        return self._split(batch, parts) if parts > 1 else [batch]
+
+    def run(self, part: Any, divisor: float) -> tuple[Tensor, Any]:
+        """Add the gradients of `part`, its losses divided by `divisor`; return the sum of its losses and its weight."""
+        with self._autocast():
+            loss, weight = _check_loss(self._loss_fn(self.model, part))
+        scaled = loss / divisor
+        (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()
+        return loss.detach(), weight.detach() if isinstance(weight, Tensor) else weight
+
+    def run_without_effect(self, part: Any) -> None:
+        """Run `part` with its losses times zero; buffers and random states are as before."""
+        before = RandomState.now(self.devices)
+        buffers = SavedBuffers(self.model)
+        buffers.save()
+        with self._autocast():
+            loss, _ = self._loss_fn(self.model, part)
+        (loss * 0).backward()
+        buffers.restore()
+        before.restore()
+
+    def compute_loss_on_cpu(self, model: nn.Module, part: Any) -> tuple[Tensor, Any]:
+        """Compute a loss in the precision of the step, for a plan, which is made on the CPU."""
+        with self._autocast.on_cpu():
+            return self._loss_fn(model, part)
+
+    def why_not_cut(self) -> str:
+        """Return why a batch must not be cut; empty where it may be."""
+        dependent = batch_dependent_layers(self.model, self._allow_batch_dependent)
+        return explain_batch_dependence(dependent) if dependent else ""
+
+    def reset_half_made_scaler(self) -> None:
+        """Let the scaler allocate both of its tensors again: after a failure between them it never makes the second."""
+        if self._scaler is not None and self._scaler._growth_tracker is None:
+            self._scaler._scale = None
+
+
+def _check_loss(found: Any) -> tuple[Tensor, Any]:
+    if isinstance(found, (tuple, list)) and len(found) == 2 and isinstance(found[0], Tensor) and found[1] is not None:
+        return found[0], found[1]
+    raise OptionError(
+        "loss_fn must return two things, the sum of the losses as a tensor and how many they are (samples or tokens), "
+        f"not {found!r}"
+    )

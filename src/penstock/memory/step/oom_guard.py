@@ -1,0 +1,157 @@
+"""OOMGuard: recovery from out-of-memory inside a training loop that the user wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from penstock.core.errors import OptionError
+from penstock.device.oom import is_out_of_memory
+from penstock.memory.explain import OutOfMemoryError, explain_failure
+from penstock.memory.microbatch.size_search import MicroBatchSizes
+from penstock.memory.microbatch.split import (
+    LayerNames,
+    Split,
+    batch_dependent_layers,
+    bucket_of,
+    count_samples,
+    explain_batch_dependence,
+    split_batch,
+)
+from penstock.memory.model_tensors import accelerators_of, drop_gradients
+from penstock.memory.recovery.attempt import clear_frames, free_memory, retry
+from penstock.memory.recovery.failure import Failure
+from penstock.memory.recovery.random_state import RandomState
+from penstock.memory.recovery.saved_buffers import SavedBuffers
+
+
+class Attempt:
+    """One try at a batch, as a context: an out-of-memory inside ends the try, and is not raised."""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = parts
+        """The micro-batches to run, in order."""
+        self.failure: Failure | None = None
+        """What ended the try, if it did not succeed."""
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> Attempt:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is None or not is_out_of_memory(error):
+            return False
+        self.failure = Failure.of(error)
+        self._error = error
+        return True
+
+    def release(self) -> None:
+        """Free what the failure kept alive; called when its exception is not being handled any more."""
+        if self._error is not None:
+            clear_frames(self._error)
+        self._error = None
+        free_memory()
+
+
+class OOMGuard:
+    """Tries forward and backward of a batch until they fit: the whole batch, the same again, then smaller parts.
+
+    Before each further try random states and buffers are as they were before the first, and there are no gradients.
+    What a try made and your own function still refers to (`outputs`, `loss`) is not freed by a failure; put the body
+    of the loop into a function.
+
+    Args:
+        model: whose buffers are restored.
+        optimizer: whose gradients are dropped before a further try; the model's parameters' without one.
+        micro_batch: the most samples at once to begin with; None for the whole batch.
+        split: `(batch, parts) -> batches`.
+        batch_size: `batch -> samples`.
+        allow_batch_dependent: layers that may see smaller micro-batches although their result depends on them; as for
+            `TrainStep`.
+
+    Example:
+        >>> model = nn.Linear(3, 1)
+        >>> guard = OOMGuard(model)
+        >>> import torch
+        >>> batch = torch.ones(4, 3)
+        >>> for attempt in guard.attempts(batch):
+        ...     with attempt:
+        ...         for part in attempt.parts:
+        ...             (model(part).sum() / len(batch)).backward()
+        >>> model.bias.grad.item()
+        1.0
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        *,
+        micro_batch: int | None = None,
+        split: Split = split_batch,
+        batch_size: Callable[[Any], int] = count_samples,
+        allow_batch_dependent: LayerNames = (),
+    ) -> None:
+        if micro_batch is not None and micro_batch < 1:
+            raise OptionError(f"micro_batch must be at least 1, not {micro_batch}")
+        self._model = model
+        self._optimizer = optimizer
+        self._split = split
+        self._batch_size = batch_size
+        self._allow_batch_dependent = allow_batch_dependent
+        self._sizes = MicroBatchSizes(micro_batch)
+        self._buffers = SavedBuffers(model)
+        self._devices = accelerators_of(model)
+
+    def attempts(self, batch: Any) -> Iterator[Attempt]:
+        """Yield tries, each to be entered with `with`, until one succeeds.
+
+        Raises:
+            OutOfMemoryError: a single sample does not fit, or the batch must not be cut.
+        """
+        size, bucket = self._batch_size(batch), bucket_of(batch)
+        before = RandomState.now(self._devices)
+        self._retry(self._buffers.save)
+        retried: set[int] = set()
+        while True:
+            parts = self._sizes.count_parts(bucket, size)
+            attempt = Attempt(self._split(batch, parts) if parts > 1 else [batch])
+            yield attempt
+            micro_batch = -(-size // parts)
+            if attempt.failure is None:
+                self._sizes.record_success(bucket, micro_batch)
+                return
+            attempt.release()
+            self._drop_gradients()
+            self._retry(self._buffers.restore)
+            before.restore()
+            if parts == 1 and micro_batch in retried:
+                self._check_may_cut(attempt.failure)
+            if not self._sizes.retry_or_shrink(bucket, micro_batch, retried):
+                raise OutOfMemoryError(self._explain(attempt.failure))
+
+    def _check_may_cut(self, failure: Failure) -> None:
+        dependent = batch_dependent_layers(self._model, self._allow_batch_dependent)
+        if dependent:
+            why = explain_batch_dependence(dependent)
+            raise OutOfMemoryError(f"{self._explain(failure)}\nThe batch was not cut: {why}.")
+
+    def _retry(self, body: Callable[[], None]) -> None:
+        failure = retry(body)
+        if failure is not None:
+            raise OutOfMemoryError(self._explain(failure))
+
+    def _explain(self, failure: Failure) -> str:
+        return explain_failure(failure, self._model, self._optimizer)
+
+    def _drop_gradients(self) -> None:
+        if self._optimizer is not None:
+            drop_gradients(self._optimizer)
+        else:
+            self._model.zero_grad()

@@ -1,0 +1,257 @@
+"""TrainStep: one optimizer step per window of batches, with the same gradients however often memory runs out.
+
+step(batch) ─▶ StepWindow: attempt ─▶ vote ─▶ reduce ─▶ step ─▶ committed        (step_window.py)
+└ GradientAccumulation: a failed attempt is undone and retried, in smaller micro-batches
+└ MicroBatchRunner: forward and backward of one micro-batch
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from penstock.core.errors import OptionError
+from penstock.distributed.rank_group import RankGroup, is_sharded, rank_group_of
+from penstock.memory.microbatch.size_search import MicroBatchSizes
+from penstock.memory.microbatch.split import LayerNames, Split, count_samples, split_batch
+from penstock.memory.model_tensors import LossFunction, accelerators_of
+from penstock.memory.planning.planner import plan
+from penstock.memory.recovery.failure import Failure, FailureLog
+from penstock.memory.recovery.optimizer_state import reject_closure_optimizer
+from penstock.memory.recovery.optimizer_transaction import StepTransaction
+from penstock.memory.step.autocast import Autocast
+from penstock.memory.step.ddp_sync import DdpSync
+from penstock.memory.step.fsdp_sync import FsdpSync
+from penstock.memory.step.gradient_accumulation import GradientAccumulation
+from penstock.memory.step.micro_batch_runner import MicroBatchRunner
+from penstock.memory.step.step_window import StepWindow
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepStatistics:
+    """A snapshot of what a TrainStep has done so far."""
+
+    steps: int
+    """Optimizer steps taken."""
+
+    batches: int
+    """Batches that took part in them."""
+
+    out_of_memory: int
+    """Failures survived."""
+
+    skipped: int
+    """Steps that the GradScaler skipped because of infinite gradients."""
+
+    micro_batch: int | None
+    """Samples in the largest part of the last batch; None before the first one."""
+
+    last_failure: Failure | None
+    """The latest failure survived."""
+
+
+class TrainStep:
+    """A training step that survives out-of-memory with the same gradients.
+
+    Args:
+        model: on its device. One that is DistributedDataParallel, or sharded (FSDP2), is stepped on all ranks together.
+        optimizer: any of torch's that needs no closure.
+        loss_fn: `(model, batch) -> (loss_sum, weight)`: a sum over samples or tokens, and their count. The gradient
+            is that of the sum of all sums divided by the sum of all counts, however a batch is cut.
+        micro_batch: the most samples that go through the model at once: a number, None for the whole batch, or "auto"
+            for as many as `plan` predicts to fit `budget`, planned with the first batch. In any case an out-of-memory
+            makes the parts smaller, for batches of that shape.
+        budget: for "auto": as in "70GiB", or bytes; by default the accelerator's free memory, and no limit without one.
+        accumulate: batches per optimizer step.
+        scaler: a `torch.amp.GradScaler`.
+        autocast: a dtype, or arguments of `torch.autocast`, under which `loss_fn` runs.
+        clip_grad_norm: the largest norm of all gradients together.
+        scheduler: stepped after each optimizer step (not after one that the scaler skipped).
+        after_step: called after each optimizer step, for example to update a moving average of the weights.
+        split: `(batch, parts) -> batches`, for batches that `split_batch` cannot cut.
+        batch_size: `batch -> samples`, for batches whose samples are not the first dimension of their first tensor.
+        allow_batch_dependent: classes or qualified names of layers that may see smaller micro-batches, although their
+            result for a sample depends on the other samples (BatchNorm in training). Without it a batch is never cut
+            for a model with such layers.
+
+    Raises:
+        OptionError: an argument is out of range, or two arguments exclude each other.
+
+    Example:
+        >>> model = nn.Linear(3, 1)
+        >>> def loss_fn(model, batch):
+        ...     x, y = batch
+        ...     return nn.functional.mse_loss(model(x), y, reduction="sum"), len(x)
+        >>> step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.1), loss_fn, micro_batch=2)
+        >>> loss = step((torch.ones(5, 3), torch.zeros(5, 1)))
+        >>> isinstance(loss.item(), float), step.statistics().micro_batch
+        (True, 2)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss_fn: LossFunction,
+        *,
+        micro_batch: int | Literal["auto"] | None = None,
+        accumulate: int = 1,
+        scaler: torch.amp.GradScaler | None = None,
+        autocast: torch.dtype | dict[str, Any] | None = None,
+        clip_grad_norm: float | None = None,
+        scheduler: Any = None,
+        after_step: Callable[[], object] | Sequence[Callable[[], object]] = (),
+        split: Split = split_batch,
+        batch_size: Callable[[Any], int] = count_samples,
+        allow_batch_dependent: LayerNames = (),
+        budget: str | float | None = None,
+    ) -> None:
+        _check(optimizer, micro_batch, accumulate, scheduler)
+        self.model = model
+        self.optimizer = optimizer
+        self._inner, ranks = rank_group_of(model)
+        devices = accelerators_of(model)
+        self._is_to_plan = micro_batch == "auto" and (budget is not None or bool(devices))
+        self._budget = budget
+        self._split = split
+        self._batch_size = batch_size
+        self._log = FailureLog()
+        self._transaction = StepTransaction(optimizer, log=self._log)
+        scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        sync = None if ranks is None else _make_sync(model, ranks, optimizer, scaler, clip_grad_norm)
+        fsdp = sync if isinstance(sync, FsdpSync) else None
+        self._runner = MicroBatchRunner(
+            self._inner,
+            loss_fn,
+            split=split,
+            count_samples=batch_size,
+            allow_batch_dependent=tuple(allow_batch_dependent),
+            autocast=Autocast(autocast, devices),
+            scaler=scaler,
+        )
+        self._accumulation = GradientAccumulation(
+            self._runner,
+            optimizer,
+            accumulate=accumulate,
+            max_micro_batch=None if micro_batch is None or isinstance(micro_batch, str) else int(micro_batch),
+            log=self._log,
+            fsdp=fsdp,
+        )
+        hooks = (after_step,) if callable(after_step) else tuple(after_step)
+        self._window = StepWindow(
+            self._inner,
+            self._accumulation,
+            self._transaction,
+            ranks=sync,
+            scaler=scaler,
+            clip_grad_norm=None if fsdp is not None else clip_grad_norm,
+            after_step=hooks if scheduler is None else (scheduler.step, *hooks),
+            log=self._log,
+        )
+
+    def __call__(self, batch: Any) -> Tensor:
+        """Train on `batch`; every `accumulate` batches, step the optimizer.
+
+        All ranks of a parallel model call this together; those that have no batch left pass None.
+
+        Returns:
+            The weighted mean of the batch's losses: detached, without dimensions, on the model's device.
+
+        Raises:
+            OutOfMemoryError: a single sample does not fit, or the optimizer's step does not. The batch has had no
+                effect then.
+            RankError: another rank has given up.
+        """
+        if not self._window.is_open:
+            self._window.finish()  # the step of an earlier call, which failed after its gradients were complete
+        if self._is_to_plan and batch is not None and self._batch_size(batch):
+            self._plan_micro_batch(batch)
+        return self._window.add(batch)
+
+    def flush(self) -> bool:
+        """Step with the batches accumulated so far, if there are any (at the end of an epoch). Return whether it did.
+
+        All ranks of a parallel model call this together.
+        """
+        if not len(self._accumulation):
+            return False
+        self._window.flush()
+        return True
+
+    def statistics(self) -> StepStatistics:
+        """Return what has been counted so far."""
+        return StepStatistics(
+            steps=self._window.steps,
+            batches=self._window.batches,
+            out_of_memory=self._log.count,
+            skipped=self._window.skipped,
+            micro_batch=self._accumulation.micro_batch,
+            last_failure=self._log.last,
+        )
+
+    def _plan_micro_batch(self, batch: Any) -> None:
+        """Begin with as many samples at once as the plan predicts to fit the budget."""
+        self._is_to_plan = False
+        try:
+            found = plan(
+                self._inner,
+                self._runner.compute_loss_on_cpu,
+                batch,
+                self.optimizer,
+                budget=self._budget,
+                split=self._split,
+                batch_size=self._batch_size,
+                modes=("plain",),
+                verify=False,
+            )
+        except OptionError:
+            raise
+        except Exception as error:  # noqa: BLE001  the user's code on fake tensors
+            warnings.warn(
+                f'micro_batch="auto" begins with whole batches: this step cannot be planned ({error})', stacklevel=3
+            )
+            return
+        smallest = min(found.variants, key=lambda variant: variant.peak_nbytes)
+        self._accumulation.sizes = MicroBatchSizes((found.choice or smallest).micro_batch)
+
+
+def _check(optimizer: Optimizer, micro_batch: int | Literal["auto"] | None, accumulate: int, scheduler: object) -> None:
+    reject_closure_optimizer(optimizer)
+    if micro_batch is not None and micro_batch != "auto" and not _is_count(micro_batch):
+        raise OptionError(
+            f"micro_batch must be a number of samples, at least 1, or 'auto' or None, not {micro_batch!r}"
+        )
+    if not _is_count(accumulate):
+        raise OptionError(f"accumulate must be a number of batches, at least 1, not {accumulate!r}")
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise OptionError(
+            "ReduceLROnPlateau is stepped with a metric, which a training step does not have; step it yourself"
+        )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, Integral) and int(value) >= 1
+
+
+def _make_sync(
+    model: nn.Module,
+    ranks: RankGroup,
+    optimizer: Optimizer,
+    scaler: torch.amp.GradScaler | None,
+    clip_grad_norm: float | None,
+) -> DdpSync | FsdpSync:
+    if not is_sharded(model):
+        return DdpSync(ranks, optimizer)
+    if scaler is not None:
+        raise OptionError(
+            "a GradScaler decides on this rank's gradients alone, and those of a sharded model are spread over all; "
+            "use bfloat16, which needs no scaler"
+        )
+    return FsdpSync(model, ranks, optimizer, clip_grad_norm)

@@ -1,0 +1,172 @@
+"""The verdict: the one bottleneck of a loop with its evidence, or that there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock.observe.doctor.causes.evidence import (
+    loading_matters,
+    loading_parts_s,
+    oversubscribes_cores,
+    stall_fraction,
+    step_slowdown,
+)
+from penstock.observe.doctor.measurements import Measurements
+from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.doctor.trial import FREE
+from penstock.observe.record.finding import Finding
+
+HEALTHY = "healthy"
+
+_MEANING = {
+    "dataset": "making samples",
+    "storage": "reading samples and waiting for storage",
+    "decode": "decoding samples",
+    "transform": "transforming samples",
+    "collate": "collating samples into batches",
+    "transport": "transporting batches through shared memory to the loop",
+    "start-up": "starting workers for every epoch",
+}
+_REMEDY = {
+    "dataset": "make samples cheaper, or num_workers higher",
+    "storage": "read ahead with more workers (num_workers=), read larger blocks, or keep the data nearer",
+    "decode": "open files once and decode less (smaller files, a reduced decode), use a faster decoder, or "
+    "raise num_workers",
+    "transform": "do it once for whole batches (NumPy, torch), do it before training, or raise num_workers",
+    "collate": "return arrays or tensors of one shape from __getitem__, so that the default collate_fn can stack them",
+    "transport": "from penstock import DataLoader",
+    "start-up": "persistent_workers=True",
+}
+
+
+def find_bottleneck(measured: Measurements, *, has_findings: bool = False) -> Finding:
+    """Return the verdict on a loop; `has_findings` if some cause asks for a change."""
+    if measured.error or measured.hang is not None or measured.as_is is None:
+        return _unknown(measured)
+    if measured.has_step and not loading_matters(measured):
+        return _contention(measured) or _healthy(measured)
+    parts = loading_parts_s(measured)
+    if not parts:
+        return _unknown(measured)
+    if not measured.has_step and not has_findings and sum(parts.values()) < THRESHOLDS.quick_batch_s:
+        return _quick(measured)
+    return _bound(measured)
+
+
+def _unknown(measured: Measurements) -> Finding:
+    if measured.error:
+        return Finding(name="fails", cause="The loop failed.", evidence=measured.error, remedy="")
+    if measured.hang is not None:
+        return Finding(
+            name="workers-hang",
+            cause="The loop waits for its workers, and they are blocked forever.",
+            evidence=f"it had waited for {measured.hang.waited_s:.0f} s when it was ended",
+            remedy="",
+        )
+    return Finding(
+        name="unknown",
+        cause="The measurements do not show where the time goes.",
+        evidence="; ".join(measured.notes) or "no batch was timed",
+        remedy="give it more time: --seconds 60",
+    )
+
+
+def _healthy(measured: Measurements) -> Finding:
+    free = measured.gain_of(FREE)
+    tried = ""
+    if free is not None:
+        tried = f"; with loading free it is {free.median:.2f} times as fast ({free.low:.2f} … {free.high:.2f})"
+    return Finding(
+        name=HEALTHY,
+        cause="The loop is bound by its own step: loading is hidden behind it.",
+        evidence=f"it waits for data {stall_fraction(measured):.1%} of its time{tried}",
+        remedy="",
+        gain=free.median if free is not None else None,
+        is_measured=free is not None,
+    )
+
+
+def _contention(measured: Measurements) -> Finding | None:
+    slowdown = step_slowdown(measured)
+    if slowdown is None or slowdown < THRESHOLDS.step_slowdown_verdict or not oversubscribes_cores(measured):
+        return None
+    free = measured.gain_of(FREE)
+    return Finding(
+        name="cpu-contention",
+        cause="The step and the workers compete for the same processors.",
+        evidence=f"while its loader runs, the step takes {slowdown:.1f} times as long as with loading free",
+        remedy="",
+        gain=free.median if free is not None else None,
+        is_measured=free is not None,
+    )
+
+
+def _quick(measured: Measurements) -> Finding:
+    now = measured.as_is
+    assert now is not None
+    return Finding(
+        name=HEALTHY,
+        cause="The loader is quick; whether a step waits for it depends on the step, and none was given.",
+        evidence=f"a batch every {(now.batch_s or 0.0) * 1e3:.2f} ms",
+        remedy="",
+    )
+
+
+def _bound(measured: Measurements) -> Finding:
+    parts = _comparable_parts_s(measured)
+    largest = max(parts, key=lambda part: parts[part])
+    total_s = sum(parts.values())
+    free = measured.gain_of(FREE)
+    now = measured.as_is
+    assert now is not None
+    waits = f"the loop waits for data {now.wait_fraction:.0%} of its time" if measured.has_step else "the loader alone"
+    if measured.has_step and free is not None:
+        waits += f", and is {free.median:.1f} times as fast with loading free"
+    return Finding(
+        name=f"{largest}-bound",
+        cause=f"Most of the loading time is spent {_MEANING[largest]}.",
+        evidence=(
+            f"{waits}; of {total_s * 1e3:.1f} ms of loading per batch, {_MEANING[largest]} "
+            f"takes {parts[largest] * 1e3:.1f} ms ({parts[largest] / total_s:.0%}){_hottest(measured, largest)}"
+        ),
+        remedy="",
+        gain=free.median if measured.has_step and free is not None else None,
+        is_measured=measured.has_step and free is not None,
+    )
+
+
+def _comparable_parts_s(measured: Measurements) -> Mapping[str, float]:
+    """Return the parts, with the default collate's copy counted as transport where workers send batches.
+
+    default_collate writes tensors into the segment that the batch is sent in, and most of both is the cost of the
+    segment's fresh pages.
+    """
+    parts = dict(loading_parts_s(measured))
+    samples = measured.samples
+    copies = (
+        measured.settings.collates_by_default
+        and samples is not None
+        and samples.numbers_per_sample < THRESHOLDS.python_numbers
+    )
+    if copies and parts.get("transport"):
+        parts["transport"] += parts.pop("collate")
+    return parts
+
+
+def general_remedy(verdict: Finding, measured: Measurements) -> str:
+    """Return what helps against a bottleneck in general, for when no cause explains it."""
+    part = verdict.name.removesuffix("-bound")
+    samples = measured.samples
+    if part in ("storage", "decode", "transform") and samples is not None and samples.hotspots:
+        hottest = samples.hotspots[0]
+        return f"{hottest.caller or hottest.where}: {_REMEDY[part]}"
+    return _REMEDY.get(part, "")
+
+
+def _hottest(measured: Measurements, part: str) -> str:
+    samples = measured.samples
+    if part in ("collate", "transport", "start-up") or samples is None or not samples.hotspots:
+        return ""
+    hottest = samples.hotspots[0]
+    caller = f", called by {hottest.caller}," if hottest.caller else " alone"
+    return f"; {hottest.where}{caller} is {hottest.fraction:.0%} of the dataset's time"

@@ -1,0 +1,38 @@
+"""Every cause that the doctor looks for, in the order in which findings are reported.
+
+To add one: write it in the file of its topic (or a new file), and add one line here.
+"""
+
+from __future__ import annotations
+
+from penstock.observe.doctor.causes import epochs, failures, processors, samples, step, worker_count, worker_memory
+from penstock.observe.doctor.causes.cause import Cause
+
+CAUSES: tuple[Cause, ...] = (
+    failures.fails,
+    failures.workers_hang,
+    failures.stream_not_sharded,
+    epochs.iterator_recreated,
+    processors.cpu_quota,
+    processors.threads_in_workers,
+    worker_count.too_many_workers,
+    epochs.short_epochs,
+    samples.full_size_decode,
+    samples.slow_samples,
+    samples.cold_reads,
+    samples.python_numbers,
+    samples.double_precision,
+    worker_count.workers_do_not_scale,
+    worker_count.no_workers,
+    worker_count.workers_cost_more,
+    *worker_count.BETTER_SETTINGS,
+    processors.cpu_contention,
+    worker_memory.copy_on_write,
+    worker_memory.cache_in_each_worker,
+    worker_memory.not_picklable,
+    worker_memory.pickled_for_each_worker,
+    worker_memory.shm_too_small,
+    step.sync_every_step,
+    step.non_blocking_from_pageable,
+    step.pinned_without_accelerator,
+)

@@ -1,0 +1,56 @@
+"""Causes that start workers too often: iterators that are thrown away, and epochs that are too short."""
+
+from __future__ import annotations
+
+from penstock.observe.doctor.causes.cause import cause, required
+from penstock.observe.doctor.causes.evidence import clear_factor, epoch_startup_s
+from penstock.observe.doctor.measurements import Measurements
+from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.doctor.trial import PERSISTENT
+from penstock.observe.record.finding import Finding
+
+
+@cause("iterator-recreated")
+def iterator_recreated(measured: Measurements) -> Finding | None:
+    """`next(iter(loader))` in a loop starts the workers again for every batch."""
+    iterators, batches = measured.iterators_created, measured.batches_requested
+    if iterators <= THRESHOLDS.few_iterators or batches > THRESHOLDS.batches_per_iterator * iterators:
+        return None
+    startup_s = epoch_startup_s(measured)
+    cost = f"; each costs {startup_s * 1e3:.0f} ms and the batches that were prefetched" if startup_s else ""
+    return Finding(
+        name="iterator-recreated",
+        cause="The loop creates a new iterator for almost every batch, which starts and stops all workers each time.",
+        evidence=f"{iterators} iterators for {batches} batches{cost}",
+        remedy=(
+            "create it once: `batches = iter(loader)` before the loop, `next(batches)` in it; or loop with "
+            "`for batch in loader:`"
+        ),
+    )
+
+
+@cause("short-epochs", "as_is")
+def short_epochs(measured: Measurements) -> Finding | None:
+    """Workers are started for every epoch, and an epoch is short."""
+    startup_s, batch_s, own = epoch_startup_s(measured), required(measured.as_is).batch_s, measured.settings
+    if startup_s is None or batch_s is None or not own.length:
+        return None
+    gain = measured.gain_of(PERSISTENT)
+    epoch_s = max(startup_s, own.length * batch_s)
+    pays = gain is not None and gain.pays(THRESHOLDS.persistent_gain)
+    if startup_s / epoch_s < THRESHOLDS.startup_fraction and not pays:
+        return None
+    if gain is not None and gain.is_clear and not pays:
+        return None
+    tried = f"; with persistent workers {gain.median:.2f} times as fast" if gain is not None else ""
+    return Finding(
+        name="short-epochs",
+        cause="Workers are started again for every epoch, and an epoch is short.",
+        evidence=(
+            f"starting them takes {startup_s * 1e3:.0f} ms ({own.start_method}), an epoch of {own.length} batches "
+            f"takes {epoch_s * 1e3:.0f} ms{tried}"
+        ),
+        remedy="persistent_workers=True",
+        gain=clear_factor(gain),
+        is_measured=clear_factor(gain) is not None,
+    )

@@ -1,0 +1,133 @@
+"""What several causes derive from the measurements: how much the loop waits, and what each part of a batch costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from penstock.observe.doctor.measurements import Measurements
+from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.doctor.trial import AS_IS, FREE, Gain, Trial
+
+
+def stall_fraction(measured: Measurements) -> float:
+    """Return the fraction of the loop's time that loading costs it; 1 when there is no step to hide it.
+
+    On an accelerator a loop may wait for its loader while the device still computes, so there only the trial with free
+    loading shows what loading costs.
+    """
+    now = measured.as_is
+    if now is None:
+        return 0.0
+    if not measured.has_step:
+        return 1.0
+    free = measured.gain_of(FREE)
+    if measured.machine.accelerator and free is not None:
+        return max(0.0, 1 - 1 / free.median)
+    return now.wait_fraction or 0.0
+
+
+def loading_matters(measured: Measurements) -> bool:
+    """Return whether faster loading would make the loop faster: it waits, and free loading gains."""
+    fraction = stall_fraction(measured)
+    free = measured.gain_of(FREE)
+    if free is None:
+        return fraction >= THRESHOLDS.stall_fraction
+    if free.median < THRESHOLDS.worthwhile_gain:
+        return False
+    is_certain = fraction >= THRESHOLDS.certain_stall_fraction
+    return is_certain or (fraction >= THRESHOLDS.stall_fraction and free.low > 1.0)
+
+
+def loading_parts_s(measured: Measurements) -> Mapping[str, float]:
+    """Return seconds per batch of each part of loading, divided by the workers that share it."""
+    samples, own = measured.samples, measured.settings
+    if samples is None:
+        return {}
+    parallel = max(1.0, min(float(own.num_workers), measured.machine.usable_cores))
+    collate_s = samples.collate_s / parallel
+    if samples.storage_fraction is None:
+        parts = {"dataset": samples.fetch_s / parallel}
+    else:
+        parts = {
+            # A worker that waits for storage needs no core, so storage is divided by all workers.
+            "storage": samples.storage_fraction * samples.fetch_s / max(1, own.num_workers),
+            "decode": (samples.decode_fraction or 0.0) * samples.fetch_s / parallel,
+            "transform": (samples.transform_fraction or 0.0) * samples.fetch_s / parallel,
+        }
+    parts["collate"] = collate_s
+    transport_s = transport_and_collate_s(measured)
+    if transport_s is not None:
+        parts["transport"] = max(0.0, transport_s - collate_s)
+    startup_s = epoch_startup_s(measured)
+    if startup_s is not None and own.length:
+        parts["start-up"] = startup_s / min(own.length, batches_per_iterator(measured))
+    return parts
+
+
+def batches_per_iterator(measured: Measurements) -> float:
+    """Return how many batches the program takes from one iterator: one, with `next(iter(loader))` in a loop."""
+    if measured.iterators_created <= THRESHOLDS.few_iterators:
+        return math.inf
+    return max(1.0, measured.batches_requested / measured.iterators_created)
+
+
+def transport_and_collate_s(measured: Measurements) -> float | None:
+    """Return seconds to collate and transport one batch; never more than the whole loop took per batch."""
+    now = measured.as_is
+    if measured.transport_s is None or now is None or now.batch_s is None:
+        return measured.transport_s
+    return min(measured.transport_s, now.batch_s)
+
+
+def epoch_startup_s(measured: Measurements) -> float | None:
+    """Return the seconds that an epoch's start costs beyond making its first batch; None without such a start."""
+    own, samples = measured.settings, measured.samples
+    now = next((trial for trial in measured.trials if trial.name == AS_IS), None)
+    if not own.start_method or own.persistent_workers or now is None or now.startup_s is None:
+        return None
+    return max(0.0, now.startup_s - (samples.batch_s if samples else 0.0))
+
+
+def step_slowdown(measured: Measurements) -> float | None:
+    """Return how many times as long the step takes while its loader runs as with free loading; None where unknown.
+
+    It is the lower quartile of the rounds: three rounds out of four are slowed at least this much.
+    """
+    now, free = measured.as_is, measured.trial(FREE)
+    if now is None or free is None or measured.machine.accelerator:
+        return None
+    factors = sorted(
+        (one.step_s / one.batches) / (other.step_s / other.batches)
+        for one, other in zip(now.windows, free.windows, strict=False)
+        if other.step_s
+    )
+    return factors[len(factors) // 4] if len(factors) > 2 else None
+
+
+def oversubscribes_cores(measured: Measurements) -> bool:
+    """Return whether step and workers together need more cores than there are, and the loop loses time by it.
+
+    While its loader runs, a step also frees the last batch's memory, which it never does with free loading: the loss
+    has to exceed that.
+    """
+    now, free, own = measured.as_is, measured.trial(FREE), measured.settings
+    if now is None or free is None or not own.num_workers:
+        return False
+    if own.num_workers + measured.machine.intra_op_threads <= measured.machine.usable_cores:
+        return False
+    lost_s = (now.step_s or 0.0) - (free.batch_s or 0.0)
+    return lost_s > THRESHOLDS.contention_fraction * (now.batch_s or 0.0)
+
+
+def clear_factor(gain: Gain | None) -> float | None:
+    """Return the gain as a finding states it: None where rounds disagree."""
+    return gain.median if gain is not None and gain.is_clear else None
+
+
+def describe_trial(measured: Measurements, trial: Trial) -> str:
+    """Return what a trial showed, as text."""
+    gain = measured.gain_of(trial.name)
+    if gain is None:
+        return f"{trial.name}: not tried"
+    return f"{trial.name}: {gain.median:.2f} times as fast ({gain.low:.2f} … {gain.high:.2f} in {gain.rounds} rounds)"

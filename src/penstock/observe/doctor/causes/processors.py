@@ -1,0 +1,86 @@
+"""Causes that lie in the processors: fewer than the loop assumes, or more threads than there are cores."""
+
+from __future__ import annotations
+
+from penstock.observe.doctor.causes.cause import cause, required
+from penstock.observe.doctor.causes.evidence import oversubscribes_cores, step_slowdown
+from penstock.observe.doctor.measurements import Measurements
+from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.record.finding import Finding
+
+
+@cause("cpu-quota")
+def cpu_quota(measured: Measurements) -> Finding | None:
+    """The cgroup allows fewer processors than the machine shows, and the loop uses more."""
+    machine, own = measured.machine, measured.settings
+    quota = machine.quota_cores
+    if quota is None or quota >= machine.cores:
+        return None
+    wanted = max(own.num_workers + 1, 1 if machine.accelerator else machine.intra_op_threads)
+    if wanted <= quota and machine.throttled_s <= THRESHOLDS.throttled_fraction * measured.wall_s:
+        return None
+    fits = max(1, int(quota) - 1)
+    throttled = (
+        f"; it was throttled for {machine.throttled_s:.1f} s of {measured.wall_s:.0f} s" if machine.throttled_s else ""
+    )
+    return Finding(
+        name="cpu-quota",
+        cause="The container may use fewer processors than it sees, and the loop uses more.",
+        evidence=(
+            f"cpu.max allows {quota:.1f} of the {machine.cores} cores that os.cpu_count() shows; {own.num_workers} "
+            f"workers beside the training process, torch.get_num_threads() is {machine.intra_op_threads}{throttled}"
+        ),
+        remedy=(
+            f"num_workers={fits if own.num_workers else 0} and torch.set_num_threads({max(1, int(quota))}); or raise "
+            f"the limit (docker run --cpus={wanted}, resources.limits.cpu in Kubernetes)"
+        ),
+    )
+
+
+@cause("threads-in-workers", "worker_activity")
+def threads_in_workers(measured: Measurements) -> Finding | None:
+    """Each worker computes with several threads."""
+    activity, own = required(measured.worker_activity), measured.settings
+    if activity.busy_threads < THRESHOLDS.contending_threads:
+        return None
+    # Python threads alternate under the GIL: several are busy, and together they use one core.
+    if (
+        activity.cores < THRESHOLDS.contending_worker_cores
+        and activity.busy_threads < THRESHOLDS.certain_contending_threads
+    ):
+        return None
+    if activity.busy_threads * own.num_workers <= measured.machine.usable_cores:
+        return None
+    opencv = "; cv2.setNumThreads(0) in the dataset" if "opencv" in activity.libraries else ""
+    return Finding(
+        name="threads-in-workers",
+        cause="Each worker computes with several threads, and together they are more than there are cores.",
+        evidence=(
+            f"{activity.busy_threads:.1f} busy threads ({activity.cores:.1f} cores) in each of {own.num_workers} "
+            f"workers, on {measured.machine.usable_cores:g} cores (libraries with threads that workers have loaded: "
+            f"{', '.join(activity.libraries) or 'none that is known'})"
+        ),
+        remedy=(
+            "worker_init_fn=lambda _: torch.set_num_threads(1), and no set_num_threads in the dataset; for OpenMP and "
+            f"OpenBLAS, OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 before Python starts{opencv}"
+        ),
+    )
+
+
+@cause("cpu-contention")
+def cpu_contention(measured: Measurements) -> Finding | None:
+    """The step takes much longer while its loader runs."""
+    slowdown, own = step_slowdown(measured), measured.settings
+    if slowdown is None or slowdown < THRESHOLDS.step_slowdown_finding or not oversubscribes_cores(measured):
+        return None
+    left = max(1, round(measured.machine.usable_cores) - own.num_workers)
+    return Finding(
+        name="cpu-contention",
+        cause="The step computes on the cores that the workers use, and both become slower.",
+        evidence=(
+            f"while its loader runs, the step takes {slowdown:.1f} times as long as with free loading; "
+            f"torch.get_num_threads() is {measured.machine.intra_op_threads}, with {own.num_workers} workers on "
+            f"{measured.machine.usable_cores:g} cores"
+        ),
+        remedy=f"torch.set_num_threads({left}) in the training process, or fewer workers",
+    )

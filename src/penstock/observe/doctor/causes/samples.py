@@ -1,0 +1,145 @@
+"""Causes that lie in the samples: how they are read, decoded and typed."""
+
+from __future__ import annotations
+
+from penstock.core.units import size_text
+from penstock.observe.doctor.causes.cause import cause, required
+from penstock.observe.doctor.causes.evidence import loading_matters, loading_parts_s
+from penstock.observe.doctor.measurements import Measurements
+from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.record.finding import Finding
+
+_SHOWN_INDICES = 8
+
+
+@cause("full-size-decode", "image_decode", "samples")
+def full_size_decode(measured: Measurements) -> Finding | None:
+    """Images are decoded at full size and then made smaller."""
+    images, samples = required(measured.image_decode), required(measured.samples)
+    decode_fraction = samples.decode_fraction or 0.0
+    if images.pixel_ratio < THRESHOLDS.shrunk_pixel_ratio or not loading_matters(measured):
+        return None
+    if decode_fraction < THRESHOLDS.dataset_part_fraction:
+        return None
+    width, height = images.kept_size
+    is_jpeg = images.format in ("JPEG", "MPO")
+    gain, tried = None, ""
+    if is_jpeg and images.full_decode_s and images.reduced_decode_s:
+        saved_s = images.full_decode_s - images.reduced_decode_s
+        if saved_s < THRESHOLDS.reduced_decode_saving * images.full_decode_s:
+            return None
+        # One file stands for all, so a gain of more than ten times is not believed.
+        gain = samples.median_s / max(samples.median_s / 10, samples.median_s - saved_s)
+        tried = (
+            f"; one file took {images.full_decode_s * 1e3:.1f} ms to decode and shrink, "
+            f"{images.reduced_decode_s * 1e3:.1f} ms with a reduced decode"
+        )
+    remedy = f'image.draft("RGB", ({width}, {height})) right after Image.open, or store the images smaller once'
+    return Finding(
+        name="full-size-decode",
+        cause="Images are decoded at full size and made smaller right after that.",
+        evidence=(
+            f"{images.decoded_size[0]}x{images.decoded_size[1]} pixels decoded, {width}x{height} kept: "
+            f"{images.pixel_ratio:.0f} decoded for each one kept, and decoding is "
+            f"{decode_fraction:.0%} of a sample's time{tried}"
+        ),
+        remedy=remedy if is_jpeg else f"store the images at {width}x{height} once (a reduced decode needs JPEG files)",
+        gain=gain,
+    )
+
+
+@cause("slow-samples", "samples")
+def slow_samples(measured: Measurements) -> Finding | None:
+    """A few samples take most of the time."""
+    samples = required(measured.samples)
+    if not samples.slow_indices or not loading_matters(measured):
+        return None
+    fraction = len(samples.slow_indices) / samples.samples
+    if samples.slow_fraction < THRESHOLDS.slow_time_fraction or fraction > THRESHOLDS.slow_sample_fraction:
+        return None
+    shown = ", ".join(str(index) for index in samples.slow_indices[:_SHOWN_INDICES])
+    more = ", …" if len(samples.slow_indices) > _SHOWN_INDICES else ""
+    return Finding(
+        name="slow-samples",
+        cause="A few samples take many times as long as the others, and their whole batch waits for them.",
+        evidence=(
+            f"{fraction:.1%} of the samples take {samples.slow_fraction:.0%} of the time (the median is "
+            f"{samples.median_s * 1e3:.2f} ms); slow twice in a row: dataset[{shown}{more}]"
+        ),
+        remedy=(
+            f"profile dataset[{samples.slow_indices[0]!r}], and prepare such samples once before training; until then "
+            "penstock.DataLoader(...), which lets other workers continue meanwhile, or in_order=False"
+        ),
+    )
+
+
+@cause("cold-reads", "samples")
+def cold_reads(measured: Measurements) -> Finding | None:
+    """What samples read is not in the page cache."""
+    samples = required(measured.samples)
+    if not loading_matters(measured):
+        return None
+    read_nbytes = max(samples.read_nbytes, samples.disk_nbytes)
+    by_calls = read_nbytes > 0 and samples.disk_nbytes > max(
+        THRESHOLDS.disk_fraction * read_nbytes, THRESHOLDS.disk_nbytes
+    )
+    by_faults = samples.major_faults > THRESHOLDS.major_faults_per_sample * samples.samples
+    storage_fraction = samples.storage_fraction or 0.0
+    if not (by_calls or by_faults) or storage_fraction < THRESHOLDS.dataset_part_fraction:
+        return None
+    return Finding(
+        name="cold-reads",
+        cause="The data that samples read is not in the page cache, so it comes from the disk.",
+        evidence=(
+            f"{size_text(samples.disk_nbytes)} of {size_text(read_nbytes)} read came from the disk, "
+            f"{samples.major_faults} page faults waited for it; reading is {storage_fraction:.0%} of a sample's time"
+        ),
+        remedy=(
+            "nothing, if this is the first epoch only. Otherwise keep the data set below the free memory (smaller "
+            "files), read large blocks in order instead of small ones at random, and raise num_workers so that reads "
+            "overlap"
+        ),
+    )
+
+
+@cause("python-numbers", "samples")
+def python_numbers(measured: Measurements) -> Finding | None:
+    """Samples are lists of Python numbers, which default_collate handles one by one."""
+    samples = required(measured.samples)
+    if samples.numbers_per_sample < THRESHOLDS.python_numbers or not loading_matters(measured):
+        return None
+    fraction = samples.collate_s / max(1e-9, samples.batch_s)
+    if fraction < THRESHOLDS.collate_fraction:
+        return None
+    return Finding(
+        name="python-numbers",
+        cause="Samples are Python lists of numbers, and collating them makes one tensor for each position.",
+        evidence=(
+            f"{samples.numbers_per_sample} Python numbers in a sample; collating takes {samples.collate_s * 1e3:.1f} "
+            f"ms per batch, {fraction:.0%} of the time to make the batch"
+        ),
+        remedy="return torch.tensor(numbers) (or a NumPy array) from __getitem__ instead of the list",
+    )
+
+
+@cause("double-precision", "samples")
+def double_precision(measured: Measurements) -> Finding | None:
+    """Batches are float64, and moving them is a large part of loading."""
+    samples = required(measured.samples)
+    if samples.float64_fraction < THRESHOLDS.float64_fraction or not loading_matters(measured):
+        return None
+    parts = loading_parts_s(measured)
+    moving_s = parts.get("collate", 0.0) + parts.get("transport", 0.0)
+    if samples.batch_nbytes < THRESHOLDS.large_batch_nbytes:
+        return None
+    if moving_s < THRESHOLDS.moving_fraction * sum(parts.values()):
+        return None
+    return Finding(
+        name="double-precision",
+        cause="Batches are float64, twice the bytes of float32, and moving them is a large part of loading.",
+        evidence=(
+            f"{samples.float64_fraction:.0%} of {size_text(samples.batch_nbytes)} are float64; collate and transport "
+            f"take {moving_s * 1e3:.1f} ms per batch"
+        ),
+        remedy="return float32 from __getitem__ (array.astype(numpy.float32), tensor.float())",
+    )

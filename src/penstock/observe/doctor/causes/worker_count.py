@@ -1,0 +1,197 @@
+"""Causes that lie in the number and the kind of workers: too many, too few, none, or none needed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from penstock.observe.doctor.causes.cause import cause, required
+from penstock.observe.doctor.causes.evidence import (
+    clear_factor,
+    describe_trial,
+    loading_matters,
+    loading_parts_s,
+    transport_and_collate_s,
+)
+from penstock.observe.doctor.measurements import Measurements
+from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.doctor.trial import (
+    FEWER_WORKERS,
+    FREE,
+    MORE_WORKERS,
+    NO_WORKERS,
+    PENSTOCK,
+    PROCESSES,
+    THREADS,
+    Gain,
+)
+from penstock.observe.record.finding import Finding
+
+
+@cause("too-many-workers")
+def too_many_workers(measured: Measurements) -> Finding | None:
+    """There are more workers than cores, and fewer are as fast."""
+    own, usable = measured.settings, measured.machine.usable_cores
+    if not own.start_method or own.num_workers <= usable:
+        return None
+    trial, gain = measured.trial(FEWER_WORKERS), measured.gain_of(FEWER_WORKERS)
+    fewer = max(1, round(THRESHOLDS.workers_per_core * usable))
+    if not _hides_loading(measured, fewer) and (gain is None or gain.median < THRESHOLDS.fewer_workers_keep):
+        return None
+    setting = trial.line if trial is not None else f"num_workers={fewer}"
+    tried = f"; with {setting} it is {gain.median:.2f} times as fast" if gain is not None else ""
+    return Finding(
+        name="too-many-workers",
+        cause="There are more workers than cores, and fewer would be as fast: they share cores, and each takes memory.",
+        evidence=f"{own.num_workers} workers on {usable:g} cores{tried}",
+        remedy=setting,
+        gain=clear_factor(gain),
+        is_measured=clear_factor(gain) is not None,
+    )
+
+
+def _hides_loading(measured: Measurements, workers: int) -> bool:
+    """Return whether `workers` workers would load faster than the step computes."""
+    samples, free = measured.samples, measured.trial(FREE)
+    if samples is None or free is None or free.batch_s is None:
+        return False
+    parallel = min(float(workers), measured.machine.usable_cores)
+    return samples.batch_s / parallel < THRESHOLDS.hidden_loading_fraction * free.batch_s
+
+
+@cause("no-workers", "samples")
+def no_workers(measured: Measurements) -> Finding | None:
+    """Expensive samples are made in the training process."""
+    samples, machine = required(measured.samples), measured.machine
+    if measured.settings.num_workers or machine.usable_cores < 2 or not loading_matters(measured):
+        return None
+    gain = measured.gain_of(MORE_WORKERS)
+    # On a busy machine a trial with workers that gained nothing does not prove that they would not.
+    if samples.batch_s < THRESHOLDS.inline_batch_s or (_is_refuted(gain) and not machine.is_busy):
+        return None
+    free = measured.trial(FREE)
+    step_s = free.batch_s if free is not None and free.batch_s else samples.batch_s / 4
+    workers = max(2, min(math.ceil(samples.batch_s / step_s) + 1, math.floor(machine.usable_cores)))
+    tried = f"; with 2 workers {gain.median:.1f} times as fast" if gain is not None else ""
+    return Finding(
+        name="no-workers",
+        cause="Samples are made in the training process itself, and the step waits meanwhile.",
+        evidence=f"num_workers=0, and a batch takes {samples.batch_s * 1e3:.1f} ms to make{tried}",
+        remedy=f"num_workers={workers}",
+        gain=clear_factor(gain),
+        is_measured=clear_factor(gain) is not None,
+    )
+
+
+@cause("workers-cost-more", "samples", "transport_s")
+def workers_cost_more(measured: Measurements) -> Finding | None:
+    """Batches are so cheap that transporting them costs more than making them."""
+    samples, own = required(measured.samples), measured.settings
+    transport_s = required(transport_and_collate_s(measured))
+    if not own.num_workers or not loading_matters(measured):
+        return None
+    gain = measured.gain_of(NO_WORKERS)
+    if samples.batch_nbytes > THRESHOLDS.small_batch_nbytes or samples.batch_s > transport_s or _is_refuted(gain):
+        return None
+    tried = f"; without workers {gain.median:.1f} times as fast" if gain is not None else ""
+    return Finding(
+        name="workers-cost-more",
+        cause="A batch is so cheap that transporting it from a worker costs more than making it.",
+        evidence=(
+            f"making a batch of {samples.batch_samples} takes {samples.batch_s * 1e3:.2f} ms in one process, "
+            f"transporting it from {own.num_workers} workers takes {transport_s * 1e3:.2f} ms{tried}"
+        ),
+        remedy="num_workers=0; or a larger batch_size, so that more samples share the cost",
+        gain=clear_factor(gain),
+        is_measured=clear_factor(gain) is not None,
+    )
+
+
+@cause("workers-do-not-scale", "samples", "as_is")
+def workers_do_not_scale(measured: Measurements) -> Finding | None:
+    """Several workers are no faster than one process."""
+    samples, own, now = required(measured.samples), measured.settings, required(measured.as_is)
+    gain = measured.gain_of(MORE_WORKERS)
+    if own.num_workers < 2 or now.batch_s is None or gain is None or not loading_matters(measured):
+        return None
+    transport_s = transport_and_collate_s(measured) or 0.0
+    if own.num_workers > measured.machine.usable_cores or transport_s > THRESHOLDS.transport_fraction * samples.batch_s:
+        return None
+    if now.batch_s < THRESHOLDS.unscaled_speedup * samples.batch_s:
+        return None
+    if not gain.is_clear or gain.median > THRESHOLDS.worthwhile_gain:
+        return None
+    return Finding(
+        name="workers-do-not-scale",
+        cause="Several workers are no faster than one: they wait for each other, or for something that they share.",
+        evidence=(
+            f"one process makes a batch in {samples.batch_s * 1e3:.1f} ms, {own.num_workers} workers together need "
+            f"{now.batch_s * 1e3:.1f} ms; {describe_trial(measured, measured.trial(MORE_WORKERS) or now)}"
+        ),
+        remedy=(
+            "look for what workers share: a lock, a server or disk that answers one request at a time, one file handle "
+            "opened before the workers were forked (open it in the worker, when it is first used)"
+        ),
+    )
+
+
+def _is_refuted(gain: Gain | None) -> bool:
+    """Return whether a trial of the change showed that it gains too little."""
+    return gain is not None and gain.is_clear and gain.median < THRESHOLDS.worthwhile_gain
+
+
+@dataclass(frozen=True, slots=True)
+class BetterSetting:
+    """A trial with other workers that was faster than all the others, and clearly faster than the loop as it is."""
+
+    name: str
+    """Of its finding."""
+
+    trial: str
+    """The trial's name."""
+
+    cause: str
+    """What the finding states."""
+
+    needs: tuple[str, ...] = ()
+
+    def find(self, measured: Measurements) -> Finding | None:
+        """Return the finding if this trial gained the most of `BETTER_SETTINGS`."""
+        if not loading_matters(measured) or _best_trial(measured) != self.trial:
+            return None
+        trial, gain = required(measured.trial(self.trial)), required(measured.gain_of(self.trial))
+        parts = loading_parts_s(measured)
+        has_transport = self.trial == PENSTOCK and "transport" in parts
+        transport = f"; transport takes {parts['transport'] * 1e3:.1f} ms per batch" if has_transport else ""
+        return Finding(
+            name=self.name,
+            cause=self.cause,
+            evidence=f"{describe_trial(measured, trial)}{transport}",
+            remedy=trial.line,
+            gain=gain.median,
+            is_measured=True,
+        )
+
+
+BETTER_SETTINGS = (
+    BetterSetting("too-few-workers", MORE_WORKERS, "More workers would load faster."),
+    BetterSetting("penstock-faster", PENSTOCK, "penstock's DataLoader loads the same batches faster."),
+    BetterSetting("threads-faster", THREADS, "Threads instead of processes would load faster."),
+    BetterSetting(
+        "threads-hold-the-gil", PROCESSES, "Samples hold Python's global lock, so processes load faster than threads."
+    ),
+    BetterSetting("workers-cost-more", NO_WORKERS, "Loading is faster without workers."),
+    BetterSetting("too-many-workers", FEWER_WORKERS, "Loading is faster with fewer workers."),
+)
+
+
+def _best_trial(measured: Measurements) -> str | None:
+    gains = {
+        setting.trial: gain.median
+        for setting in BETTER_SETTINGS
+        if (gain := measured.gain_of(setting.trial)) is not None and gain.pays()
+    }
+    # Without any worker, the finding "no-workers" already covers more of them, and how many.
+    if not gains or (not measured.settings.num_workers and set(gains) == {MORE_WORKERS}):
+        return None
+    return max(gains, key=lambda name: gains[name])

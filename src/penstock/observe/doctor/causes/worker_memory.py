@@ -1,0 +1,124 @@
+"""Causes that lie in the memory of workers: copies of the dataset, caches, pickles, and room in /dev/shm."""
+
+from __future__ import annotations
+
+from penstock.core.units import size_text
+from penstock.observe.doctor.causes.cause import cause, required
+from penstock.observe.doctor.measurements import Measurements
+from penstock.observe.doctor.probe_results import CopyOnWrite
+from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.record.finding import Finding
+
+
+@cause("copy-on-write", "copy_on_write")
+def copy_on_write(measured: Measurements) -> Finding | None:
+    """Workers copy the dataset's Python objects by reading them."""
+    growth = required(measured.copy_on_write)
+    if growth.growing_attribute or not growth.attribute or not _grows(growth):
+        return None
+    per_sample = growth.nbytes // growth.samples
+    return Finding(
+        name="copy-on-write",
+        cause="Every worker ends up with its own copy of the dataset's Python objects: reading one writes to it.",
+        evidence=(
+            f"a forked worker's private memory grew by {size_text(growth.nbytes)} over {growth.samples} new samples "
+            f"({size_text(per_sample)} each), and by {size_text(max(0, growth.repeat_nbytes))} over the same ones once "
+            f"more; {growth.attribute} holds {growth.objects} Python objects, about {size_text(growth.objects_nbytes)} "
+            f"for each of {measured.settings.num_workers} workers in the end"
+        ),
+        remedy=(
+            f"keep them in one array: {growth.attribute} = numpy.array({growth.attribute}) (strings too; or pyarrow), "
+            "or in a file that is memory-mapped"
+        ),
+    )
+
+
+@cause("cache-in-each-worker", "copy_on_write")
+def cache_in_each_worker(measured: Measurements) -> Finding | None:
+    """The dataset caches what it makes, separately in each worker."""
+    growth = required(measured.copy_on_write)
+    if not growth.growing_attribute or not _grows(growth):
+        return None
+    return Finding(
+        name="cache-in-each-worker",
+        cause="The dataset caches what it makes, and each worker has a cache of its own.",
+        evidence=(
+            f"{growth.growing_attribute} had more elements after {growth.samples} samples than before, and a worker's "
+            f"memory grew by {size_text(growth.nbytes)}; {measured.settings.num_workers} workers do so"
+        ),
+        remedy=(
+            f"fill {growth.growing_attribute} before the workers start, with tensors or arrays that they share; or "
+            "limit its size"
+        ),
+    )
+
+
+def _grows(growth: CopyOnWrite) -> bool:
+    lasting_nbytes = growth.nbytes - max(0, growth.repeat_nbytes)
+    if lasting_nbytes < THRESHOLDS.worker_growth_nbytes:
+        return False
+    return lasting_nbytes / max(1, growth.samples) >= THRESHOLDS.worker_growth_per_sample_nbytes
+
+
+@cause("not-picklable", "dataset_pickle")
+def not_picklable(measured: Measurements) -> Finding | None:
+    """The dataset cannot be sent to a worker."""
+    pickle, own = required(measured.dataset_pickle), measured.settings
+    if not pickle.failure or own.kind != "torch":
+        return None
+    return Finding(
+        name="not-picklable",
+        cause=f"The dataset cannot be pickled, and a worker that is started with {own.start_method} needs it pickled.",
+        evidence=pickle.failure,
+        remedy="keep what cannot be pickled out of the dataset, or create it in the worker, when it is first used",
+    )
+
+
+@cause("pickled-for-each-worker", "dataset_pickle")
+def pickled_for_each_worker(measured: Measurements) -> Finding | None:
+    """A large dataset is pickled once for every worker."""
+    pickle, own = required(measured.dataset_pickle), measured.settings
+    if pickle.failure or own.kind != "torch":
+        return None
+    if pickle.nbytes < THRESHOLDS.large_pickle_nbytes and pickle.seconds * own.num_workers < THRESHOLDS.long_pickle_s:
+        return None
+    first_s = next((trial.startup_s for trial in measured.trials if trial.startup_s is not None), None)
+    first = f"; the first batch came after {first_s:.1f} s" if first_s is not None else ""
+    return Finding(
+        name="pickled-for-each-worker",
+        cause="The dataset is large, and it is pickled, sent and unpickled for every worker.",
+        evidence=(
+            f"{size_text(pickle.nbytes)} and {pickle.seconds:.2f} s to pickle, {own.num_workers} times at every start "
+            f"({own.start_method}); most of it is {pickle.largest or 'the dataset itself'}{first}"
+        ),
+        remedy=(
+            f"keep {pickle.largest or 'the data'} in a file and open it in the worker (numpy.load(..., mmap_mode='r')) "
+            "or as a tensor, which is shared; penstock.DataLoader pickles once; persistent_workers=True starts once"
+        ),
+    )
+
+
+@cause("shm-too-small", "samples")
+def shm_too_small(measured: Measurements) -> Finding | None:
+    """The batches in flight may not fit into /dev/shm."""
+    own, samples, free_nbytes = measured.settings, required(measured.samples), measured.machine.shm_free_nbytes
+    if free_nbytes is None or own.kind != "torch" or not own.start_method:
+        return None
+    in_flight = own.num_workers * own.prefetch_factor + 1
+    needed_nbytes = in_flight * samples.batch_nbytes
+    if needed_nbytes < THRESHOLDS.shm_fraction * free_nbytes:
+        return None
+    fits = "do not fit" if needed_nbytes > free_nbytes else "barely fit"
+    return Finding(
+        name="shm-too-small",
+        cause=f"The batches in flight {fits} into /dev/shm.",
+        evidence=(
+            f"{in_flight} batches of {size_text(samples.batch_nbytes)} ({own.num_workers} workers, "
+            f"prefetch_factor={own.prefetch_factor}) need {size_text(needed_nbytes)}; /dev/shm has "
+            f"{size_text(free_nbytes)} left of {size_text(measured.machine.shm_nbytes or free_nbytes)}"
+        ),
+        remedy=(
+            f"docker run --shm-size={max(1, -(-2 * needed_nbytes >> 30))}g (or --ipc=host), or prefetch_factor=1; "
+            "penstock.DataLoader does not use /dev/shm"
+        ),
+    )

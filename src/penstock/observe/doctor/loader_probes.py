@@ -1,0 +1,107 @@
+"""Measures the parts of one loader, one after another, each with its fraction of the time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from penstock.observe.doctor.measurement_log import MeasurementLog
+from penstock.observe.doctor.measurements import Settings
+from penstock.observe.doctor.probes.copy_on_write import measure_copy_on_write
+from penstock.observe.doctor.probes.gil import measure_thread_scaling
+from penstock.observe.doctor.probes.pickle_cost import measure_pickle
+from penstock.observe.doctor.probes.sample_cost import SampleProbe
+from penstock.observe.doctor.probes.transport_cost import measure_transport_s
+
+_SAMPLES, _TRANSPORT, _THREADS, _COPY_ON_WRITE, _PICKLE = 0.2, 0.06, 0.06, 0.09, 0.04
+"""Fractions of the whole time; with the trials' 0.55 they make one."""
+
+_TRANSFERS = 5
+
+
+class LoaderProbes:
+    """Runs the probes that apply to a loader.
+
+    Args:
+        loader: whose dataset, collate function and workers are measured.
+        settings: its arguments.
+        seconds: the time of all measurements, the trials included.
+        log: takes a note of what could not be measured.
+    """
+
+    def __init__(self, loader: DataLoader[Any], settings: Settings, seconds: float, log: MeasurementLog) -> None:
+        self._loader = loader
+        self._settings = settings
+        self._seconds = seconds
+        self._log = log
+
+    def measure(self, batch: Any) -> dict[str, Any]:
+        """Return the results, by their fields of `Measurements`; `batch` is one of the loader's."""
+        return {
+            **self._measure_workers(),
+            **self._measure_samples(),
+            "transfer_s": self._log.attempt("copying a batch to the device", lambda: _transfer_s(batch), 2.0),
+        }
+
+    def _measure_workers(self) -> dict[str, Any]:
+        own = self._settings
+        found: dict[str, Any] = {}
+        is_forked = own.start_method == "fork"
+        # A dataset may use the accelerator, and CUDA cannot be used in a forked child once its parent has used it.
+        if is_forked and not torch.accelerator.is_available():
+            seconds = self._seconds * _COPY_ON_WRITE
+            found["copy_on_write"] = self._log.attempt(
+                "a worker's memory", lambda: measure_copy_on_write(self._loader, seconds), seconds + 1.0
+            )
+        if own.num_workers and own.start_method and not is_forked:
+            found["dataset_pickle"] = self._log.attempt(
+                "the dataset's pickle",
+                lambda: measure_pickle(self._loader.dataset, self._seconds * _PICKLE),
+                self._seconds * _PICKLE * 2,
+            )
+        return found
+
+    def _measure_samples(self) -> dict[str, Any]:
+        own, attempt = self._settings, self._log.attempt
+        probe = SampleProbe(self._loader, self._seconds * _SAMPLES)
+        attempt("samples in this process", probe.run, self._seconds * _SAMPLES)
+        found: dict[str, Any] = {
+            "samples": attempt("what samples cost", probe.costs, 2.0),
+            "image_decode": probe.image_decode(),
+        }
+        if not probe.samples and not probe.error:
+            self._log.add("samples in this process: not one was made in time; a sample takes very long")
+        if probe.error:
+            self._log.add(f"samples in this process: {probe.error}")
+        if probe.samples and own.num_workers:
+            transport_s = self._seconds * _TRANSPORT
+            found["transport_s"] = attempt(
+                "transport", lambda: measure_transport_s(self._loader, probe.samples, transport_s), transport_s + 4.0
+            )
+        if probe.samples and not own.is_iterable:
+            threads_s = self._seconds * _THREADS
+            found["thread_scaling"] = attempt(
+                "threads", lambda: measure_thread_scaling(self._loader, 2, threads_s), threads_s + 2.0
+            )
+        return found
+
+
+def _transfer_s(batch: Any) -> float | None:
+    """Return the median seconds to copy `batch` to the accelerator; None without one."""
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    tensors = [tensor for tensor in tensors if tensor.device.type == "cpu"]
+    if device is None or not tensors:
+        return None
+    taken_s = []
+    for _ in range(_TRANSFERS):
+        torch.accelerator.synchronize()
+        began = time.perf_counter()
+        for tensor in tensors:
+            tensor.to(device)
+        torch.accelerator.synchronize()
+        taken_s.append(time.perf_counter() - began)
+    return sorted(taken_s)[_TRANSFERS // 2]

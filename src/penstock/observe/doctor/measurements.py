@@ -1,0 +1,183 @@
+"""Everything the doctor measured of one loop: a frozen snapshot from which all findings are derived.
+
+Seconds are wall clock unless a name says otherwise, sizes are bytes, fractions lie between 0 and 1. A measurement that
+could not be made is None, and `Measurements.notes` gives the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.observe.doctor.probe_results import (
+    CopyOnWrite,
+    DatasetPickle,
+    Hang,
+    ImageDecode,
+    SampleCosts,
+    StepCalls,
+    ThreadScaling,
+    WorkerActivity,
+)
+from penstock.observe.doctor.trial import AS_IS, Gain, Trial, gain_between
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What the process may use."""
+
+    cores: int = 1
+    """By affinity, without the cgroup's quota."""
+
+    quota_cores: float | None = None
+    """The cgroup's CPU quota, in cores; None without one."""
+
+    intra_op_threads: int = 1
+    """`torch.get_num_threads()` in the training process."""
+
+    load: float = 0.0
+    """Runnable programs over the minute before the measurements began, without this program's workers."""
+
+    throttled_s: float = 0.0
+    """How long the cgroup throttled its processes during the measurements."""
+
+    shm_free_nbytes: int | None = None
+    """Free bytes in /dev/shm; None where there is none."""
+
+    shm_nbytes: int | None = None
+    """The size of /dev/shm."""
+
+    accelerator: str = ""
+    """Its device type, as in "cuda"; empty without one."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether other programs want all processors, so that a trial of more workers gains less than it could."""
+        return self.load >= self.cores
+
+    @property
+    def usable_cores(self) -> float:
+        """How many cores can be kept busy."""
+        return min(float(self.cores), self.quota_cores or float("inf"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The arguments of the examined loader."""
+
+    dataset: str
+    """The class of its dataset."""
+
+    kind: str = "torch"
+    """Whose loader it is: "torch" or "penstock"."""
+
+    num_workers: int = 0
+    """0 loads in the training process."""
+
+    batch_size: int | None = None
+    """None where batches come from a batch_sampler or from the dataset."""
+
+    prefetch_factor: int = 2
+    """Batches in flight per worker."""
+
+    persistent_workers: bool = False
+    """Whether workers outlive an epoch."""
+
+    pin_memory: bool = False
+    """Whether batches are pinned."""
+
+    start_method: str = ""
+    """fork, forkserver or spawn; empty without worker processes."""
+
+    length: int | None = None
+    """Batches per epoch; None where it is unknown."""
+
+    is_iterable: bool = False
+    """Whether the dataset is an IterableDataset."""
+
+    collates_by_default: bool = True
+    """Whether batches are made by torch's default_collate."""
+
+    shuffles: bool = False
+    """Whether samples are requested in a random order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurements:
+    """All measurements of one loop."""
+
+    name: str
+    """The name under which the loop is reported."""
+
+    machine: Machine
+    """The machine and the container's limits."""
+
+    settings: Settings
+    """The loader's arguments."""
+
+    has_step: bool
+    """Whether there was a training step; otherwise the loader was measured alone."""
+
+    trials: tuple[Trial, ...] = ()
+    """The first is the unchanged loop."""
+
+    samples: SampleCosts | None = None
+    """The dataset, measured in this process."""
+
+    transport_s: float | None = None
+    """Seconds per batch to collate prebuilt samples and transport them to the loop, by the same number of workers."""
+
+    transfer_s: float | None = None
+    """Seconds to copy a batch to the accelerator."""
+
+    image_decode: ImageDecode | None = None
+    """Images that were decoded at full size and then shrunk."""
+
+    thread_scaling: ThreadScaling | None = None
+    """Whether threads make samples faster."""
+
+    worker_activity: WorkerActivity | None = None
+    """The threads of the worker processes."""
+
+    hang: Hang | None = None
+    """Set when all workers were blocked and the loop was ended for it."""
+
+    copy_on_write: CopyOnWrite | None = None
+    """How a forked worker's private memory grows."""
+
+    dataset_pickle: DatasetPickle | None = None
+    """What sending the dataset to a worker takes."""
+
+    step_calls: StepCalls | None = None
+    """Blocking calls inside the step."""
+
+    stream_repeats: bool = False
+    """Whether the workers of an IterableDataset all returned the same first batch."""
+
+    iterators_created: int = 0
+    """How often a training function made a new iterator of its loader."""
+
+    batches_requested: int = 0
+    """How many batches the training function requested from all of these iterators."""
+
+    error: str = ""
+    """The exception that ended the loop early, in one line."""
+
+    wall_s: float = 0.0
+    """How long all measurements took."""
+
+    notes: tuple[str, ...] = ()
+    """What could not be measured, and why."""
+
+    def trial(self, name: str) -> Trial | None:
+        """Return the trial of that name, if it has been timed."""
+        return next((one for one in self.trials if one.name == name and one.windows), None)
+
+    @property
+    def as_is(self) -> Trial | None:
+        """The unchanged loop."""
+        return self.trial(AS_IS)
+
+    def gain_of(self, name: str) -> Gain | None:
+        """Return how much faster the loop was in that trial than unchanged; None unless both were timed."""
+        before, after = self.as_is, self.trial(name)
+        return gain_between(before, after) if before and after else None

@@ -1,0 +1,236 @@
+"""What each probe of the doctor returns: frozen data, without any judgement.
+
+Seconds are wall clock unless a name says otherwise, sizes are bytes, fractions lie between 0 and 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hotspot:
+    """A function that took a good part of the dataset's time."""
+
+    where: str
+    """Its name, file and line, as in "augment (train.py:12)"."""
+
+    fraction: float
+    """Of the dataset's time, without the functions that it calls."""
+
+    caller: str = ""
+    """The nearest function of the user's that leads to it; empty where it is the user's own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleCosts:
+    """What samples cost when one process makes them one by one, and collates them."""
+
+    samples: int
+    """How many were made."""
+
+    batch_samples: int
+    """Samples per batch."""
+
+    sample_s: float
+    """Mean seconds per sample."""
+
+    median_s: float
+    """Median seconds per sample."""
+
+    storage_fraction: float | None = None
+    """Reading, and waiting for what is read; None where the dataset could not be profiled."""
+
+    decode_fraction: float | None = None
+    """Decoding and decompressing."""
+
+    transform_fraction: float | None = None
+    """Everything else: transforms, and the dataset's own code."""
+
+    sleep_fraction: float = 0.0
+    """Of the samples' time, in which the thread neither ran nor was runnable."""
+
+    collate_s: float = 0.0
+    """Seconds to collate one batch."""
+
+    batch_nbytes: int = 0
+    """Bytes of the tensors and arrays of a batch."""
+
+    float64_fraction: float = 0.0
+    """Of the bytes of a batch, those of type float64."""
+
+    numbers_per_sample: int = 0
+    """Plain Python numbers in one sample."""
+
+    slow_indices: tuple[object, ...] = ()
+    """Samples that took far longer than the median twice in a row."""
+
+    slow_fraction: float = 0.0
+    """Of the time of all samples, that of the slow ones."""
+
+    read_nbytes: int = 0
+    """Bytes that system calls read, wherever they came from."""
+
+    disk_nbytes: int = 0
+    """Bytes that came from the disk, because the page cache did not have them."""
+
+    major_faults: int = 0
+    """Page faults that had to read from a disk."""
+
+    hotspots: tuple[Hotspot, ...] = ()
+    """The most expensive functions, largest first."""
+
+    @property
+    def fetch_s(self) -> float:
+        """Seconds to make the samples of one batch."""
+        return self.sample_s * self.batch_samples
+
+    @property
+    def batch_s(self) -> float:
+        """Seconds to make one batch in one process: its samples, and collating them."""
+        return self.fetch_s + self.collate_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageDecode:
+    """Images that were decoded at full size and then made smaller."""
+
+    images: int
+    """How many."""
+
+    pixel_ratio: float
+    """Decoded pixels per pixel that was kept: the median over the images."""
+
+    decoded_size: tuple[int, int]
+    """Width and height of a typical image when decoded."""
+
+    kept_size: tuple[int, int]
+    """Width and height of the same image after it was made smaller."""
+
+    format: str = ""
+    """Of the files, as Pillow names it."""
+
+    full_decode_s: float | None = None
+    """Seconds to decode one of the files at full size and shrink it."""
+
+    reduced_decode_s: float | None = None
+    """Seconds for the same file when the decoder reduces it first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ThreadScaling:
+    """How much faster threads make samples together than one thread alone."""
+
+    threads: int
+    """How many were tried."""
+
+    speedup: float
+    """Samples per second of all threads together, relative to one thread."""
+
+    other_thread_progress: float
+    """How far another thread's Python code came while samples were made, relative to running alone."""
+
+    failure: str = ""
+    """The exception of a sample that failed in a thread."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerActivity:
+    """What the worker processes did while the loop ran unchanged."""
+
+    workers: int
+    """How many were observed."""
+
+    busy_threads: float
+    """Mean number of busy threads in one worker, including the one that makes the samples."""
+
+    cores: float = 1.0
+    """How many processors the busiest worker used."""
+
+    libraries: tuple[str, ...] = ()
+    """Libraries with threads of their own that are loaded in a worker: openmp, openblas, mkl, opencv."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hang:
+    """All workers were blocked on a lock or on another thread while the loop waited for them."""
+
+    workers: int
+    """How many there were."""
+
+    waited_s: float
+    """How long the loop had waited for a batch when the hang was detected."""
+
+    libraries: tuple[str, ...] = ()
+    """Libraries with threads of their own that are loaded in a worker: openmp, openblas, mkl, opencv."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CopyOnWrite:
+    """How the private memory of a forked worker grew over samples that it had not made before."""
+
+    samples: int
+    """How many."""
+
+    nbytes: int
+    """By how much the memory grew."""
+
+    repeat_nbytes: int
+    """By how much it grew over the same samples, made once more."""
+
+    attribute: str = ""
+    """The attribute that holds the most Python objects, as in "self.paths"."""
+
+    objects: int = 0
+    """How many it holds."""
+
+    objects_nbytes: int = 0
+    """Their estimated size."""
+
+    growing_attribute: str = ""
+    """An attribute that had more elements afterwards, such as a cache."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetPickle:
+    """What it takes to send the dataset to one worker."""
+
+    nbytes: int
+    """Size of the pickle, without tensors, which are shared."""
+
+    seconds: float
+    """To make it."""
+
+    largest: str = ""
+    """The attribute that takes up most of it."""
+
+    failure: str = ""
+    """Why the dataset cannot be pickled."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepCall:
+    """A call in the training step that blocks it, or that cannot do what it asks for."""
+
+    what: str
+    """As in ".item()"."""
+
+    line: str
+    """The source line, with its file."""
+
+    per_step: float
+    """Calls per step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepCalls:
+    """Calls that every observed step made."""
+
+    steps: int
+    """How many steps were observed."""
+
+    synchronizing: tuple[StepCall, ...] = ()
+    """Calls that wait for the device."""
+
+    pageable_copies: tuple[StepCall, ...] = ()
+    """Copies with non_blocking=True from memory that is not pinned."""

@@ -1,0 +1,145 @@
+"""The kernel's counters of a process or a thread, read from /proc. None, or nothing, where they are not there.
+
+Sources: the kernel's Documentation/filesystems/proc.rst (io, smaps_rollup, stat, wchan), scheduler/sched-stats.rst
+(schedstat).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+_LIBRARIES = {
+    "libgomp": "openmp",
+    "libomp": "openmp",
+    "libiomp5": "openmp",
+    "libopenblas": "openblas",
+    "libscipy_openblas": "openblas",
+    "libmkl_rt": "mkl",
+    "libopencv_core": "opencv",
+    "cv2.abi": "opencv",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadCounters:
+    """What this process has read so far."""
+
+    requested_nbytes: int
+    """By system calls, from the page cache or from a disk."""
+
+    disk_nbytes: int
+    """From a disk."""
+
+    major_faults: int
+    """Page faults that read from a disk."""
+
+    def since(self, before: ReadCounters) -> ReadCounters:
+        """Return what was read since `before`."""
+        return ReadCounters(
+            requested_nbytes=self.requested_nbytes - before.requested_nbytes,
+            disk_nbytes=self.disk_nbytes - before.disk_nbytes,
+            major_faults=self.major_faults - before.major_faults,
+        )
+
+
+def read_counters() -> ReadCounters | None:
+    """Return what this process has read so far."""
+    try:
+        io = dict(line.split(": ") for line in (_PROC / "self/io").read_text().splitlines())
+        faults = (_PROC / "self/stat").read_text().rpartition(")")[2].split()[9]
+        return ReadCounters(
+            requested_nbytes=int(io["rchar"]), disk_nbytes=int(io["read_bytes"]), major_faults=int(faults)
+        )
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ThreadTimes:
+    """How one thread has spent its time so far, in seconds."""
+
+    wall_s: float
+    """By the clock."""
+
+    ran_s: float
+    """On a processor."""
+
+    queued_s: float
+    """Runnable, while others had the processor."""
+
+    def since(self, before: ThreadTimes) -> ThreadTimes:
+        """Return what was spent since `before`."""
+        return ThreadTimes(
+            wall_s=self.wall_s - before.wall_s,
+            ran_s=self.ran_s - before.ran_s,
+            queued_s=self.queued_s - before.queued_s,
+        )
+
+    @property
+    def busy_s(self) -> float:
+        """Wall-clock time without that in the run queue: what it would have taken on an idle machine."""
+        return max(0.0, self.wall_s - self.queued_s)
+
+    @property
+    def asleep_s(self) -> float:
+        """Time in which the thread neither ran nor was runnable."""
+        return max(0.0, self.wall_s - self.ran_s - self.queued_s)
+
+
+def thread_times() -> ThreadTimes:
+    """Return how this thread has spent its time so far."""
+    try:
+        # schedstat's first figure, the time on a processor, is updated at scheduler ticks only; the clock is exact.
+        queued_s = int((_PROC / "thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        queued_s = 0.0
+    return ThreadTimes(wall_s=time.perf_counter(), ran_s=time.thread_time(), queued_s=queued_s)
+
+
+def private_nbytes(pid: int | str = "self") -> int | None:
+    """Return the bytes of a process's dirty private pages, which it shares with no other."""
+    try:
+        rollup = (_PROC / str(pid) / "smaps_rollup").read_text()
+    except OSError:
+        return None
+    return next(
+        (int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Private_Dirty:")), None
+    )
+
+
+def thread_ticks(pid: int) -> dict[int, int]:
+    """Return the clock ticks that each thread of a process has run."""
+    found = {}
+    try:
+        threads = os.listdir(_PROC / str(pid) / "task")
+    except OSError:
+        return {}
+    for thread in threads:
+        try:
+            words = (_PROC / str(pid) / "task" / thread / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        found[int(thread)] = int(words[11]) + int(words[12])
+    return found
+
+
+def all_threads_blocked(pid: int) -> bool:
+    """Return whether all threads of a process wait in a futex: for a lock, a condition or a barrier."""
+    try:
+        threads = list((_PROC / str(pid) / "task").iterdir())
+        return bool(threads) and all("futex" in (thread / "wchan").read_text() for thread in threads)
+    except OSError:
+        return False
+
+
+def threading_libraries(pid: int) -> tuple[str, ...]:
+    """Return which libraries with thread pools a process has loaded."""
+    try:
+        maps = (_PROC / str(pid) / "maps").read_text()
+    except OSError:
+        return ()
+    return tuple(sorted({name for part, name in _LIBRARIES.items() if part in maps}))

@@ -1,0 +1,206 @@
+"""What samples cost: made one by one in this process, every other one under the profiler, then collated."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _DatasetKind
+
+from penstock.observe.doctor.probe_results import ImageDecode, SampleCosts
+from penstock.observe.doctor.probes import proc
+from penstock.observe.doctor.probes.dataset_profile import DatasetProfile
+from penstock.observe.doctor.probes.image_decode import ImageDecodeRecorder
+from penstock.observe.doctor.probes.sample_calls import StreamEndedError, iter_sample_calls, samples_per_batch
+from penstock.observe.doctor.thresholds import THRESHOLDS
+
+_MOST_SAMPLES = 3000
+_MOST_REPEATED = 16
+_MOST_COLLATES = 7
+_COLLATE_S = 0.5
+
+
+class SampleProbe:
+    """Makes samples of one loader for a while.
+
+    Args:
+        loader: whose dataset, order and collate function.
+        seconds: for about how long.
+    """
+
+    def __init__(self, loader: DataLoader[Any], seconds: float) -> None:
+        self._loader = loader
+        self._until = time.perf_counter() + seconds
+        self._profile = DatasetProfile()
+        self._images = ImageDecodeRecorder()
+        self._busy_s: list[tuple[Any, float]] = []
+        self._unprofiled_s: list[float] = []
+        self._asleep_s = 0.0
+        self._wall_s = 0.0
+        self._repeated_s: dict[Any, float] = {}
+        self._read: proc.ReadCounters | None = None
+        self.samples: list[Any] = []
+        """The first ones, up to one batch of them."""
+        self.error = ""
+
+    def run(self) -> None:
+        """Make samples until the time is over, or one raises."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as in a worker
+        before = proc.read_counters()
+        try:
+            self._make_samples()
+            self._read = _read_since(before)
+            self._repeat_slow_samples()
+        except Exception as error:
+            self.error = f"{type(error).__name__}: {error}"
+            self._read = self._read or _read_since(before)
+        finally:
+            torch.set_num_threads(threads)
+
+    def image_decode(self) -> ImageDecode | None:
+        """Return which images were decoded at full size and then shrunk."""
+        return self._images.result()
+
+    def costs(self) -> SampleCosts | None:
+        """Return what samples and their batch cost; None if no sample was made."""
+        if not self._busy_s:
+            return None
+        times_s = [seconds for _, seconds in self._busy_s]
+        sleep_fraction = self._asleep_s / self._wall_s if self._wall_s else 0.0
+        costs = SampleCosts(
+            samples=len(times_s),
+            batch_samples=samples_per_batch(self._loader),
+            sample_s=statistics.fmean(self._unprofiled_s or times_s),
+            median_s=statistics.median(times_s),
+            sleep_fraction=min(1.0, sleep_fraction),
+            numbers_per_sample=_count_numbers(self.samples[0]),
+            hotspots=self._profile.hotspots(),
+        )
+        costs = self._with_fractions(costs, sleep_fraction)
+        costs = self._with_slow_samples(costs)
+        costs = self._with_collate(costs)
+        if self._read is None:
+            return costs
+        return replace(
+            costs,
+            read_nbytes=self._read.requested_nbytes,
+            disk_nbytes=self._read.disk_nbytes,
+            major_faults=self._read.major_faults,
+        )
+
+    def _make_samples(self) -> None:
+        wanted = samples_per_batch(self._loader)
+        for number, (index, make) in enumerate(islice(iter_sample_calls(self._loader), _MOST_SAMPLES)):
+            if time.perf_counter() > self._until and number >= 2:
+                break
+            is_profiled = number % 2 == 1
+            before = proc.thread_times()
+            try:
+                sample = self._profile_sample(make) if is_profiled else make()
+            except StreamEndedError:
+                break
+            took = proc.thread_times().since(before)
+            self._wall_s += took.wall_s
+            self._asleep_s += took.asleep_s
+            self._busy_s.append((index, took.busy_s))
+            if not is_profiled:
+                self._unprofiled_s.append(took.busy_s)
+            if len(self.samples) < wanted:
+                self.samples.append(sample)
+
+    def _profile_sample(self, make: Callable[[], Any]) -> Any:
+        with self._images.recording():
+            return self._profile.call(make)
+
+    def _repeat_slow_samples(self) -> None:
+        """Make samples that were slow once more: a pause of the machine does not repeat itself."""
+        if self._loader._dataset_kind == _DatasetKind.Iterable or not self._busy_s:
+            return
+        median_s = statistics.median(seconds for _, seconds in self._busy_s)
+        for index in [index for index, seconds in self._busy_s if _is_slow(seconds, median_s)][:_MOST_REPEATED]:
+            before = proc.thread_times()
+            self._loader.dataset[index]
+            self._repeated_s[_printable_index(index)] = proc.thread_times().since(before).busy_s
+
+    def _with_fractions(self, costs: SampleCosts, sleep_fraction: float) -> SampleCosts:
+        fractions = self._profile.fractions()
+        if fractions is None:
+            return costs
+        storage, decode, rest = fractions
+        # A read through a memory map is no function call, so the profiler cannot see it; but the thread sleeps in it.
+        mapped = min(rest, max(0.0, sleep_fraction - storage))
+        return replace(
+            costs, storage_fraction=storage + mapped, decode_fraction=decode, transform_fraction=rest - mapped
+        )
+
+    def _with_slow_samples(self, costs: SampleCosts) -> SampleCosts:
+        confirmed = {index for index, seconds in self._repeated_s.items() if _is_slow(seconds, costs.median_s)}
+        if not confirmed:
+            return costs
+        refuted = set(self._repeated_s) - confirmed
+        slow = [(index, seconds) for index, seconds in self._busy_s if _is_slow(seconds, costs.median_s)]
+        fraction = sum(seconds for _, seconds in slow) / sum(seconds for _, seconds in self._busy_s)
+        return replace(
+            costs,
+            slow_indices=tuple(_printable_index(index) for index, _ in slow if _printable_index(index) not in refuted),
+            # Not all slow samples were repeated: those that were not count as far as the others were confirmed.
+            slow_fraction=fraction * len(confirmed) / len(self._repeated_s),
+        )
+
+    def _with_collate(self, costs: SampleCosts) -> SampleCosts:
+        if self._loader.batch_sampler is None:
+            return replace(costs, batch_nbytes=tensor_nbytes(self.samples[0]))
+        taken_s: list[float] = []
+        batch = None
+        until = time.perf_counter() + _COLLATE_S
+        try:
+            while len(taken_s) < 2 or (len(taken_s) < _MOST_COLLATES and time.perf_counter() < until):
+                before = proc.thread_times()
+                batch = self._loader.collate_fn(list(self.samples))
+                taken_s.append(proc.thread_times().since(before).busy_s)
+        except Exception as error:
+            self.error = self.error or f"{type(error).__name__}: {error}"
+            return costs
+        scale = costs.batch_samples / len(self.samples)
+        nbytes = tensor_nbytes(batch)
+        return replace(
+            costs,
+            collate_s=statistics.median(taken_s) * scale,
+            batch_nbytes=int(nbytes * scale),
+            float64_fraction=tensor_nbytes(batch, "float64") / nbytes if nbytes else 0.0,
+        )
+
+
+def tensor_nbytes(tree: Any, dtype: str = "") -> int:
+    """Return the bytes of all tensors and arrays in `tree`, or of those of one type only.
+
+    >>> tensor_nbytes({"x": torch.zeros(4), "y": [torch.zeros(2, dtype=torch.int64), "label"]})
+    32
+    """
+    leaves = torch.utils._pytree.tree_leaves(tree)
+    sized = [leaf for leaf in leaves if hasattr(leaf, "nbytes") and hasattr(leaf, "dtype")]
+    return sum(int(leaf.nbytes) for leaf in sized if str(leaf.dtype).endswith(dtype))
+
+
+def _is_slow(seconds: float, median_s: float) -> bool:
+    return seconds > THRESHOLDS.slow_sample * median_s
+
+
+def _count_numbers(sample: Any) -> int:
+    return sum(isinstance(leaf, int | float) for leaf in torch.utils._pytree.tree_leaves(sample))
+
+
+def _printable_index(index: Any) -> Any:
+    return index if isinstance(index, int | str) else repr(index)
+
+
+def _read_since(before: proc.ReadCounters | None) -> proc.ReadCounters | None:
+    after = proc.read_counters()
+    return after.since(before) if before is not None and after is not None else None

@@ -1,0 +1,134 @@
+"""Calls inside a step that wait for the device, and copies that cannot overlap.
+
+Some steps run under a `TorchFunctionMode`, which intercepts the tensor operations that Python calls. Those that torch's
+own code calls (its optimizers read step counters with `.item()`) are not counted: the user cannot change them.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import site
+import sys
+import sysconfig
+from collections import Counter
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from penstock.core.package_folder import PACKAGE_FOLDER
+from penstock.observe.doctor.probe_results import StepCall, StepCalls
+
+_SYNCHRONIZING = {
+    torch.Tensor.item: ".item()",
+    torch.Tensor.tolist: ".tolist()",
+    torch.Tensor.cpu: ".cpu()",
+    torch.Tensor.numpy: ".numpy()",
+    torch.Tensor.__float__: "float()",
+    torch.Tensor.__int__: "int()",
+    torch.Tensor.__bool__: "a tensor as a condition",
+    torch.Tensor.nonzero: ".nonzero()",
+}
+NOT_THE_USERS = tuple({os.path.dirname(torch.__file__), sysconfig.get_paths()["stdlib"], *site.getsitepackages()})
+"""Folders of code that was not written for this program."""
+
+_Place = tuple[str, str, int]
+
+
+class StepCallRecorder:
+    """Records the calls of the steps between `enter` and `leave`."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._synchronizing: dict[_Place, Counter[int]] = {}
+        self._pageable_copies: dict[_Place, Counter[int]] = {}
+        self._mode: _RecordingMode | None = None
+
+    def enter(self) -> None:
+        """Begin to record a step."""
+        self._steps += 1
+        self._mode = _RecordingMode(self)
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def leave(self) -> None:
+        """Stop recording; may be called at any time."""
+        mode, self._mode = self._mode, None
+        if mode is not None:
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def result(self) -> StepCalls:
+        """Return the calls that every recorded step made."""
+        return StepCalls(
+            steps=self._steps,
+            synchronizing=self._in_every_step(self._synchronizing),
+            pageable_copies=self._in_every_step(self._pageable_copies),
+        )
+
+    def _in_every_step(self, calls: Mapping[_Place, Counter[int]]) -> tuple[StepCall, ...]:
+        return tuple(
+            StepCall(what=what, line=_line(file, number), per_step=sum(steps.values()) / self._steps)
+            for (what, file, number), steps in calls.items()
+            if len(steps) == self._steps
+        )
+
+    def note_synchronizing(self, what: str) -> None:
+        """Note a call that waits for the device."""
+        self._note(self._synchronizing, what)
+
+    def note_pageable_copy(self, what: str) -> None:
+        """Note a non-blocking copy from memory that is not pinned."""
+        self._note(self._pageable_copies, what)
+
+    def _note(self, into: dict[_Place, Counter[int]], what: str) -> None:
+        frame = _caller()
+        if frame is not None:
+            place = what, frame.f_code.co_filename, frame.f_lineno
+            into.setdefault(place, Counter())[self._steps] += 1
+
+
+class _RecordingMode(TorchFunctionMode):
+    def __init__(self, recorder: StepCallRecorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        what = _SYNCHRONIZING.get(func)
+        if what is not None and args and _waits_for_device(func, args[0]):
+            self._recorder.note_synchronizing(what)
+        if func is torch.Tensor.to and _is_pageable_copy(args, kwargs):
+            self._recorder.note_pageable_copy(".to(..., non_blocking=True)")
+        return func(*args, **kwargs)
+
+
+def _waits_for_device(func: Any, tensor: torch.Tensor) -> bool:
+    """Return whether a call waits for an accelerator, or would if its tensors were on one."""
+    if func in (torch.Tensor.cpu, torch.Tensor.numpy):
+        return tensor.device.type != "cpu"
+    return tensor.device.type != "cpu" or not torch.accelerator.is_available()
+
+
+def _is_pageable_copy(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    source = args[0]
+    non_blocking = kwargs.get("non_blocking", False) or (
+        any(isinstance(one, bool) for one in args[2:3]) and bool(args[2])
+    )
+    return bool(non_blocking) and source.device.type == "cpu" and not source.is_pinned()
+
+
+def _caller() -> FrameType | None:
+    """Return the calling frame, if it is the user's own code."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((PACKAGE_FOLDER, torch.overrides.__file__)):
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_filename.startswith(NOT_THE_USERS):
+        return None
+    return frame
+
+
+def _line(file: str, number: int) -> str:
+    text = linecache.getline(file, number).strip()
+    return f"{os.path.basename(file)}:{number}: {text}" if text else f"{os.path.basename(file)}:{number}"

@@ -1,0 +1,76 @@
+"""The cost of transport: prebuilt samples, collated and sent by as many workers as the loader has."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+
+from penstock.loader.dataloader import DataLoader as PenstockLoader
+
+_LEAST_ROUNDS = 3
+_REPEATS = 3
+"""Other work on the machine makes transport slower for a while, and never faster: the best of these counts."""
+
+
+class PrebuiltSamples(Dataset[Any]):
+    """A dataset of samples that exist already.
+
+    Args:
+        samples: one batch of them.
+        repeats: how often each is returned.
+    """
+
+    def __init__(self, samples: list[Any], repeats: int) -> None:
+        self._samples = samples
+        self._repeats = repeats
+
+    def __len__(self) -> int:
+        return len(self._samples) * self._repeats
+
+    def __getitem__(self, index: int) -> Any:
+        return self._samples[index % len(self._samples)]
+
+
+def measure_transport_s(loader: DataLoader[Any], samples: list[Any], seconds: float) -> float:
+    """Return seconds per batch to collate `samples` and transport the batch to this process, as the loader does it.
+
+    Raises:
+        Exception: from the collate function, or from a loader that cannot start its workers.
+    """
+    is_auto = loader.batch_sampler is not None
+    kind = PenstockLoader if isinstance(loader, PenstockLoader) else DataLoader
+    prebuilt = kind(
+        PrebuiltSamples(samples, 100_000),
+        batch_size=len(samples) if is_auto else None,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        prefetch_factor=loader.prefetch_factor,
+    )
+    batches = iter(prebuilt)
+    try:
+        for _ in range(max(2, loader.num_workers * (loader.prefetch_factor or 2))):
+            next(batches)
+        # Workers work in step, so batches arrive in bursts of one per worker: a burst is what is timed.
+        burst = max(1, loader.num_workers)
+        return min(_median_batch_s(batches, burst, seconds / _REPEATS) for _ in range(_REPEATS))
+    finally:
+        shut = getattr(batches, "_shutdown_workers", None)
+        if shut is not None:
+            shut()
+
+
+def _median_batch_s(batches: Iterator[Any], burst: int, seconds: float) -> float:
+    """Return the median over bursts of the seconds per batch, measured for `seconds`."""
+    taken_s: list[float] = []
+    until = time.perf_counter() + seconds
+    while len(taken_s) < _LEAST_ROUNDS or time.perf_counter() < until:
+        began = time.perf_counter()
+        for _ in range(burst):
+            next(batches)
+        taken_s.append((time.perf_counter() - began) / burst)
+    return statistics.median(taken_s)

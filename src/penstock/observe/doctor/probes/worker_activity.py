@@ -1,0 +1,77 @@
+"""What worker processes do while a loop runs: how many threads of each use a processor, and whether they all hang."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+
+from penstock.observe.doctor.probe_results import Hang, WorkerActivity
+from penstock.observe.doctor.probes import proc
+from penstock.observe.doctor.thresholds import THRESHOLDS
+
+
+class WorkerActivityProbe:
+    """Adds up the clock ticks of all threads of all workers, over windows in which the loop runs unchanged."""
+
+    def __init__(self) -> None:
+        self._ran: dict[int, dict[int, int]] = {}
+        self._before: dict[int, dict[int, int]] = {}
+        self._libraries: tuple[str, ...] = ()
+        self._began = 0.0
+        self._measured_s = 0.0
+
+    def start(self, pids: Sequence[int]) -> None:
+        """Begin a window with these workers."""
+        self._began = time.perf_counter()
+        self._before = {pid: proc.thread_ticks(pid) for pid in pids}
+
+    def stop(self) -> None:
+        """End the window."""
+        self._measured_s += time.perf_counter() - self._began if self._before else 0.0
+        for pid, before in self._before.items():
+            ran = self._ran.setdefault(pid, {})
+            for thread, ticks in proc.thread_ticks(pid).items():
+                ran[thread] = ran.get(thread, 0) + ticks - before.get(thread, 0)
+            self._libraries = self._libraries or proc.threading_libraries(pid)
+        self._before = {}
+
+    def result(self) -> WorkerActivity | None:
+        """Return the activity; None if the workers hardly ran."""
+        used = [sum(ran.values()) / os.sysconf("SC_CLK_TCK") for ran in self._ran.values()]
+        busy = [
+            sum(ticks > THRESHOLDS.busy_thread * max(ran.values()) for ticks in ran.values())
+            for ran in self._ran.values()
+            if sum(ran.values()) >= THRESHOLDS.worker_ticks
+        ]
+        if not busy:
+            return None
+        return WorkerActivity(
+            workers=len(busy),
+            busy_threads=sum(busy) / len(busy),
+            cores=max(used) / max(1e-9, self._measured_s),
+            libraries=self._libraries,
+        )
+
+
+class HangDetector:
+    """Decides from repeated checks whether the workers hang.
+
+    A worker that sleeps, reads or computes does not hang. Where the kernel does not show what a thread waits for, no
+    hang is reported.
+    """
+
+    def __init__(self) -> None:
+        self._ticks: list[dict[int, int]] = []
+        self._since = math.inf
+
+    def check(self, pids: Sequence[int], now: float, waited_s: float) -> Hang | None:
+        """Return the hang, once all threads of all workers have been blocked, without running, for some seconds."""
+        ticks = [proc.thread_ticks(pid) for pid in pids]
+        if not any(ticks) or ticks != self._ticks or not all(map(proc.all_threads_blocked, pids)):
+            self._ticks, self._since = ticks, now
+            return None
+        if now - self._since < THRESHOLDS.hang_s:
+            return None
+        return Hang(workers=len(pids), waited_s=waited_s, libraries=proc.threading_libraries(pids[0]))

@@ -1,0 +1,249 @@
+"""The doctor's thresholds, in one table: each with its value, its unit and the reason for it.
+
+`THRESHOLDS` is what the trials, the probes and the causes read. `threshold_table` returns the same as rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TypeVar
+
+_Value = TypeVar("_Value", int, float)
+
+
+def _threshold(value: _Value, unit: str, reason: str) -> _Value:
+    return field(default=value, metadata={"unit": unit, "reason": reason})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Thresholds:
+    """Every number with which the doctor decides something; `reason` says what goes wrong without it."""
+
+    # ── is loading worth a change? ──────────────────────────────────────────────────────────────────────────
+
+    stall_fraction: float = _threshold(
+        0.15, "of the loop's time", "a loop that waits less has little to gain: at most 1 / (1 - 0.15) = 1.18 times"
+    )
+    certain_stall_fraction: float = _threshold(
+        0.3, "of the loop's time", "a wait this long counts even if one round with free loading was no faster"
+    )
+    worthwhile_gain: float = _threshold(
+        1.1, "times as fast", "below it a change is not worth the user's time, and noise between rounds is as large"
+    )
+    negligible_gain: float = _threshold(
+        0.05, "times as fast, above or below 1", "a median this close to 1 is reported as no difference"
+    )
+    negligible_round_high: float = _threshold(
+        1.25, "times as fast", "if one round differs more, the rounds disagree and nothing is concluded"
+    )
+    negligible_round_low: float = _threshold(0.8, "times as fast", "1 / 1.25: the same limit on the other side")
+    step_slowdown_verdict: float = _threshold(
+        1.3, "times as long", "a step slowed this much by its workers is the bottleneck if loading itself is hidden"
+    )
+    step_slowdown_finding: float = _threshold(
+        1.5, "times as long", "a finding asks for a change, so it needs a larger slowdown than the verdict"
+    )
+    contention_fraction: float = _threshold(
+        0.2, "of a batch's time", "freeing the last batch slows a step, too; contention has to cost more than that"
+    )
+    quick_batch_s: float = _threshold(
+        0.004,
+        "s per batch",
+        "a loader without a step that is faster than this is called healthy: few steps are shorter",
+    )
+
+    # ── workers ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    throttled_fraction: float = _threshold(
+        0.05, "of the measured time", "a cgroup that throttles less than this hardly delays the loop"
+    )
+    contending_threads: float = _threshold(
+        2.5, "busy threads per worker", "Python threads that share the GIL: two alternate and look busy"
+    )
+    contending_worker_cores: float = _threshold(
+        1.3, "cores per worker", "threads under the GIL use one core together; only native threads use more"
+    )
+    certain_contending_threads: float = _threshold(
+        4.0, "busy threads per worker", "this many are a native thread pool, even if no core is left to run them"
+    )
+    workers_per_core: float = _threshold(1.5, "workers per core", "some workers wait for storage while others compute")
+    tried_workers_per_core: float = _threshold(
+        2.0, "workers per core", "with more than this, two more workers are not tried"
+    )
+    fewer_workers_keep: float = _threshold(
+        0.85, "times as fast", "fewer workers are recommended if they are not slower than this"
+    )
+    hidden_loading_fraction: float = _threshold(
+        0.7, "of the step's time", "fewer workers hide loading if it needs less; the rest is a margin for slow batches"
+    )
+    inline_batch_s: float = _threshold(
+        0.003, "s per batch", "transporting a batch from a worker costs up to this, so a cheaper one needs no worker"
+    )
+    small_batch_nbytes: int = _threshold(
+        4 << 20, "bytes", "for larger batches the copy is the cost, and not the message"
+    )
+    unscaled_speedup: float = _threshold(
+        0.85, "of one process's time per batch", "several workers that need more than this do not run in parallel"
+    )
+    transport_fraction: float = _threshold(
+        0.5, "of the time to make a batch", "with more than this, workers do not scale because of the transport"
+    )
+    threads_scale: float = _threshold(
+        1.5, "times as fast with two threads", "from here on, the dataset releases the GIL for most of its time"
+    )
+    threads_do_not_scale: float = _threshold(
+        1.2, "times as fast with two threads", "up to here, the dataset holds the GIL or another lock"
+    )
+
+    # ── epochs and iterators ────────────────────────────────────────────────────────────────────────────────
+
+    few_iterators: int = _threshold(
+        2, "iterators", "a program that made no more than this may have looked at one batch first"
+    )
+    batches_per_iterator: int = _threshold(
+        2, "batches", "a loop that takes no more from an iterator pays the workers' start for almost every batch"
+    )
+    startup_fraction: float = _threshold(
+        0.25, "of an epoch's time", "starting workers is worth a change if it takes more of the epoch"
+    )
+    persistent_gain: float = _threshold(
+        1.15, "times as fast", "persistent workers that gain this in the trial are named even for longer epochs"
+    )
+    short_epoch_batches: int = _threshold(
+        64, "batches", "persistent workers are tried for epochs up to this length: longer ones hide the start"
+    )
+
+    # ── samples ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    dataset_part_fraction: float = _threshold(
+        0.2, "of a sample's time", "decoding or reading that takes less is not what makes a sample slow"
+    )
+    shrunk_pixel_ratio: float = _threshold(
+        4.0, "pixels decoded per pixel kept", "a JPEG decoder halves width and height at least: 2 x 2 pixels"
+    )
+    reduced_decode_saving: float = _threshold(
+        0.1, "of the full decode", "a reduced decode that saves less is within the noise of timing one file"
+    )
+    slow_sample: float = _threshold(5.0, "times the median", "what random crops or file sizes explain is less")
+    slow_time_fraction: float = _threshold(
+        0.25, "of all samples' time", "slow samples that take less together do not decide the loader's speed"
+    )
+    slow_sample_fraction: float = _threshold(
+        0.35, "of the samples", "with more than this they are not exceptions, and the median says little"
+    )
+    disk_fraction: float = _threshold(0.3, "of the bytes read", "with less, the page cache serves most reads")
+    disk_nbytes: int = _threshold(1 << 20, "bytes", "importing a module during the measurement reads less than this")
+    major_faults_per_sample: float = _threshold(
+        0.5, "faults per sample", "memory-mapped data that is not in the page cache faults once per sample or more"
+    )
+    python_numbers: int = _threshold(
+        32, "numbers per sample", "default_collate makes a tensor for each position; a few labels are harmless"
+    )
+    collate_fraction: float = _threshold(
+        0.3, "of the time to make a batch", "lists of numbers matter if collating takes this much"
+    )
+    float64_fraction: float = _threshold(0.5, "of a batch's bytes", "with less, halving them saves under a quarter")
+    large_batch_nbytes: int = _threshold(
+        1 << 20, "bytes", "moving a smaller batch costs messages, and not bytes: a smaller type does not help"
+    )
+    moving_fraction: float = _threshold(
+        0.3, "of loading", "collate and transport have to take this much before a smaller type pays"
+    )
+
+    # ── memory of workers ───────────────────────────────────────────────────────────────────────────────────
+
+    many_objects: int = _threshold(
+        20_000, "Python objects", "about 1 MiB of small objects: fewer cannot cost a worker much"
+    )
+    worker_growth_nbytes: int = _threshold(
+        2 << 20, "bytes", "allocator arenas of a new worker grow by up to about this without any copy"
+    )
+    worker_growth_per_sample_nbytes: int = _threshold(
+        1024, "bytes per sample", "a quarter of a page: what is copied on write grows by pages"
+    )
+    large_pickle_nbytes: int = _threshold(
+        32 << 20, "bytes", "pickling, sending and unpickling this takes a good part of a worker's start"
+    )
+    long_pickle_s: float = _threshold(
+        0.5, "s for all workers", "a delay at every start of the workers that a user notices"
+    )
+    shm_fraction: float = _threshold(
+        0.5, "of the free /dev/shm", "batch sizes vary and other programs use /dev/shm, too; full, it kills workers"
+    )
+
+    # ── finished runs ───────────────────────────────────────────────────────────────────────────────────────
+
+    run_stall_fraction: float = _threshold(
+        0.1, "of the loop's time", "a whole run is a longer measurement than a trial, so less is significant"
+    )
+    run_wait_s: float = _threshold(1.0, "s", "nobody changes a script for less")
+    run_wait_fraction: float = _threshold(
+        0.25, "of the loop's time", "in a run of a few seconds this stands in for the absolute wait"
+    )
+    run_startup_fraction: float = _threshold(
+        0.3, "of the loops' time", "the first batch's own loading is included, so more is asked than of a trial"
+    )
+    run_growth_nbytes: int = _threshold(256 << 20, "bytes", "caches of Python, torch and the allocator grow by less")
+    run_growth_fraction: float = _threshold(
+        0.2, "of the earlier memory", "for large programs, the same limit relative to their size"
+    )
+    run_growth_points: int = _threshold(9, "points of the timeline", "three per third; with fewer one outlier decides")
+
+    # ── the trials' schedule ────────────────────────────────────────────────────────────────────────────────
+
+    warm_up_batches: int = _threshold(3, "batches", "the first ones compile, allocate and fill caches")
+    observed_steps: int = _threshold(3, "steps", "a call that all of these make is made in every step")
+    window_s: float = _threshold(0.12, "s", "shorter timing windows measure the scheduler of the operating system")
+    windows_per_source: int = _threshold(5, "windows", "the time is divided so that each source gets about this many")
+    hopeless_gain: float = _threshold(
+        1.03, "times as fast with loading free", "nothing beats free loading: below this, no other trial continues"
+    )
+    no_gradient_loop_s: float = _threshold(
+        3.0, "s", "a loop without gradients that lasts longer (or 0.3 of the time) is what the program is about"
+    )
+    start_deadline_fraction: float = _threshold(
+        0.5, "of the trials' time", "sources whose workers start later leave no time to compare them"
+    )
+    slow_start_fraction: float = _threshold(
+        0.1, "of the trials' time", "if the loop's own workers take longer to start, fewer other sources are started"
+    )
+    prefetched_batch_s: float = _threshold(
+        0.003, "s", "a batch that arrives faster was prefetched while the source was paused; a slower one was not"
+    )
+    cut_window_batches: int = _threshold(
+        8, "batches", "a window that a validation interrupts is kept if it has this many"
+    )
+    blocked_source_s: float = _threshold(
+        0.5, "s", "a source that waits longer than this (and 3 times its longest wait) may need a paused one's lock"
+    )
+    hang_wait_s: float = _threshold(1.0, "s", "workers are examined for a hang once the loop waits longer")
+    hang_s: float = _threshold(
+        3.0, "s", "workers that neither ran nor left their lock for so long do not continue by themselves"
+    )
+    no_loop_notice_s: float = _threshold(10.0, "s", "a program may prepare for this long before a line reports it")
+    overrun: float = _threshold(1.5, "times the trials' time", "what the loop may take before it is ended by a signal")
+    overrun_s: float = _threshold(2.0, "s", "added to it, for short --seconds")
+    first_batch_s: float = _threshold(15.0, "s", "added to it until the first batch: workers that import torch")
+
+    # ── probes ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    busy_thread: float = _threshold(
+        0.3, "of the busiest thread's ticks", "a thread with less only waits for the busiest one"
+    )
+    worker_ticks: int = _threshold(10, "clock ticks", "a worker that ran for less (0.1 s) cannot be judged")
+    hotspot_fraction: float = _threshold(0.1, "of the dataset's time", "functions below it are not worth a line")
+
+
+THRESHOLDS = Thresholds()
+
+
+def threshold_table() -> list[tuple[str, float, str, str]]:
+    """Return name, value, unit and reason of every threshold.
+
+    >>> next(row for row in threshold_table() if row[0] == "python_numbers")[:3]
+    ('python_numbers', 32, 'numbers per sample')
+    """
+    return [
+        (one.name, getattr(THRESHOLDS, one.name), one.metadata["unit"], one.metadata["reason"])
+        for one in fields(THRESHOLDS)
+    ]

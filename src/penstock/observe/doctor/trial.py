@@ -1,0 +1,130 @@
+"""Trials: one loop fed in several ways, interleaved, and how much faster one way was than another."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from penstock.observe.doctor.thresholds import THRESHOLDS
+
+AS_IS = "as is"
+FREE = "loading free"
+MORE_WORKERS = "2 more workers"
+FEWER_WORKERS = "fewer workers"
+NO_WORKERS = "no workers"
+THREADS = "threads"
+PROCESSES = "processes"
+PENSTOCK = "penstock's loader"
+PERSISTENT = "persistent workers"
+PINNED = "pinned"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimingWindow:
+    """Consecutive batches from one source, as the loop experienced them."""
+
+    batches: int
+    """How many were timed."""
+
+    wall_s: float
+    """For all of them, steps included."""
+
+    wait_s: float
+    """Of that, the time in which the loop waited for data."""
+
+    step_s: float
+    """Of that, the time of the loop's own work (with an accelerator: until the work was queued)."""
+
+    @property
+    def batch_s(self) -> float:
+        """Seconds per batch."""
+        return self.wall_s / self.batches
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One way to feed the loop, timed in windows that alternate with those of the unchanged loop."""
+
+    name: str
+    """Which: "as is", "loading free" ..."""
+
+    line: str = ""
+    """The arguments to write for it."""
+
+    windows: tuple[TimingWindow, ...] = ()
+    """One per round; empty when the trial could not be run."""
+
+    startup_s: float | None = None
+    """From the start of an epoch to its first batch."""
+
+    failure: str = ""
+    """Why the trial could not be run."""
+
+    @property
+    def batch_s(self) -> float | None:
+        """Median seconds per batch."""
+        return statistics.median(one.batch_s for one in self.windows) if self.windows else None
+
+    @property
+    def step_s(self) -> float | None:
+        """Mean seconds of the loop's own work per batch."""
+        if not self.windows:
+            return None
+        return sum(one.step_s for one in self.windows) / sum(one.batches for one in self.windows)
+
+    @property
+    def wait_fraction(self) -> float | None:
+        """The fraction of time in which the loop waited for data."""
+        wall_s = sum(one.wall_s for one in self.windows)
+        return sum(one.wait_s for one in self.windows) / wall_s if wall_s else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gain:
+    """How many times as fast one trial was as another, compared round by round."""
+
+    median: float
+    """Of the rounds' factors; 1.5 means half as many batches more in the same time."""
+
+    low: float
+    """The smallest factor."""
+
+    high: float
+    """The largest factor."""
+
+    rounds: int
+    """How many rounds were compared."""
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether all rounds agree that it is faster, or that it is slower, or that there is no difference."""
+        return self.rounds > 1 and (self.low > 1.0 or self.high < 1.0 or self.is_negligible)
+
+    @property
+    def is_negligible(self) -> bool:
+        """Whether the difference is too small to be worth a change."""
+        limits = THRESHOLDS
+        return (
+            1 - limits.negligible_gain <= self.median <= 1 + limits.negligible_gain
+            and self.high < limits.negligible_round_high
+            and self.low > limits.negligible_round_low
+        )
+
+    def pays(self, least: float = THRESHOLDS.worthwhile_gain) -> bool:
+        """Return whether it is clearly faster, and by the factor `least` or more."""
+        return self.is_clear and self.median >= least
+
+
+def gain_between(before: Trial, after: Trial) -> Gain | None:
+    """Return how much faster `after` was than `before`; None where one of them has not been timed.
+
+    >>> slow = Trial(name="a", windows=(TimingWindow(batches=2, wall_s=4.0, wait_s=3.0, step_s=1.0),))
+    >>> fast = Trial(name="b", windows=(TimingWindow(batches=4, wall_s=4.0, wait_s=0.0, step_s=4.0),))
+    >>> gain_between(slow, fast).median
+    2.0
+    """
+    # Rounds are compared in pairs: load on the machine that lasts longer than a round slows both sides alike.
+    factors = [one.batch_s / other.batch_s for one, other in zip(before.windows, after.windows, strict=False)]
+    if not factors:
+        return None
+    return Gain(median=statistics.median(factors), low=min(factors), high=max(factors), rounds=len(factors))

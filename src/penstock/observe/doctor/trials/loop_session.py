@@ -1,0 +1,219 @@
+"""The schedule of one loop's trials: warm up, then timing windows that alternate between sources.
+
+```
+ WARM_UP ──enough batches──▶ start all sources ──▶ TIMING ──window over──▶ next source ──time over──▶ TrialsDoneError
+    the loop's own loader;                           │  ▲
+    some steps are observed              interrupted ▼  │ next request
+                                          window kept or discarded
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from penstock.observe.doctor.probes.step_calls import StepCallRecorder
+from penstock.observe.doctor.probes.worker_activity import WorkerActivityProbe
+from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.doctor.trial import AS_IS, Trial
+from penstock.observe.doctor.trials.batch_source import BatchSource
+from penstock.observe.doctor.trials.batch_values import copy_containers
+from penstock.observe.doctor.trials.loop_watchdog import LoopWatchdog
+from penstock.observe.doctor.trials.source_rotation import SourceRotation
+from penstock.observe.doctor.trials.stream_comparison import StreamComparison
+from penstock.observe.doctor.trials.time_budget import TimeBudget, TrialsDoneError
+from penstock.observe.doctor.trials.window_timer import WindowTimer
+
+
+class _Phase(Enum):
+    WARM_UP = auto()
+    TIMING = auto()
+
+
+class _Interruption(Enum):
+    NONE = auto()
+    WINDOW_DISCARDED = auto()
+    WINDOW_KEPT = auto()
+
+
+class LoopSession:
+    """Answers one loop's requests for batches, and measures it meanwhile.
+
+    Args:
+        loader: what the loop iterates over.
+        sources: the first is the loop's own loader.
+        budget: the trials' time.
+        step_calls: observes some steps of the warm-up.
+        activity: observes the workers while the loop runs unchanged.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        sources: Sequence[BatchSource],
+        budget: TimeBudget,
+        step_calls: StepCallRecorder,
+        activity: WorkerActivityProbe,
+    ) -> None:
+        self.loader = loader
+        self.batch: Any = None
+        self.watchdog = LoopWatchdog(budget)
+        self.comparison = StreamComparison(loader)
+        self._budget = budget
+        self._step_calls = step_calls
+        self._activity = activity
+        self._timer = WindowTimer(budget.clock)
+        self._rotation = SourceRotation(sources, budget, self.watchdog)
+        self._phase = _Phase.WARM_UP
+        self._interruption = _Interruption.NONE
+        self._warm_up_batches = 0
+        self._window_s = 0.0
+        self._has_started = False
+
+    def start(self) -> None:
+        """Start what has to be started before the loop's first batch."""
+        self._rotation.start_processes_first()
+        self._timer.restart()
+
+    def next_batch(self) -> Any:
+        """Return the loop's next batch, from whichever source is to feed it now.
+
+        Raises:
+            TrialsDoneError: all trials are over.
+            Exception: from the loop's own loader.
+        """
+        now = self._budget.clock()
+        self._step_calls.leave()
+        if self._interruption is not _Interruption.NONE:
+            self._resume()
+        self._timer.on_request(now)
+        self._advance(now)
+        requested_at = self._budget.clock()
+        self.watchdog.begin_wait(requested_at)
+        try:
+            batch = self._draw()
+        finally:
+            self.watchdog.end_wait()
+            now = self._budget.clock()
+            if self._rotation.current.startup_s is not None and not self._has_started:
+                self._has_started = True
+                requested_at = now  # however long its workers took to start
+                self._budget.restart(now)
+                self._timer.restart()
+            self._timer.on_return(requested_at, now)
+        self.watchdog.note_batch(now - requested_at)
+        first = THRESHOLDS.warm_up_batches
+        if self._phase is _Phase.WARM_UP and first <= self._warm_up_batches < first + THRESHOLDS.observed_steps:
+            self._step_calls.enter()
+        return batch
+
+    def tick(self) -> None:
+        """Check the time and the workers; called by an alarm, between any two instructions of the loop.
+
+        Raises:
+            TrialsDoneError: the time is over, or the workers hang.
+        """
+        self.watchdog.check(lambda: self._rotation.current.workers())
+        if self.watchdog.is_blocked() and self._rotation.stop_pausing():
+            self._discard_window()
+
+    def interrupt(self) -> None:
+        """End the window here, because the program does something else, such as a validation."""
+        if self._interruption is not _Interruption.NONE:
+            return
+        returned_at = self._timer.returned_at
+        is_long_enough = self._timer.batches >= THRESHOLDS.cut_window_batches
+        if self._phase is _Phase.TIMING and returned_at is not None and is_long_enough:
+            # Without the last batch: its step may have ended long ago.
+            self._keep_window(returned_at)
+            self._interruption = _Interruption.WINDOW_KEPT
+        else:
+            self._discard_window()
+
+    def trials(self) -> tuple[Trial, ...]:
+        """Return what every source has shown."""
+        if self._timer.batches and not self._rotation.has_windows:  # the program ended during the warm-up
+            self._keep_window(self._budget.clock())
+        return self._rotation.trials()
+
+    def close(self) -> None:
+        """Close all sources."""
+        self._rotation.close()
+
+    def _discard_window(self) -> None:
+        if self._interruption is _Interruption.NONE:
+            self._interruption = _Interruption.WINDOW_DISCARDED
+
+    def _resume(self) -> None:
+        """Start a window at the first request after an interruption."""
+        was_kept = self._interruption is _Interruption.WINDOW_KEPT
+        self._interruption = _Interruption.NONE
+        self._timer.skip_step()
+        if was_kept:
+            self._next_window()
+        else:
+            self._timer.restart()
+
+    def _advance(self, now: float) -> None:
+        """Start the next window if this one is over; end the loop after the last one."""
+        if self._phase is _Phase.WARM_UP:
+            if self._is_warm(now):
+                self._begin_timing()
+        elif self._timer.batches and self._timer.elapsed_s(now) >= self._window_s:
+            self._keep_window(now)
+            if self._budget.spent_s(now) > self._budget.seconds and not self._rotation.lacks_free_loading:
+                raise TrialsDoneError
+            self._next_window()
+
+    def _is_warm(self, now: float) -> bool:
+        """Count a batch of the warm-up; return whether it was the last one."""
+        if self._timer.returned_at is None:
+            return False
+        self._warm_up_batches += 1
+        spent_s, seconds = self._budget.spent_s(now), self._budget.seconds
+        enough = THRESHOLDS.warm_up_batches + THRESHOLDS.observed_steps
+        return spent_s >= seconds / 4 or (self._warm_up_batches >= enough and spent_s > seconds / 10)
+
+    def _begin_timing(self) -> None:
+        self._rotation.start_others(self.batch)
+        windows = len(self._rotation.live) * THRESHOLDS.windows_per_source
+        self._window_s = max(THRESHOLDS.window_s, self._budget.left_s() / windows)
+        self._phase = _Phase.TIMING
+        self._next_window()
+
+    def _next_window(self) -> None:
+        self._rotation.advance()
+        self._timer.skip_step()
+        if self._rotation.current.name == AS_IS:
+            self._activity.start(self._rotation.current.workers())
+        self._timer.restart()
+
+    def _keep_window(self, now: float) -> None:
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()  # the steps of this window are not over before the device is
+            now = self._budget.clock()
+        if self._rotation.current.name == AS_IS:
+            self._activity.stop()
+        self._rotation.add_window(self._timer.window(now))
+
+    def _draw(self) -> Any:
+        """Return a batch of the current source, or of the next one that works."""
+        while True:
+            try:
+                batch = self._rotation.current.next_batch()
+            except Exception as error:
+                if self._rotation.current.name == AS_IS:
+                    raise
+                self._rotation.current.fail(error)
+                self._next_window()
+                continue
+            if self._phase is _Phase.WARM_UP:
+                self.comparison.add(batch)
+            if self.batch is None:
+                self.batch = copy_containers(batch)  # the step may take apart the one that it gets
+            return batch

@@ -1,0 +1,79 @@
+"""The loops of an unmodified program: `iter(loader)` returns an iterator of the doctor's while a program runs.
+
+It returns what the loader itself would return, until a training loop requests a batch; from then on the scheduler feeds
+that loop. Loops over other loaders (a validation after every epoch) are then cut short, or they would take the time
+that the trials need: where loading is free, an epoch is soon over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from penstock.observe.doctor.trials.batch_source import iterate_unpatched
+from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
+
+_OTHER_LOOP_BATCHES = 2
+"""What a loop that is not examined gets; two, so that code after its first batch runs as well."""
+
+
+class _ProgramIterator:
+    """What a program gets for `iter(loader)`: the loader's own batches, or the scheduler's."""
+
+    def __init__(self, scheduler: TrialScheduler, loader: DataLoader[Any]) -> None:
+        self._scheduler = scheduler
+        self._loader = loader
+        self._batches: Any = None
+        self._cut_batches = 0
+        self._requested_at: float | None = None
+
+    def __iter__(self) -> _ProgramIterator:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __next__(self) -> Any:
+        scheduler = self._scheduler
+        if scheduler.loader is None and self._is_examined():
+            self._batches = None
+            scheduler.begin(self._loader)
+        if scheduler.loader is self._loader:
+            if self._batches is None:
+                self._batches = scheduler
+                scheduler.iterators_created += 1
+            scheduler.batches_requested += 1
+            return next(scheduler)
+        if scheduler.loader is not None:
+            scheduler.interrupt()
+            self._cut_batches += 1
+            if self._cut_batches > _OTHER_LOOP_BATCHES:
+                raise StopIteration
+        if self._batches is None:
+            self._batches = iterate_unpatched(self._loader)
+        return next(self._batches)
+
+    def _is_examined(self) -> bool:
+        now = time.perf_counter()
+        self._scheduler.passive_s += 0.0 if self._requested_at is None else now - self._requested_at
+        self._requested_at = now
+        return self._scheduler.accepts(training=torch.is_grad_enabled())
+
+
+@contextmanager
+def patch_iteration(scheduler: TrialScheduler) -> Iterator[None]:
+    """Let `scheduler` feed the first training loop over any DataLoader, torch's or one derived from it."""
+
+    def iterate(loader: DataLoader[Any]) -> Any:
+        return _ProgramIterator(scheduler, loader)
+
+    DataLoader.__iter__ = iterate  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        DataLoader.__iter__ = iterate_unpatched  # type: ignore[method-assign]

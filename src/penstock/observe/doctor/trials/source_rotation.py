@@ -1,0 +1,184 @@
+"""Which source feeds the loop: opens the sources, lets them alternate, and drops those that cannot matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.doctor.trial import AS_IS, FREE, TimingWindow, Trial, gain_between
+from penstock.observe.doctor.trials.batch_source import BatchSource, RepeatedBatchSource
+from penstock.observe.doctor.trials.loop_watchdog import LoopWatchdog
+from penstock.observe.doctor.trials.time_budget import TimeBudget
+
+
+class SourceRotation:
+    """Sources that feed one loop in rounds, a window each. Sources whose turn it is not are paused.
+
+    Args:
+        sources: the first is the loop's own loader.
+        budget: the trials' time.
+        watchdog: is notified while sources start.
+    """
+
+    def __init__(self, sources: Sequence[BatchSource], budget: TimeBudget, watchdog: LoopWatchdog) -> None:
+        self._sources = list(sources)
+        self._budget = budget
+        self._watchdog = watchdog
+        self._round: list[BatchSource] = []
+        self._windows: dict[str, list[TimingWindow]] = {}
+        self._has_paused = False
+        self._never_pauses = False
+        self.current = self._sources[0]
+
+    @property
+    def live(self) -> list[BatchSource]:
+        """The sources that are still tried; the first is the loop's own loader."""
+        return [source for source in self._sources if source.is_live]
+
+    def start_processes_first(self) -> None:
+        """Start the other sources' processes if the loop's own loader calls the dataset in this process.
+
+        Forked workers must not inherit files that the dataset opens when it is first called.
+        """
+        if self.current.runs_in_this_process:
+            self._open([source for source in self.live[1:] if source.starts_processes])
+
+    def start_others(self, batch: Any) -> None:
+        """Start all other sources, while the loop's own loader is paused; `batch` is the one to repeat."""
+        self.current.pause()  # or it would prefetch meanwhile
+        self._has_paused = True
+        self._open([source for source in self._affordable() if source.starts_processes])
+        self._open([source for source in self.live[1:] if not source.starts_processes])
+        for source in self.live:
+            if isinstance(source, RepeatedBatchSource):
+                source.batch = batch
+
+    def add_window(self, window: TimingWindow) -> None:
+        """Keep a window of the current source."""
+        self._windows.setdefault(self.current.name, []).append(window)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether any window was kept."""
+        return bool(self._windows)
+
+    @property
+    def lacks_free_loading(self) -> bool:
+        """Whether the trial with free loading, the most important one, has not been timed yet."""
+        return any(source.name == FREE and not self._windows.get(FREE) for source in self.live)
+
+    def advance(self) -> None:
+        """Make the next source of the round the current one; begin the next round after the last."""
+        while True:
+            if not self._never_pauses:
+                self.current.pause()
+            self._round = [source for source in self._round if source.is_live]
+            if not self._round:
+                self._drop_hopeless()
+                self._round = self.live
+            self.current = self._round.pop(0)
+            self.current.resume()
+            if self._drain(self.current):
+                return
+
+    def stop_pausing(self) -> bool:
+        """Let all sources run from now on; return False if none has ever been paused, or they run already.
+
+        A dataset may have a lock that all its workers share, also with those of other sources: one that was stopped
+        while it held the lock blocks them all.
+        """
+        if self._never_pauses or not self._has_paused:
+            return False
+        self._never_pauses = True
+        for source in self._sources:
+            source.resume()
+        return True
+
+    def trials(self) -> tuple[Trial, ...]:
+        """Return what every source has shown."""
+        return tuple(
+            Trial(
+                name=source.name,
+                line=source.line,
+                windows=tuple(self._windows.get(source.name, ())),
+                startup_s=source.restart_s or source.startup_s,
+                failure=source.failure,
+            )
+            for source in self._sources
+        )
+
+    def close(self) -> None:
+        """Close all sources."""
+        for source in self._sources:
+            source.close()
+
+    def _drop_hopeless(self) -> None:
+        """Give the time that is left to what can still matter: a change that loses twice is not tried a third time.
+
+        Nothing gains more than free loading would: where that gains nothing, nothing else is tried any longer.
+        """
+        before = self._timed(AS_IS)
+        nothing_to_gain = False
+        for source in self.live[1:]:
+            gain = gain_between(before, self._timed(source.name))
+            if gain is None or gain.rounds < 2:
+                continue
+            if source.name == FREE:
+                nothing_to_gain = gain.median < THRESHOLDS.hopeless_gain and gain.rounds > 2
+            elif gain.high < 1.0 or nothing_to_gain:
+                source.retire()
+
+    def _timed(self, name: str) -> Trial:
+        return Trial(name=name, windows=tuple(self._windows.get(name, ())))
+
+    def _open(self, sources: Sequence[BatchSource]) -> None:
+        """Start sources side by side, then warm up and pause one after another."""
+        new = [source for source in sources if not source.is_open]
+        for source in new:
+            _attempt(source, source.open)
+        for source in new:
+            is_late = self._budget.spent_s() > self._budget.seconds * THRESHOLDS.start_deadline_fraction
+            if source.starts_processes and is_late:
+                source.retire()
+            self._watchdog.begin_wait(self._budget.clock())
+            _attempt(source, source.warm_up)
+            self._watchdog.end_wait()
+            if not self._never_pauses:
+                source.pause()
+                self._has_paused = True
+
+    def _affordable(self) -> list[BatchSource]:
+        """Return the other sources; only the first of them where starting workers takes long (spawned: seconds)."""
+        own, *others = self.live
+        startup_s = own.startup_s or 0.0
+        if own.runs_in_this_process or startup_s < self._budget.seconds * THRESHOLDS.slow_start_fraction:
+            return others
+        count = int(self._budget.seconds * THRESHOLDS.start_deadline_fraction / startup_s)
+        starting = [source for source in others if source.starts_processes]
+        for source in starting[count:]:
+            source.retire()
+        return [source for source in others if source.is_live]
+
+    def _drain(self, source: BatchSource) -> bool:
+        """Take out what a source had prefetched before its first turn; return whether it still works."""
+        if source.is_drained:
+            return True
+        source.is_drained = True
+        try:
+            for _ in range(source.prefetch_limit):
+                began = self._budget.clock()
+                source.next_batch()
+                if self._budget.clock() - began > THRESHOLDS.prefetched_batch_s:
+                    break
+        except Exception as error:
+            source.fail(error)
+        return source.is_live
+
+
+def _attempt(source: BatchSource, act: Callable[[], None]) -> None:
+    if source.is_live:
+        try:
+            act()
+        except Exception as error:
+            source.fail(error)

@@ -1,0 +1,133 @@
+"""The trial scheduler: feeds a loop, as written, from several sources that alternate, so that they can be compared.
+
+A loop over a loader requests a batch, works on it, and requests the next. The scheduler answers the requests. First it
+feeds the loop as its own loader would, then in short windows: as is, the same batch repeated, another loader. So
+what is measured is the user's own loop, whatever it does, and every "what if" is a trial of that loop.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from penstock.observe.doctor.probe_results import Hang
+from penstock.observe.doctor.probes.step_calls import StepCallRecorder
+from penstock.observe.doctor.probes.worker_activity import WorkerActivityProbe
+from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.doctor.trial import Trial
+from penstock.observe.doctor.trials.batch_source import BatchSource
+from penstock.observe.doctor.trials.loop_session import LoopSession
+from penstock.observe.doctor.trials.time_budget import TimeBudget
+
+_NOTICE = "penstock: no training loop over a DataLoader has started yet; stop with Ctrl-C if there is none\n"
+
+
+class TrialScheduler:
+    """Waits for the loop to examine, then feeds it, as its iterator.
+
+    Args:
+        plan: returns the sources for a loader and whether there is a step; the first source is the loop's own loader.
+        seconds: how long the trials may take.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        plan: Callable[[DataLoader[Any], bool], Sequence[BatchSource]],
+        seconds: float,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._plan = plan
+        self._seconds = seconds
+        self._clock = clock
+        self._created_at = clock()
+        self._has_noticed = False
+        self._session: LoopSession | None = None
+        self.step_calls = StepCallRecorder()
+        self.activity = WorkerActivityProbe()
+        self.has_step = True
+        self.accepts_any = False
+        """Whether a loop without gradients is examined, too."""
+        self.passive_s = 0.0
+        """How long loops that were not examined have taken."""
+        self.iterators_created = 0
+        self.batches_requested = 0
+
+    @property
+    def loader(self) -> DataLoader[Any] | None:
+        """The loader whose loop is examined; None before that loop began."""
+        return self._session.loader if self._session is not None else None
+
+    @property
+    def batch(self) -> Any:
+        """The first batch of the examined loop; None before there was one."""
+        return self._session.batch if self._session is not None else None
+
+    @property
+    def hang(self) -> Hang | None:
+        """Set if the loop was ended because its workers hang."""
+        return self._session.watchdog.hang if self._session is not None else None
+
+    @property
+    def stream_repeats(self) -> bool:
+        """Whether the workers of an IterableDataset all returned the same samples."""
+        return self._session is not None and self._session.comparison.repeats
+
+    def accepts(self, *, training: bool) -> bool:
+        """Return whether a loop that requests a batch now is the one to examine: a training loop, if there is any."""
+        patience_s = max(THRESHOLDS.no_gradient_loop_s, 0.3 * self._seconds)
+        return training or self.accepts_any or self.passive_s > patience_s
+
+    def begin(self, loader: DataLoader[Any]) -> None:
+        """Examine the loop over `loader`; the caller requests the first batch next."""
+        budget = TimeBudget(self._seconds, self._clock)
+        sources = self._plan(loader, self.has_step)
+        self._session = LoopSession(loader, sources, budget, self.step_calls, self.activity)
+        self._session.start()
+
+    def reset(self) -> None:
+        """Forget the loop that was examined: another one is to be."""
+        self.close()
+        self._session = None
+        self.accepts_any = False
+        self.passive_s = 0.0
+        self.iterators_created = 0
+        self.batches_requested = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        assert self._session is not None
+        return self._session.next_batch()
+
+    def tick(self) -> None:
+        """Check that the loop ends in time and does not hang; called by an alarm, between any two instructions.
+
+        Raises:
+            TrialsDoneError: the time is over, or the workers hang.
+        """
+        if self._session is not None:
+            self._session.tick()
+        elif self._clock() - self._created_at > THRESHOLDS.no_loop_notice_s and not self._has_noticed:
+            self._has_noticed = True
+            sys.stderr.write(_NOTICE)
+
+    def interrupt(self) -> None:
+        """Note that the program does something else than the examined loop, such as a validation."""
+        if self._session is not None:
+            self._session.interrupt()
+
+    def trials(self) -> tuple[Trial, ...]:
+        """Return what every source has shown."""
+        return self._session.trials() if self._session is not None else ()
+
+    def close(self) -> None:
+        """Close all sources."""
+        self.step_calls.leave()
+        if self._session is not None:
+            self._session.close()

@@ -1,0 +1,1 @@
+"""A run while it runs: snapshots, the terminal panel, status files and Prometheus."""

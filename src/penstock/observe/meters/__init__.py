@@ -1,0 +1,1 @@
+"""Measurements of the machine and of processes: clocks, memory, devices, copies."""

@@ -1,0 +1,33 @@
+"""Renders report.html and writes it to a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.core.atomic_write import write_text_atomic
+from penstock.observe.page.figures import figures
+from penstock.observe.page.html import page_html
+from penstock.observe.page.view import build_view
+from penstock.observe.record.compare_runs import Comparison
+from penstock.observe.record.run_record import RunRecord
+
+
+def render_html(record: RunRecord, comparison: Comparison | None = None) -> str:
+    """Return the run as one HTML page that makes no network request.
+
+    Example:
+        >>> page = render_html(RunRecord(command=("train.py",), started="2026-01-01T00:00:00+00:00", wall_s=1.0))
+        >>> "No batch was loaded" in page
+        True
+    """
+    view = build_view(record, comparison)
+    return page_html(view, figures(view.series))
+
+
+def write_html(record: RunRecord, file: Path, comparison: Comparison | None = None) -> None:
+    """Write the page of `record`, with `comparison` if it is given, to `file`, atomically.
+
+    Raises:
+        OptionError: the file cannot be written.
+    """
+    write_text_atomic(file, render_html(record, comparison), "--html FILE")

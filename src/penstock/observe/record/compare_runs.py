@@ -1,0 +1,150 @@
+"""Compares two runs: which settings differ, and what makes the runs not comparable. comparison_text.py shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.core.units import size_text
+from penstock.observe.record.formatting import count_text
+from penstock.observe.record.group_loaders import group_loaders
+from penstock.observe.record.run_record import LoaderRecord, RunRecord
+from penstock.observe.record.run_summary import RunSummary, summarize_run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """A setting that two runs do not share, as text."""
+
+    setting: str
+    """As in "num_workers of Images"."""
+
+    run: str
+    """Its value in the run that is reported."""
+
+    reference: str
+    """Its value in the reference."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """What a run is compared with. Made from a second run by `compare_runs`, or from a baseline measurement."""
+
+    reference: RunSummary
+    """The figures of the other run."""
+
+    settings: tuple[Difference, ...] = ()
+    """Settings that differ."""
+
+    caveats: tuple[str, ...] = ()
+    """What makes the two not comparable, one sentence each."""
+
+    verdict: str = ""
+    """The result in one sentence; if empty, it is derived from the figures."""
+
+
+def compare_runs(record: RunRecord, reference: RunRecord, name: str) -> Comparison:
+    """Return the comparison of `record` with `reference`, which is called `name`."""
+    return Comparison(
+        reference=summarize_run(reference, name),
+        settings=_settings(record, reference),
+        caveats=tuple(_caveats(record, reference)),
+    )
+
+
+def _caveats(run: RunRecord, reference: RunRecord) -> list[str]:
+    return [
+        *_different_programs(run, reference),
+        *_different_amounts(run, reference),
+        *_different_hosts(run, reference),
+        *_different_datasets(run, reference),
+    ]
+
+
+def _different_programs(run: RunRecord, reference: RunRecord) -> list[str]:
+    found = []
+    if run.command != reference.command:
+        found.append(f"different commands: {_command(run)} and {_command(reference)}")
+    for record, name in ((run, "this run"), (reference, "the other run")):
+        if record.exit_code or record.error:
+            found.append(f"{name} ended early: {record.error or f'exit code {record.exit_code}'}")
+    return found
+
+
+def _different_amounts(run: RunRecord, reference: RunRecord) -> list[str]:
+    amounts = {
+        "samples": [sum(loader.statistics.samples for loader in record.loaders) for record in (run, reference)],
+        "batches": [sum(loader.statistics.batches for loader in record.loaders) for record in (run, reference)],
+    }
+    return [
+        f"different numbers of {what}: {count_text(one)} and {count_text(other)}"
+        for what, (one, other) in amounts.items()
+        if one != other
+    ]
+
+
+def _different_hosts(run: RunRecord, reference: RunRecord) -> list[str]:
+    found = []
+    if run.cpus != reference.cpus:
+        found.append(f"different numbers of usable cores: {run.cpus} and {reference.cpus}")
+    found += [f"different machines: {text}" for text in _differing_entries(run.machine, reference.machine)]
+    found += [f"different versions: {text}" for text in _differing_entries(run.versions, reference.versions)]
+    return found
+
+
+def _different_datasets(run: RunRecord, reference: RunRecord) -> list[str]:
+    ours, theirs = (
+        sorted({loader.name.partition(" #")[0] for loader in record.loaders}) for record in (run, reference)
+    )
+    return [f"different datasets: {_few(ours)} and {_few(theirs)}"] if ours != theirs else []
+
+
+def _differing_entries(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
+    """Return the entries that both mappings have and disagree on, as text."""
+    return [
+        f"{key.removesuffix('_nbytes')} {_value(key, one[key])} and {_value(key, other[key])}"
+        for key in one
+        if key in other and one[key] != other[key]
+    ]
+
+
+def _value(key: str, value: object) -> str:
+    return size_text(value) if key.endswith("_nbytes") and isinstance(value, int) else str(value)
+
+
+def _settings(run: RunRecord, reference: RunRecord) -> tuple[Difference, ...]:
+    """Return the settings that differ between loaders of the same name; the first of a name stands for all."""
+    found = []
+    reference_loaders = _by_name(reference)
+    for name, loader in _by_name(run).items():
+        other = reference_loaders.get(name)
+        if other is None:
+            continue
+        ours, theirs = _all_settings(loader), _all_settings(other)
+        keys = [*ours, *(key for key in theirs if key not in ours)]
+        found += [
+            Difference(setting=f"{key} of {name}", run=str(ours.get(key, "–")), reference=str(theirs.get(key, "–")))
+            for key in keys
+            if ours.get(key) != theirs.get(key)
+        ]
+    return tuple(found)
+
+
+def _by_name(record: RunRecord) -> dict[str, LoaderRecord]:
+    found: dict[str, LoaderRecord] = {}
+    for loader in group_loaders(record.loaders):
+        found.setdefault(loader.name.partition(" and ")[0], loader)
+    return found
+
+
+def _all_settings(loader: LoaderRecord) -> dict[str, object]:
+    statistics = loader.statistics
+    return {**loader.settings, "worker_type": statistics.worker_type, "start_method": statistics.start_method or "–"}
+
+
+def _command(record: RunRecord) -> str:
+    return " ".join(record.command) or "nothing"
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (" …" if len(names) > 4 else "") or "none"

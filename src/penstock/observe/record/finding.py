@@ -1,0 +1,28 @@
+"""A finding of the doctor: what costs time or memory, the evidence, and what to change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One problem of a loop, or of the machine that it runs on."""
+
+    name: str
+    """A short fixed identifier, as in "decode-bound"."""
+
+    cause: str
+    """The problem, in one sentence."""
+
+    evidence: str
+    """The measurements that show it."""
+
+    remedy: str
+    """What to change, with the line to write if there is one; empty if there is nothing to do."""
+
+    gain: float | None = None
+    """Expected speed divided by the present speed (1.5 is 50 % more samples per second); None where unknown."""
+
+    is_measured: bool = False
+    """Whether a trial measured `gain`. Otherwise it is reported as an estimate."""

@@ -1,0 +1,67 @@
+"""Formats figures for people: percentages, rates, durations, ratios."""
+
+from __future__ import annotations
+
+import math
+
+
+def percent_text(fraction: float) -> str:
+    """Return a fraction between 0 and 1 in per cent, with one more digit below 10 %.
+
+    >>> percent_text(0.372), percent_text(0.012), percent_text(0.0)
+    ('37 %', '1.2 %', '0 %')
+    """
+    if fraction and fraction < 0.001:
+        return "under 0.1 %"
+    return (f"{fraction:.1%}" if 0 < fraction < 0.1 else f"{fraction:.0%}").replace("%", " %")
+
+
+def rate_text(samples_per_s: float) -> str:
+    """Return samples per second, with a space between thousands.
+
+    >>> rate_text(17123.4), rate_text(0.25)
+    ('17 123 samples/s', '0.25 samples/s')
+    """
+    return f"{count_text(samples_per_s)} samples/s"
+
+
+def count_text(count: float) -> str:
+    """Return a number with a space between thousands; a fraction below 10 with two digits.
+
+    >>> count_text(1234567), count_text(3.14159), count_text(0)
+    ('1 234 567', '3.1', '0')
+    """
+    if count != int(count) and abs(count) < 10:
+        return f"{count:.2g}"
+    return f"{count:,.0f}".replace(",", " ")
+
+
+def time_text(seconds: float) -> str:
+    """Return a duration in the unit that suits its size.
+
+    >>> [time_text(seconds) for seconds in (0.0000123, 0.0544, 5.25, 75.0, 7384.0, 93784.0)]
+    ['12 µs', '54 ms', '5.2 s', '1 min 15 s', '2 h 3 min', '1 d 2 h']
+    """
+    if seconds < 0.0005:
+        return f"{seconds * 1e6:.0f} µs" if seconds else "0 s"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.1f} ms" if seconds < 0.00995 else f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def ratio_text(ratio: float) -> str:
+    """Return a ratio of two figures.
+
+    >>> ratio_text(1.5), ratio_text(0.251), ratio_text(12.4), ratio_text(float("inf"))
+    ('1.50×', '0.25×', '12×', '–')
+    """
+    if not math.isfinite(ratio):
+        return "–"
+    return f"{ratio:.0f}×" if ratio >= 10 else f"{ratio:.2f}×"

@@ -1,0 +1,261 @@
+"""The record of one run, and run.json, the file that holds it.
+
+run.json is one JSON object. Names end in their unit (`_s` seconds, `_nbytes` bytes, `_per_s`); fractions lie between 0
+and 1.
+
+    schema      "penstock.run/1"; it changes when readers of the old one would misread the new one
+    versions    {"penstock", "python", "torch"}: torch is null if the program never imported it
+    command     the program: the script (or "-m", module) and its arguments
+    started     start time in UTC, as ISO 8601
+    started_unix_ns  the same in nanoseconds since 1970
+    wall_s      time from the start to the end of the program
+    exit        {"code": int, "error": null or the exception in one line}
+    host        {"cpus": cores that this process may use, "machine": {"processor", "cores", "memory_nbytes", "system",
+                "accelerators"}, "memory": {"peak_pss_nbytes", "peak_rss_nbytes", "processes"}}
+    totals      {"batches", "samples", "nbytes", "loop_s", "samples_per_s", "stall_fraction", "stages": {...}}
+    loaders     one object for each DataLoader, in the order they were made:
+                {"name", "rank", "settings": {...}, "loop_s", "samples_per_s", "stall_fraction", "statistics": {...}}
+    timeline    one object for each point in time, in order
+    findings    one object for each finding, the most expensive one first
+    ranks       one object for each rank of a run of several ranks; exit, host and totals then cover all ranks
+    baseline    null, or the comparison with torch's own loader
+
+`statistics` holds the fields of `penstock.LoaderStatistics`, `stages` those of `penstock.StageTimes`, `memory` those
+of `penstock.observe.meters.host_memory.HostMemory`, a point of the timeline those of `timeline.TimelinePoint`, a
+finding those of `finding.Finding`, a rank those of `rank_record.RankRecord`, the baseline those of `baseline.Baseline`;
+each is documented there. `totals` and the rates of each loader are derived from the rest (see rates.py), for readers
+other than penstock, which ignores them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.core.atomic_write import write_text_atomic
+from penstock.core.errors import OptionError
+from penstock.core.stats import LoaderStatistics, RingCounts, StageTimes
+from penstock.observe.meters.host_memory import HostMemory
+from penstock.observe.record import rates
+from penstock.observe.record.baseline import Baseline, TimingWindow
+from penstock.observe.record.finding import Finding
+from penstock.observe.record.known_fields import build_from_known
+from penstock.observe.record.rank_record import RankRecord
+from penstock.observe.record.timeline import TimelinePoint
+
+SCHEMA = "penstock.run/1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoaderRecord:
+    """One DataLoader of a run."""
+
+    name: str
+    """The class of its dataset."""
+
+    settings: Mapping[str, Any]
+    """The arguments it was created with."""
+
+    statistics: LoaderStatistics
+    """Its final counters."""
+
+    rank: int | None = None
+    """The rank it belongs to, in a run of several ranks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """One run of one program."""
+
+    command: tuple[str, ...]
+    """The script, or "-m" and the module, and the arguments."""
+
+    started: str
+    """Start time in UTC, as ISO 8601."""
+
+    started_unix_ns: int = 0
+    """Start time in nanoseconds since 1970; 0 where unknown."""
+
+    wall_s: float
+    """Seconds from the start to the program's end."""
+
+    exit_code: int | None = 0
+    """As the shell sees it; 130 for an interrupted program. None where no exit handler ran: the program was killed, or
+    called `os._exit`. Of several ranks, the first that is not 0."""
+
+    error: str | None = None
+    """The exception that ended the program, in one line."""
+
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    """Of penstock, python and torch."""
+
+    cpus: int = 1
+    """Cores that this process may use."""
+
+    machine: Mapping[str, str | int] = field(default_factory=dict)
+    """The machine, see machine.py; empty where unknown."""
+
+    memory: HostMemory = field(default_factory=HostMemory)
+    """The peak of this process and its descendants."""
+
+    loaders: tuple[LoaderRecord, ...] = ()
+    """In the order they were made."""
+
+    timeline: tuple[TimelinePoint, ...] = ()
+    """The run over time."""
+
+    findings: tuple[Finding, ...] = ()
+    """The most expensive one first."""
+
+    ranks: tuple[RankRecord, ...] = ()
+    """In order; empty for a run of a single process."""
+
+    baseline: Baseline | None = None
+    """The comparison with torch's own loader, with `--baseline`."""
+
+
+def as_json(record: RunRecord) -> dict[str, Any]:
+    """Return the object that run.json holds."""
+    return {
+        "schema": SCHEMA,
+        "versions": dict(record.versions),
+        "command": list(record.command),
+        "started": record.started,
+        "started_unix_ns": record.started_unix_ns,
+        "wall_s": record.wall_s,
+        "exit": {"code": record.exit_code, "error": record.error},
+        "host": {"cpus": record.cpus, "machine": dict(record.machine), "memory": asdict(record.memory)},
+        "totals": _totals(record),
+        "loaders": [
+            {
+                "name": loader.name,
+                "rank": loader.rank,
+                "settings": dict(loader.settings),
+                **_rates(loader.statistics),
+                "statistics": asdict(loader.statistics),
+            }
+            for loader in record.loaders
+        ],
+        "timeline": [asdict(point) for point in record.timeline],
+        "findings": [asdict(finding) for finding in record.findings],
+        "ranks": [asdict(rank) for rank in record.ranks],
+        "baseline": asdict(record.baseline) if record.baseline is not None else None,
+    }
+
+
+def from_json(data: Any) -> RunRecord:
+    """Return the record that `as_json` turned into `data`.
+
+    Unknown fields are ignored, so that runs of newer versions can be read.
+
+    Raises:
+        OptionError: `data` is not a run, or has another schema.
+    """
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema != SCHEMA:
+        raise OptionError(
+            f"not a run of penstock: expected the schema {SCHEMA!r}, got {schema!r}; give a saved run.json"
+        )
+    try:
+        return RunRecord(
+            command=tuple(data["command"]),
+            started=data["started"],
+            started_unix_ns=data.get("started_unix_ns", 0),
+            wall_s=data["wall_s"],
+            exit_code=data["exit"]["code"],
+            error=data["exit"]["error"],
+            versions=data["versions"],
+            cpus=data["host"]["cpus"],
+            machine=data["host"].get("machine", {}),
+            memory=build_from_known(HostMemory, data["host"]["memory"]),
+            loaders=tuple(
+                LoaderRecord(
+                    name=loader["name"],
+                    settings=loader["settings"],
+                    statistics=_statistics(loader["statistics"]),
+                    rank=loader.get("rank"),
+                )
+                for loader in data["loaders"]
+            ),
+            timeline=tuple(map(_point, data.get("timeline", ()))),
+            findings=tuple(build_from_known(Finding, finding) for finding in data.get("findings", ())),
+            ranks=tuple(build_from_known(RankRecord, rank) for rank in data.get("ranks", ())),
+            baseline=_baseline(data["baseline"]) if data.get("baseline") is not None else None,
+        )
+    except (KeyError, TypeError) as exc:
+        raise OptionError(f"the run is damaged: {exc!r} while reading it; repeat it with `penstock run`") from exc
+
+
+def save(record: RunRecord, file: Path) -> None:
+    """Write run.json, whole or not at all.
+
+    Raises:
+        OptionError: the file cannot be written.
+    """
+    write_text_atomic(file, json.dumps(as_json(record), indent=2, default=repr) + "\n", "--json FILE")
+
+
+def load(file: Path) -> RunRecord:
+    """Read run.json.
+
+    Raises:
+        OptionError: the file cannot be read, or is not a run.
+    """
+    try:
+        return from_json(json.loads(file.read_text(encoding="utf-8")))
+    except OSError as exc:
+        raise OptionError(f"{file}: {os.strerror(exc.errno or 0)}; give a run.json that `penstock run` wrote") from exc
+    except ValueError as exc:  # includes OptionError
+        raise OptionError(f"{file}: {exc}") from exc
+
+
+def _rates(statistics: LoaderStatistics) -> dict[str, float]:
+    return {
+        "loop_s": rates.loop_s(statistics),
+        "samples_per_s": rates.samples_per_s(statistics),
+        "stall_fraction": rates.stall_fraction(statistics),
+    }
+
+
+def _totals(record: RunRecord) -> dict[str, Any]:
+    every = [loader.statistics for loader in record.loaders]
+    loop_s = sum(map(rates.loop_s, every))
+    samples = sum(one.samples for one in every)
+    return {
+        "batches": sum(one.batches for one in every),
+        "samples": samples,
+        "nbytes": sum(one.nbytes for one in every),
+        "loop_s": loop_s,
+        "samples_per_s": rates.samples_per_s_of_ranks(record.ranks)
+        if record.ranks
+        else samples / loop_s
+        if loop_s
+        else 0.0,
+        "stall_fraction": sum(map(rates.loading_s, every)) / loop_s if loop_s else 0.0,
+        "stages": asdict(rates.total_stages(one.stages for one in every)),
+    }
+
+
+def _statistics(data: Mapping[str, Any]) -> LoaderStatistics:
+    lists = {name: tuple(data[name]) for name in ("quarantined", "skipped_indices")}
+    nested = {
+        "stages": build_from_known(StageTimes, data["stages"]),
+        "ring": build_from_known(RingCounts, data["ring"]),
+    }
+    return build_from_known(LoaderStatistics, {**data, **lists, **nested})
+
+
+def _baseline(data: Mapping[str, Any]) -> Baseline:
+    windows = {
+        name: None if data[name] is None else build_from_known(TimingWindow, data[name])
+        for name in ("torch", "penstock")
+    }
+    return build_from_known(Baseline, {**data, **windows})
+
+
+def _point(data: Mapping[str, Any]) -> TimelinePoint:
+    return build_from_known(TimelinePoint, {**data, "stages": build_from_known(StageTimes, data["stages"])})

@@ -1,0 +1,188 @@
+"""Runs trials: batches of a loop under one setting, timed in the steady state."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from penstock.core.errors import OptionError
+from penstock.loader.dataloader import runtime_of
+from penstock.observe.meters.host_memory import cpu_s, descendants, pss_nbytes
+from penstock.observe.record.rates import statistics_between
+from penstock.tune.setting import Setting
+from penstock.tune.trial_result import SettingTrial, TrialTotals
+from penstock.tune.tuned_loop import ManualScalePolicy, TunedLoop
+
+_WARM_S = 0.05
+_LONG_S = 0.5
+_SCALING_BATCHES = 50
+"""After this many batches, the number of workers has been reached or will not be."""
+
+
+class TrialBench:
+    """Runs trials of one loop; keeps workers running as long as only their number or the prefetch changes.
+
+    Close it, or use it in a `with`.
+
+    Args:
+        loop: the loop that is tuned.
+        most: the most workers.
+        one_at_a_time: whether to stop the workers of one type before those of another start, to save memory.
+    """
+
+    def __init__(self, loop: TunedLoop, *, most: int, one_at_a_time: bool = False) -> None:
+        self._loop = loop
+        self._most = most
+        self._one_at_a_time = one_at_a_time
+        self._open: dict[tuple[Any, ...], _LoopRun] = {}
+        self._totals: dict[Setting, TrialTotals] = {}
+        gc.collect()
+        self._base_nbytes = process_tree_nbytes()
+
+    def __enter__(self) -> TrialBench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop all workers."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def measure(
+        self, setting: Setting, *, at_least_s: float, at_least: int = 16, at_most_s: float = 2.0
+    ) -> SettingTrial:
+        """Run the loop under `setting` for a while; return what all its trials have shown so far.
+
+        Raises:
+            OptionError: the loader has no batches.
+        """
+        run = self._run_of(setting)
+        totals = self._totals.setdefault(setting, TrialTotals())
+        before, ran_s = run.loader.statistics(), run.cpu_s()
+        totals.ram_nbytes = max(totals.ram_nbytes, self._ram_nbytes())
+        began = time.perf_counter()
+        periods = []
+        while True:
+            start = time.perf_counter()
+            self._loop.run_step(run.next())
+            now = time.perf_counter()
+            periods.append(now - start)
+            if now - began >= (at_least_s if len(periods) >= at_least else at_most_s):
+                break
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+            periods[-1] += time.perf_counter() - now
+        counted = run.loader.statistics()
+        totals.cpu_s += max(0.0, run.cpu_s() - ran_s)
+        totals.seen.append(statistics_between(before, counted))
+        totals.drained += max(0, before.ring.ready - counted.ring.ready)
+        totals.mode = counted.dispatch
+        totals.ram_nbytes = max(totals.ram_nbytes, self._ram_nbytes())
+        totals.add_periods(periods)
+        return self.trial(setting)
+
+    def forget(self, setting: Setting) -> None:
+        """Drop the measurements of `setting`: the machine may have been busy when they were made."""
+        self._totals.pop(setting, None)
+
+    def trial(self, setting: Setting) -> SettingTrial:
+        """Return what all trials of `setting` have shown so far."""
+        return self._totals[setting].result(setting)
+
+    def _run_of(self, setting: Setting) -> _LoopRun:
+        key = (setting.worker_type, setting.pin_memory, setting.device, setting.ring_bytes)
+        if self._one_at_a_time:
+            for other in [other for other in self._open if other != key]:
+                self._open.pop(other).close()
+        run = self._open.get(key)
+        if run is not None and not run.change(setting):
+            self._open.pop(key).close()
+            run = None
+        if run is None:
+            run = self._open[key] = _LoopRun(self._loop, setting, self._most)
+        run.settle(setting)
+        return run
+
+    def _ram_nbytes(self) -> int:
+        return max(0, process_tree_nbytes() - self._base_nbytes)
+
+
+class _LoopRun:
+    """One loop over one loader, which is paused between trials."""
+
+    def __init__(self, loop: TunedLoop, setting: Setting, most: int) -> None:
+        self._loop = loop
+        self.loader = loop.build(setting, most=most)
+        self._batches: Iterator[Any] = iter(self.loader)
+        self._setting = setting
+
+    def next(self) -> Any:
+        """Return the next batch; after the last of an epoch, the first of the next."""
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self._batches = iter(self.loader)
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise OptionError("the loader has no batches; give one whose dataset and sampler have some") from None
+
+    def cpu_s(self) -> float:
+        """Return the CPU time of its worker processes so far, in seconds."""
+        processes = getattr(self._batches, "_workers", [])
+        return sum(cpu_s(process.pid) for process in processes if getattr(process, "pid", None))
+
+    def change(self, setting: Setting) -> bool:
+        """Switch to `setting` and keep the workers; return False if that is impossible."""
+        if setting == self._setting:
+            return True
+        policy = runtime_of(self.loader).autoscale
+        if setting.workers != self._setting.workers and (
+            not isinstance(policy, ManualScalePolicy) or self.loader.statistics().dispatch != "demand"
+        ):
+            return False
+        if isinstance(policy, ManualScalePolicy):
+            policy.wanted = setting.workers
+        dispatch = runtime_of(self.loader).dispatch
+        if dispatch is not None:
+            dispatch.prefetch_factor = setting.prefetch_factor
+        self._setting = setting
+        return True
+
+    def settle(self, setting: Setting) -> None:
+        """Run, untimed, until the number of workers is reached and prefetched batches are used up."""
+        began = time.perf_counter()
+        while setting.workers == 0:
+            self._loop.run_step(self.next())
+            if time.perf_counter() - began > _WARM_S:
+                return
+        for _ in range(_SCALING_BATCHES):
+            self._loop.run_step(self.next())
+            if self.loader.statistics().workers == setting.workers:
+                break
+        ring = self.loader.statistics().ring
+        for _ in range(min(setting.workers * setting.prefetch_factor, ring.ready + ring.filling) + 1):
+            self._loop.run_step(self.next())
+            if time.perf_counter() - began > _LONG_S:  # `drained` accounts for those that are left
+                break
+
+    def close(self) -> None:
+        """Stop its workers and release its slots."""
+        shutdown = getattr(self._batches, "_shutdown_workers", None)
+        if shutdown is not None:
+            shutdown()
+        del self._batches
+        self.loader._iterator = None
+        gc.collect()
+
+
+def process_tree_nbytes() -> int:
+    """Return the proportional set size of this process and all its descendants."""
+    return sum(pss_nbytes(pid) or 0 for pid in (os.getpid(), *descendants(os.getpid())))

@@ -1,0 +1,759 @@
+"""A conversion is exact, resumes after a kill, and replaces nothing without `overwrite`."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sample_files import assert_all_same, assert_same, datasets, samples_in, write_samples
+
+from penstock.core.errors import OptionError, RecordError, SourceError, WorkerError
+from penstock.data.convert import Conversion, Progress, conversion, conversion_plan, convert
+from penstock.data.convert.canonical_bytes import DatasetChecksum, describe_difference, encode_sample
+from penstock.data.convert.conversion_plan import group_segments, make_plan
+from penstock.data.convert.converter_pool import ConverterPool
+from penstock.data.convert.journal import Journal, crc32_of
+from penstock.data.convert.numbered_records import RecordCounts
+from penstock.data.convert.source_contents import SourceContents
+from penstock.data.convert.target import Target
+from penstock.data.formats.images.source import ImageFolderWriter
+from penstock.data.formats.lmdb import sample_codec
+from penstock.data.formats.text.jsonl import JsonLinesWriter
+from penstock.data.open import open as open_source
+from penstock.data.schema import Field, Sample
+
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
+zarr.config.set({"threading.max_workers": 1})
+with tempfile.TemporaryDirectory() as _folder:  # the package's threads stay for as long as the process does
+    zarr.create_array(f"{_folder}/a.zarr", data=np.zeros(8), chunks=(2,))
+
+
+def make_samples(count: int, seed: int = 0) -> list[Sample]:
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "x": rng.standard_normal((3, int(rng.integers(0, 9)))).astype(np.float32),
+            "y": np.int64(number),
+            "t": f"é {number}",
+            "b": rng.bytes(int(rng.integers(0, 99))),
+        }
+        for number in range(count)
+    ]
+
+
+def checksum(samples: list[Sample]) -> str:
+    checksum = DatasetChecksum()
+    for sample in samples:
+        checksum.add(sample)
+    return checksum.to_text()
+
+
+@pytest.fixture
+def tfrecord(tmp_path: Path) -> Path:
+    return write_samples(tmp_path / "in.tfrecord", make_samples(300))
+
+
+# ── what comes out ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_samples_come_out_equal_and_in_order(tmp_path: Path, tfrecord: Path, workers: int) -> None:
+    there = convert(tfrecord, tmp_path / "out.lmdb", workers=workers, verify=True)
+    back = convert(tmp_path / "out.lmdb", tmp_path / "back.tfrecord", workers=workers)
+    assert_all_same(samples_in(tmp_path / "out.lmdb"), make_samples(300))
+    assert_all_same(samples_in(tmp_path / "back.tfrecord"), make_samples(300))
+    assert there.checksum == back.checksum == checksum(make_samples(300))
+    assert (there.samples, there.skipped, there.resumed, there.verified) == (300, 0, 0, True)
+    assert there.files == (str(tmp_path / "out.lmdb"),)
+    assert sorted(os.listdir(tmp_path)) == ["back.tfrecord", "in.tfrecord", "out.lmdb"]
+
+
+def test_a_source_that_says_what_it_holds_is_read_once(tmp_path: Path) -> None:
+    source = write_samples(tmp_path / "in.hdf5", make_samples(40))
+    heard: list[Progress] = []
+    convert(source, tmp_path / "out.lmdb", workers=2, progress=heard.append, verify=True)
+    assert max(one.samples for one in heard if one.stage == "scanning") == 0
+    assert_all_same(samples_in(tmp_path / "out.lmdb"), make_samples(40))
+
+
+RICH = ("hdf5", "parquet", "arrow", "lmdb", "tar", "jsonl", "tfrecord")
+ENDINGS = {"hdf5": ".h5", "images": "", "tokens": ".npy"}
+
+
+def rng_images(count: int) -> list[Sample]:
+    rng = np.random.default_rng(0)
+    return [
+        {"image": rng.integers(0, 255, (3, 8, 9), np.uint8), "label": np.int64(rng.integers(4))} for _ in range(count)
+    ]
+
+
+def rng_tokens(count: int) -> list[Sample]:
+    rng = np.random.default_rng(0)
+    return [{"tokens": rng.integers(0, 60_000, int(rng.integers(1, 30))).astype(np.uint16)} for _ in range(count)]
+
+
+def rng_flat(count: int) -> list[Sample]:
+    rng = np.random.default_rng(0)
+    return [{"y": number, "t": f'é,\n"{number}', "f": float(rng.standard_normal())} for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("samples", "kinds"),
+    [
+        (make_samples(24), (*RICH, "zarr")),
+        (rng_flat(24), (*RICH, "csv")),
+        (rng_tokens(24), (*RICH, "tokens")),
+        (rng_images(24), (*RICH, "images")),
+    ],
+    ids=["rich", "flat", "tokens", "images"],
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_samples_go_from_any_format_to_any_other_and_come_back_equal(
+    tmp_path: Path, samples: list[Sample], kinds: tuple[str, ...], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion_plan, "_MIN_SEGMENT_NBYTES", 64)  # so that there are parts to be joined
+    order = list(kinds)
+    random.Random(seed).shuffle(order)
+    at, format = write_samples(tmp_path / "in.tfrecord", samples), "tfrecord"
+    for number, kind in enumerate(order):
+        ending = ENDINGS.get(kind, f".{kind}")
+        out = tmp_path / f"{number}{ending}"
+        done = convert(at, out, format=format, to=kind, workers=0, verify=True)
+        assert (done.samples, done.checksum) == (24, checksum(samples)), kind
+        sharded = tmp_path / f"{number}s{ending}"
+        done = convert(at, sharded, format=format, to=kind, workers=0, verify=True, shards=2)
+        assert (len(done.files), done.checksum) == (2, checksum(samples)), kind
+        at, format = out, kind
+
+
+def test_companions_of_files_get_their_names_too(tmp_path: Path) -> None:
+    source = write_samples(tmp_path / "in.tfrecord", rng_tokens(50))
+    convert(source, tmp_path / "out.npy", shards=2, workers=0)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "in.tfrecord",
+        "out-000000.idx.npy",
+        "out-000000.npy",
+        "out-000001.idx.npy",
+        "out-000001.npy",
+    ]
+    (tmp_path / "other.idx.npy").write_bytes(b"precious")
+    with pytest.raises(SourceError, match=r"other\.idx\.npy exists; move it away"):
+        convert(source, tmp_path / "other.npy", workers=0)
+    assert not (tmp_path / "other.npy").exists()
+    (tmp_path / "other.idx.npy").unlink()
+    assert convert(source, tmp_path / "other.npy", workers=0).samples == 50
+
+
+def test_encoded_pictures_are_copied_as_they_are(tmp_path: Path) -> None:
+    convert(write_samples(tmp_path / "in.tfrecord", rng_images(9)), tmp_path / "pictures", to="images", workers=0)
+    done = convert(tmp_path / "pictures", tmp_path / "out.tar", fields=["encoded", "label"], workers=0, verify=True)
+    assert done.samples == 9
+    sample = next(iter(open_source(str(tmp_path / "out.tar"))))
+    assert sample["encoded"].startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("sizes", "shape"), [([4] * 5, (3, 4, 6)), ([4, 4, 5], (3, None, None))])
+def test_pictures_of_one_size_become_one_array(tmp_path: Path, sizes: list[int], shape: tuple[int | None, ...]) -> None:
+    pictures = [{"image": np.full((3, height, 6), number, np.uint8)} for number, height in enumerate(sizes)]
+    writer = ImageFolderWriter(str(tmp_path / "pictures"), {"image": Field("array", "uint8", (3, None, 6))})
+    for picture in pictures:
+        writer.write(picture)
+    writer.close()
+    convert(tmp_path / "pictures", tmp_path / "out.h5", workers=0)
+    source = open_source(tmp_path / "out.h5")
+    assert source.schema["image"].shape == shape
+    assert len(source) == len(sizes)
+    source.close()
+
+
+def test_many_files_come_in_and_many_go_out(tmp_path: Path) -> None:
+    samples = make_samples(101)
+    for number, first in enumerate(range(0, 101, 25)):
+        write_samples(tmp_path / f"in-{number}.tfrecord", samples[first : first + 25])
+    done = convert(str(tmp_path / "in-{0..4}.tfrecord"), tmp_path / "out.tfrecord", shards=3, workers=2)
+    assert done.files == tuple(str(tmp_path / f"out-00000{number}.tfrecord") for number in range(3))
+    assert [len(samples_in(name)) for name in done.files] == [33, 34, 34]
+    assert_all_same(samples_in(done.files), samples)
+    braced = convert(tmp_path / "in-*.tfrecord", tmp_path / "o-{a,b}.tfrecord", workers=0)
+    assert braced.files == (str(tmp_path / "o-a.tfrecord"), str(tmp_path / "o-b.tfrecord"))
+    assert_all_same(samples_in(braced.files), samples)
+
+
+def test_files_are_as_large_as_they_may_be(tmp_path: Path, tfrecord: Path) -> None:
+    done = convert(tfrecord, tmp_path / "out.tfrecord", shard_size="10KiB", workers=0)
+    sizes = [os.path.getsize(name) for name in done.files]
+    assert len(sizes) > 3
+    assert max(sizes) <= 10 << 10
+    assert min(sizes[:-1]) > 6 << 10
+    assert_all_same(samples_in(done.files), make_samples(300))
+
+
+def test_fields_are_chosen_and_renamed(tmp_path: Path, tfrecord: Path) -> None:
+    convert(tfrecord, tmp_path / "out.lmdb", fields={"label": "y"}, workers=0, verify=True)
+    assert samples_in(tmp_path / "out.lmdb")[7] == {"label": 7}
+
+
+def test_several_sources_follow_each_other(tmp_path: Path) -> None:
+    one, other = (
+        write_samples(tmp_path / "1.tfrecord", make_samples(5)),
+        write_samples(tmp_path / "2.tfrecord", make_samples(4, seed=1)),
+    )
+    convert([one, other], tmp_path / "out.tfrecord", workers=0)
+    assert_all_same(samples_in(tmp_path / "out.tfrecord"), make_samples(5) + make_samples(4, seed=1))
+
+
+def test_progress_begins_at_nothing_and_ends_with_all(tmp_path: Path, tfrecord: Path) -> None:
+    heard: list[Progress] = []
+    convert(tfrecord, tmp_path / "out.lmdb", workers=2, progress=heard.append)
+    assert {one.stage for one in heard} == {"scanning", "writing", "joining"}
+    written = [one for one in heard if one.stage == "writing"]
+    assert (written[0].samples, written[-1].samples, written[-1].total) == (0, 300, 300)
+    assert [one.samples for one in written] == sorted(one.samples for one in written)
+
+
+# ── what is refused ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_nothing_is_replaced_unless_told_and_then_at_the_end(
+    tmp_path: Path, tfrecord: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.tfrecord"
+    out.write_bytes(b"precious")
+    with pytest.raises(SourceError, match="exists; --overwrite"):
+        convert(tfrecord, out, workers=0)
+    assert out.read_bytes() == b"precious"
+    with monkeypatch.context() as patch:
+        patch.setattr(conversion.ConversionRun, "_join", _refuse)
+        with pytest.raises(SourceError, match="no room"):
+            convert(tfrecord, out, workers=0, overwrite=True)
+    assert out.read_bytes() == b"precious"
+    convert(tfrecord, out, workers=0, overwrite=True)
+    assert_all_same(samples_in(out), make_samples(300))
+
+
+def _refuse(*_: object) -> None:
+    raise SourceError("no room")
+
+
+def test_a_numbered_set_is_replaced_as_a_whole(tmp_path: Path, tfrecord: Path) -> None:
+    convert(tfrecord, tmp_path / "out.tfrecord", shards=5, workers=0)
+    other = tmp_path / "out-extra.tfrecord"
+    other.write_bytes(b"")
+    with pytest.raises(SourceError, match=r"out-000000.tfrecord exists"):
+        convert(tfrecord, tmp_path / "out.tfrecord", shards=2, workers=0)
+    convert(tfrecord, tmp_path / "out.tfrecord", shards=2, workers=0, overwrite=True)
+    assert sorted(name.name for name in tmp_path.glob("out*")) == [
+        "out-000000.tfrecord",
+        "out-000001.tfrecord",
+        "out-extra.tfrecord",
+    ]
+
+
+def test_a_folder_is_never_replaced(tmp_path: Path, tfrecord: Path) -> None:
+    (tmp_path / "home.lmdb").mkdir()
+    (tmp_path / "home.lmdb" / "letter").write_text("dear")
+    with pytest.raises(SourceError, match="is a folder, and folders are not replaced"):
+        convert(tfrecord, tmp_path / "home.lmdb", workers=0, overwrite=True)
+
+
+def test_a_source_is_not_written_over_nor_into(tmp_path: Path, tfrecord: Path) -> None:
+    with pytest.raises(SourceError, match="is in the source"):
+        convert(tmp_path, tmp_path / "out.lmdb", workers=0)
+    with pytest.raises(SourceError, match="is in the source"):
+        convert(tfrecord, tfrecord, workers=0, overwrite=True)
+    write_samples(tmp_path / "out-000001.tfrecord", make_samples(3))
+    for source in (str(tmp_path / "*.tfrecord"), str(tmp_path / "{in,out-000001}.tfrecord")):
+        with pytest.raises(SourceError, match="is in the source"):
+            convert(source, tmp_path / "out.tfrecord", workers=0, shards=3, overwrite=True)
+    assert_all_same(samples_in(tfrecord), make_samples(300))
+
+
+def test_options_that_contradict_each_other_are_told(tmp_path: Path, tfrecord: Path) -> None:
+    for wrong in (
+        {"dst": "o.tar", "shards": 2, "shard_size": "1MiB"},
+        {"dst": "o.tar", "shards": 0},
+        {"dst": "o.tar", "shard_size": "much"},
+        {"dst": "o-{0..3}.tar", "shards": 2},
+        {"dst": "o.tar", "errors": "ignore"},
+        {"dst": "o.tar", "workers": -1},
+        {"dst": "o.tar", "options": {"x": object()}},
+    ):
+        with pytest.raises(OptionError):
+            convert(tfrecord, **{**wrong, "dst": wrong["dst"]})
+    with pytest.raises(SourceError, match="no suffix of a known format"):
+        convert(tfrecord, tmp_path / "out")
+    with pytest.raises(SourceError, match="there is no folder"):
+        convert(tfrecord, tmp_path / "no" / "out.lmdb")
+    with pytest.raises(OptionError, match=r"lmdb has no option nonsense=; it has .*commit_nbytes="):
+        convert(tfrecord, tmp_path / "out.lmdb", writer_options={"nonsense": 1}, workers=0)
+    assert os.listdir(tmp_path) == ["in.tfrecord"]
+
+
+def test_a_format_that_cannot_hold_the_samples_says_why_and_nothing_is_left(
+    tmp_path: Path, tfrecord: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ragged = Field("array", "float32", (3, None))
+    monkeypatch.setattr(
+        sample_codec, "why_unsupported", lambda schema: "no room for float32[3, ?]" if schema["x"] == ragged else ""
+    )
+    with pytest.raises(SourceError, match=r"no room for float32\[3, \?\]; choose or rename fields with"):
+        convert(tfrecord, tmp_path / "out.lmdb", workers=0)
+    assert os.listdir(tmp_path) == ["in.tfrecord"]
+
+
+def test_what_the_first_sample_shows_is_told_before_all_are_looked_through(tmp_path: Path, tfrecord: Path) -> None:
+    heard: list[Progress] = []
+    with pytest.raises(SourceError, match="CSV holds numbers and text only"):
+        convert(tfrecord, tmp_path / "out.csv", workers=0, progress=heard.append)
+    assert {one.samples for one in heard} == {0}
+
+
+def test_sizes_that_differ_late_are_seen(tmp_path: Path) -> None:
+    samples = [{"x": np.zeros(3, np.float32), "y": 1.5} for _ in range(50)]
+    samples[40]["x"] = np.zeros(4, np.float32)
+    source = tmp_path / "in.jsonl"
+    writer = JsonLinesWriter(str(source), {"x": Field("array", "float32", (None,)), "y": Field("number", "float64")})
+    for sample in samples:
+        writer.write(sample)
+    writer.close()
+    convert(source, tmp_path / "out.h5", workers=0, verify=True)
+    assert samples_in(tmp_path / "out.h5")[40]["x"].shape == (4,)
+
+
+def test_options_of_the_writer_are_those_of_whoever_reads_it(tmp_path: Path) -> None:
+    samples = [{"tokens": np.array([70_000, number], np.uint32)} for number in range(30)]
+    source = write_samples(tmp_path / "in.lmdb", samples)
+    done = convert(source, tmp_path / "out.bin", writer_options={"dtype": "uint32"}, workers=0, verify=True, shards=2)
+    assert done.samples == 30
+    write_samples(tmp_path / "flat.lmdb", rng_flat(10))
+    convert(tmp_path / "flat.lmdb", tmp_path / "o.csv", writer_options={"delimiter": ";"}, workers=0, verify=True)
+
+
+def test_what_no_format_has_room_for_is_told_with_its_field(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"a": 1, "b": {"c": null}}\n')
+    with pytest.raises(SourceError, match=r"'b/c'.*choose or rename fields with fields="):
+        convert(tmp_path / "in.jsonl", tmp_path / "out.h5", workers=0)
+    assert convert(tmp_path / "in.jsonl", tmp_path / "out.h5", fields=["a"], workers=0).samples == 1
+
+
+def test_a_format_that_is_only_read_says_so(tmp_path: Path, tfrecord: Path) -> None:
+    with pytest.raises(SourceError, match="video is read by penstock, and not written"):
+        convert(tfrecord, tmp_path / "out.mp4", workers=0)
+
+
+def test_samples_that_differ_in_their_fields_are_an_error(tmp_path: Path) -> None:
+    write_samples(tmp_path / "1.tfrecord", [{"x": np.float32(1)}])
+    write_samples(tmp_path / "2.tfrecord", [{"x": np.float32(1), "y": np.float32(1)}])
+    with pytest.raises(SourceError, match="all need the same"):
+        convert(tmp_path / "*.tfrecord", tmp_path / "out.lmdb", workers=0)
+
+
+def test_tokens_are_taken_to_the_last_one(tmp_path: Path) -> None:
+    tokens = np.arange(2500, dtype=np.uint16)
+    tokens.tofile(tmp_path / "in.bin")
+    convert(tmp_path / "in.bin", tmp_path / "out.npy", workers=0, verify=True)
+    assert np.array_equal(np.load(tmp_path / "out.npy"), tokens)
+    convert(tmp_path / "in.bin", tmp_path / "windows.npy", workers=0, options={"length": 1000})
+    assert np.array_equal(np.load(tmp_path / "windows.npy"), tokens[:2000])
+
+
+def test_an_empty_source_of_unknown_fields_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "in.tfrecord").write_bytes(b"")
+    with pytest.raises(SourceError, match="no samples"):
+        convert(tmp_path / "in.tfrecord", tmp_path / "out.lmdb", workers=0)
+    assert os.listdir(tmp_path) == ["in.tfrecord"]
+
+
+# ── broken records ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def broken(path: Path) -> Path:
+    """Flip a bit inside of one record's data, near the middle."""
+    data = bytearray(path.read_bytes())
+    at = data.index("é 20".encode())
+    data[at] ^= 1
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_broken_record_stops_with_its_place_or_is_left_out_and_counted(
+    tmp_path: Path, tfrecord: Path, workers: int
+) -> None:
+    broken(tfrecord)
+    with pytest.raises(RecordError, match=r"in\.tfrecord: record 20 at byte \d+"):
+        convert(tfrecord, tmp_path / "out.lmdb", workers=workers)
+    done = convert(tfrecord, tmp_path / "b.lmdb", workers=workers, errors="skip", verify=True)
+    samples = make_samples(300)
+    del samples[20]
+    assert (done.samples, done.skipped, done.checksum) == (299, 1, checksum(samples))
+    assert_all_same(samples_in(tmp_path / "b.lmdb"), samples)
+
+
+def test_a_truncated_file_is_converted_as_far_as_it_goes(tmp_path: Path, tfrecord: Path) -> None:
+    os.truncate(tfrecord, os.path.getsize(tfrecord) // 2)
+    with pytest.raises(RecordError):
+        convert(tfrecord, tmp_path / "out.lmdb", workers=0)
+    done = convert(tfrecord, tmp_path / "b.lmdb", workers=0, errors="skip", verify=True)
+    assert done.skipped == 1
+    assert_all_same(samples_in(tmp_path / "b.lmdb"), make_samples(300)[: done.samples])
+
+
+# ── verify ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_verify_compares_existing_files_and_reports_where_they_differ(tmp_path: Path, workers: int) -> None:
+    samples = make_samples(50)
+    one = write_samples(tmp_path / "1.tfrecord", samples)
+    write_samples(tmp_path / "2.lmdb", samples)
+    done = convert(one, tmp_path / "2.lmdb", verify=True, workers=workers)
+    assert (done.samples, done.verified, done.checksum) == (50, True, checksum(samples))
+    samples[30] = {**samples[30], "y": np.int64(0)}
+    write_samples(tmp_path / "3.lmdb", samples)
+    with pytest.raises(SourceError, match=r"differ: sample 30: field 'y' has other values"):
+        convert(one, tmp_path / "3.lmdb", verify=True, workers=workers)
+    write_samples(tmp_path / "4.lmdb", make_samples(49))
+    with pytest.raises(SourceError, match=r"differ: one has more than 49 samples"):
+        convert(one, tmp_path / "4.lmdb", verify=True, workers=workers)
+
+
+# ── kills ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+_CALLS = ("fsync", "mkdir", "rename", "replace", "remove", "unlink", "rmdir", "truncate")
+
+
+def killed_at(call: int, *args: Any, **options: Any) -> bool:
+    """Convert in a fork that is killed just before its `call`-th change of the file system; False if it has fewer."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads
+        pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    left = [call]
+
+    def counted(function: Any) -> Any:
+        def wrapped(*args: Any, **options: Any) -> Any:
+            left[0] -= 1
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **options)
+
+        return wrapped
+
+    try:
+        for name in _CALLS:
+            setattr(os, name, counted(getattr(os, name)))
+        convert(*args, **options)
+    finally:
+        os._exit(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("out.tfrecord", {}), ("out.tfrecord", {"shards": 2}), ("out.lmdb", {}), ("out.tfrecord", {"overwrite": True})],
+)
+def test_a_conversion_resumes_after_a_kill_at_any_moment(
+    tmp_path: Path, name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversion_plan, "_MIN_SEGMENT_NBYTES", 256)
+    source = write_samples(tmp_path / "in.tfrecord", make_samples(12))
+    expected = checksum(make_samples(12))
+    rng = random.Random(0)
+    call = 0
+    is_killed = True
+    while is_killed:
+        call += 1
+        folder = tmp_path / str(call)
+        folder.mkdir()
+        if "overwrite" in options:
+            (folder / name).write_bytes(b"old")
+        is_killed = killed_at(call, source, folder / name, workers=0, **options)
+        killed_at(rng.randrange(1, 30), source, folder / name, workers=0, **options)  # and the one that goes on, too
+        partial = folder / f"{name}.partial"
+        if partial.exists() and not (partial / "journal.jsonl").exists() and len(list(folder.iterdir())) > 1:
+            shutil.rmtree(partial)  # it was about to go, and all is done
+        if partial.exists():
+            proven = _kept_samples(partial)
+            done = convert(source, folder / name, workers=0, **options)
+            assert done.checksum == expected
+            assert proven is None or done.resumed == proven, call
+        assert_all_same(samples_in(tuple(sorted(str(file) for file in folder.iterdir()))), make_samples(12))
+        assert not partial.exists()
+    assert call > 20
+
+
+def _kept_samples(partial: Path) -> int | None:
+    """Return how many samples the journal says are written; None where all is done."""
+    journal = partial / "journal.jsonl"
+    entries = []
+    if journal.exists():
+        lines = journal.read_text().splitlines(keepends=True)
+        entries = [json.loads(line) for line in lines if line.endswith("\n")]
+    if not entries or any(entry["event"] == "finished" for entry in entries):
+        return None
+    return sum({entry["number"]: entry["samples"] for entry in entries if entry["event"] == "segment_written"}.values())
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A source that takes a second or two."""
+    rng = np.random.default_rng(0)
+    samples = [{"x": rng.standard_normal(3000).astype(np.float32), "y": np.int64(number)} for number in range(3000)]
+    return write_samples(tmp_path / "in.tfrecord", samples)
+
+
+def command(*words: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "penstock", "convert", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for_segments(path: Path, count: int, running: subprocess.Popen[str]) -> None:
+    """Wait until the journal has so many segments."""
+    while running.poll() is None and (not path.exists() or path.read_text().count('"segment_written"') < count):
+        time.sleep(0.005)
+
+
+def test_workers_exit_with_a_killed_conversion_and_the_next_one_resumes(tmp_path: Path, large: Path) -> None:
+    out, journal = tmp_path / "out.lmdb", tmp_path / "out.lmdb.partial" / "journal.jsonl"
+    for count in (1, 5):
+        running = command(large, out, "--workers", 2, "--quiet")
+        wait_for_segments(journal, count, running)
+        running.kill()
+        running.communicate()
+    done = command(large, out, "--workers", 2, "--json")
+    text, _ = done.communicate()
+    found = json.loads(text)
+    assert found["resumed"] > 0
+    assert found["samples"] == 3000
+    assert found["checksum"] == checksum(samples_in(large))
+    assert [int(sample["y"]) for sample in samples_in(out)] == list(range(3000))
+
+
+def test_an_interrupt_prints_one_line_on_how_to_resume(tmp_path: Path, large: Path) -> None:
+    out, journal = tmp_path / "out.lmdb", tmp_path / "out.lmdb.partial" / "journal.jsonl"
+    running = command(large, out, "--workers", 2)
+    wait_for_segments(journal, 1, running)
+    os.killpg(running.pid, signal.SIGINT)
+    _, errors = running.communicate()
+    assert running.returncode == 130
+    assert errors.splitlines()[-1] == "penstock: interrupted; run the same command again to resume"
+    assert not out.exists()
+
+
+def test_a_conversion_of_another_source_or_with_other_options_is_not_resumed(
+    tmp_path: Path, tfrecord: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(conversion.ConversionRun, "_join", _refuse)
+        with pytest.raises(SourceError, match="no room"):
+            convert(tfrecord, tmp_path / "out.lmdb", workers=0, fields=["x", "y"])
+    with pytest.raises(SourceError, match=r"unfinished conversion with another fields .*remove the folder"):
+        convert(tfrecord, tmp_path / "out.lmdb", workers=0, fields=["x"])
+    os.utime(tfrecord, ns=(1, 1))
+    with pytest.raises(SourceError, match=r"unfinished conversion with another source_files"):
+        convert(tfrecord, tmp_path / "out.lmdb", workers=0, fields=["x", "y"])
+
+
+def test_a_segment_that_has_changed_is_written_again(
+    tmp_path: Path, tfrecord: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(conversion.ConversionRun, "_join", _refuse)
+        with pytest.raises(SourceError, match="no room"):
+            convert(tfrecord, tmp_path / "out.tfrecord", workers=0, shards=3)
+    part = tmp_path / "out.tfrecord.partial" / "segment-000001" / "data.tfrecord"
+    data = bytearray(part.read_bytes())
+    data[50] ^= 1
+    part.write_bytes(data)
+    half = part.parent.parent / "new-1-segment-000002"
+    half.mkdir()
+    (half / "data.tfrecord").write_bytes(b"half")
+    done = convert(tfrecord, tmp_path / "out.tfrecord", workers=0, shards=3)
+    assert done.resumed == 200
+    assert_all_same(samples_in(done.files), make_samples(300))
+
+
+def test_two_conversions_to_one_target_exclude_each_other(
+    tmp_path: Path, tfrecord: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.data.convert import journal
+
+    monkeypatch.setattr(journal, "_ORPHANS_S", 0.1)
+    first = Journal(str(tmp_path / "out.lmdb.partial"), {})
+    try:
+        with pytest.raises(SourceError, match="another conversion is running"):
+            convert(tfrecord, tmp_path / "out.lmdb", workers=0)
+    finally:
+        first.close()
+
+
+def test_a_dead_worker_is_reported_with_its_signal(tmp_path: Path) -> None:
+    pool = ConverterPool(1)
+    try:
+        with pytest.raises(
+            WorkerError, match="a worker was killed by SIGKILL while killing itself, task 7; the kernel kills"
+        ):
+            list(pool.run([KillItself()], lambda samples, nbytes: None))
+    finally:
+        pool.close()
+
+
+class KillItself:
+    action: ClassVar[str] = "killing itself, task"
+    number = 7
+
+    def run(self, context: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_error(tmp_path: Path, tfrecord: Path) -> None:
+    (tmp_path / "out.lmdb.partial").write_text("a file in its place")
+    with pytest.raises(SourceError, match="where the conversion works, cannot be created"):
+        convert(tfrecord, tmp_path / "out.lmdb", workers=0)
+
+
+def test_a_journal_that_cannot_be_written_ends_the_conversion_and_the_error_has_what_is_kept(
+    tmp_path: Path, tfrecord: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = Journal.append
+
+    def full(journal: Journal, event: str, **values: Any) -> None:
+        if event == "finished":
+            raise OSError(28, "No space left on device")
+        append(journal, event, **values)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "append", full)
+        with pytest.raises(SourceError, match=r"could not be finished: .* No space left") as caught:
+            convert(tfrecord, tmp_path / "out.lmdb", workers=0)
+    assert caught.value.__notes__ == [
+        f"300 samples are kept in {tmp_path}/out.lmdb.partial; when the cause is fixed, repeat the call to resume"
+    ]
+    assert convert(tfrecord, tmp_path / "out.lmdb", workers=0).resumed == 300
+
+
+def test_a_program_need_not_guard_its_main(tmp_path: Path, tfrecord: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from penstock.data.convert import convert\n"
+        f"print(convert({str(tfrecord)!r}, {str(tmp_path / 'out.lmdb')!r}, workers=2).samples)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("300\n", "")
+
+
+def test_a_conversion_resumes_after_a_full_disk(
+    tmp_path: Path, tfrecord: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.data.convert import segment_tasks
+
+    synced = []
+
+    def full(path: str) -> None:
+        synced.append(path)
+        if len(synced) > 2:
+            raise OSError(28, "No space left on device", path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(segment_tasks, "sync_file", full)
+        with pytest.raises(SourceError, match=r"No space left.*free some room on it, and repeat the command to resume"):
+            convert(tfrecord, tmp_path / "out.tfrecord", shards=4, workers=0)
+    assert not list(tmp_path.glob("*.partial/new-*"))
+    assert convert(tfrecord, tmp_path / "out.tfrecord", shards=4, workers=0).resumed == 150
+
+
+# ── its parts ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_segments_keep_chunks_whole() -> None:
+    runs = np.arange(0, 1001, 100)
+    contents = SourceContents(schema={"x": Field("number", "int64")}, counts=RecordCounts((1000,)), nbytes=300 << 20)
+    whole = make_plan(contents, Target.parse("out.tar"), runs, 2, joins=True)
+    assert set(whole.boundaries) <= set(runs.tolist())
+    assert len(whole.boundaries) == 9
+    sharded = make_plan(contents, Target.parse("out.tar", shards=3), runs, 2, joins=True)
+    assert {0, 333, 666, 1000} <= set(sharded.boundaries)
+    alone = make_plan(contents, Target.parse("out.tar", shards=3), runs, 2, joins=False)
+    assert alone.boundaries == (0, 333, 666, 1000)
+
+
+def test_groups_hold_every_segment_once() -> None:
+    contents = SourceContents(schema={"x": Field("number", "int64")}, counts=RecordCounts((1000,)), nbytes=300 << 20)
+    target = Target.parse("out.tar", shard_nbytes=100 << 20)
+    cut = make_plan(contents, target, None, 2, joins=True)
+    sizes = [30 << 20] * (len(cut.boundaries) - 1)
+    groups = group_segments(cut, target, sizes)
+    assert [number for group in groups for number in group] == list(range(len(sizes)))
+    assert {len(group) for group in groups[:-1]} == {3}
+
+
+def test_the_checksum_of_a_folder_includes_its_names(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / "1").write_bytes(b"x")
+    (tmp_path / "b" / "2").write_bytes(b"x")
+    assert crc32_of(str(tmp_path / "a")) != crc32_of(str(tmp_path / "b"))
+
+
+def test_a_conversion_is_frozen() -> None:
+    assert Conversion.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+# ── the canonical form ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_samples_have_equal_encodings_if_and_only_if_they_are_equal(data: st.DataObject) -> None:
+    _, drawn = data.draw(datasets())
+    for one in drawn:
+        turned = dict(reversed(list(one.items())))
+        swapped = {name: _swapped(value) for name, value in turned.items()}
+        assert describe_difference(one, swapped) == ""
+        assert b"".join(encode_sample(one)) == b"".join(encode_sample(swapped))
+        for other in drawn:
+            is_same = b"".join(encode_sample(one)) == b"".join(encode_sample(other))
+            assert is_same == (describe_difference(one, other) == "")
+            if is_same:
+                assert_same(one, other)
+    checksums = [DatasetChecksum(), DatasetChecksum()]
+    for checksum, samples in zip(checksums, (drawn, drawn[::-1]), strict=True):
+        for sample in samples:
+            checksum.add(sample)
+    assert checksums[0] == checksums[1]
+
+
+def _swapped(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return np.asfortranarray(value.astype(value.dtype.newbyteorder(">")))
+    return value
+
+
+def test_all_nans_are_encoded_equally_and_zeros_with_their_sign() -> None:
+    odd = np.array([0x7FC00001, 0xFFC00000], np.uint32).view(np.float32)
+    assert describe_difference({"x": odd}, {"x": np.full(2, np.nan, np.float32)}) == ""
+    assert describe_difference({"x": np.float32(0.0)}, {"x": np.float32(-0.0)}) == "field 'x' has other values"
+    assert describe_difference({"x": np.complex64(complex(np.nan, 1))}, {"x": np.complex64(complex(np.nan, 1))}) == ""
+    assert describe_difference({"x": 1}, {"y": 1}) == "one has the fields ['x'], the other ['y']"

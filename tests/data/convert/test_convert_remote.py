@@ -1,0 +1,164 @@
+"""Conversion and inspection on an S3 server that fails: each sample arrives once and equal, or an error is raised."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bucket import Address, put, serving
+from faulty_storage import FaultPlan, Proxy
+from sample_files import assert_all_same, samples_in, write_samples
+
+from penstock.core.errors import OptionError, SourceError
+from penstock.data.convert import Progress, conversion_plan, convert
+from penstock.data.convert.target import Target
+from penstock.data.inspect import inspect, inspector
+from penstock.data.inspect.inspection_text import render
+from penstock.data.schema import Sample
+
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
+SHARDS, EACH = 3, 40
+SUFFIXES = {"hdf5": ".h5"}
+
+
+@pytest.fixture(autouse=True)
+def _hang_up_quickly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("penstock.data.storage.event_loop.LINGER_S", 0.05)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[Address]:
+    with serving() as address:
+        yield address
+
+
+@pytest.fixture
+def s3(moto: Address, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    with Proxy(*moto).running() as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        yield proxy
+
+
+def made(number: int) -> list[Sample]:
+    """Return a shard's samples."""
+    rng = np.random.default_rng(number)
+    return [
+        {"x": rng.standard_normal((3, at % 5)).astype(np.float32), "y": np.int64(at), "t": f"é {at}"}
+        for at in range(number * EACH, (number + 1) * EACH)
+    ]
+
+
+def everything() -> list[Sample]:
+    return [sample for number in range(SHARDS) for sample in made(number)]
+
+
+def shard(path: Path, number: int) -> bytes:
+    """Return a shard's bytes; nothing is left at `path`."""
+    data = write_samples(path, made(number)).read_bytes()
+    path.unlink()
+    return data
+
+
+@pytest.fixture(params=["tfrecord", "tar", "jsonl", "hdf5", "parquet"])
+def url(request: pytest.FixtureRequest, moto: Address, tmp_path: Path) -> str:
+    """Shards of a format in the bucket."""
+    kind = request.param
+    suffix = SUFFIXES.get(kind, f".{kind}")
+    for number in range(SHARDS):
+        data = shard(tmp_path / f"made{suffix}", number)
+        put(moto, {f"{kind}/train-{number:03d}{suffix}": data})
+    return f"s3://bucket/{kind}/train-{{000..{SHARDS - 1:03d}}}{suffix}"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_shards_in_s3_become_a_local_file_whatever_happens(s3: Proxy, url: str, tmp_path: Path, workers: int) -> None:
+    s3.plan = FaultPlan(
+        ["500", "cut", "slow"], fault_rate=0.25, seed=workers, kinds=("500", "503", "cut", "reset", "slow", "refuse")
+    )
+    done = convert(url, tmp_path / "out.lmdb", workers=workers, verify=True)
+    assert (done.samples, done.verified) == (SHARDS * EACH, True)
+    assert_all_same(samples_in(tmp_path / "out.lmdb"), everything())
+    assert sorted(set(os.listdir(tmp_path)) - {"home"}) == ["out.lmdb"]
+
+
+def test_a_conversion_resumes_where_the_server_failed(
+    s3: Proxy, moto: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.data.storage.retries._MAX_WAIT_S", 0.001)
+    monkeypatch.setattr(conversion_plan, "_MIN_SEGMENT_NBYTES", 64)  # so that there are many segments
+    for number in range(SHARDS):
+        put(moto, {f"go/{number}.jsonl": shard(tmp_path / "made.jsonl", number)})
+
+    def fail_while_writing(progress: Progress) -> None:
+        if progress.stage == "writing":
+            s3.plan = FaultPlan(fault_rate=1.0, kinds=("503",), only="go/2.jsonl")
+
+    with pytest.raises(
+        SourceError, match=r"s3://bucket/go/2.jsonl cannot be read: .*503; that was attempt 9"
+    ) as caught:
+        convert("s3://bucket/go/", tmp_path / "out.lmdb", workers=0, progress=fail_while_writing)
+    assert "samples are kept in" in caught.value.__notes__[0]
+    s3.plan = FaultPlan()
+    done = convert("s3://bucket/go/", tmp_path / "out.lmdb", workers=0)
+    assert done.samples == SHARDS * EACH
+    assert EACH <= done.resumed < SHARDS * EACH
+    assert_all_same(samples_in(tmp_path / "out.lmdb"), everything())
+
+
+def test_a_conversion_of_a_changed_s3_object_is_not_resumed(
+    s3: Proxy, moto: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(moto, {"new/0.jsonl": b'{"x": 1}\n' * 300})
+    with monkeypatch.context() as patch:
+        patch.setattr(Target, "publish", _killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            convert("s3://bucket/new/0.jsonl", tmp_path / "out.lmdb", workers=0)
+    put(moto, {"new/0.jsonl": b'{"x": 2}\n' * 300})
+    with pytest.raises(SourceError, match="another source_files"):
+        convert("s3://bucket/new/0.jsonl", tmp_path / "out.lmdb", workers=0)
+
+
+def _killed(*_: object, **__: object) -> None:
+    raise RuntimeError("killed")
+
+
+def test_a_shard_missing_in_s3_is_reported_at_once(s3: Proxy, moto: Address, tmp_path: Path) -> None:
+    put(moto, {"holes/0.jsonl": b'{"x": 1}\n'})
+    for way in (lambda url: convert(url, tmp_path / "out.lmdb", workers=0), inspect):
+        with pytest.raises(SourceError, match=r"there is no file s3://bucket/holes/1\.jsonl"):
+            way("s3://bucket/holes/{0..1}.jsonl")
+    with pytest.raises(SourceError, match=r"s3://bucket/nothing/"):
+        convert("s3://bucket/nothing/", tmp_path / "out.lmdb", workers=0)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("dst", ["s3://bucket/out.tar", "memory://out/", "http://host/out-{0..3}.h5"])
+def test_a_target_in_s3_is_refused_before_anything_is_read(s3: Proxy, dst: str) -> None:
+    with pytest.raises(OptionError, match=r"is remote.* choose a local path, and upload the result"):
+        convert("s3://bucket/nothing.jsonl", dst)
+    assert s3.requests == []
+
+
+def test_a_target_may_be_a_file_url(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"x": 1}\n')
+    done = convert(f"file://{tmp_path}/in.jsonl", f"file://{tmp_path}/out.csv", workers=0)
+    assert done.files == (f"{tmp_path}/out.csv",)
+
+
+def test_s3_is_inspected_whatever_happens(s3: Proxy, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspector, "_MAX_SECONDS", 60)  # else it reads fewer samples after long waits
+    s3.plan = FaultPlan(["500", "cut"], fault_rate=0.25, seed=3, kinds=("500", "503", "cut", "reset", "slow", "refuse"))
+    found = inspect(url, seconds=0.01)
+    assert found.files == SHARDS
+    assert found.nbytes > SHARDS * 1000
+    assert found.samples_read == SHARDS * EACH
+    assert found.samples in (None, SHARDS * EACH)
+    assert (found.fields["y"].min, found.fields["y"].max) == (0, SHARDS * EACH - 1)
+    assert found.errors == []
+    assert all(speed.samples for speed in found.speeds)
+    assert url in render(found)

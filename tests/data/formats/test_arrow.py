@@ -1,0 +1,278 @@
+"""Arrow IPC: files and streams, as views of a map where nothing is compressed."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from sample_files import assert_same, datasets, samples_in, write_samples
+
+import penstock
+from penstock.core.errors import RecordError, SourceError
+from penstock.data.formats.arrow.ipc import concat_files
+from penstock.data.schema import Field, Sample, Schema, plain
+
+pa = pytest.importorskip("pyarrow")
+feather = pytest.importorskip("pyarrow.feather")
+
+
+def ipc(path: Path, kind: str, table: Any, batch_rows: int = 4) -> None:
+    """Write a table as pyarrow does: kind is "file", "stream", "zstd file" ..."""
+    *compression, container = kind.split()
+    options = pa.ipc.IpcWriteOptions(compression=compression[0] if compression else None)
+    make = pa.ipc.new_file if container == "file" else pa.ipc.new_stream
+    with make(path, table.schema, options=options) as sink:
+        sink.write_table(table, max_chunksize=batch_rows)
+
+
+KINDS = ["file", "stream", "zstd file", "lz4 stream"]
+TABLE = pa.table(
+    {
+        "x": pa.array([[number, number] for number in range(30)], pa.list_(pa.int16(), 2)),
+        "list": pa.array([[True] * number for number in range(30)]),
+        "name": pa.array([f"name {number}" * 3 for number in range(30)], pa.string_view()),
+        "jpeg": pa.array([bytes([number]) for number in range(30)]),
+        "half": pa.array(np.arange(30, dtype=np.float16)),
+    }
+)
+
+
+@pytest.mark.parametrize("layout", ["raw", "tensors"])
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+def test_samples_come_back_as_they_were(layout: str, compression: str) -> None:
+    @settings(deadline=None, max_examples=40)
+    @given(datasets())
+    def check(made: tuple[Schema, list[Sample]]) -> None:
+        schema, samples = made
+        with tempfile.TemporaryDirectory() as folder:
+            write_samples(f"{folder}/a.arrow", samples, schema, layout=layout, compression=compression)
+            source = penstock.open(f"{folder}/a.arrow")
+            assert source.schema == schema
+            assert len(source) == len(samples)
+            for sample, other in zip(samples, source, strict=True):
+                assert_same({name: plain(value) for name, value in sample.items()}, other)
+            source.close()
+            assert feather.read_table(f"{folder}/a.arrow").num_rows == len(samples)
+
+    check()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_pyarrow_writes_is_read(tmp_path: Path, kind: str) -> None:
+    ipc(tmp_path / "a.arrow", kind, TABLE)
+    source = penstock.open(tmp_path / "a.arrow")
+    assert source.chunk_starts.tolist() == [0, 4, 8, 12, 16, 20, 24, 28, 30]
+    for number in random.Random(0).sample(range(30), 30):
+        assert_same(
+            source[number],
+            {
+                "x": np.array([number, number], np.int16),
+                "list": np.ones(number, bool),
+                "name": f"name {number}" * 3,
+                "jpeg": bytes([number]),
+                "half": np.float16(number),
+            },
+        )
+    source.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dictionaries_are_looked_up_even_if_they_change(tmp_path: Path, kind: str) -> None:
+    if kind == "file":  # a file has one dictionary for all of its batches
+        table = pa.table({"c": pa.array(["a", "b", None] * 3).dictionary_encode(), "n": range(9)})
+    else:
+        chunks = [pa.array(words).dictionary_encode() for words in (["a", "b", "a"], ["c", "a", None], ["d", "d", "d"])]
+        table = pa.table({"c": pa.chunked_array(chunks), "n": range(9)})
+        table = table.unify_dictionaries() if kind == "zstd file" else table
+    words = table.column("c").to_pylist()
+    ipc(tmp_path / "a.arrow", kind, table)
+    assert [sample["c"] for sample in samples_in(tmp_path / "a.arrow", null={"c": "none"})] == [
+        word or "none" for word in words
+    ]
+
+
+def test_feather_files_are_read(tmp_path: Path) -> None:
+    feather.write_feather(TABLE.drop(["name"]), tmp_path / "a.feather", chunksize=7)
+    source = penstock.open(tmp_path / "a.feather", fields=["jpeg"])
+    assert [sample["jpeg"] for sample in source] == [bytes([number]) for number in range(30)]
+    source.close()
+
+
+def test_streams_as_hugging_face_writes_them_are_one_source(tmp_path: Path) -> None:
+    images = [{"bytes": bytes([number]), "path": f"{number}.jpg"} for number in range(20)]
+    for shard in range(2):
+        table = pa.table({"image": images[10 * shard : 10 * shard + 10], "label": range(10 * shard, 10 * shard + 10)})
+        ipc(
+            tmp_path / f"data-0000{shard}-of-00002.arrow",
+            "stream",
+            table.replace_schema_metadata({"huggingface": "{}"}),
+        )
+    source = penstock.open(str(tmp_path / "data-*.arrow"), fields={"x": "image/bytes", "y": "label"})
+    assert list(source) == [{"x": bytes([number]), "y": number} for number in range(20)]
+    source.close()
+
+
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_samples_are_views_of_the_map_and_outlive_the_source(tmp_path: Path, kind: str) -> None:
+    ipc(tmp_path / "a.arrow", kind, pa.table({"x": pa.array(list(np.arange(30 * 5000).reshape(30, 5000)))}))
+    source = penstock.open(tmp_path / "a.arrow", fields=["x"])
+    before = pa.total_allocated_bytes()
+    samples = list(source)
+    assert pa.total_allocated_bytes() - before < 30 * 5000
+    source.close()
+    del source
+    assert samples[7]["x"][:2].tolist() == [35000, 35001]
+    with pytest.raises(ValueError, match="read-only"):
+        samples[7]["x"] += 1
+
+
+def test_pyarrow_reads_what_was_written(tmp_path: Path) -> None:
+    samples = [{"x": np.full((2, number), number, np.int16), "y": np.full(2, number)} for number in (1, 2)]
+    schema = {"x": Field("array", "int16", (2, None)), "y": Field("array", "int64", (2,))}
+    write_samples(tmp_path / "a.arrow", samples, schema)
+    table = pa.ipc.open_file(str(tmp_path / "a.arrow")).read_all()
+    assert table.column("x").to_pylist()[1] == {"data": [2, 2, 2, 2], "shape": [2, 2]}
+    assert table.column("y").combine_chunks().to_numpy_ndarray().tolist() == [[1, 1], [2, 2]]
+    assert table.schema.field("x").type.extension_name == "arrow.variable_shape_tensor"
+
+
+@pytest.mark.parametrize("metadata", [b"{}", b'{"permutation": [1, 0]}'])
+def test_tensors_of_others_keep_their_shapes(tmp_path: Path, metadata: bytes) -> None:
+    shape = pa.FixedSizeListArray.from_arrays(pa.array([2, 2, 1, 3], pa.int32()), 2)
+    array = pa.StructArray.from_arrays([pa.array([[1, 2, 3, 4], [5, 6, 7]]), shape], names=["data", "shape"])
+    named = {b"ARROW:extension:name": b"arrow.variable_shape_tensor", b"ARROW:extension:metadata": metadata}
+    schema = pa.schema([pa.field("x", array.type, metadata=named)])
+    ipc(tmp_path / "a.arrow", "file", pa.table([array], schema=schema))
+    if metadata != b"{}":
+        with pytest.raises(SourceError, match="axes are permuted"):
+            penstock.open(tmp_path / "a.arrow")
+        return
+    source = penstock.open(tmp_path / "a.arrow")
+    assert source.schema["x"].words() == "int64[?, ?]"
+    assert [sample["x"].tolist() for sample in source] == [[[1, 2], [3, 4]], [[5, 6, 7]]]
+    source.close()
+
+
+@pytest.mark.parametrize("shape", [[-1, 4], [2, 3], [2**31 - 1, 2**31 - 1], [0, 4]])
+def test_shapes_that_do_not_fit_are_records_in_error(tmp_path: Path, shape: list[int]) -> None:
+    shapes = pa.FixedSizeListArray.from_arrays(pa.array([*shape, 2, 2], pa.int32()), 2)
+    data = pa.array([b"abcd", b"abcd"])
+    array = pa.StructArray.from_arrays([data, shapes], names=["data", "shape"])
+    schema = pa.schema([pa.field("x", array.type, metadata={b"penstock.array": b"uint8[2, ?]"})])
+    ipc(tmp_path / "a.arrow", "file", pa.table([array], schema=schema))
+    source = penstock.open(tmp_path / "a.arrow")
+    assert source[1]["x"].tolist() == [[97, 98], [99, 100]]
+    with pytest.raises(RecordError, match="shape"):
+        source[0]
+    source.close()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [b"", b"uint8", b"uint8[]", b"uint8[3]", b"object[2, 2]", b"uint8[2, ?]", b"\xff", b"uint8[99999999999999999]"],
+)
+def test_metadata_that_does_not_fit_is_refused(tmp_path: Path, words: bytes) -> None:
+    schema = pa.schema([pa.field("x", pa.binary(4), metadata={b"penstock.array": words})])
+    ipc(tmp_path / "a.arrow", "file", pa.table([pa.array([b"abcd"], pa.binary(4))], schema=schema))
+    with pytest.raises(SourceError, match="its metadata are"):
+        penstock.open(tmp_path / "a.arrow")
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_files_are_joined(tmp_path: Path, compression: str) -> None:
+    numbers = [np.arange(number) for number in range(30)]
+    schema = {"x": Field("array", "int64", (None,))}
+    parts = [str(tmp_path / f"{part}.arrow") for part in range(3)]
+    for part, path in enumerate(parts):
+        samples = [{"x": one} for one in numbers[part * 10 : part * 10 + 10]]
+        write_samples(path, samples, schema, compression=compression)
+    concat_files(parts, str(tmp_path / "all.arrow"))
+    source = penstock.open(tmp_path / "all.arrow")
+    assert source.schema == schema
+    assert source.chunk_starts.tolist() == [0, 10, 20, 30]
+    assert [sample["x"].tolist() for sample in source] == [one.tolist() for one in numbers]
+    source.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_forks_and_pickles_read_the_same(tmp_path: Path, kind: str) -> None:
+    ipc(tmp_path / "a.arrow", kind, pa.table({"x": np.arange(640)}), 64)
+    source = penstock.open(tmp_path / "a.arrow")
+    with ThreadPoolExecutor(4) as pool:
+        order = list(np.random.default_rng(0).permutation(640))
+        assert [sample["x"] for sample in pool.map(source.read, map(int, order))] == order
+    other = pickle.loads(pickle.dumps(source))
+    assert other[5] == {"x": 5}
+    other.close()
+    loader = penstock.DataLoader(source, batch_size=8, num_workers=2, shuffle=True)
+    assert sorted(torch.cat([batch["x"] for batch in loader]).tolist()) == list(range(640))
+    source.close()
+
+
+@pytest.mark.parametrize("data", [b"", b"ARROW1\0\0", b"ARROW1\0\0" + b"\xff" * 50, b"\xff" * 100, b"\0" * 100])
+def test_what_is_no_arrow_is_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "a.arrow").write_bytes(data)
+    with pytest.raises(SourceError, match=r"a\.arrow"):
+        penstock.open(tmp_path / "a.arrow")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_truncated_file_is_refused(tmp_path: Path, kind: str) -> None:
+    ipc(tmp_path / "a.arrow", kind, TABLE)
+    data = (tmp_path / "a.arrow").read_bytes()
+    (tmp_path / "a.arrow").write_bytes(data[: len(data) // 2])
+    with pytest.raises(SourceError, match=r"a\.arrow"):
+        penstock.open(tmp_path / "a.arrow")
+
+
+def test_a_batch_that_unpacks_to_more_than_the_limit_is_refused(tmp_path: Path) -> None:
+    ipc(tmp_path / "a.arrow", "zstd file", pa.table({"x": [b"\0" * 1_000_000] * 20}), 20)
+    assert (tmp_path / "a.arrow").stat().st_size < 100_000
+    source = penstock.open(tmp_path / "a.arrow", max_group_nbytes=10_000_000)
+    with pytest.raises(RecordError, match="max_group_nbytes"):
+        source[0]
+    source.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mutated_files_give_nothing_but_errors_and_samples(tmp_path: Path, kind: str) -> None:
+    ipc(tmp_path / "good", kind, TABLE.append_column("c", pa.array(["ab", "cd"] * 15).dictionary_encode()), 10)
+    good = (tmp_path / "good").read_bytes()
+    rng, refused = random.Random(0), 0
+    for _ in range(120):
+        bad = bytearray(good)
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(len(bad))
+            if rng.random() < 0.7:
+                bad[at] = rng.randrange(256)
+            elif rng.random() < 0.5:
+                del bad[at : at + rng.randint(1, 50)]
+            else:
+                bad[at:at] = rng.randbytes(rng.randint(1, 50))
+        (tmp_path / "a.arrow").write_bytes(bad)
+        refused += tried(tmp_path / "a.arrow")
+    assert refused > 30
+
+
+def tried(path: Path) -> bool:
+    """Read all that can be read; return whether anything was refused."""
+    try:
+        source = penstock.open(path)
+    except SourceError:
+        return True
+    refused = False
+    for index in range(min(len(source), 100)):
+        try:
+            source[index]
+        except RecordError:
+            refused = True
+    source.close()
+    return refused

@@ -1,0 +1,665 @@
+"""HDF5: what others wrote, what we write, each chunk unpacked once, and files that are broken."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sample_files import assert_all_same, assert_same, datasets, write_samples
+
+import penstock
+from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.data.formats.hdf5 import rows
+from penstock.data.formats.hdf5.concat_files import concat_files
+from penstock.data.formats.hdf5.source import HDF5Source, open_files
+from penstock.data.formats.hdf5.writer import HDF5Writer, why_unsupported
+from penstock.data.schema import Field, Sample, Schema, Selection, schema_of
+from penstock.data.storage.storage import Storage
+
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
+RNG = np.random.default_rng(0)
+
+
+def reading(*paths: Path, fields: Any = None, **options: Any) -> Any:
+    return closing(
+        open_files(
+            [str(path) for path in paths], storage=Storage(), fields=Selection.of(fields), errors="raise", **options
+        )
+    )
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> tuple[Path, np.ndarray, np.ndarray]:
+    """As people write them: 100 images in gzip chunks of 8, labels in one piece."""
+    x, y = RNG.integers(0, 256, (100, 6, 5, 3), np.uint8), np.arange(100)
+    with h5py.File(tmp_path / "train.h5", "w") as file:
+        file.create_dataset("image", data=x, chunks=(8, 6, 5, 3), compression="gzip")
+        file["label"] = y
+    return tmp_path / "train.h5", x, y
+
+
+# ── what others wrote ───────────────────────────────────────────────────────────────────────────────────────
+
+PACKED: dict[str, dict[str, Any]] = {
+    "contiguous": {},
+    "chunks": {"chunks": (8, 6, 5)},
+    "parts of rows": {"chunks": (7, 4, 2)},
+    "gzip": {"chunks": (8, 6, 5), "compression": "gzip"},
+    "gzip and shuffle": {"chunks": (8, 6, 5), "compression": "gzip", "shuffle": True},
+    "gzip of parts": {"chunks": (9, 4, 5), "compression": "gzip", "shuffle": True},
+    "shuffle": {"chunks": (8, 6, 5), "shuffle": True},
+    "lzf": {"chunks": (8, 6, 5), "compression": "lzf"},
+    "checksums": {"chunks": (8, 6, 5), "fletcher32": True},
+    "guessed chunks": {"chunks": True, "maxshape": (None, None, None)},
+}
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "<i4", ">i4", "<f2", ">f8", "bool", "complex64", "uint64"])
+@pytest.mark.parametrize("packed", PACKED)
+def test_rows_are_those_that_h5py_reads(tmp_path: Path, packed: str, dtype: str) -> None:
+    data = (RNG.integers(0, 2, (50, 6, 5)) if dtype == "bool" else RNG.integers(0, 99, (50, 6, 5))).astype(dtype)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", data=data, **PACKED[packed])
+    with reading(tmp_path / "a.h5") as source:
+        for index in (0, 7, 8, 30, 49, -1):
+            expected = data[index].astype(data.dtype.newbyteorder("="))
+            assert_same(source[index], {"x": expected})
+        assert source.schema == {"x": Field("array", data.dtype.newbyteorder("=").name, (6, 5))}
+
+
+def test_every_type_of_a_field(tmp_path: Path) -> None:
+    jpegs = [RNG.integers(0, 256, size, np.uint8).tobytes() for size in (9000, 0, 3, 5000)]
+    texts = ["a cat", "", "größer", "x" * 5000]
+    ragged = [np.arange(number, dtype=np.float32) for number in (3, 0, 1, 7)]
+    record = np.dtype([("x", "f4"), ("inner", [("flag", "?"), ("pair", "i2", (2,))]), ("tag", "S3")])
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["text"] = texts
+        file["fixed"] = np.array([b"a", b"bcd", b"", b"\xc3\xa4"])
+        for name, inner, values in (("jpeg", np.uint8, jpegs), ("ragged", np.float32, ragged)):
+            made = file.create_dataset(name, (4,), h5py.vlen_dtype(inner))
+            for number, value in enumerate(values):
+                made[number] = np.frombuffer(value, inner)
+        file["class"] = np.array([0, 2, 1, 0], h5py.enum_dtype({"cat": 0, "dog": 1, "owl": 2}, "u1"))
+        file["opaque"] = np.array([b"ab\0", b"\0cd", b"efg", b"\0\0\0"], "V3")
+        file["record"] = np.array([(number, (number % 2, (number, 9)), b"t%d" % number) for number in range(4)], record)
+        file["row"] = np.zeros((4, 1), np.float16)
+        file.create_dataset("array", (4,), "(2,)f4")[...] = np.ones((4, 2), "f4")
+    with reading(tmp_path / "a.h5") as source:
+        for number, sample in enumerate(source):
+            assert_same(
+                sample,
+                {
+                    "text": texts[number],
+                    "fixed": ["a", "bcd", "", "ä"][number],
+                    "jpeg": jpegs[number],
+                    "ragged": ragged[number],
+                    "class": np.uint8([0, 2, 1, 0][number]),
+                    "opaque": [b"ab\0", b"\0cd", b"efg", b"\0\0\0"][number],
+                    "record/x": np.float32(number),
+                    "record/inner/flag": np.bool_(number % 2),
+                    "record/inner/pair": np.array([number, 9], np.int16),
+                    "record/tag": f"t{number}",
+                    "row": np.zeros(1, np.float16),
+                    "array": np.ones(2, np.float32),
+                },
+            )
+        assert source.schema["ragged"] == Field("array", "float32", (None,))
+
+
+@pytest.mark.parametrize(
+    "options", [{"chunks": (3,)}, {"chunks": (3,), "compression": "gzip"}, {"chunks": (2,), "compression": "lzf"}]
+)
+def test_text_in_chunks(tmp_path: Path, options: dict[str, Any]) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("text", data=[f"größe {number}" for number in range(10)], **options)
+        file.create_dataset("unset", (10,), h5py.string_dtype(), **options)
+    with reading(tmp_path / "a.h5") as source:
+        assert [sample["text"] for sample in source] == [f"größe {number}" for number in range(10)]
+        assert {sample["unset"] for sample in source} == {""}
+
+
+def test_short_texts_of_a_large_heap_collection(tmp_path: Path) -> None:
+    texts = [f"text {number}" for number in range(5000)]
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["text"] = texts
+    with reading(tmp_path / "a.h5") as source:
+        assert [source[number]["text"] for number in range(4999, -1, -1)] == texts[::-1]
+
+
+def test_strings_as_fortran_and_c_write_them(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name, padding, raw in (
+            ("c", h5py.h5t.STR_NULLTERM, b"ab\0zz"),
+            ("fortran", h5py.h5t.STR_SPACEPAD, b"ab   "),
+        ):
+            kind = h5py.h5t.C_S1.copy()
+            kind.set_size(5)
+            kind.set_strpad(padding)
+            made = h5py.h5d.create(file.id, name.encode(), kind, h5py.h5s.create_simple((1,)))
+            made.write(h5py.h5s.ALL, h5py.h5s.ALL, np.array([raw], "S5"), kind)
+    with reading(tmp_path / "a.h5") as source:
+        assert source[0] == {"c": "ab", "fortran": "ab"}
+
+
+def test_chunks_that_were_never_written_hold_the_fill_value(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        packed = file.create_dataset("packed", (10, 2), "i4", chunks=(2, 2), compression="gzip", fillvalue=7)
+        plain = file.create_dataset("plain", (10, 2), "i4", chunks=(2, 2), fillvalue=8)
+        file.create_dataset("never", (10,), "f4", fillvalue=0.5)
+        packed[4] = plain[4] = 1
+    with reading(tmp_path / "a.h5") as source:
+        assert source[0]["packed"].tolist() == [7, 7]
+        assert source[0]["plain"].tolist() == [8, 8]
+        assert source[4]["plain"].tolist() == [1, 1]
+        assert source[9]["never"] == 0.5
+
+
+def test_chunks_that_filters_left_out(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        made = file.create_dataset("x", (8, 4), "i4", chunks=(4, 4), compression="gzip", shuffle=True)
+        made[...] = np.arange(32).reshape(8, 4)
+        made.id.write_direct_chunk((4, 0), np.arange(100, 116, dtype="i4").tobytes(), filter_mask=3)
+    with reading(tmp_path / "a.h5") as source:
+        assert source[0]["x"].tolist() == [0, 1, 2, 3]
+        assert source[7]["x"].tolist() == [112, 113, 114, 115]
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+@pytest.mark.parametrize("userblock", [0, 512])
+def test_versions_of_the_format_and_user_blocks(tmp_path: Path, libver: str, userblock: int) -> None:
+    x, names = RNG.normal(size=(300, 3)), [f"n{number}" for number in range(300)]
+    with h5py.File(tmp_path / "a.h5", "w", libver=libver, userblock_size=userblock) as file:
+        file["contiguous"] = x
+        file.create_dataset("packed", data=x, chunks=(2, 3), compression="gzip")
+        file.create_dataset("growing", data=x, chunks=(7, 2), maxshape=(None, None))
+        file["name"] = names
+        compact = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        compact.set_layout(h5py.h5d.COMPACT)
+        made = h5py.h5d.create(file.id, b"compact", h5py.h5t.NATIVE_INT64, h5py.h5s.create_simple((300,)), compact)
+        made.write(h5py.h5s.ALL, h5py.h5s.ALL, np.arange(300))
+    with reading(tmp_path / "a.h5") as source:
+        for number in (0, 150, 299):
+            sample = source[number]
+            for name in ("contiguous", "packed", "growing"):
+                np.testing.assert_array_equal(sample[name], x[number])
+            assert (sample["name"], sample["compact"]) == (names[number], number)
+
+
+def test_virtual_and_external_data_are_read_by_the_library(tmp_path: Path) -> None:
+    layout = h5py.VirtualLayout((6, 2), "i4")
+    for number in range(2):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["x"] = np.full((3, 2), number, "i4")
+        layout[number * 3 : number * 3 + 3] = h5py.VirtualSource(str(tmp_path / f"{number}.h5"), "x", (3, 2))
+    with h5py.File(tmp_path / "all.h5", "w") as file:
+        file.create_virtual_dataset("virtual", layout)
+        (tmp_path / "raw").write_bytes(np.arange(6, dtype="i4").tobytes())
+        file.create_dataset("external", (6,), "i4", external=[(str(tmp_path / "raw"), 0, 24)])
+    with reading(tmp_path / "all.h5") as source:
+        assert [sample["virtual"].tolist() for sample in source] == [[0, 0]] * 3 + [[1, 1]] * 3
+        assert [sample["external"] for sample in source] == list(range(6))
+
+
+# ── which datasets are the fields ───────────────────────────────────────────────────────────────────────────
+
+
+def test_fields_are_chosen_renamed_and_found_in_groups(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["train/x"], file["train/y"] = np.zeros((4, 2)), np.arange(4)
+        file["test/x"], file["test/y"] = np.ones((3, 2)), np.arange(3)
+        file["mean"], file["std"] = np.zeros(2), np.ones(2)
+        file["record"] = np.zeros(4, [("p", "f4"), ("q", "i4")])
+    with pytest.raises(SourceError, match=r"'test/x' with 3 rows and 'train/x' with 4 look alike"):
+        reading(tmp_path / "a.h5")
+    with reading(tmp_path / "a.h5", group="test") as source:
+        assert (len(source), set(source.schema)) == (3, {"x", "y"})
+    with reading(tmp_path / "a.h5", fields={"a": "train/y", "b": "record/q"}) as source:
+        assert source[2] == {"a": 2, "b": 0}
+    for fields, words in (
+        (["x"], "has no field 'x'; it has 'mean', 'record'"),
+        (["train/x", "test/y"], "'train/x' has 4, 'test/y' has 3"),
+        (["record"], "has no field 'record'; it has 'record/p', 'record/q'"),
+        (["train"], "has no field 'train'"),
+    ):
+        with pytest.raises(SourceError, match=words):
+            reading(tmp_path / "a.h5", fields=fields)
+    with pytest.raises(SourceError, match="no group 'valid'"):
+        reading(tmp_path / "a.h5", group="valid")
+
+
+def test_what_no_field_can_hold_is_refused_until_it_is_left_out(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.zeros((3, 2))
+        file["reference"] = np.array([file["x"].ref] * 3, h5py.ref_dtype)
+    with pytest.raises(SourceError, match="'/reference' holds references, which no field can hold; choose"):
+        reading(tmp_path / "a.h5")
+    with reading(tmp_path / "a.h5", fields=["x"]) as source:
+        assert len(source) == 3
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file["names"] = [["a", "b"], ["c", "d"]]
+        file["none"] = 3
+    with pytest.raises(SourceError, match=r"holds text of shape \(2,\) in each sample"):
+        reading(tmp_path / "b.h5")
+
+
+def test_a_dataset_of_another_file_is_refused(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            file["x"] = np.zeros(3)
+            file["other"] = h5py.ExternalLink(str(tmp_path / "a.h5"), "x")
+    with pytest.raises(SourceError, match="lies in"):
+        reading(tmp_path / "b.h5", fields=["other"])
+    with reading(tmp_path / "b.h5") as source:
+        assert set(source[0]) == {"x"}
+
+
+def test_links_that_lead_back_are_not_followed_for_ever(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["back"], file["again"] = np.zeros(3), file["/"], file["/"]
+    with pytest.raises(SourceError, match="more than 10000 objects; choose"):
+        reading(tmp_path / "a.h5")
+    with reading(tmp_path / "a.h5", fields=["x"]) as source:
+        assert len(source) == 3
+
+
+def test_several_files_are_one_source(tmp_path: Path) -> None:
+    counts = (5, 0, 3)
+    for number, count in enumerate(counts):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file.create_dataset("x", data=np.full((count, 2 + number), number, "i4"), chunks=(2, 2), maxshape=(None, 9))
+    source = penstock.open(tmp_path / "{0..2}.h5")
+    assert isinstance(source, HDF5Source)
+    with closing(source):
+        assert [sample["x"].tolist() for sample in source] == [[0] * 2] * 5 + [[2] * 4] * 3
+        assert source.schema == {"x": Field("array", "int32", (None,))}
+        assert source.chunk_starts is not None
+        assert source.chunk_starts.tolist() == [0, 2, 4, 5, 7, 8]
+    with h5py.File(tmp_path / "3.h5", "w") as file:
+        file["x"] = np.zeros((3, 2), "f4")
+    with pytest.raises(SourceError, match=r"field 'x' of .*3.h5 is float32\[2\], and that of .*0.h5 int32\[2\]"):
+        reading(tmp_path / "0.h5", tmp_path / "3.h5")
+
+
+# ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Counted:
+    """Counts chunks that are unpacked, in this process and in workers."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.inflated = rows.inflate
+
+    def __call__(self, data: Any, most_nbytes: int) -> bytes:
+        with self.path.open("a") as file:
+            file.write(f"{hash(bytes(data))}\n")
+        return self.inflated(data, most_nbytes)
+
+    def counts(self) -> Counter[str]:
+        return Counter(self.path.read_text().split())
+
+
+@pytest.fixture
+def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
+    counting = Counted(tmp_path / "counted")
+    monkeypatch.setattr(rows, "inflate", counting)
+    return counting
+
+
+@pytest.mark.parametrize(("workers", "worker_type"), [(0, "process"), (2, "process"), (3, "thread")])
+def test_a_shuffled_epoch_unpacks_each_chunk_once(
+    tmp_path: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch, workers: int, worker_type: Any
+) -> None:
+    if worker_type == "process":  # a thread may begin with batches that are meant for others
+        monkeypatch.setattr("penstock.data.chunk_cache._SMALL", 0)
+    x = RNG.integers(0, 256, (1000, 30), np.uint8)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", data=x, chunks=(8, 30), compression="gzip")
+        file["y"] = np.arange(1000)
+    with reading(tmp_path / "a.h5", chunk_cache_nbytes=(40 if worker_type == "thread" else 8) * 240) as source:
+        loader = penstock.DataLoader(source, batch_size=16, shuffle=True, num_workers=workers, worker_type=worker_type)
+        batches = list(loader)
+    y = torch.cat([batch["y"] for batch in batches])
+    assert y.sort().values.tolist() == list(range(1000))
+    assert y.tolist() != list(range(1000))
+    np.testing.assert_array_equal(torch.cat([batch["x"] for batch in batches]), x[y])
+    assert Counter(counted.counts().values()) == {1: 125}
+
+
+def test_threads_that_want_one_chunk_unpack_it_once(images: Any, counted: Counted) -> None:
+    path, x, _ = images
+    with reading(path) as source, ThreadPoolExecutor(8) as pool:
+        barrier = threading.Barrier(8)
+
+        def read(number: int) -> Any:
+            barrier.wait()
+            return source[number]["image"]
+
+        for number, image in enumerate(pool.map(read, range(8))):
+            np.testing.assert_array_equal(image, x[number])
+    assert sum(counted.counts().values()) == 1
+
+
+def test_fields_that_are_not_asked_for_are_not_unpacked(images: Any, counted: Counted) -> None:
+    with reading(images[0]) as source:
+        assert len(source.filter(lambda sample: sample["label"] % 2, fields=["label"])) == 50
+        assert source.select_fields(["label"])[3] == {"label": 3}
+    assert not counted.path.exists()
+
+
+def test_runs_are_the_chunks_of_what_has_to_be_unpacked(images: Any, tmp_path: Path) -> None:
+    with reading(images[0]) as source:
+        assert source.chunk_starts.tolist() == [*range(0, 100, 8), 100]
+    with reading(images[0], fields=["label"]) as source:
+        assert source.chunk_starts is None
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", (10, 3), "f4", chunks=(4, 3))
+    with reading(tmp_path / "a.h5") as source:
+        assert source.chunk_starts is None
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_worker_processes_open_files_of_their_own(images: Any, context: str) -> None:
+    path, x, y = images
+    with reading(path) as source:
+        source[0]
+        loader = penstock.DataLoader(source, batch_size=10, num_workers=2, multiprocessing_context=context)
+        for batch, start in zip(loader, range(0, 100, 10), strict=True):
+            np.testing.assert_array_equal(batch["image"], x[start : start + 10])
+            np.testing.assert_array_equal(batch["label"], y[start : start + 10])
+
+
+def test_a_source_can_be_pickled_and_closed_and_read_again(images: Any) -> None:
+    with reading(images[0]) as source:
+        source[3]
+        with closing(pickle.loads(pickle.dumps(source))) as other:
+            assert_same(other[3], source[3])
+        source.close()
+        assert source[3]["label"] == 3
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"chunks": (2, 2)}, {"chunks": (2, 2), "compression": "gzip"}, {"chunks": (2, 1)}]
+)
+def test_a_sample_may_be_changed(tmp_path: Path, options: dict[str, Any]) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", data=np.ones((5, 2)), **options)
+    with reading(tmp_path / "a.h5") as source:
+        source[0]["x"][...] = 0
+        assert source[0]["x"].tolist() == [1, 1]
+
+
+# ── what we write ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
+@given(made=datasets(), compression=st.sampled_from([None, "gzip"]))
+def test_what_was_written_comes_back(tmp_path: Path, made: tuple[Schema, list[Sample]], compression: Any) -> None:
+    schema, samples = made
+    assert why_unsupported(schema) == ""
+    with reading(write_samples(tmp_path / "a.h5", samples, schema, compression=compression)) as source:
+        assert source.schema == schema
+        assert_all_same(samples, source)
+
+
+def many(count: int) -> list[Sample]:
+    return [
+        {
+            "image": RNG.integers(0, 256, (64, 48, 3), np.uint8),
+            "label": np.int64(number),
+            "name": f"número {number}" + "\0" * (number == 3),
+            "jpeg": RNG.bytes(number * 7 % 5000),
+            "boxes": RNG.normal(size=(number % 5, 4)),
+        }
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_blocks_are_appended(tmp_path: Path, compression: Any) -> None:
+    samples = many(300)
+    schema = schema_of(samples[0]) | {"boxes": Field("array", "float64", (None, 4))}
+    with reading(write_samples(tmp_path / "a.h5", samples, schema, compression=compression)) as source:
+        for number in RNG.permutation(300):
+            assert_same(samples[number], source[int(number)])
+        loaded = next(iter(penstock.DataLoader(source.select_fields(["image", "label"]), batch_size=300)))
+    assert loaded["label"].tolist() == list(range(300))
+
+
+def test_h5py_reads_what_we_write(tmp_path: Path) -> None:
+    samples = many(200)
+    schema = schema_of(samples[0]) | {"boxes": Field("array", "float64", (None, 4))}
+    with h5py.File(write_samples(tmp_path / "a.h5", samples, schema, compression="gzip")) as file:
+        assert file["image"].chunks == (113, 64, 48, 3)
+        for number in (0, 5, 199):
+            sample = samples[number]
+            np.testing.assert_array_equal(file["image"][number], sample["image"])
+            assert file["label"][number] == number
+            assert file["name"].asstr()[number] == sample["name"]
+            assert bytes(file["jpeg"][number]) == sample["jpeg"]
+            start, shape = file["boxes/offsets"][number], file["boxes/shapes"][number]
+            flat = file["boxes/values"][start : start + shape.prod()]
+            np.testing.assert_array_equal(flat.reshape(shape), sample["boxes"])
+
+
+def test_nan_bits_survive(tmp_path: Path) -> None:
+    bits = np.array([0x7FF8000000000001, 0xFFF8DEADBEEF0000], np.uint64)
+    schema = {"x": Field("array", "float64", (2,)), "y": Field("number", "float64")}
+    path = write_samples(tmp_path / "a.h5", [{"x": bits.view(np.float64), "y": bits.view(np.float64)[1]}], schema)
+    with reading(path) as source:
+        assert source[0]["x"].view(np.uint64).tolist() == bits.tolist()
+        assert source[0]["y"].view(np.uint64) == bits[1]
+
+
+@pytest.mark.parametrize("compression", [None, "gzip"])
+@pytest.mark.parametrize("cuts", [(0, 113, 226, 250), (0, 50, 50, 200, 250), (0, 250)])
+def test_files_are_joined(tmp_path: Path, compression: Any, cuts: tuple[int, ...]) -> None:
+    samples = many(250)
+    schema = schema_of(samples[0]) | {"boxes": Field("array", "float64", (None, 4))}
+    parts = [
+        str(write_samples(tmp_path / f"{start}-{stop}.h5", samples[start:stop], schema, compression=compression))
+        for start, stop in itertools.pairwise(cuts)
+    ]
+    concat_files(parts, str(tmp_path / "all.h5"))
+    with reading(tmp_path / "all.h5") as source:
+        assert source.schema == schema
+        for one, other in zip(samples, source, strict=True):
+            assert_same(one, other)
+
+
+def test_files_of_whole_chunks_are_joined_without_unpacking(tmp_path: Path) -> None:
+    schema = {"x": Field("array", "uint8", (1 << 18,))}
+    samples = [{"x": RNG.integers(0, 256, 1 << 18, np.uint8)} for _ in range(9)]
+    parts = [
+        str(write_samples(tmp_path / f"{at}.h5", samples[at : at + 4], schema, compression="gzip")) for at in (0, 4, 8)
+    ]
+    concat_files(parts, str(tmp_path / "all.h5"))
+    with h5py.File(tmp_path / "all.h5") as whole, h5py.File(parts[1]) as part:
+        assert whole["x"].id.read_direct_chunk((4, 0)) == part["x"].id.read_direct_chunk((0, 0))
+    with pytest.raises(SourceError, match="different fields"):
+        concat_files(
+            [parts[0], str(write_samples(tmp_path / "y.h5", [], {"y": Field("text")}))], str(tmp_path / "all.h5")
+        )
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({}, "no fields"),
+        ({"a//b": Field("text")}, "cannot be a path"),
+        ({"..": Field("text"), ".": Field("text")}, "cannot be a path"),
+        ({"\ud800": Field("text")}, "cannot be a path"),
+        ({"a": Field("text"), "a/b": Field("text")}, "leaves no place"),
+        ({"a": Field("number", "float128")}, "has the type float128"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path: Path, schema: Schema, words: str) -> None:
+    assert words in why_unsupported(schema)
+    with pytest.raises(SourceError, match=words):
+        HDF5Writer(str(tmp_path / "a.h5"), schema)
+
+
+def test_samples_that_do_not_fit_the_schema_are_refused(tmp_path: Path) -> None:
+    with closing(HDF5Writer(str(tmp_path / "a.h5"), {"x": Field("array", "float32", (2, None))})) as writer:
+        for sample, words in (
+            ({"y": 1}, "has the fields"),
+            ({"x": np.zeros((2, 2))}, r"is float64\[2, 2\], and has to be float32\[2, \?\]"),
+            ({"x": np.zeros((3, 2), np.float32)}, "has to be"),
+            ({"x": 1.5}, "has to be"),
+        ):
+            with pytest.raises(SourceError, match=words):
+                writer.write(sample)
+    with pytest.raises(OptionError, match="'lz4'"):
+        HDF5Writer(str(tmp_path / "a.h5"), {"x": Field("text")}, compression="lz4")  # type: ignore[arg-type]
+    with pytest.raises(SourceError, match="cannot be written"):
+        HDF5Writer(str(tmp_path / "none" / "a.h5"), {"x": Field("text")})
+    with (
+        closing(HDF5Writer(str(tmp_path / "b.h5"), {"x": Field("text")})) as writer,
+        pytest.raises(SourceError, match="UTF"),
+    ):
+        writer.write({"x": "\ud800"})
+
+
+# ── what is broken ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_is_no_hdf5_file_is_said(tmp_path: Path) -> None:
+    (tmp_path / "a.h5").write_bytes(b"nothing of the kind")
+    with pytest.raises(SourceError, match=r"a\.h5 cannot be read as HDF5"):
+        reading(tmp_path / "a.h5")
+
+
+def broken(path: Path, change: Callable[[bytearray], None]) -> Path:
+    data = bytearray(path.read_bytes())
+    change(data)
+    path.write_bytes(data)
+    return path
+
+
+def test_a_broken_chunk_is_named_and_others_are_read(images: Any) -> None:
+    path, x, _ = images
+    with h5py.File(path) as file:
+        place = file["image"].id.get_chunk_info(2)
+
+    def flip(data: bytearray) -> None:
+        data[place.byte_offset + place.size // 2] ^= 255
+
+    with reading(broken(path, flip)) as source:
+        with pytest.raises(RecordError) as raised:
+            source[17]
+        assert (raised.value.path, raised.value.offset) == (str(path), place.byte_offset)
+        assert raised.value.key == "/image, chunk 2"
+        np.testing.assert_array_equal(source[24]["image"], x[24])
+
+
+@pytest.mark.parametrize("nbytes", [65, 1 << 20, 100 << 20])
+def test_a_bomb_is_not_unpacked(tmp_path: Path, nbytes: int) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        made = file.create_dataset("x", (8, 4), "i4", chunks=(4, 4), compression="gzip")
+        made.id.write_direct_chunk((0, 0), zlib.compress(bytes(nbytes)))
+    with reading(tmp_path / "a.h5") as source, pytest.raises(RecordError, match="other than its 64 bytes"):
+        source[0]
+
+
+def test_rows_and_chunks_that_are_too_large_are_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", (8, 1 << 20), "u1", chunks=(8, 1 << 18))
+        file["name"] = ["x" * 100_000] * 8
+    with pytest.raises(SourceError, match="in chunks of 2097152; 100000 are the most; raise max_record_nbytes"):
+        reading(tmp_path / "a.h5", max_record_nbytes=100_000)
+    with (
+        reading(tmp_path / "a.h5", fields=["name"], max_record_nbytes=100_000) as source,
+        pytest.raises(RecordError, match="a heap collection of 1000"),
+    ):
+        source[0]
+
+
+def test_a_file_that_changed_is_said(images: Any) -> None:
+    with reading(images[0]) as source:
+        broken(images[0], lambda data: data.extend(b"more"))
+        with pytest.raises(SourceError, match="when it was opened first; open it again"):
+            source[0]
+
+
+_MUTANTS = """
+import sys
+import numpy as np
+from penstock.core.errors import SourceError
+from penstock.data.formats.hdf5.source import open_files
+from penstock.data.schema import Selection
+from penstock.data.storage.storage import Storage
+
+path, seeds, first = sys.argv[1], sys.argv[2:-1], int(sys.argv[-1])
+for number in range(first, 400):
+    rng = np.random.default_rng(number)
+    data = bytearray(open(seeds[number % len(seeds)], "rb").read())
+    for _ in range(rng.integers(1, 5)):
+        at = int(rng.integers(0, len(data) if number % 2 else 4096))
+        change = rng.integers(0, 4)
+        if change == 0:
+            data[at] ^= 1 << int(rng.integers(0, 8))
+        elif change == 1:
+            data[at : at + 8] = bytes(8)
+        elif change == 2:
+            data[at:at] = rng.bytes(3)
+        elif number % 5 == 0:
+            del data[at:]
+            break
+    open(path, "wb").write(data)
+    print(number, flush=True)
+    try:
+        source = open_files([path], storage=Storage(), fields=Selection.of(None), errors="raise")
+    except SourceError:
+        continue
+    source.chunk_starts
+    for index in range(min(len(source), 50)):
+        try:
+            source[index]
+        except SourceError:
+            pass
+    source.close()
+print("all", flush=True)
+"""
+
+
+def test_files_that_were_tampered_with_give_our_errors_only(tmp_path: Path) -> None:
+    """In a process of its own: HDF5 2.0.0 itself crashes on one corrupt file in some thousands."""
+    samples = many(20)
+    schema = schema_of(samples[0]) | {"boxes": Field("array", "float64", (None, 4))}
+    seeds = [write_samples(tmp_path / "ours.h5", samples, schema, compression="gzip")]
+    for libver in ("earliest", "latest"):
+        with h5py.File(tmp_path / f"{libver}.h5", "w", libver=libver) as file:
+            x = RNG.integers(0, 256, (60, 6, 5), np.uint8)
+            file.create_dataset("packed", data=x, chunks=(8, 6, 5), compression="gzip", shuffle=True)
+            file.create_dataset("parts", data=x, chunks=(8, 4, 3), maxshape=(None, 6, None))
+            file.create_dataset("lzf", data=x, compression="lzf")
+            file["number"], file["group/text"] = np.arange(60), [f"x{number}" for number in range(60)]
+            file["record"] = np.zeros(60, [("x", "f4"), ("tag", "S3")])
+        seeds.append(tmp_path / f"{libver}.h5")
+    first, crashes = 0, 0
+    while first < 400:
+        command = [sys.executable, "-c", _MUTANTS, str(tmp_path / "mutant.h5"), *map(str, seeds), str(first)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        if done.stdout.endswith("all\n"):
+            break
+        assert done.returncode == -signal.SIGSEGV, done.stderr
+        first, crashes = int(done.stdout.split()[-1]) + 1, crashes + 1
+    assert crashes <= 2

@@ -1,0 +1,295 @@
+"""JSONL: lines in, samples out; whatever a line holds."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.json
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sample_files import assert_same, datasets, outcomes, write_samples, write_text
+from torch.utils.data import DataLoader as TorchDataLoader
+
+import penstock
+from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.data.formats.text import lines as lines_module
+from penstock.data.formats.text.jsonl import JsonLinesWriter, concat_files, open_files, why_unsupported
+from penstock.data.schema import Field, Selection, plain
+from penstock.data.storage.storage import Storage
+
+
+def jsonl(*paths: Path, fields: Any = None, errors: Any = "raise", **options: Any) -> Any:
+    return open_files(
+        [str(path) for path in paths], storage=Storage(), fields=Selection.of(fields), errors=errors, **options
+    )
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=datasets(), suffix=st.sampled_from([".jsonl", ".jsonl.gz"]))
+def test_what_was_written_comes_back(data: Any, suffix: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    schema, samples = data
+    path = tmp_path_factory.mktemp("jsonl") / f"all{suffix}"
+    write_samples(path, samples, schema)
+    assert why_unsupported(schema) == ""
+    readers = [list(jsonl(path))]
+    if suffix == ".jsonl":
+        source = jsonl(path, index=True)
+        readers.append([source[number] for number in range(len(source))])
+        source.close()
+    for found in readers:
+        assert len(found) == len(samples)
+        for one, other in zip(samples, found, strict=True):
+            assert_same({name: plain(value) for name, value in one.items()}, {k: plain(v) for k, v in other.items()})
+
+
+def test_lines_are_json_to_the_letter(tmp_path: Path) -> None:
+    sample = {"x": np.float64("nan"), "y": np.array([1.0, np.inf]), "z": np.arange(3), "t": "a\nb\u2028"}
+    (line,) = write_samples(tmp_path / "a.jsonl", [sample]).read_bytes().splitlines()
+
+    def refused(word: str) -> Any:
+        raise AssertionError(word)
+
+    found = json.loads(line, parse_constant=refused)
+    assert found["z"] == [0, 1, 2]
+    assert found["x"]["dtype"] == "float64"
+
+
+def test_pyarrow_reads_what_was_written(tmp_path: Path) -> None:
+    samples = [{"i": n, "f": n / 7, "b": n % 2 == 0, "t": f"ü\n{n}", "l": np.arange(n + 1)} for n in range(5)]
+    table = pyarrow.json.read_json(write_samples(tmp_path / "a.jsonl", samples))
+    assert table.to_pylist() == [{**sample, "l": sample["l"].tolist()} for sample in samples]
+
+
+def test_members_are_fields(tmp_path: Path) -> None:
+    path = write_text(
+        tmp_path / "a.jsonl",
+        '{"i": 1, "f": 0.5, "b": true, "t": "ü", "n": null, "l": [1, 2], "m": [[1.5, 2], [3, 4]], "o": {"p": {"q": 7}},'
+        ' "texts": ["a", "b"], "ragged": [[1], [2, 3]], "mixed": [1, "a"],'
+        ' "objects": [{"a": [{}]}], "none": [], "u": [18446744073709551615]}\n',
+    )
+    (sample,) = jsonl(path)
+    assert {name: value for name, value in sample.items() if not isinstance(value, np.ndarray)} == {
+        "i": 1,
+        "f": 0.5,
+        "b": True,
+        "t": "ü",
+        "n": None,
+        "o/p/q": 7,
+        "texts": ["a", "b"],
+        "ragged": [[1], [2, 3]],
+        "mixed": [1, "a"],
+        "objects": [{"a": [{}]}],
+    }
+    assert [sample[name].dtype.name for name in "lmu"] == ["int64", "float64", "uint64"]
+    assert sample["m"].tolist() == [[1.5, 2.0], [3.0, 4.0]]
+    assert sample["none"].shape == (0,)
+
+
+def test_dtypes_are_taken_and_checked(tmp_path: Path) -> None:
+    path = write_text(
+        tmp_path / "a.jsonl", '{"x": [1, 2], "y": 3}\n{"x": [], "y": 4}\n{"x": [300], "y": 4}\n{"x": [1.5], "y": 1}\n'
+    )
+    found = outcomes(jsonl(path, dtypes={"x": "uint8", "y": "float32"}))
+    assert [sample["x"].dtype.name for sample in found[:2]] == ["uint8", "uint8"]
+    assert type(found[0]["y"]) is np.float32
+    assert [type(one) for one in found[2:]] == [RecordError, RecordError]
+    with pytest.raises(OptionError, match="dtypes"):
+        jsonl(path, dtypes={"x": "object"})
+
+
+def test_fields_are_chosen_and_renamed(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "a.jsonl", '{"a": 1, "b": {"c": 2}}\n{"a": 3}\n')
+    found = outcomes(jsonl(path, fields={"x": "b/c"}))
+    assert found[0] == {"x": 2}
+    assert "has no field 'b/c'" in str(found[1])
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+def test_blank_lines_marks_and_carriage_returns_are_no_matter(tmp_path: Path, suffix: str) -> None:
+    text = b'\xef\xbb\xbf\r\n\n{"x": 1}\r\n  \t \n\n{"x": 2}\n{"x": 3}'
+    path = write_text(tmp_path / f"a{suffix}", text)
+    assert [sample["x"] for sample in jsonl(path)] == [1, 2, 3]
+    if suffix == ".jsonl":
+        source = jsonl(path, index=True)
+        assert [source[number]["x"] for number in range(len(source))] == [1, 2, 3]
+        source.close()
+        assert [
+            len(jsonl(write_text(tmp_path / "b.jsonl", rest), index=True)) for rest in (b"", b"\n", b"\xef\xbb\xbf")
+        ] == [0] * 3
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"x": 1', "Expecting"),
+        (b'{"x": 1} 2', "more text follows"),
+        (b"[1, 2]", "a list, not an object"),
+        (b"3", "a number, not an object"),
+        (b'{"x": 1, "x": 2}', "the field 'x' is there twice"),
+        (b'{"a/b": 1, "a": {"b": 2}}', "the field 'a/b' is there twice"),
+        (b'{"x": "\xff"}', "utf-8"),
+        (b'{"x": "\\ud800"}', "surrogates"),
+        (b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "too deep"),
+        (b'{"x": ' * 100_000 + b"1" + b"}" * 100_000, "too deep"),
+        (b'{"x": 1' + b"0" * 30 + b"}", "does not fit into 64 bits"),
+        (b'{"x": [1' + b"0" * 30 + b"]}", "64 bits"),
+        (b'{"x": [-1, 18446744073709551615]}', "64 bits"),
+        (b'{"x": 1' + b"0" * 5000 + b"}", "Exceeds the limit"),
+        (b'{"x": {"base64": "!"}}', "cannot be decoded"),
+        (b'{"x": {"base64": 3}}', "cannot be decoded"),
+        (b'{"x": {"dtype": "O", "shape": [1], "base64": "AAAAAAAAAAA="}}', "dtype"),
+        (b'{"x": {"dtype": "int8", "shape": [-1], "base64": ""}}', "shape"),
+        (b'{"x": {"dtype": "int8", "shape": [1000000000000], "base64": "AA=="}}', "1 bytes"),
+    ],
+)
+def test_a_broken_line_is_told_and_the_next_is_read(tmp_path: Path, line: bytes, reason: str) -> None:
+    path = write_text(tmp_path / "a.jsonl", b'{"x": 1}\n\n' + line + b'\n{"x": 2}\n')
+    first, broken, last = outcomes(jsonl(path))
+    assert (first, last) == ({"x": 1}, {"x": 2})
+    assert reason in str(broken)
+    assert (broken.path, broken.offset, broken.key) == (str(path), 10, "line 3")
+    source = jsonl(path, index=True)
+    with pytest.raises(RecordError, match="record 1 at byte 10"):
+        source[1]
+    assert source[2] == {"x": 2}
+    source.close()
+
+
+def test_many_broken_lines_take_no_longer_than_others(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "a.jsonl", "x\n" * 200_000)
+    began = time.process_time()
+    found = outcomes(jsonl(path))
+    assert [error.offset for error in found] == list(range(0, 400_000, 2))
+    assert time.process_time() - began < 20
+
+
+def test_pairs_of_surrogates_are_text(tmp_path: Path) -> None:
+    (sample,) = jsonl(write_text(tmp_path / "a.jsonl", r'{"x": "\ud83d\ude00"}'))
+    assert sample["x"] == "😀"
+
+
+@pytest.mark.parametrize("piece", [7, 64, 1 << 20])
+def test_a_line_that_is_too_long_is_bounded(tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines_module, "READ_NBYTES", piece)
+    path = write_text(tmp_path / "a.jsonl", '{"x": 1}\n{"x": "' + "a" * 1000 + '"}\n{"x": 2}\n')
+    found = outcomes(jsonl(path, max_record_nbytes=20))
+    assert (found[0], found[2], len(found)) == ({"x": 1}, {"x": 2}, 3)
+    assert "longer than max_record_nbytes=20" in str(found[1])
+    assert found[1].offset == 9
+    source = jsonl(path, index=True, max_record_nbytes=20)
+    with pytest.raises(RecordError, match="longer than"):
+        source[1]
+    source.close()
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    count=st.integers(0, 30),
+    blank=st.sets(st.integers(0, 29)),
+    first=st.integers(0, 35),
+    step=st.integers(1, 5),
+    piece=st.integers(1, 60),
+    packed=st.booleans(),
+)
+def test_passing_over_lines_counts_the_same_ones(
+    count: int, blank: set[int], first: int, step: int, piece: int, packed: bool, tmp_path_factory: Any
+) -> None:
+    text = "".join(f'{{"x": {number}}}\n' + "\n" * (number in blank) for number in range(count))
+    path = write_text(tmp_path_factory.mktemp("lines") / ("a.jsonl.gz" if packed else "a.jsonl"), text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines_module, "READ_NBYTES", piece)
+        stream = jsonl(path)
+        assert [sample["x"] for sample in stream.read(stream.shards[0], first, step)] == list(range(first, count, step))
+        if not packed:
+            source = jsonl(path, index=True)
+            assert [source[number]["x"] for number in range(len(source))] == list(range(count))
+            source.close()
+
+
+def test_a_truncated_gzip_file_gives_what_it_has(tmp_path: Path) -> None:
+    text = "".join(f'{{"x": {number}, "y": {random.randrange(10**9)}}}\n' for number in range(300_000))
+    whole = gzip.compress(text.encode(), 1)
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(whole[: len(whole) * 2 // 3])
+    found = outcomes(jsonl(path))
+    assert [sample["x"] for sample in found[:-1]] == list(range(len(found) - 1))
+    assert "they end early" in str(found[-1])
+    path.write_bytes(whole + whole + b"\0" * 100)
+    assert sum(1 for _ in jsonl(path)) == 600_000
+    with pytest.raises(OptionError, match="gzip"):
+        jsonl(path, index=True)
+    with pytest.raises(SourceError, match="cannot be read"):
+        jsonl(tmp_path, index=True)
+
+
+def test_parts_are_joined(tmp_path: Path) -> None:
+    for suffix in (".jsonl", ".jsonl.gz"):
+        parts = [str(tmp_path / f"{number}{suffix}") for number in range(3)]
+        for number, part in enumerate(parts):
+            write_samples(part, [{"x": value} for value in range(number)], {"x": Field("number", "int64")})
+        concat_files(parts, str(tmp_path / f"all{suffix}"))
+        assert [sample["x"] for sample in jsonl(tmp_path / f"all{suffix}")] == [0, 0, 1]
+
+
+def test_a_sample_of_another_schema_is_refused(tmp_path: Path) -> None:
+    writer = JsonLinesWriter(str(tmp_path / "a.jsonl"), {"x": Field("array", "int64", (3,))})
+    for wrong in ({"x": np.zeros(3)}, {"x": np.zeros(4, np.int64)}, {"y": np.zeros(3, np.int64)}):
+        with pytest.raises(SourceError):
+            writer.write(wrong)
+    writer.close()
+
+
+@pytest.mark.parametrize("loader", [TorchDataLoader, penstock.DataLoader])
+@pytest.mark.parametrize("index", [False, True])
+def test_loaders_give_every_line_once(tmp_path: Path, loader: Any, index: bool) -> None:
+    paths = [write_text(tmp_path / f"{number}.jsonl", f'{{"x": [{number}]}}\n' * (number + 5)) for number in range(3)]
+    source = penstock.open(str(tmp_path), index=index)
+    found = [number for batch in loader(source, batch_size=4, num_workers=2) for number in batch["x"].ravel().tolist()]
+    assert sorted(found) == [0] * 5 + [1] * 6 + [2] * 7
+    assert len(paths) == 3
+    source.close()
+
+
+def test_an_index_travels_without_its_files(tmp_path: Path) -> None:
+    source = jsonl(write_text(tmp_path / "a.jsonl", '{"x": 1}\n{"x": 2}\n'), index=True)
+    assert source[1] == {"x": 2}
+    other = pickle.loads(pickle.dumps(source))
+    assert other[0] == {"x": 1}
+    (tmp_path / "a.jsonl").write_bytes(b"{")
+    with pytest.raises(RecordError, match="too early"):
+        other[1]
+    source.close()
+    other.close()
+
+
+def test_mutated_files_give_the_errors_that_are_told(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    sample = {"a": np.arange(4), "b": "täxt", "c": b"\x00\xff", "d": np.float32(2.5), "e": {"f": 1}}
+    del sample["e"]
+    path = tmp_path / "a.jsonl"
+    write_samples(path, [sample] * 6)
+    plain_bytes = path.read_bytes()
+    for whole in (plain_bytes, gzip.compress(plain_bytes)):
+        for _ in range(400):
+            data = bytearray(whole)
+            for _ in range(rng.randrange(1, 4)):
+                at = rng.randrange(len(data))
+                what = rng.randrange(3)
+                if what == 0:
+                    data[at] ^= 1 << rng.randrange(8)
+                elif what == 1:
+                    del data[at:]
+                    data += b"\n"
+                else:
+                    data[at:at] = rng.randbytes(rng.randrange(5))
+            path.write_bytes(data)
+            for one in outcomes(jsonl(path, max_record_nbytes=10_000)):
+                assert isinstance(one, dict | RecordError)

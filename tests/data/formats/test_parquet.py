@@ -1,0 +1,459 @@
+"""Parquet: what pyarrow writes is read right, what is written comes back, and row groups are unpacked once."""
+
+from __future__ import annotations
+
+import datetime
+import pickle
+import random
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from sample_files import assert_same, datasets, samples_in, write_samples
+
+import penstock
+from penstock.core.errors import RecordError, SourceError
+from penstock.data.chunk_shuffle import ChunkShuffle
+from penstock.data.formats.arrow import parquet
+from penstock.data.formats.arrow.parquet import ParquetSource, ParquetWriter, concat_files
+from penstock.data.formats.arrow.writer import why_unsupported
+from penstock.data.schema import Field, Sample, Schema, plain, schema_of
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+def table(path: Path, columns: dict[str, Any], **options: Any) -> None:
+    pq.write_table(pa.table(columns), path, **options)
+
+
+@pytest.mark.parametrize("layout", ["raw", "tensors"])
+def test_samples_come_back_as_they_were(layout: str) -> None:
+    @settings(deadline=None, max_examples=60)
+    @given(datasets())
+    def check(made: tuple[Schema, list[Sample]]) -> None:
+        schema, samples = made
+        with tempfile.TemporaryDirectory() as folder:
+            write_samples(f"{folder}/a.parquet", samples, schema, layout=layout)
+            found = samples_in(f"{folder}/a.parquet")
+            assert len(found) == len(samples)
+            for sample, other in zip(samples, found, strict=True):
+                assert_same({name: plain(value) for name, value in sample.items()}, other)
+            source = penstock.open(f"{folder}/a.parquet")
+            assert source.schema == schema
+            assert pq.read_table(f"{folder}/a.parquet").num_rows == len(samples)
+
+    check()
+
+
+def test_numbers_keep_the_bits_of_what_is_not_a_number(tmp_path: Path) -> None:
+    bits = np.array([0x7FC00001, 0x7F800001, 0xFFC12345, 0x7FC00000, 0x80000000], np.uint32)
+    samples = [{"n": one, "x": bits.view(np.float32)} for one in bits.view(np.float32)]
+    write_samples(tmp_path / "a.parquet", samples)
+    found = samples_in(tmp_path / "a.parquet")
+    assert [int(np.asarray(sample["n"]).view(np.uint32)) for sample in found] == bits.tolist()
+    assert found[0]["x"].view(np.uint32).tolist() == bits.tolist()
+
+
+def test_pyarrow_reads_what_was_written(tmp_path: Path) -> None:
+    samples = [
+        {"x": np.full((2, 3), number, np.int16), "label": number, "name": "é", "jpeg": b"\xff"} for number in (1, 2)
+    ]
+    write_samples(tmp_path / "a.parquet", samples)
+    found = pq.read_table(tmp_path / "a.parquet").to_pylist()
+    assert np.frombuffer(found[1].pop("x"), "<i2").reshape(2, 3).tolist() == [[2, 2, 2], [2, 2, 2]]
+    assert found[1] == {"label": 2, "name": "é", "jpeg": b"\xff"}
+    write_samples(tmp_path / "b.parquet", samples, layout="tensors")
+    column = pq.read_table(tmp_path / "b.parquet").column("x").combine_chunks()
+    assert column.to_numpy_ndarray().tolist() == [[[number] * 3] * 2 for number in (1, 2)]
+
+
+def test_what_pyarrow_writes_is_read(tmp_path: Path) -> None:
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(12, dtype=np.float32).reshape(2, 3, 2))
+    turned = pa.ExtensionArray.from_storage(
+        pa.fixed_shape_tensor(pa.int8(), [2, 3], permutation=[1, 0]),
+        pa.array([list(range(6))] * 2, pa.list_(pa.int8(), 6)),
+    )
+    day = datetime.date(1970, 1, 3)
+    columns = {
+        "half": pa.array(np.array([1, 2], np.float16)),
+        "flag": pa.array([True, False]),
+        "flags": pa.array([[True] * 9, [False, True]]),
+        "text": pa.array(["a", "ß"], pa.large_string()),
+        "view": pa.array(["a", "a string that is too long for a view"], pa.string_view()),
+        "bytes": pa.array([b"", b"\0"], pa.large_binary()),
+        "cell": pa.array([b"abc", b"def"], pa.binary(3)),
+        "list": pa.array([[1, 2, 3], []], pa.list_(pa.uint8())),
+        "nested": pa.array([[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]], pa.large_list(pa.list_(pa.float64()))),
+        "mixed": pa.array([[[1, 2]], []], pa.list_(pa.list_(pa.int16(), 2))),
+        "fixed": pa.array([[[1, 2], [3, 4]]] * 2, pa.list_(pa.list_(pa.int32(), 2), 2)),
+        "tensor": tensors,
+        "turned": turned,
+        "coded": pa.array(["x", "y"]).dictionary_encode(),
+        "time": pa.array([datetime.datetime(1970, 1, 1, 0, 0, 1)] * 2, pa.timestamp("us")),
+        "day": pa.array([day] * 2),
+    }
+    table(tmp_path / "a.parquet", columns)
+    one, two = samples_in(tmp_path / "a.parquet")
+    assert_same(
+        two,
+        {
+            "half": np.float16(2),
+            "flag": np.bool_(False),
+            "flags": np.array([False, True]),
+            "text": "ß",
+            "view": "a string that is too long for a view",
+            "bytes": b"\0",
+            "cell": b"def",
+            "list": np.array([], np.uint8),
+            "nested": np.array([[3.0, 4.0], [5.0, 6.0]]),
+            "mixed": np.zeros((0, 2), np.int16),
+            "fixed": np.array([[1, 2], [3, 4]], np.int32),
+            "tensor": np.arange(6, 12, dtype=np.float32).reshape(3, 2),
+            "turned": np.arange(6, dtype=np.int8).reshape(2, 3).T,
+            "coded": "y",
+            "time": np.int64(1_000_000),
+            "day": np.int32(2),
+        },
+    )
+    assert (one["flags"].tolist(), one["nested"].shape, one["mixed"].tolist()) == ([True] * 9, (1, 2), [[1, 2]])
+    source = penstock.open(tmp_path / "a.parquet")
+    assert {name: field.words() for name, field in source.schema.items() if field.kind == "array"} == {
+        "flags": "bool[?]",
+        "list": "uint8[?]",
+        "nested": "float64[?, ?]",
+        "mixed": "int16[?, 2]",
+        "fixed": "int32[2, 2]",
+        "tensor": "float32[3, 2]",
+        "turned": "int8[3, 2]",
+    }
+
+
+def test_structs_are_fields_of_their_own(tmp_path: Path) -> None:
+    image = pa.array([{"bytes": b"1", "path": None}, None, {"bytes": b"3", "path": "c.jpg"}])
+    table(tmp_path / "a.parquet", {"image": image, "label": [1, 2, 3]})
+    assert list(penstock.open(tmp_path / "a.parquet").schema) == ["image/bytes", "image/path", "label"]
+    source = penstock.open(tmp_path / "a.parquet", fields={"x": "image/bytes", "y": "label"})
+    assert (source[0], source[2]) == ({"x": b"1", "y": 1}, {"x": b"3", "y": 3})
+    with pytest.raises(
+        RecordError, match=r"a\.parquet: record 1: field 'x': it is null; pass a value to use instead: null="
+    ):
+        source[1]
+    source.close()
+
+
+def test_nulls_are_what_the_user_says_or_errors(tmp_path: Path) -> None:
+    table(tmp_path / "a.parquet", {"label": pa.array([1, None], pa.int64()), "x": pa.array([[1, None], [2, 3]])})
+    assert samples_in(tmp_path / "a.parquet", fields=["label"], null={"label": -1}) == [{"label": 1}, {"label": -1}]
+    source = penstock.open(tmp_path / "a.parquet", fields=["x"])
+    assert source[1]["x"].tolist() == [2, 3]
+    with pytest.raises(RecordError, match="nulls between its numbers"):
+        source[0]
+    source.close()
+
+
+def test_lists_that_are_no_array_are_records_in_error(tmp_path: Path) -> None:
+    table(tmp_path / "a.parquet", {"x": pa.array([[[1], [2, 3]], [[1, 2]]])})
+    source = penstock.open(tmp_path / "a.parquet")
+    assert source[1]["x"].tolist() == [[1, 2]]
+    with pytest.raises(RecordError, match="rows have different lengths"):
+        source[0]
+    source.close()
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([["a"]]),
+        pa.array([Decimal("1.5")]),
+        pa.array([None]),
+        pa.array([[("a", 1)]], pa.map_("string", "int8")),
+    ],
+)
+def test_columns_that_are_no_field_are_named_and_can_be_left_out(tmp_path: Path, column: Any) -> None:
+    table(tmp_path / "a.parquet", {"other": column, "x": [1]})
+    with pytest.raises(SourceError, match=r"field 'other' cannot be read: it is .*; leave it out: fields="):
+        penstock.open(tmp_path / "a.parquet")
+    assert samples_in(tmp_path / "a.parquet", fields=["x"]) == [{"x": 1}]
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table([[1], [2]], names=["x", "x"]), tmp_path / "a.parquet")
+    with pytest.raises(SourceError, match="two columns have this name"):
+        penstock.open(tmp_path / "a.parquet")
+
+
+def test_files_are_one_source_if_they_have_the_same_columns(tmp_path: Path) -> None:
+    for number in range(3):
+        table(tmp_path / f"{number}.parquet", {"x": np.arange(10) + 10 * number}, row_group_size=4)
+    source = penstock.open(str(tmp_path / "{0..2}.parquet"))
+    assert [sample["x"] for sample in source] == list(range(30))
+    assert source.chunk_starts.tolist() == [0, 4, 8, 10, 14, 18, 20, 24, 28, 30]
+    assert source[-1] == {"x": 29}
+    source.close()
+    table(tmp_path / "3.parquet", {"x": ["a"]})
+    with pytest.raises(SourceError, match=r"3\.parquet: field 'x' is text, and int64 in .*0\.parquet"):
+        penstock.open(str(tmp_path / "{0..3}.parquet"))
+
+
+def test_a_row_group_is_unpacked_once_if_its_samples_are_read_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table(tmp_path / "a.parquet", {"x": np.arange(1000), "y": np.arange(1000)}, row_group_size=50)
+    asked = []
+    batches = ParquetSource.batches
+    monkeypatch.setattr(ParquetSource, "batches", lambda *args: asked.append(args[1].number) or batches(*args))
+    source = penstock.open(tmp_path / "a.parquet", fields=["x"], held_nbytes=8 * 50 * 8)
+    assert sorted(source[index]["x"] for index in ChunkShuffle(source.chunk_starts, seed=0)) == list(range(1000))
+    assert sorted(asked) == list(range(20))
+    source.close()
+
+
+def test_what_is_held_is_bounded(tmp_path: Path) -> None:
+    table(tmp_path / "a.parquet", {"x": np.arange(1000)}, row_group_size=50)
+    source = penstock.open(tmp_path / "a.parquet", held_nbytes=3 * 50 * 8)
+    for index in range(0, 1000, 50):
+        assert source[index] == {"x": index}
+        assert len(source._held.get()._groups) <= 3
+    source.close()
+
+
+def test_a_large_row_group_is_unpacked_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "_PIECE_NBYTES", 1000)
+    table(tmp_path / "a.parquet", {"x": [f"number {number}" for number in range(1000)], "y": np.arange(1000)})
+    assert samples_in(tmp_path / "a.parquet") == [{"x": f"number {number}", "y": number} for number in range(1000)]
+
+
+def test_columns_of_others_are_not_read(tmp_path: Path) -> None:
+    table(tmp_path / "a.parquet", {"x": [1], "y.z": ["a"], "y": [[1, 2]]})
+    source = penstock.open(tmp_path / "a.parquet").select_fields(["y.z"])
+    (batch,) = source.batches(source._groups[0], ["y.z"])
+    assert "x" not in batch.schema.names
+    assert source[0] == {"y.z": "a"}
+    source.close()
+
+
+def test_arrays_are_read_only_views(tmp_path: Path) -> None:
+    write_samples(
+        tmp_path / "a.parquet",
+        [{"x": np.zeros(3), "y": np.zeros((1, number))} for number in range(3)],
+        {"x": Field("array", "float64", (3,)), "y": Field("array", "float64", (1, None))},
+    )
+    for sample in samples_in(tmp_path / "a.parquet"):
+        for value in sample.values():
+            with pytest.raises(ValueError, match="read-only"):
+                value += 1
+
+
+@pytest.mark.parametrize("compression", ["zstd", "snappy", "none"])
+def test_files_are_joined(tmp_path: Path, compression: str) -> None:
+    numbers = [np.arange(number) for number in range(30)]
+    schema = {"x": Field("array", "int64", (None,))}
+    parts = [str(tmp_path / f"{part}.parquet") for part in range(3)]
+    for part, path in enumerate(parts):
+        samples = [{"x": one} for one in numbers[part * 10 : part * 10 + 10]]
+        write_samples(path, samples, schema, compression=compression)
+    concat_files(parts, str(tmp_path / "all.parquet"))
+    assert [sample["x"].tolist() for sample in samples_in(tmp_path / "all.parquet")] == [
+        one.tolist() for one in numbers
+    ]
+    source = penstock.open(tmp_path / "all.parquet")
+    assert source.schema == schema
+    assert source.chunk_starts.tolist() == [0, 10, 20, 30]
+
+
+def test_a_buffer_may_be_used_again_for_the_next_sample(tmp_path: Path) -> None:
+    buffer = np.zeros(3)
+    writer = ParquetWriter(str(tmp_path / "a.parquet"), schema_of({"x": buffer}))
+    for number in range(3):
+        buffer[:] = number
+        writer.write({"x": buffer})
+    writer.close()
+    assert [sample["x"][0] for sample in samples_in(tmp_path / "a.parquet")] == [0, 1, 2]
+
+
+def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
+    for schema, words in (
+        ({"x": Field("number", "complex64")}, "Arrow has no type"),
+        ({"x": Field("array", "uint8", (1 << 31,))}, "1073741824 are the most"),
+        ({}, "without a field"),
+    ):
+        assert words in why_unsupported(schema)
+        with pytest.raises(SourceError, match=words):
+            ParquetWriter(str(tmp_path / "a.parquet"), schema)
+
+
+def test_a_group_that_is_damaged_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table(tmp_path / "a.parquet", {"x": np.arange(100)}, row_group_size=50)
+    asked = []
+
+    def broken(*args: Any) -> Any:
+        asked.append(args)
+        raise OSError("broken")
+
+    monkeypatch.setattr(ParquetSource, "batches", broken)
+    source = penstock.open(tmp_path / "a.parquet")
+    for index in range(50):
+        with pytest.raises(RecordError, match=f"record {index}: its group cannot be unpacked: broken"):
+            source[index]
+    assert len(asked) == 1
+    source.close()
+
+
+def test_row_groups_are_neither_large_nor_many(tmp_path: Path) -> None:
+    write_samples(tmp_path / "a.parquet", [{"x": np.zeros(1 << 18)} for _ in range(9)])
+    assert penstock.open(tmp_path / "a.parquet").chunk_starts.tolist() == [0, 4, 8, 9]
+    write_samples(tmp_path / "b.parquet", [{"x": 1} for _ in range(1025)])
+    assert penstock.open(tmp_path / "b.parquet").chunk_starts.tolist() == [0, 1024, 1025]
+
+
+def test_threads_forks_and_pickles_read_the_same(tmp_path: Path) -> None:
+    table(tmp_path / "a.parquet", {"x": np.arange(640)}, row_group_size=64)
+    source = penstock.open(tmp_path / "a.parquet")
+    with ThreadPoolExecutor(4) as pool:
+        order = list(np.random.default_rng(0).permutation(640))
+        assert [sample["x"] for sample in pool.map(source.read, map(int, order))] == order
+    other = pickle.loads(pickle.dumps(source))
+    assert other[5] == {"x": 5}
+    other.close()
+    for loader in (penstock.DataLoader, torch.utils.data.DataLoader):
+        batches = loader(source, batch_size=8, num_workers=2, shuffle=True)
+        assert sorted(torch.cat([batch["x"] for batch in batches]).tolist()) == list(range(640))
+    source.close()
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1", b"PAR1\0\0\0\0PAR1", b"PAR1" + b"\xff" * 8 + b"PAR1", b"\0" * 100_000])
+def test_what_is_no_parquet_is_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "a.parquet").write_bytes(data)
+    with pytest.raises(SourceError, match=r"a\.parquet"):
+        penstock.open(tmp_path / "a.parquet")
+
+
+def test_a_flipped_bit_is_noticed_and_other_row_groups_are_read(tmp_path: Path) -> None:
+    write_samples(tmp_path / "a.parquet", [{"x": np.random.default_rng(number).bytes(4096)} for number in range(2048)])
+    data = bytearray((tmp_path / "a.parquet").read_bytes())
+    data[1 << 20] ^= 1
+    (tmp_path / "a.parquet").write_bytes(data)
+    source = penstock.open(tmp_path / "a.parquet")
+    with pytest.raises(RecordError, match=r"record 3: its group cannot be unpacked"):
+        source[3]
+    assert len(source[2047]["x"]) == 4096
+    source.close()
+
+
+def test_a_row_group_above_the_limit_is_refused(tmp_path: Path) -> None:
+    table(tmp_path / "a.parquet", {"x": [b"\0" * 1_000_000] * 20})
+    source = penstock.open(tmp_path / "a.parquet", max_group_nbytes=10_000_000)
+    with pytest.raises(RecordError, match="max_group_nbytes"):
+        source[0]
+    source.close()
+
+
+def test_mutated_files_give_nothing_but_errors_and_samples(tmp_path: Path) -> None:
+    columns = {
+        "x": pa.array([[1, 2], [3]] * 50),
+        "t": pa.array(["ab", "cd"] * 50),
+        "c": pa.array(["ab", "cd"] * 50).dictionary_encode(),
+        "f": pa.array([b"abc"] * 100, pa.binary(3)),
+    }
+    rng, refused = random.Random(0), 0
+    for number, options in enumerate(
+        ({}, {"compression": "zstd", "data_page_version": "2.0"}, {"use_dictionary": False})
+    ):
+        table(tmp_path / "good", columns, row_group_size=50, **options)
+        good = (tmp_path / "good").read_bytes()
+        for _ in range(100):
+            bad = bytearray(good)
+            for _ in range(rng.randint(1, 3)):
+                at = rng.randrange(len(bad))
+                if rng.random() < 0.7:
+                    bad[at] = rng.randrange(256)
+                elif rng.random() < 0.5:
+                    del bad[at : at + rng.randint(1, 50)]
+                else:
+                    bad[at:at] = rng.randbytes(rng.randint(1, 50))
+            path = tmp_path / f"{number}.parquet"
+            path.write_bytes(bad)
+            refused += tried(path)
+    assert refused > 100
+
+
+def tried(path: Path) -> bool:
+    """Read all that can be read; return whether anything was refused."""
+    refused = False
+    try:
+        source = penstock.open(path)
+    except SourceError:
+        return True
+    for index in range(min(len(source), 100)):
+        try:
+            source[index]
+        except RecordError:
+            refused = True
+    source.close()
+    return refused
+
+
+def test_a_remote_file_is_read_when_a_row_group_of_it_is(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    table(tmp_path / "a.parquet", {"x": np.arange(20_000)}, row_group_size=4000)
+    fsspec.filesystem("memory").put(str(tmp_path / "a.parquet"), "/folder/a.parquet")
+    source = penstock.open("memory://folder/a.parquet", cache=tmp_path / "cache")
+    assert len(source) == 20_000
+    assert not any(path.is_file() for path in (tmp_path / "cache").rglob("*"))
+    assert [source[index]["x"] for index in range(0, 20_000, 99)] == list(range(0, 20_000, 99))
+    source.close()
+
+
+def test_a_few_bytes_that_say_to_be_millions_of_values_are_not_believed(tmp_path: Path) -> None:
+    count = 20_000_000
+    values = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), pa.array(np.zeros(count, np.int32)))
+    pq.write_table(pa.table({"x": values}), tmp_path / "bomb.parquet", data_page_size=1 << 40)
+    source = penstock.open(tmp_path / "bomb.parquet")
+    with pytest.raises(SourceError, match="unpacks to 80000000 bytes; at most 1000 times as many"):
+        source[0]
+
+
+def test_columns_that_compress_well_are_believed(tmp_path: Path) -> None:
+    count = 2_000_000
+    pq.write_table(pa.table({"x": np.zeros(count, np.int64), "t": ["abc"] * count}), tmp_path / "even.parquet")
+    assert penstock.open(tmp_path / "even.parquet")[count - 1] == {"x": 0, "t": "abc"}
+
+
+def test_statistics_that_are_long_texts_are_skipped(tmp_path: Path) -> None:
+    texts = ["a" * 20_000, "b" * 20_000]
+    pq.write_table(pa.table({"t": texts}), tmp_path / "long.parquet", write_page_index=False)
+    source = penstock.open(tmp_path / "long.parquet")
+    assert [source[index]["t"] for index in range(2)] == texts
+
+
+@pytest.mark.parametrize(
+    ("claim", "words"), [(-77, "states 23 rows, in groups of -77 to 100"), (1 << 42, "in groups of 100 to 43")]
+)
+def test_a_footer_with_impossible_row_counts_is_refused(tmp_path: Path, claim: int, words: str) -> None:
+    with pq.ParquetWriter(tmp_path / "a.parquet", pa.schema({"x": pa.int64()}), write_page_index=False) as writer:
+        for count in (100, 77):
+            writer.write_table(pa.table({"x": range(count)}))
+    data = (tmp_path / "a.parquet").read_bytes()
+    length = int.from_bytes(data[-8:-4], "little")
+    worker_type, footer = data[: -8 - length], data[-8 - length : -8]
+    before, after = footer.rsplit(b"\x16" + varint(77), 1)  # the last group's num_rows: a field of type i64
+    footer = before + b"\x16" + varint(claim) + after
+    (tmp_path / "a.parquet").write_bytes(worker_type + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+    with pytest.raises(SourceError, match=words):
+        penstock.open(tmp_path / "a.parquet")
+
+
+def varint(value: int) -> bytes:
+    """Return a number as Thrift's compact protocol writes it."""
+    rest, out = (value << 1) ^ (value >> 63), bytearray()
+    while rest > 127:
+        out.append(rest & 127 | 128)
+        rest >>= 7
+    return bytes([*out, rest])

@@ -1,0 +1,239 @@
+"""CSV: rows in, samples out; quotes, types, and what is broken."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sample_files import assert_same, outcomes, write_samples, write_text
+from torch.utils.data import DataLoader as TorchDataLoader
+
+import penstock
+from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.data.formats.text import lines as lines_module
+from penstock.data.formats.text.csv import CsvWriter, concat_files, open_files, why_unsupported
+from penstock.data.formats.text.csv_records import CsvRecord, RecordSplitter
+from penstock.data.schema import Field, Selection, plain
+from penstock.data.storage.storage import Storage
+
+TEXT = st.text(st.one_of(st.sampled_from('",\n\r\t \ufeff12'), st.characters(exclude_categories=("Cs",))), max_size=8)
+COLUMNS = {
+    "text": TEXT,
+    "int64": st.integers(-(1 << 63), (1 << 63) - 1).map(np.int64),
+    "float64": st.floats().map(np.float64),
+    "bool": st.booleans().map(np.bool_),
+}
+
+
+def rows(*paths: Path, fields: Any = None, errors: Any = "raise", **options: Any) -> Any:
+    return open_files(
+        [str(path) for path in paths], storage=Storage(), fields=Selection.of(fields), errors=errors, **options
+    )
+
+
+@st.composite
+def tables(draw: Any) -> tuple[dict[str, Field], list[dict[str, Any]]]:
+    kinds = draw(st.dictionaries(TEXT, st.sampled_from(sorted(COLUMNS)), min_size=1, max_size=4))
+    schema = {name: Field("text") if kind == "text" else Field("number", kind) for name, kind in kinds.items()}
+    made = draw(st.lists(st.fixed_dictionaries({name: COLUMNS[kind] for name, kind in kinds.items()}), max_size=8))
+    return schema, made
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@given(table=tables(), suffix=st.sampled_from([".csv", ".tsv", ".csv.gz"]))
+def test_what_was_written_comes_back(table: Any, suffix: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    schema, samples = table
+    folder = tmp_path_factory.mktemp("csv")
+    parts = [str(folder / f"{number}{suffix}") for number in range(2)]
+    for part, own in zip(parts, (samples[:3], samples[3:]), strict=True):
+        write_samples(part, own, schema)
+    concat_files(parts, str(folder / f"all{suffix}"))
+    assert why_unsupported(schema) == ""
+    found = list(rows(folder / f"all{suffix}"))
+    assert len(found) == len(samples)
+    for one, other in zip(samples, found, strict=True):
+        assert_same(one, {name: plain(value) for name, value in other.items()})
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@given(table=tables())
+def test_pythons_csv_reads_what_was_written(table: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    schema, samples = table
+    path = tmp_path_factory.mktemp("csv") / "a.csv"
+    write_samples(path, samples, schema)
+    with open(path, newline="", encoding="utf-8") as file:
+        header, *found = csv.reader(file, strict=True)
+    assert header == list(schema)
+    for sample, row in zip(samples, found, strict=True):
+        for (name, field), value in zip(schema.items(), row, strict=True):
+            if field.kind == "text":
+                assert value == sample[name]
+            elif field.dtype != "bool":
+                assert np.array_equal(float(value), float(sample[name]), equal_nan=True)
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    table=st.lists(st.lists(TEXT, min_size=2, max_size=2).filter(any), max_size=6),
+    terminator=st.sampled_from(["\n", "\r\n"]),
+    piece=st.integers(1, 40),
+    quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+    first=st.integers(0, 4),
+    step=st.integers(1, 3),
+)
+def test_what_pythons_csv_writes_is_read(
+    table: Any, terminator: str, piece: int, quoting: int, first: int, step: int, tmp_path_factory: Any
+) -> None:
+    table = [["x" + one, two] for one, two in table]
+    held = io.StringIO()
+    writer = csv.writer(held, lineterminator=terminator, quoting=quoting)
+    writer.writerows([["a", "b"], *table])
+    text = held.getvalue()
+    if quoting == csv.QUOTE_MINIMAL:  # it puts no quotes about a carriage return
+        table = [row for row in table if not any("\r" in value for value in row)]
+        held = io.StringIO()
+        csv.writer(held, lineterminator=terminator, quoting=quoting).writerows([["a", "b"], *table])
+        text = held.getvalue()
+    path = write_text(tmp_path_factory.mktemp("csv") / "a.csv", text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines_module, "READ_NBYTES", piece)
+        stream = rows(path, dtypes={"a": "text", "b": "text"})
+        found = [[sample["a"], sample["b"]] for sample in stream.read(stream.shards[0], first, step)]
+    assert found == table[first::step]
+
+
+def test_types_are_told_from_the_first_rows(tmp_path: Path) -> None:
+    text = 'i,f,e,b,t,q,big,id\n1,1.5,,true,x,"1",99999999999999999999,007\n-2,1e3,2,False,1,"2",1,008\n'
+    first, second = rows(write_text(tmp_path / "a.csv", text))
+    assert first == {"i": 1, "f": 1.5, "e": first["e"], "b": True, "t": "x", "q": "1", "big": "9" * 20, "id": 7}
+    assert math.isnan(first["e"])
+    assert [type(value) for value in second.values()] == [int, float, float, bool, str, str, str, int]
+
+
+def test_dtypes_fields_header_and_delimiter(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "a.csv", "1;2.5;007\n3;;008\n")
+    options = {"header": ["x", "y", "z"], "delimiter": ";", "dtypes": {"x": "uint8", "y": "float32", "z": "text"}}
+    first, second = rows(path, fields={"a": "x", "b": "y", "c": "z"}, **options)
+    assert first == {"a": np.uint8(1), "b": np.float32(2.5), "c": "007"}
+    assert [type(value) for value in second.values()] == [np.uint8, np.float32, str]
+    with pytest.raises(SourceError, match="no column 'w'"):
+        rows(path, **{**options, "dtypes": {"w": "text"}})
+    with pytest.raises(OptionError, match="dtypes"):
+        rows(path, **{**options, "dtypes": {"x": "object"}})
+    with pytest.raises(OptionError, match="delimiter"):
+        rows(path, delimiter="||")
+    with pytest.raises(SourceError, match="no field 'w'"):
+        rows(path, fields=["w"], **options)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (b"1", "it has 1 values, the header 2"),
+        (b"1,2,3", "it has 3 values, the header 2"),
+        (b"1.5,x", "column 'a' has '1.5', which is no int64"),
+        (b"99999999999999999999,x", "no int64"),
+        (b"1,\xff", "utf-8"),
+        (b'"1,\xff"', "utf-8"),
+        (b'"1"2,x', "after the closing quote comes '2,x'"),
+    ],
+)
+def test_a_broken_row_is_told_and_the_next_is_read(tmp_path: Path, row: bytes, reason: str) -> None:
+    path = write_text(tmp_path / "a.csv", b'a,b\n1,"x\ny"\n\n' + row + b"\n2,z\n")
+    first, broken, last = outcomes(rows(path, dtypes={"a": "int64"}))
+    assert (first, last) == ({"a": 1, "b": "x\ny"}, {"a": 2, "b": "z"})
+    assert reason in str(broken)
+    assert (broken.offset, broken.key) == (13, "line 5")
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@given(line=st.text('",\rab\\|.', max_size=14), delimiter=st.sampled_from(",|.\\"))
+def test_lines_with_quotes_are_split_alike_quickly_and_by_character(line: str, delimiter: str) -> None:
+    finder = RecordSplitter(Storage(), delimiter, 1000)
+    quick = finder._whole.fullmatch(line.encode())
+    slow = finder.split(line.encode(), iter(()))
+    if quick:
+        assert CsvRecord(0, 1, line.encode(), finder).values() == slow
+    elif isinstance(slow, list):  # a quote within a value that has no quotes
+        assert '"' in line
+
+
+def test_a_quote_that_is_not_closed_is_bounded(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "a.csv", 'a,b\n1,x\n2,"y\n' + "3,z\n" * 1000)
+    assert "not closed before the file ends" in str(outcomes(rows(path))[-1])
+    found = outcomes(rows(path, max_record_nbytes=50))
+    assert "longer than max_record_nbytes=50; perhaps a quote is not closed" in str(found[1])
+    assert len(found) > 900
+    assert found[-1] == {"a": 3, "b": "z"}
+    path = write_text(tmp_path / "a.csv", "a,b\n1,x\n2," + "y" * 1000 + "\n3,z\n")
+    assert [type(one) for one in outcomes(rows(path, max_record_nbytes=50))] == [dict, RecordError, dict]
+
+
+def test_files_have_to_have_one_header(tmp_path: Path) -> None:
+    paths = [write_text(tmp_path / "a.csv", "a,b\n1,2\n"), write_text(tmp_path / "b.csv", "b,a\n1,2\n")]
+    stream = rows(*paths, errors="skip")
+    with pytest.warns(UserWarning, match="its columns are"):
+        assert list(stream) == [{"a": 1, "b": 2}]
+    with pytest.raises(SourceError, match="empty"):
+        rows(write_text(tmp_path / "c.csv", ""))
+    with pytest.raises(SourceError, match="2 columns 'a'"):
+        rows(write_text(tmp_path / "c.csv", "a,b,a\n"))
+    with pytest.raises(SourceError, match="header cannot be read"):
+        rows(write_text(tmp_path / "c.csv", b"\xff\n1\n"))
+    assert list(rows(write_text(tmp_path / "c.csv", "a,b\n"))) == []
+
+
+def test_what_csv_cannot_hold_is_said(tmp_path: Path) -> None:
+    assert "array" not in why_unsupported({"x": Field("number", "float64")})
+    assert "float32[3]" in why_unsupported({"x": Field("array", "float32", (3,))})
+    assert "comes back" in why_unsupported({"x": Field("number", "int8")})
+    assert "no fields" in why_unsupported({})
+    with pytest.raises(SourceError, match="numbers and text only"):
+        CsvWriter(str(tmp_path / "a.csv"), {"x": Field("bytes")})
+    writer = CsvWriter(str(tmp_path / "a.csv"), {"x": Field("number", "int64")})
+    with pytest.raises(SourceError):
+        writer.write({"x": 1.5})
+    writer.close()
+
+
+@pytest.mark.parametrize("loader", [TorchDataLoader, penstock.DataLoader])
+def test_workers_share_out_the_rows(tmp_path: Path, loader: Any) -> None:
+    write_text(tmp_path / "a.tsv", "x\ty\n" + "".join(f'{number}\t"a\n{number}"\n' for number in range(50)))
+    batches = list(loader(penstock.open(str(tmp_path / "*.tsv")), batch_size=4, num_workers=3))
+    assert sorted(torch.cat([batch["x"] for batch in batches]).tolist()) == list(range(50))
+
+
+def test_mutated_files_give_the_errors_that_are_told(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    path = tmp_path / "a.csv"
+    whole = 'n,"te""xt",f\n' + "".join(f'{number},"t\nü""{number}",{number / 7}\n' for number in range(9))
+    for packed in (whole.encode(), gzip.compress(whole.encode())):
+        for _ in range(400):
+            data = bytearray(packed)
+            for _ in range(rng.randrange(1, 4)):
+                at = rng.randrange(len(data))
+                what = rng.randrange(3)
+                if what == 0:
+                    data[at] ^= 1 << rng.randrange(8)
+                elif what == 1:
+                    del data[at:]
+                    data += b"\n"
+                else:
+                    data[at:at] = rng.choice([b'"', b",", b"\n", b"\r", b"\0", rng.randbytes(3)])
+            path.write_bytes(data)
+            try:
+                stream = rows(path, max_record_nbytes=10_000)
+            except SourceError:
+                continue
+            for one in outcomes(stream):
+                assert isinstance(one, dict | RecordError)

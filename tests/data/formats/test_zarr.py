@@ -1,0 +1,162 @@
+"""Zarr: what others wrote, what we write, and groups that are broken."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zarr
+from hypothesis import HealthCheck, given, settings
+from sample_files import assert_same, datasets, write_samples
+
+import penstock
+from penstock.core.errors import RecordError, SourceError
+from penstock.data.formats.zarr.source import open_files
+from penstock.data.formats.zarr.writer import ZarrWriter, why_unsupported
+from penstock.data.schema import Field, Sample, Schema, Selection, schema_of
+from penstock.data.storage.storage import Storage
+
+RNG = np.random.default_rng(0)
+zarr.config.set({"threading.max_workers": 1})
+with tempfile.TemporaryDirectory() as folder:  # the package's threads stay for as long as the process does
+    zarr.save(f"{folder}/a.zarr", np.zeros(1))
+
+
+def reading(*paths: Path, fields: Any = None, **options: Any) -> Any:
+    return closing(
+        open_files(
+            [str(path) for path in paths], storage=Storage(), fields=Selection.of(fields), errors="raise", **options
+        )
+    )
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("dtype", ["uint8", ">i4", "float16", "bool", "complex64"])
+def test_rows_are_those_that_zarr_reads(tmp_path: Path, version: Any, dtype: str) -> None:
+    data = RNG.integers(0, 2, (50, 6, 5)).astype(dtype)
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=version)
+    group.create_array("image", data=data, chunks=(8, 4, 5))
+    group.create_array("inner/label", data=np.arange(50), chunks=(20,))
+    group.create_array("mean", data=np.zeros(3), chunks=(3,))
+    with reading(tmp_path / "a.zarr") as source:
+        for index in (0, 7, 8, 49):
+            expected = data[index].astype(data.dtype.newbyteorder("="))
+            assert_same(source[index], {"image": expected, "inner/label": np.int64(index)})
+        assert source.chunk_starts.tolist() == [*range(0, 50, 8), 50]
+        assert source.select_fields(["inner/label"])[3] == {"inner/label": 3}
+
+
+def test_shards_and_arrays_without_a_group(tmp_path: Path) -> None:
+    made = zarr.create_array(tmp_path / "a.zarr", shape=(40, 3), chunks=(4, 3), shards=(16, 3), dtype="f4")
+    made[:] = data = RNG.normal(size=(40, 3)).astype("f4")
+    with reading(tmp_path / "a.zarr", fields={"x": "array"}) as source:
+        assert source.chunk_starts.tolist() == [0, 16, 32, 40]
+        np.testing.assert_array_equal(np.stack([sample["x"] for sample in source]), data)
+
+
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None, max_examples=25
+)
+@given(made=datasets())
+def test_what_was_written_comes_back(tmp_path: Path, made: tuple[Schema, list[Sample]]) -> None:
+    schema, samples = made
+    assert why_unsupported(schema) == ""
+    with reading(write_samples(tmp_path / "a.zarr", samples, schema)) as source:
+        assert (source.schema, len(source)) == (schema, len(samples))
+        for one, other in zip(samples, source, strict=True):
+            assert_same(one, other)
+
+
+def many(count: int) -> tuple[Schema, list[Sample]]:
+    samples = [
+        {
+            "image": RNG.integers(0, 256, (64, 48, 3), np.uint8),
+            "name": f"número {number}",
+            "jpeg": RNG.bytes(number * 7 % 5000),
+            "boxes": RNG.normal(size=(number % 5, 4)),
+        }
+        for number in range(count)
+    ]
+    return schema_of(samples[0]) | {"boxes": Field("array", "float64", (None, 4))}, samples
+
+
+def test_blocks_are_appended_and_zarr_reads_them(tmp_path: Path) -> None:
+    schema, samples = many(300)
+    with reading(write_samples(tmp_path / "a.zarr", samples, schema)) as source:
+        for number in RNG.permutation(300).tolist():
+            assert_same(samples[number], source[number])
+        with closing(pickle.loads(pickle.dumps(source))) as other:
+            assert_same(samples[7], other[7])
+    group: Any = zarr.open_group(tmp_path / "a.zarr", mode="r")
+    assert group["image"].chunks == (113, 64, 48, 3)
+    np.testing.assert_array_equal(group["image"][250], samples[250]["image"])
+    assert group["name"][250:251].tolist() == [samples[250]["name"]]
+
+
+def test_several_groups_through_a_loader(tmp_path: Path) -> None:
+    for number in range(2):
+        values = [{"x": np.float32(number * 10 + at)} for at in range(10)]
+        write_samples(tmp_path / f"{number}.zarr", values, {"x": Field("number", "float32")})
+    with closing(penstock.open(tmp_path / "{0..1}.zarr")) as source:  # type: ignore[type-var]
+        loader = penstock.DataLoader(source, batch_size=4, shuffle=True, num_workers=2)
+        assert torch.cat([batch["x"] for batch in loader]).sort().values.tolist() == list(range(20))
+
+
+def test_what_cannot_be_a_field_is_said(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    group.create_array("x", data=np.zeros((4, 1000)), chunks=(4, 1000))
+    group.create_array("y", data=np.zeros(3), chunks=(3,))
+    group.create_array("when", data=np.zeros(4, "M8[s]"), chunks=(4,))
+    for fields, options, words in (
+        (None, {}, "'when' holds datetime64"),
+        (["z"], {}, "has no field 'z'"),
+        (["x", "y"], {}, "'x' has 4, 'y' has 3"),
+        (["x"], {"max_record_nbytes": 1000}, "32000 bytes for all columns; 1000 are the most"),
+    ):
+        with pytest.raises(SourceError, match=words):
+            reading(tmp_path / "a.zarr", fields=fields, **options)
+    (tmp_path / "b.zarr").mkdir()
+    with pytest.raises(SourceError, match="cannot be read as Zarr"):
+        reading(tmp_path / "b.zarr")
+    with pytest.raises(SourceError, match="cannot be the name"):
+        ZarrWriter(str(tmp_path / "c.zarr"), {"a/b": Field("text")})
+
+
+def test_broken_groups_give_our_errors_only(tmp_path: Path) -> None:
+    schema, samples = many(6)
+    path = write_samples(tmp_path / "a.zarr", samples, schema)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    outcomes = set()
+    for number in range(100):
+        rng = np.random.default_rng(number)
+        file = files[number % len(files)]
+        whole = file.read_bytes()
+        data = bytearray(whole)
+        at = int(rng.integers(0, len(data)))
+        if number % 3 == 0:
+            data[at] ^= 1 << int(rng.integers(0, 8))
+        elif number % 3 == 1:
+            del data[at:]
+        else:
+            data[at:at] = rng.bytes(2)
+        file.write_bytes(data)
+        try:
+            with reading(path) as source:
+                for index in range(min(len(source), 6)):
+                    try:
+                        source[index]
+                        outcomes.add("read")
+                    except RecordError:
+                        outcomes.add("record")
+        except SourceError:
+            outcomes.add("refused")
+        file.write_bytes(whole)
+    assert outcomes == {"read", "record", "refused"}
+    assert json.loads((path / "zarr.json").read_text())["node_type"] == "group"

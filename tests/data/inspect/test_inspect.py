@@ -1,0 +1,171 @@
+"""An inspection reports what a data set holds, and what is broken."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sample_files import write_samples
+
+from penstock.core.errors import OptionError, SourceError
+from penstock.data.inspect import inspect
+from penstock.data.inspect.contact_sheet import as_image, contact_sheet, half_blocks, images_of, save
+from penstock.data.inspect.field_summary import FieldSummary
+from penstock.data.inspect.inspection_text import render
+from penstock.data.schema import Sample
+
+
+def make_samples(count: int) -> list[Sample]:
+    return [
+        {
+            "x": np.full((3, 2 + number % 4), number, np.float32),
+            "y": np.int64(number),
+            "t": "é\x1b[31m" + "a" * (number % 3),
+            "b": b"\xff" * (number % 5),
+        }
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize(("kind", "is_stream"), [("tfrecord", True), ("lmdb", False)])
+def test_fields_have_types_sizes_and_statistics(tmp_path: Path, kind: str, is_stream: bool) -> None:
+    path = write_samples(tmp_path / f"in.{kind}", make_samples(100))
+    found = inspect(path, seconds=0.01)
+    assert (found.format, found.files, found.is_stream, found.samples_read) == (kind, 1, is_stream, 100)
+    assert found.samples == (None if is_stream else 100)
+    assert found.nbytes == os.path.getsize(path)
+    assert found.fields["x"] == FieldSummary(
+        types=["float32[3, 2..5]"], min=0.0, max=99.0, mean=pytest.approx(49.5), samples=100
+    )
+    assert found.fields["t"] == FieldSummary(types=["text"], lengths=(6, 8), samples=100)
+    assert found.fields["b"] == FieldSummary(types=["bytes"], lengths=(0, 4), samples=100)
+    assert [speed.order for speed in found.speeds] == ["sequential"] + ["random"] * (not is_stream)
+    assert all(speed.samples and speed.samples_per_s > 0 for speed in found.speeds)
+    assert len(found.examples) == 3
+
+
+def test_what_files_hold_cannot_control_a_terminal(tmp_path: Path) -> None:
+    found = inspect(write_samples(tmp_path / "in.lmdb", make_samples(10)), seconds=0)
+    text = render(found)
+    assert "\x1b" not in text
+    assert r"t: 'é\x1b[31m'" in text
+    assert "read speed" not in text
+
+
+def test_json_has_a_schema_and_no_numbers_that_json_lacks(tmp_path: Path) -> None:
+    samples = [{"x": np.array([np.nan, np.inf, 2.0], np.float32)}, {"x": np.array([np.nan] * 3, np.float32)}]
+    found = inspect(write_samples(tmp_path / "in.lmdb", samples), seconds=0.01)
+    report = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert report["schema"] == "penstock.inspect/1"
+    assert report["fields"]["x"]["nonfinite"] == 5
+    assert (report["fields"]["x"]["min"], report["fields"]["x"]["max"], report["fields"]["x"]["mean"]) == (
+        2.0,
+        2.0,
+        2.0,
+    )
+    assert report["examples"][0] == {"x": "float32[3]: nan inf 2"}
+
+
+def test_broken_records_are_reported_and_counted(tmp_path: Path) -> None:
+    path = write_samples(tmp_path / "in.tfrecord", make_samples(20))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    found = inspect(path, seconds=0.01)
+    assert found.samples_read == 19
+    assert len(found.errors) == 1
+    assert "in.tfrecord: record" in found.errors[0]
+    assert found.speeds[0].errors == 1
+    assert "1 broken" in render(found)
+
+
+def test_a_missing_path_and_negative_options_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(SourceError):
+        inspect(tmp_path / "nothing.tfrecord")
+    with pytest.raises(SourceError, match="known suffix"):
+        inspect(tmp_path)
+    with pytest.raises(OptionError):
+        inspect(tmp_path, samples=-1)
+
+
+def test_an_empty_file_has_no_fields(tmp_path: Path) -> None:
+    (tmp_path / "in.tfrecord").write_bytes(b"")
+    found = inspect(tmp_path / "in.tfrecord", seconds=0.01)
+    assert (found.samples_read, found.fields, found.examples) == (0, {}, [])
+    assert "samples: unknown" in render(found)
+
+
+@pytest.mark.parametrize(("kind", "words"), [("hdf5", "chunks ["), ("parquet", "zstd")])
+def test_chunks_and_compression_are_described(tmp_path: Path, kind: str, words: str) -> None:
+    found = inspect(write_samples(tmp_path / f"in.{kind}", make_samples(20)), seconds=0)
+    assert any(words in one for one in found.layout.values())
+    assert found.chunks is None or found.chunks >= 1
+    assert "object" not in str(found.layout)
+
+
+@pytest.mark.parametrize("kind", ["tfrecord", "lmdb", "hdf5", "parquet", "tar", "jsonl"])
+def test_damaged_files_give_a_report_or_a_documented_error(tmp_path: Path, kind: str) -> None:
+    path = write_samples(tmp_path / f"in.{kind}", make_samples(20))
+    data, rng = path.read_bytes(), np.random.default_rng(0)
+    for _ in range(30):
+        damaged = bytearray(data)
+        for at in rng.integers(0, len(data), 8):
+            damaged[at] ^= 1 << int(rng.integers(8))
+        path.write_bytes(damaged[: int(rng.integers(len(data) // 2, len(data) + 1))])
+        with contextlib.suppress(SourceError):
+            render(inspect(path, seconds=0.01))
+
+
+# ── pictures ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def encoded(format: str) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (20, 10), (200, 100, 50)).save(file, format)
+    return file.getvalue()
+
+
+def test_images_are_found_in_arrays_and_in_bytes() -> None:
+    shapes = {
+        "chw": (3, 10, 20),
+        "hwc": (10, 20, 3),
+        "grey": (10, 20),
+        "one channel": (1, 10, 20),
+        "clip": (4, 3, 10, 20),
+    }
+    for shape in shapes.values():
+        image = as_image(np.zeros(shape, np.uint8))
+        assert image is not None
+        assert image.shape == (10, 20, 3)
+    for data in (encoded("PNG"), encoded("JPEG")):
+        image = as_image(data)
+        assert image is not None
+        assert np.abs(image[5, 5].astype(int) - (200, 100, 50)).max() < 4
+    for other in (np.zeros((3, 10, 20), np.float32), np.zeros(30, np.uint8), b"\xff\xd8\xffnothing", "text", 3):
+        assert as_image(other) is None
+
+
+def test_a_contact_sheet_holds_all_and_is_written_and_drawn(tmp_path: Path) -> None:
+    images = images_of([{"image": np.full((3, 10, 20), 50 * number, np.uint8), "label": number} for number in range(5)])
+    sheet = contact_sheet(images, cell=16)
+    assert sheet.shape == (2 * 20 - 4, 3 * 20 - 4, 3)
+    assert [int(sheet[4 + 20 * (number // 3), 4 + 20 * (number % 3), 0]) for number in range(5)] == [
+        0,
+        50,
+        100,
+        150,
+        200,
+    ]
+    save(sheet, str(tmp_path / "sheet.png"))
+    with Image.open(tmp_path / "sheet.png") as written:
+        assert np.array_equal(np.asarray(written), sheet)
+    rows = half_blocks(sheet, 28)
+    assert (len(rows), len(rows[0])) == (9, 28)
+    with pytest.raises(SourceError, match="cannot be written"):
+        save(sheet, str(tmp_path / "sheet.nothing"))

@@ -1,0 +1,398 @@
+"""Storage: what a path stands for; and streams from an S3 server that fails: every sample exactly once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+from bucket import Address, put, serving
+from faulty_storage import FaultPlan, Files, Proxy
+from sample_files import write_samples
+from torch.utils.data import DataLoader as TorchDataLoader
+
+import penstock
+from penstock.core.errors import SourceError
+from penstock.data.storage.storage import Storage, expand_braces, is_remote
+from penstock.data.stream import Shard, Stream
+
+pytestmark = pytest.mark.usefixtures("preloaded_python")
+
+QUICK = Storage(range_nbytes=4096, stall_s=0.5, retries=10, timeout_s=30)
+SHARDS, LINES = 5, 700
+
+
+@pytest.fixture(autouse=True)
+def _hang_up_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.data.storage.event_loop.LINGER_S", 0.05)
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[Address]:
+    with serving() as address:
+        put(address, {f"train/{shard}.txt": text(shard) for shard in range(SHARDS)})
+        put(address, {"train/.hidden": b"", "train/more/what?.txt": b"what"})
+        yield address
+
+
+@pytest.fixture
+def s3(moto: Address, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    with Proxy(*moto).running() as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        yield proxy
+
+
+@pytest.fixture
+def http() -> Iterator[Files]:
+    with Files({f"/train/{shard}.txt": text(shard) for shard in range(SHARDS)}).running() as server:
+        yield server
+
+
+def text(shard: int) -> bytes:
+    return b"".join(b"shard %d, line %d%s\n" % (shard, line, b"." * (line % 50)) for line in range(LINES))
+
+
+def everything() -> Counter[str]:
+    return Counter(line for shard in range(SHARDS) for line in text(shard).decode().splitlines())
+
+
+class Lines(Stream):
+    """Lines of text files."""
+
+    def __init__(self, paths: list[str], storage: Storage) -> None:
+        super().__init__([Shard(path) for path in paths])
+        self.storage = storage
+
+    def read(self, shard: Shard, first: int, step: int) -> Iterator[Any]:
+        with self.storage.open(shard.name) as file:
+            for number, line in enumerate(file):
+                if number >= first and (number - first) % step == 0:
+                    yield line.decode().rstrip("\n")
+
+
+# ── what paths stand for ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_braces_are_expanded() -> None:
+    assert expand_braces("a-{08..10}.tar") == ["a-08.tar", "a-09.tar", "a-10.tar"]
+    assert expand_braces("{2..0}") == ["2", "1", "0"]
+    assert expand_braces("{a,b}{1..2}") == ["a1", "a2", "b1", "b2"]
+    assert expand_braces("a{b}c{0..1}") == ["a{b}c0", "a{b}c1"]
+    with pytest.raises(SourceError, match="1000000 are the most"):
+        expand_braces("{0..99999999}")
+
+
+def test_braces_of_remote_files_are_never_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    found = Storage().expand("s3://bucket/train-{000..127}.tar")
+    assert len(found) == 128
+    assert found[127] == "s3://bucket/train-127.tar"
+    assert Storage().expand("https://host/a.tar?signature=*") == ["https://host/a.tar?signature=*"]
+
+
+def test_local_wildcards_and_folders(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", "c.bin", ".hidden", "sub/d.txt", ".git/e.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode())
+    assert Storage().expand(tmp_path / "*.txt") == [str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]
+    assert Storage().expand([str(tmp_path / "c.bin"), tmp_path / "a*"]) == [
+        str(tmp_path / "c.bin"),
+        str(tmp_path / "a.txt"),
+    ]
+    found = [os.path.relpath(path, tmp_path) for path in Storage().list(str(tmp_path))]
+    assert found == ["a.txt", "b.txt", "c.bin", "sub/d.txt"]
+    with pytest.raises(SourceError, match="there is no file"):
+        Storage().expand(tmp_path / "*.tar")
+
+
+def test_a_file_url_is_a_path(tmp_path: Path) -> None:
+    path = tmp_path / "a b.txt"
+    path.write_bytes(b"text")
+    url = path.as_uri()
+    assert not is_remote(url)
+    assert Storage().expand(url) == [str(path)]
+    assert Storage().local(url) == str(path)
+    assert Storage().nbytes(url) == 4
+    assert Storage().list(tmp_path.as_uri()) == [str(path)]
+    with Storage().open(url, 1) as file:
+        assert file.read() == b"ext"
+
+
+def test_local_files_that_are_not_there(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    for method in (Storage().open, Storage().local, Storage().nbytes):
+        with pytest.raises(SourceError, match="missing"):
+            method(missing)
+
+
+def test_wildcards_and_folders_in_s3(s3: Proxy) -> None:
+    s3.plan = FaultPlan(["503", "", "500", "", "cut"])
+    numbered = [f"s3://bucket/train/{shard}.txt" for shard in range(SHARDS)]
+    assert QUICK.expand("s3://bucket/train/*.txt") == numbered
+    assert QUICK.expand("s3://bucket/train/[12].txt") == numbered[1:3]
+    assert QUICK.expand("s3://bucket/train/?.txt") == numbered
+    assert QUICK.list("s3://bucket/train/") == [*numbered, "s3://bucket/train/more/what?.txt"]
+    assert QUICK.list("s3://bucket/train") == QUICK.list("s3://bucket/train/")
+    with pytest.raises(SourceError, match="there is no file"):
+        QUICK.expand("s3://bucket/nothing/*.txt")
+
+
+def test_wildcards_and_folders_of_a_web_server(http: Files) -> None:
+    found = [f"{http.url}/train/{shard}.txt" for shard in range(SHARDS)]
+    assert QUICK.expand(f"{http.url}/train/*.txt") == found
+    assert QUICK.list(f"{http.url}/train/") == found
+
+
+def test_wildcards_and_folders_in_memory() -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe({"/train/a.txt": b"a", "/train/b.txt": b"b"})
+    assert Storage().expand("memory://train/*.txt") == ["memory://train/a.txt", "memory://train/b.txt"]
+    assert Storage().list("memory://train") == ["memory://train/a.txt", "memory://train/b.txt"]
+    assert Storage().nbytes("memory://train/a.txt") == 1
+    memory.rm("/train", recursive=True)
+
+
+# ── S3 ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_file_of_s3_is_read_whatever_happens(s3: Proxy) -> None:
+    s3.plan = FaultPlan(
+        ["500", "503", "cut"], fault_rate=0.3, kinds=("500", "503", "cut", "reset", "slow", "refuse", "short")
+    )
+    with QUICK.open("s3://bucket/train/3.txt") as file:
+        assert file.read() == text(3)
+    assert QUICK.nbytes("s3://bucket/train/3.txt") == len(text(3))
+
+
+def test_attempts_do_not_multiply(s3: Proxy) -> None:
+    s3.plan = FaultPlan(fault_rate=1.0, kinds=("500",))
+    with pytest.raises(SourceError, match="attempt 4"):
+        Storage(retries=3).nbytes("s3://bucket/train/3.txt")
+    assert len(s3.requests) == 4
+    s3.requests.clear()
+    s3.plan = FaultPlan([""], fault_rate=1.0, kinds=("cut",))
+    with pytest.raises(SourceError, match="cannot be read"), Storage(retries=0).open("s3://bucket/train/3.txt") as file:
+        file.read()
+    assert len(s3.requests) == 2
+
+
+def test_a_file_that_is_not_in_s3_is_missed_at_once(s3: Proxy) -> None:
+    with pytest.raises(SourceError, match=r"there is no file s3://bucket/none \(HTTP 404"):
+        QUICK.open("s3://bucket/none")
+    assert len(s3.requests) == 1
+
+
+def test_credentials_that_are_wrong_or_missing_say_what_to_do(s3: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    s3.answer = lambda *_: (403, {}, b"<Error><Code>InvalidAccessKeyId</Code></Error>")  # type: ignore[method-assign]
+    with pytest.raises(SourceError, match=r"may not be read .*403.*AWS_PROFILE"):
+        QUICK.open("s3://bucket/train/0.txt")
+    assert len(s3.requests) == 1
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    with pytest.raises(SourceError, match=r"may not be read .*NoCredentialsError.*AWS_PROFILE"):
+        Storage(stall_s=1.0).open("s3://bucket/train/0.txt")
+    assert len(s3.requests) == 1
+
+
+def test_a_profile_that_is_not_there_is_an_error(s3: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(SourceError, match=r"may not be read .*ProfileNotFound.*AWS_PROFILE"):
+        QUICK.open("s3://bucket/train/0.txt")
+
+
+def test_a_file_of_s3_that_changes_is_an_error(s3: Proxy) -> None:
+    with QUICK.open("s3://bucket/train/0.txt") as file:
+        file.read(10)
+        honest = s3.answer
+
+        def other(method: str, path: str, headers: Any) -> Any:
+            status, told, worker_type = honest(method, path, headers)
+            return status, {**told, "ETag": '"another"'}, worker_type
+
+        s3.answer = other  # type: ignore[method-assign]
+        with pytest.raises(SourceError, match="was changed while it was read"):
+            file.read()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_an_s3_server_that_answers_nonsense_gives_no_foreign_error(s3: Proxy, seed: int) -> None:
+    chance, honest = random.Random(seed), s3.answer
+
+    def lying(method: str, path: str, headers: Any) -> Any:
+        status, told, data = honest(method, path, headers)
+        worker_type, told = bytearray(data), dict(told)
+        what = chance.choice(["worker_type", "header", "lost", "status", "short", ""])
+        if what == "worker_type" and worker_type:
+            worker_type[chance.randrange(len(worker_type))] = chance.randrange(256)
+        elif what == "header":
+            told[chance.choice(list(told))] = str(chance.randrange(10**20))
+        elif what == "lost":
+            told.pop(chance.choice(list(told)))
+        elif what == "status":
+            status = chance.choice([100, 200, 204, 206, 301, 304, 400, 405, 409, 418, 599, 999])
+        elif what == "short":
+            worker_type = worker_type[: chance.randrange(len(worker_type) + 1)]
+        return status, told, bytes(worker_type)
+
+    s3.answer = lying  # type: ignore[method-assign]
+    storage = Storage(retries=1, stall_s=0.2, timeout_s=2)
+    for _ in range(6):
+        for ask in (storage.list, storage.expand, storage.nbytes, lambda url: storage.open(url).close()):
+            with contextlib.suppress(SourceError):
+                ask("s3://bucket/train/*.txt" if ask == storage.expand else "s3://bucket/train/1.txt")
+
+
+# ── streams ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("loader", [penstock.DataLoader, TorchDataLoader])
+@pytest.mark.parametrize("caches", [False, True])
+def test_every_sample_comes_once_from_s3(s3: Proxy, tmp_path: Path, loader: Any, caches: bool) -> None:
+    s3.plan = FaultPlan(
+        fault_rate=0.25, seed=7, kinds=("500", "503", "cut", "reset", "slow", "refuse", "short", "stall")
+    )
+    storage = Storage(
+        cache=str(tmp_path / "cache") if caches else None, range_nbytes=4096, stall_s=0.5, retries=10, timeout_s=60
+    )
+    stream = Lines(storage.expand("s3://bucket/train/{0..4}.txt"), storage)
+    for _ in range(2):
+        batches = loader(stream, batch_size=32, num_workers=2, collate_fn=list, multiprocessing_context="fork")
+        assert Counter(line for batch in batches for line in batch) == everything()
+    if caches:
+        s3.requests.clear()
+        left = sorted(name.rpartition("-")[2] for name in os.listdir(tmp_path / "cache"))
+        assert left == [*(f"{shard}.txt" for shard in range(SHARDS)), "lock"]
+        assert Counter(stream) == everything()
+        assert {method for method, _, _ in s3.requests} == {"HEAD"}
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix", "url"),
+    [
+        ("jsonl", ".jsonl", "s3://bucket/jsonl/{0..2}.jsonl"),
+        ("tar", ".tar", "s3://bucket/tar/*.tar"),
+        ("hdf5", ".h5", "s3://bucket/hdf5/"),
+    ],
+)
+def test_penstock_open_reads_every_sample_of_s3_once(
+    s3: Proxy, moto: Address, tmp_path: Path, name: str, suffix: str, url: str
+) -> None:
+    for shard in range(3):
+        samples = [{"number": np.int64(shard * 100 + at), "text": f"sample {at}"} for at in range(40)]
+        path = write_samples(tmp_path / f"{shard}{suffix}", samples)
+        put(moto, {f"{name}/{shard}{suffix}": path.read_bytes()})
+    s3.plan = FaultPlan(fault_rate=0.2, seed=3)
+    source = penstock.open(url, cache=tmp_path / "cache")
+    batches = penstock.DataLoader(source, batch_size=7, num_workers=2)
+    assert sorted(int(number) for batch in batches for number in batch["number"]) == [
+        shard * 100 + at for shard in range(3) for at in range(40)
+    ]
+    source.close()
+    assert not [name for name in os.listdir(tmp_path / "cache") if name.endswith(".part")]
+
+
+def test_forked_workers_read_zarr_from_s3_and_leave_its_sessions_alone(
+    s3: Proxy, moto: Address, tmp_path: Path
+) -> None:
+    lines, group = tmp_path / "a.jsonl", tmp_path / "a.zarr"
+    lines.write_text("".join(f'{{"x": {number}}}\n' for number in range(16)))
+    python = [sys.executable]  # processes of their own: the threads of zarr and fsspec never end
+    subprocess.run([*python, "-m", "penstock", "convert", lines, group, "--workers", "0", "--quiet"], check=True)
+    files = [file for file in group.rglob("*") if file.is_file()]
+    put(moto, {f"zarr/{file.relative_to(tmp_path)}": file.read_bytes() for file in files})
+    script = """
+import gc, penstock
+for workers in (0, 2):
+    source = penstock.open("s3://bucket/zarr/a.zarr").map(lambda sample: (sample, gc.collect())[0])
+    batches = penstock.DataLoader(source, batch_size=8, num_workers=workers)
+    print(sorted(int(x) for batch in batches for x in batch["x"]) == list(range(16)))
+    source.close()
+"""
+    done = subprocess.run([*python, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("True\nTrue\n", "")
+
+
+def test_every_sample_comes_once_from_a_web_server(http: Files) -> None:
+    http.plan = FaultPlan(fault_rate=0.25, seed=3)
+    stream = Lines(QUICK.expand(f"{http.url}/train/{{0..4}}.txt"), QUICK)
+    batches = penstock.DataLoader(stream, batch_size=32, num_workers=2, collate_fn=list)
+    assert Counter(line for batch in batches for line in batch) == everything()
+
+
+def test_workers_that_share_one_shard_read_every_sample_once(http: Files, tmp_path: Path) -> None:
+    storage = Storage(cache=str(tmp_path), range_nbytes=4096)
+    stream = Lines([f"{http.url}/train/0.txt"], storage)
+    batches = penstock.DataLoader(stream, batch_size=32, num_workers=2, collate_fn=list)
+    assert Counter(line for batch in batches for line in batch) == Counter(text(0).decode().splitlines())
+    assert len(os.listdir(tmp_path)) == 2, "a copy and the lock"
+
+
+# ── copies ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_local_copy_is_downloaded_once_whatever_happens(http: Files, tmp_path: Path) -> None:
+    http.plan = FaultPlan(fault_rate=0.3, seed=2, only="1.txt")
+    storage = Storage(cache=str(tmp_path), range_nbytes=4096, stall_s=0.5, retries=10)
+    paths = []
+    threads = [
+        threading.Thread(target=lambda: paths.append(storage.local(f"{http.url}/train/1.txt"))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(paths)) == 1
+    assert Path(paths[0]).read_bytes() == text(1)
+    assert sorted(os.listdir(tmp_path)) == sorted([os.path.basename(paths[0]), "lock", "leases"])
+    http.plan = FaultPlan()
+    http.requests.clear()
+    assert storage.local(f"{http.url}/train/1.txt") == paths[0]
+    assert [wanted for _, _, wanted in http.requests] == ["bytes=0-0"]
+
+
+def test_a_new_version_is_another_copy(http: Files, tmp_path: Path) -> None:
+    storage = Storage(cache=str(tmp_path))
+    old = storage.local(f"{http.url}/train/1.txt")
+    http.files["/train/1.txt"] = text(2)
+    new = storage.local(f"{http.url}/train/1.txt")
+    assert Path(old).read_bytes() == text(1)
+    assert Path(new).read_bytes() == text(2)
+
+
+def test_without_a_cache_a_local_copy_lies_in_the_users_folder(
+    http: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = Storage().local(f"{http.url}/train/1.txt")
+    assert path.startswith(str(tmp_path / "penstock" / "remote"))
+    assert Path(path).read_bytes() == text(1)
+
+
+def test_a_stream_that_does_not_fit_the_cache_is_read_past_it(http: Files, tmp_path: Path) -> None:
+    storage = Storage(cache=str(tmp_path), cache_nbytes=100)
+    url = f"{http.url}/train/0.txt"
+    with pytest.warns(RuntimeWarning, match="not kept: .* raise cache_nbytes"), storage.open(url) as file:
+        assert file.read() == text(0)
+    with pytest.raises(SourceError, match="raise cache_nbytes"):
+        storage.local(url)
+
+
+def test_who_stops_early_leaves_no_copy_and_no_part(http: Files, tmp_path: Path) -> None:
+    storage = Storage(cache=str(tmp_path), range_nbytes=1024)
+    with storage.open(f"{http.url}/train/0.txt") as file:
+        assert file.readline() == b"shard 0, line 0\n"
+    with storage.open(f"{http.url}/train/0.txt", 100) as file:
+        assert file.read() == text(0)[100:]
+    assert os.listdir(tmp_path) == ["lock"]

@@ -1,0 +1,83 @@
+"""The order of samples in runs."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.errors import OptionError, SourceError
+from penstock.data.chunk_shuffle import ChunkShuffle
+
+RUNS = st.lists(st.integers(0, 9), min_size=1, max_size=12).map(lambda sizes: np.cumsum([0, *sizes]))
+SMALL = st.integers(1, 5)
+
+
+@given(starts=RUNS, batch_size=SMALL, lanes=SMALL, window=SMALL, seed=st.integers(0, 9))
+def test_every_sample_comes_once(starts: np.ndarray, batch_size: int, lanes: int, window: int, seed: int) -> None:
+    order = ChunkShuffle(starts, batch_size=batch_size, lanes=lanes, window=window, seed=seed)
+    assert sorted(order) == list(range(starts[-1]))
+    assert len(order) == starts[-1]
+
+
+@given(starts=RUNS, batch_size=SMALL, lanes=SMALL, window=SMALL, data=st.data())
+def test_a_pass_goes_on_where_its_state_was_taken(
+    starts: np.ndarray, batch_size: int, lanes: int, window: int, data: st.DataObject
+) -> None:
+    order = ChunkShuffle(starts, batch_size=batch_size, lanes=lanes, window=window)
+    at = data.draw(st.integers(0, len(order)))
+    drawing = iter(order)
+    list(itertools.islice(drawing, at))
+    state = order.state_dict() if at else None
+    rest = list(drawing)
+    other = ChunkShuffle(starts, batch_size=batch_size, lanes=lanes, window=window)
+    if state is not None:
+        other.load_state_dict(state)
+        assert list(other) == rest
+
+
+def test_a_worker_that_gets_every_fourth_batch_is_the_only_one_to_read_its_runs() -> None:
+    starts, lanes, batch_size = np.arange(0, 33 * 24, 24), 4, 8
+    order = list(ChunkShuffle(starts, batch_size=batch_size, lanes=lanes, window=2, seed=3))
+    readers: dict[int, set[int]] = {}
+    for number in range(len(order) // batch_size):
+        for index in order[number * batch_size : (number + 1) * batch_size]:
+            readers.setdefault(index // 24, set()).add(number % lanes)
+    assert all(len(who) == 1 for who in readers.values())
+
+
+def test_no_more_runs_than_the_window_holds_are_under_way_in_a_lane() -> None:
+    order = list(ChunkShuffle(np.arange(0, 101, 10), window=2, seed=0))
+    for at in range(0, 100, 20):
+        assert len({index // 10 for index in order[at : at + 20]}) == 2
+
+
+def test_passes_differ_and_seeds_repeat_them() -> None:
+    order, again = ChunkShuffle([0, 50, 100], seed=4), ChunkShuffle([0, 50, 100], seed=4)
+    first, second = list(order), list(order)
+    assert first != second
+    again.set_epoch(1)
+    assert list(again) == second
+
+
+def test_without_a_seed_torchs_decides() -> None:
+    def drawn() -> list[int]:
+        torch.manual_seed(7)
+        return list(ChunkShuffle([0, 50, 100]))
+
+    assert drawn() == drawn()
+
+
+@pytest.mark.parametrize("state", [{}, {"version": 2, "seed": 0, "epoch": 0, "position": 0}, {"version": 1}])
+def test_a_state_of_something_else_is_refused(state: dict[str, int]) -> None:
+    with pytest.raises(SourceError, match="no state"):
+        ChunkShuffle([0, 4]).load_state_dict(state)
+
+
+def test_no_lanes_are_refused() -> None:
+    with pytest.raises(OptionError, match="lanes=0"):
+        ChunkShuffle([0, 4], lanes=0)

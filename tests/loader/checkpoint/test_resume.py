@@ -1,0 +1,937 @@
+"""A loop that goes on from a state hands out just what had not been handed out, whatever else is another now."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import os
+import pickle
+import random
+import signal
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from penstock import DataLoader
+from penstock.core.errors import OptionError, StateError
+from penstock.loader.dataloader import runtime_of
+
+
+class Numbers(Dataset[int]):
+    """Its index is the sample."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Every(IterableDataset[int]):
+    """Shares out its numbers over workers, and keeps no state."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[int]:
+        info = torch.utils.data.get_worker_info()
+        first, step = (info.id, info.num_workers) if info is not None else (0, 1)
+        yield from range(first, self.count, step)
+
+
+class Counting(Every):
+    """Shares out its numbers over workers, and keeps a state."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.done = 0
+
+    def __iter__(self) -> Iterator[int]:
+        info = torch.utils.data.get_worker_info()
+        first, step = (info.id, info.num_workers) if info is not None else (0, 1)
+        for number in range(first + self.done * step, self.count, step):
+            self.done += 1
+            yield number
+        self.done = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.done = state["done"]
+
+
+def numbers(batches: Any) -> list[int]:
+    return [number for batch in batches for number in batch.tolist()]
+
+
+def cut(loader: DataLoader[Any], batches: int) -> tuple[list[int], dict[str, Any], list[int]]:
+    """Return what came first, the state after it, and what came then."""
+    iterator = iter(loader)
+    first = numbers(next(iterator) for _ in range(batches))
+    state = loader.state_dict()
+    return first, pickle.loads(pickle.dumps(state)), numbers(iterator)
+
+
+ORDERS = {
+    "in turn": lambda data, seed: {},
+    "shuffled": lambda data, seed: {"shuffle": True},
+    "generator": lambda data, seed: {"shuffle": True, "generator": torch.Generator().manual_seed(seed)},
+    "seed": lambda data, seed: {"shuffle": True, "seed": seed},
+    "weighted": lambda data, seed: {"sampler": WeightedRandomSampler(torch.ones(len(data)).tolist(), len(data), False)},
+    "of ranks": lambda data, seed: {"sampler": DistributedSampler(data, 3, 1, seed=seed)},
+    "list": lambda data, seed: {"sampler": [*range(len(data))][::-1]},
+}
+WAYS = [(0, "process"), (1, "process"), (2, "process"), (3, "process"), (2, "thread")]
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    count=st.integers(1, 60),
+    batch_size=st.integers(1, 9),
+    drop_last=st.booleans(),
+    kind=st.sampled_from([*ORDERS]),
+    saved=st.sampled_from(WAYS),
+    resumed=st.sampled_from(WAYS),
+    device=st.sampled_from([None, "sim"]),
+    data=st.data(),
+)
+def test_what_had_not_been_handed_out_comes_in_the_same_order(
+    count: int,
+    batch_size: int,
+    drop_last: bool,
+    kind: str,
+    saved: tuple[int, str],
+    resumed: tuple[int, str],
+    device: str | None,
+    data: st.DataObject,
+) -> None:
+    dataset = Numbers(count)
+
+    def loader(way: tuple[int, str], seed: int) -> DataLoader[Any]:
+        torch.manual_seed(seed)
+        order = ORDERS[kind](dataset, 5)
+        how = {"batch_size": batch_size, "drop_last": drop_last, "device": device, **order}
+        return DataLoader(dataset, num_workers=way[0], worker_type=way[1], **how)  # type: ignore[arg-type]
+
+    one = loader(saved, 1)
+    first, state, rest = cut(one, data.draw(st.integers(0, len(one))))
+    following = numbers(one) if kind in ("generator", "seed") else None
+    other = loader(resumed, 2)
+    other.load_state_dict(state)
+    if first and not state["finished"]:
+        assert numbers(other) == rest
+        if following is not None:  # the next epoch is what it would have been, too
+            assert numbers(other) == following
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    count=st.integers(1, 80),
+    batch_size=st.integers(1, 5),
+    saved=st.integers(2, 4),
+    resumed=st.sampled_from(WAYS),
+    data=st.data(),
+)
+def test_out_of_order_nothing_is_lost_and_nothing_comes_twice(
+    count: int, batch_size: int, saved: int, resumed: tuple[int, str], data: st.DataObject
+) -> None:
+    dataset = Numbers(count)
+    one = DataLoader(dataset, batch_size, shuffle=True, num_workers=saved, in_order=False)
+    first, state, _ = cut(one, data.draw(st.integers(1, len(one))))
+    other = DataLoader(
+        dataset,
+        batch_size,
+        shuffle=True,
+        num_workers=resumed[0],
+        worker_type=resumed[1],
+        in_order=False,  # type: ignore[arg-type]
+    )
+    other.load_state_dict(state)
+    again, late, rest = cut(other, data.draw(st.integers(0, -(-(count - len(first)) // batch_size))))
+    assert sorted(first + again + rest) == list(range(count))
+    third = DataLoader(dataset, batch_size, shuffle=True, in_order=False)
+    third.load_state_dict(late)
+    if not late["finished"] and len(first) < count:
+        assert sorted(first + again + numbers(third)) == list(range(count))
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    count=st.integers(0, 60),
+    batch_size=st.integers(1, 5),
+    kind=st.sampled_from([Every, Counting]),
+    saved=st.integers(0, 3),
+    resumed=st.integers(0, 3),
+    every=st.sampled_from([1, 2, 5]),
+    data=st.data(),
+)
+def test_an_iterable_dataset_goes_on_with_any_number_of_workers(
+    count: int, batch_size: int, kind: type[Every], saved: int, resumed: int, every: int, data: st.DataObject
+) -> None:
+    def loader(workers: int) -> DataLoader[Any]:
+        return DataLoader(kind(count), batch_size, num_workers=workers, snapshot_every_n_steps=every)
+
+    whole = [batch.tolist() for batch in loader(saved)]
+    first, state, rest = cut(loader(saved), data.draw(st.integers(0, len(whole))))
+    other = loader(resumed)
+    is_run_through = any(shard.get("since") and shard["state"] is None for shard in state.get("shards", ()))
+    keeps_no_state = kind is Every and is_run_through
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        other.load_state_dict(state)
+    assert ["made again" in str(warning.message) for warning in warned] == [True] * keeps_no_state
+    if first and len(first) < count:
+        assert numbers(other) == rest
+        assert sorted(numbers(other)) == list(range(count))
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    kind=st.sampled_from([Numbers, Every, Counting]),
+    batch_size=st.integers(1, 5),
+    saved=st.integers(1, 3),
+    resumed=st.integers(1, 3),
+    in_order=st.booleans(),
+    kills=st.sets(st.integers(0, 12), max_size=2),
+    position=st.integers(1, 8),
+)
+def test_workers_that_are_killed_before_and_after_a_state_lose_nothing(
+    kind: type[Any], batch_size: int, saved: int, resumed: int, in_order: bool, kills: set[int], position: int
+) -> None:
+    """A worker is shot after some of the batches; three in a row that had nothing to do would be an error."""
+
+    def loader(workers: int) -> DataLoader[Any]:
+        how = {"shuffle": True, "seed": 2} if kind is Numbers else {}
+        return DataLoader(kind(60), batch_size, num_workers=workers, in_order=in_order, max_worker_crashes=9, **how)
+
+    def shot_at(one: DataLoader[Any], begun: int, batches: int) -> list[int]:
+        iterator = iter(one)
+        seen: list[int] = []
+        for number, batch in enumerate(itertools.islice(iterator, batches), begun):
+            seen += batch.tolist()
+            if number in kills:
+                victim = iterator._workers[number % len(iterator._workers)]
+                os.kill(victim.pid, signal.SIGKILL)
+        return seen
+
+    one, other = loader(saved), loader(resumed)
+    first = shot_at(one, 0, position)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*made again")
+        other.load_state_dict(one.state_dict())
+    rest = shot_at(other, position, 1000)
+    assert sorted(first + rest) == list(range(60))
+    if in_order:
+        assert first + rest == numbers(loader(saved))
+
+
+# ── over ranks ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def of_rank(monkeypatch: pytest.MonkeyPatch, rank: int, world: int, *args: Any, **kwargs: Any) -> DataLoader[Any]:
+    monkeypatch.setattr("penstock.loader.config.rank_and_world_size", lambda group=None: (rank, world))
+    return DataLoader(*args, distributed=True, **kwargs)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(("count", "world", "batch_size"), [(40, 4, 3), (41, 4, 3), (3, 4, 2), (1, 2, 1), (64, 2, 8)])
+def test_ranks_get_what_torchs_distributed_sampler_gives_them(
+    monkeypatch: pytest.MonkeyPatch, shuffle: bool, count: int, world: int, batch_size: int
+) -> None:
+    for uneven, drops in (("pad", False), ("drop", True)):
+        for rank in range(world):
+            sampler = DistributedSampler(Numbers(count), world, rank, shuffle, seed=3, drop_last=drops)
+            theirs = torch.utils.data.DataLoader(Numbers(count), batch_size, sampler=sampler)
+            how = {"shuffle": shuffle, "seed": 3, "uneven": uneven}
+            ours = of_rank(monkeypatch, rank, world, Numbers(count), batch_size, **how)
+            for epoch in range(2):
+                sampler.set_epoch(epoch)
+                assert [batch.tolist() for batch in ours] == [batch.tolist() for batch in theirs]
+            assert len(ours) == len(theirs)
+
+
+def test_joined_ranks_have_every_sample_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [numbers(of_rank(monkeypatch, rank, 3, Numbers(20), 4, shuffle=True, uneven="join")) for rank in range(3)]
+    assert sorted(itertools.chain(*parts)) == list(range(20))
+    assert [len(part) for part in parts] == [7, 7, 6]
+
+
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(
+    count=st.integers(1, 90),
+    worlds=st.lists(st.sampled_from([1, 2, 3, 4, 8]), min_size=2, max_size=4),
+    global_batch=st.sampled_from([24, 48]),
+    shuffle=st.booleans(),
+    data=st.data(),
+)
+def test_any_number_of_ranks_goes_on_in_the_same_global_order(
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    worlds: list[int],
+    global_batch: int,
+    shuffle: bool,
+    data: st.DataObject,
+) -> None:
+    def loaders(world: int) -> list[DataLoader[Any]]:
+        how = {"shuffle": shuffle, "seed": 1, "uneven": "join"}
+        size = global_batch // world
+        return [of_rank(monkeypatch, rank, world, Numbers(count), size, **how) for rank in range(world)]
+
+    steps = [sorted(batch.tolist()) for batch in loaders(1)[0]]
+    seen: list[list[int]] = []
+    state: dict[str, Any] | None = None
+    for world in worlds:
+        ranks = loaders(world)
+        if state is not None:
+            for loader in ranks:
+                loader.load_state_dict(state)
+        iterators = [iter(loader) for loader in ranks]
+        for _ in range(data.draw(st.integers(1, 3))):
+            if len(seen) == len(steps):
+                return
+            seen.append(sorted(number for one in iterators for number in next(one, torch.empty(0)).tolist()))
+            assert seen[-1] == steps[len(seen) - 1]
+        state = ranks[0].state_dict()
+
+
+def test_out_of_order_the_states_of_all_ranks_are_needed_and_say_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    how = {"shuffle": True, "num_workers": 2, "in_order": False}
+    ranks = [of_rank(monkeypatch, rank, 2, Numbers(101), 3, **how) for rank in range(2)]
+    first, states = [], []
+    for loader, batches in zip(ranks, (5, 8), strict=True):
+        iterator = iter(loader)
+        first += numbers(next(iterator) for _ in range(batches))
+        states.append(loader.state_dict())
+        del iterator
+    other = of_rank(monkeypatch, 0, 3, Numbers(101), 4, shuffle=True, uneven="join")
+    with pytest.raises(StateError, match="states of all"):
+        other.load_state_dict(states[0])
+    with pytest.raises(StateError, match="ranks \\[1, 1\\]"):
+        other.load_state_dict([states[1], states[1]])
+    rest = []
+    for rank in range(3):
+        other = of_rank(monkeypatch, rank, 3, Numbers(101), 4, shuffle=True, uneven="join")
+        other.load_state_dict(states)
+        rest += numbers(other)
+    assert sorted(first + rest) == list(range(101))
+
+
+# ── samplers of one's own ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Strides(Sampler[int]):
+    """Keeps a state, as torchdata's samplers do."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.position, self.asked = count, 0, 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.position < self.count:
+            self.asked += 1
+            self.position += 1
+            yield (self.position - 1) * 7 % self.count
+        self.position = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_that_keeps_a_state_is_asked_for_it(every: int, workers: int) -> None:
+    one = DataLoader(Numbers(50), 4, sampler=Strides(50), num_workers=workers, snapshot_every_n_steps=every)
+    first, state, rest = cut(one, 5)
+    sampler = Strides(50)
+    other = DataLoader(Numbers(50), 4, sampler=sampler)
+    other.load_state_dict(state)
+    assert numbers(other) == rest
+    assert first + rest == [number * 7 % 50 for number in range(50)]
+    assert sampler.asked <= 30 + 4 * (every - 1)
+
+
+class Pairs(Sampler[list[int]]):
+    """Draws its batches from torch's random state when it is first asked for one."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(self.count).tolist()
+        yield from (order[at : at + 2] for at in range(0, self.count, 2))
+
+
+class Eager(Pairs):
+    """Draws its batches when its iterator is made."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([*super().__iter__()])
+
+
+@pytest.mark.parametrize("kind", [Pairs, Eager])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_a_batch_sampler_come_again_from_torchs_random_state(kind: type[Pairs], workers: int) -> None:
+    _, state, rest = cut(DataLoader(Numbers(20), batch_sampler=kind(20), num_workers=workers), 3)
+    torch.rand(3)
+    before = torch.get_rng_state()
+    other = DataLoader(Numbers(20), batch_sampler=kind(20), num_workers=2 - workers)
+    other.load_state_dict(state)
+    assert numbers(other) == rest
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_without_batches_single_samples_go_on() -> None:
+    one = DataLoader(Numbers(10), batch_size=None, shuffle=True, num_workers=2)
+    iterator = iter(one)
+    first = [next(iterator) for _ in range(4)]
+    state = one.state_dict()
+    other = DataLoader(Numbers(10), batch_size=None, shuffle=True)
+    other.load_state_dict(state)
+    rest = [*other]
+    assert rest == [*iterator]
+    assert sorted(first + rest) == list(range(10))
+
+
+def test_a_plain_batch_sampler_of_ones_own_is_as_good_as_torchs() -> None:
+    def loader() -> DataLoader[Any]:
+        sampler = BatchSampler(RandomSampler(range(20), generator=torch.Generator().manual_seed(1)), 3, drop_last=True)
+        return DataLoader(Numbers(20), batch_sampler=sampler)
+
+    _, state, rest = cut(loader(), 2)
+    other = loader()
+    other.load_state_dict(state)
+    assert numbers(other) == rest
+
+
+# ── what a state is ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_state_does_not_grow_with_the_position() -> None:
+    loader = DataLoader(Numbers(5000), 2, shuffle=True, num_workers=2)
+    iterator = iter(loader)
+    next(iterator)
+    sizes = [len(pickle.dumps(loader.state_dict()))]
+    for _ in range(2000):
+        next(iterator)
+    sizes.append(len(pickle.dumps(loader.state_dict())))
+    assert sizes[1] <= sizes[0] + 8
+
+
+@pytest.mark.parametrize(("how", "most"), [({}, 2000), ({"seed": 3}, 2000), ({"generator": torch.Generator()}, 13_000)])
+def test_a_saved_state_is_as_small_as_the_readme_says(how: dict[str, Any], most: int) -> None:
+    loader = DataLoader(Numbers(5000), 2, shuffle=True, num_workers=2, **how)
+    next(iter(loader))
+    file = io.BytesIO()
+    torch.save(loader.state_dict(), file)
+    assert file.tell() <= most
+
+
+def test_a_state_of_something_else_is_refused() -> None:
+    _, state, _ = cut(DataLoader(Numbers(10), 2, shuffle=True), 2)
+    with pytest.raises(StateError, match=r"Numbers with 10 samples .*, and this loader has Numbers with 9"):
+        DataLoader(Numbers(9), 2, shuffle=True).load_state_dict(state)
+    with pytest.raises(StateError, match="by SequentialSampler"):
+        DataLoader(Numbers(10), 2).load_state_dict(state)
+    with pytest.raises(StateError, match="no state of a penstock"):
+        DataLoader(Numbers(10), 2).load_state_dict({"_num_yielded": 3})
+    with pytest.raises(StateError, match="version 99"):
+        DataLoader(Numbers(10), 2, shuffle=True).load_state_dict({**state, "version": 99})
+
+
+def test_before_a_loop_and_after_it_a_state_is_of_the_next_epoch() -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(Numbers(10), 3, shuffle=True, seed=1, num_workers=2)
+
+    one = loader()
+    before = one.state_dict()
+    epochs = [numbers(one), numbers(one)]
+    after = one.state_dict()
+    third = numbers(one)
+    for state, expected in ((before, epochs[0]), (after, third)):
+        other = loader()
+        other.load_state_dict(state)
+        assert other.state_dict() == state
+        assert numbers(other) == expected
+
+
+def test_a_batch_that_raised_is_not_handed_out_until_a_later_one_is() -> None:
+    class Bad(Numbers):
+        def __getitem__(self, index: int) -> int:
+            if index == 3:
+                raise ValueError("three")
+            return index
+
+    loader = DataLoader(Bad(8), 2, num_workers=2)
+    iterator = iter(loader)
+    assert next(iterator).tolist() == [0, 1]
+    with pytest.raises(ValueError, match="three"):
+        next(iterator)
+    failed = loader.state_dict()
+    assert next(iterator).tolist() == [4, 5]
+    gone_on = loader.state_dict()
+    for state, expected in ((failed, [2, 3, 4, 5, 6, 7]), (gone_on, [6, 7])):
+        other = DataLoader(Numbers(8), 2)
+        other.load_state_dict({**state, "owner": {**state["owner"], "dataset": "Numbers"}})
+        assert numbers(other) == expected
+
+
+def test_skipped_samples_count_as_handed_out() -> None:
+    class Odd(Numbers):
+        def __getitem__(self, index: int) -> int:
+            if index % 4 < 2:
+                raise ValueError
+            return index
+
+    loader = DataLoader(Odd(16), 2, num_workers=2, errors="skip")
+    _, state, rest = cut(loader, 2)
+    assert rest == [10, 11, 14, 15]
+    other = DataLoader(Odd(16), 2, errors="skip")
+    other.load_state_dict(state)
+    assert numbers(other) == rest
+
+
+def test_persistent_workers_go_on_from_a_state() -> None:
+    for make in (Numbers, Counting):
+        shuffle = {"shuffle": True, "seed": 5} if make is Numbers else {}
+        loader = DataLoader(make(30), 4, num_workers=2, persistent_workers=True, **shuffle)
+        _, state, rest = cut(loader, 3)
+        numbers(loader)
+        loader.load_state_dict(state)
+        assert numbers(loader) == rest
+        assert len(numbers(loader)) == 30
+
+
+def test_other_arguments_that_make_the_order_are_refused() -> None:
+    def random(**how: Any) -> DataLoader[Any]:
+        return DataLoader(Numbers(10), 2, **how)
+
+    _, seeded, _ = cut(random(shuffle=True, seed=0), 2)
+    with pytest.raises(StateError, match=r"seed=0.*seed=1"):
+        random(shuffle=True, seed=1).load_state_dict(seeded)
+    _, own, _ = cut(random(shuffle=True, generator=torch.Generator()), 2)
+    with pytest.raises(StateError, match=r"generator=True.*generator=False"):
+        random(shuffle=True).load_state_dict(own)
+    with pytest.raises(StateError, match="a list of the dicts of all ranks"):
+        random().load_state_dict(None)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="seed must be a whole number"):
+        random(seed="a")
+
+
+class Told(IterableDataset[int]):
+    """Is told its share by worker_init_fn, as torch's documentation shows."""
+
+    first, step = 0, 1
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.first, 40, self.step))
+
+
+def tell(worker: int) -> None:
+    info = torch.utils.data.get_worker_info()
+    info.dataset.first, info.dataset.step = worker, info.num_workers
+
+
+@pytest.mark.parametrize("workers", [2, 1, 3, 0])
+@pytest.mark.parametrize("batches", [1, 3, 4])
+def test_shards_are_set_up_by_the_loaders_worker_init_fn(workers: int, batches: int) -> None:
+    _, state, rest = cut(DataLoader(Told(), 4, num_workers=2, worker_init_fn=tell), batches)
+    other = DataLoader(Told(), 4, num_workers=workers, worker_init_fn=tell)
+    with pytest.warns(UserWarning, match="made again"):
+        other.load_state_dict(state)
+    assert numbers(other) == rest
+
+
+def test_threads_do_not_go_on_with_shares_that_they_cannot_be_told_of() -> None:
+    _, state, _ = cut(DataLoader(Every(40), 4, num_workers=2), 2)
+    with pytest.raises(StateError, match="threads have none"):
+        DataLoader(Every(40), 4, num_workers=1, worker_type="thread").load_state_dict(state)
+
+
+def test_what_is_made_again_has_its_own_randomness_and_leaves_the_loops_alone() -> None:
+    class Mixed(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            held = list(range(10))
+            for number in range(10, 40):
+                at = random.randrange(10)
+                yield held[at]
+                held[at] = number
+            yield from held
+
+    for workers in (0, 2):
+        _, state, rest = cut(DataLoader(Mixed(), 4, num_workers=workers, seed=7), 3)
+        other = DataLoader(Mixed(), 4, num_workers=workers, seed=7, generator=torch.Generator())
+        before = torch.get_rng_state(), random.getstate()
+        with pytest.warns(UserWarning, match="made again"):
+            other.load_state_dict(state)
+        assert numbers(other) == rest
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert random.getstate() == before[1]
+
+
+def test_a_loader_that_was_iterated_can_be_copied() -> None:
+    loader = DataLoader(Numbers(6), 2, sampler=Strides(6))
+    iterator = iter(loader)
+    next(iterator)
+    assert numbers(copy.deepcopy(loader)) == [2, 3, 4, 5]  # its sampler goes on where it is
+
+
+def test_a_sampler_keeps_no_more_states_than_are_needed() -> None:
+    loader = DataLoader(Numbers(4000), 2, sampler=Strides(4000))
+    for _ in loader:
+        pass
+    assert len(runtime_of(loader).order._states) <= 65  # type: ignore[union-attr]
+
+
+def test_a_pending_batch_is_in_pythons_own_numbers() -> None:
+    order = np.random.default_rng(0).permutation(40)
+    loader = DataLoader(Numbers(40), 4, sampler=order, num_workers=3, in_order=False)  # type: ignore[arg-type]
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    assert all(type(index) is int for index in state["indices"]["pending"])
+
+
+def test_a_sampler_that_shares_out_by_itself_goes_on_with_each_ranks_own_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loader(rank: int, world: int) -> DataLoader[Any]:
+        monkeypatch.setattr("penstock.loader.config.rank_and_world_size", lambda group=None: (rank, world))
+        for module in ("sampling.orders", "state_dict", "checkpoint.state"):
+            monkeypatch.setattr(f"penstock.loader.{module}.rank_and_world_size", lambda: (rank, world))
+        return DataLoader(Numbers(20), 2, sampler=range(rank, 20, 2))
+
+    cuts = [cut(loader(rank, 2), 2) for rank in range(2)]
+    for rank in range(2):
+        other = loader(rank, 2)
+        other.load_state_dict([state for _, state, _ in cuts])
+        assert numbers(other) == cuts[rank][2]
+    with pytest.raises(StateError, match="3 states were given, and there are 2 ranks"):
+        loader(0, 2).load_state_dict([cuts[0][1]] * 3)
+    with pytest.raises(StateError, match=r"ranks=2.*ranks=1"):
+        loader(0, 1).load_state_dict(cuts[0][1])
+
+
+def test_a_process_outside_of_the_group_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OptionError, match="a process group that this process is not in"):
+        of_rank(monkeypatch, -1, -1, Numbers(4))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_state_before_the_first_batch_gives_the_generator_back_as_it_was(workers: int, steps: int) -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(Numbers(20), 4, shuffle=True, generator=torch.Generator().manual_seed(3), num_workers=workers)
+
+    one, other = loader(), loader()
+    iterator = iter(one)
+    for _ in range(steps):
+        next(iterator)
+    other.load_state_dict(copy.deepcopy(one.state_dict()))
+    rest = numbers(iterator)
+    assert numbers(other) == rest
+    assert numbers(other) == numbers(one)
+
+
+class Turning(Sampler[int]):
+    """Counts its epochs, each with an order of its own; its state says nothing else."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return 20
+
+    def __iter__(self) -> Iterator[int]:
+        yield from np.random.default_rng(self.epoch).permutation(20).tolist()
+        self.epoch += 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch = state["epoch"]
+
+
+def test_a_sampler_with_epochs_of_its_own_ends_one_and_begins_the_next() -> None:
+    one, other = (DataLoader(Numbers(20), 4, sampler=Turning(), num_workers=2) for _ in range(2))
+    first = numbers(one)
+    other.load_state_dict(one.state_dict())
+    second = numbers(one)
+    assert first != second
+    assert numbers(other) == second
+
+
+class Files(Dataset[str]):
+    """Lies in a folder, and fills a cache."""
+
+    def __init__(self, folder: str, names: list[str], count: int = 0) -> None:
+        self.count = count
+        self.files = [f"{folder}/{name}" for name in names]
+        self.cache: list[Any] = [None] * len(names)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> str:
+        self.cache[index] = 1
+        return str(self.files[index])
+
+
+NAMES = [f"{number}.jpg" for number in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("saved", "other", "said"),
+    [
+        (lambda: TensorDataset(torch.arange(12)), lambda: TensorDataset(torch.arange(1, 13)), r"dataset\.tensors\.0"),
+        (lambda: np.arange(12), lambda: np.arange(1, 13), "dataset"),
+        (lambda: Files("/here", NAMES), lambda: Files("/here", NAMES[::-1]), r"dataset\.files"),
+        (lambda: Subset(range(40), range(12)), lambda: Subset(range(40), range(5, 17)), r"dataset\.indices"),
+        (
+            lambda: ConcatDataset([TensorDataset(torch.zeros(6)), TensorDataset(torch.ones(6))]),
+            lambda: ConcatDataset([TensorDataset(torch.ones(6)), TensorDataset(torch.ones(6))]),
+            r"dataset\.datasets\.0\.tensors\.0",
+        ),
+    ],
+)
+def test_a_dataset_with_other_contents_is_refused_by_name(saved: Any, other: Any, said: str) -> None:
+    one = DataLoader(saved(), 4)
+    next(iter(one))
+    state = one.state_dict()
+    with pytest.raises(StateError, match=rf"other contents of {said}; resume with the data"):
+        DataLoader(other(), 4).load_state_dict(state)
+    del state["fingerprint"]
+    DataLoader(other(), 4).load_state_dict(state)
+
+
+def test_another_samplers_weights_are_refused() -> None:
+    weights = torch.rand(12).tolist()
+    one = DataLoader(range(12), 4, sampler=WeightedRandomSampler(weights, 12))  # type: ignore[arg-type]
+    other = DataLoader(range(12), 4, sampler=WeightedRandomSampler(weights[::-1], 12))  # type: ignore[arg-type]
+    with pytest.raises(StateError, match=r"other contents of sampler\.weights"):
+        other.load_state_dict(one.state_dict())
+
+
+def test_a_folder_that_moved_a_filled_cache_and_another_ranks_part_are_gone_on_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dataset = Files("/here", NAMES, 7)
+    list(DataLoader(dataset, 4))
+    one = DataLoader(dataset, 4)
+    next(iter(one))
+    state = one.state_dict()
+    other = DataLoader(Files("/there/too", NAMES, 8), 4)
+    other.load_state_dict(state)
+    assert [name.rpartition("/")[2] for batch in other for name in batch] == NAMES[4:]
+    monkeypatch.setattr("penstock.loader.checkpoint.state.rank_and_world_size", lambda: (1, 2))
+    DataLoader(Files("/here", NAMES[::-1]), 4).load_state_dict(state)
+
+
+class Deck(IterableDataset[int]):
+    """Shuffles with a generator that goes on from pass to pass, and shares out by position."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(1)
+        self.begun = self.generator.get_state()
+        self.done = 0
+
+    def __iter__(self) -> Iterator[int]:
+        info = torch.utils.data.get_worker_info()
+        first, step = (info.id, info.num_workers) if info is not None else (0, 1)
+        if not self.done:
+            self.begun = self.generator.get_state()
+        self.generator.set_state(self.begun)
+        for number in torch.randperm(24, generator=self.generator).tolist()[first::step][self.done :]:
+            self.done += 1
+            yield number
+        self.done, self.begun = 0, self.generator.get_state()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"begun": self.begun, "done": self.done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.begun, self.done = state["begun"], state["done"]
+        self.generator.set_state(self.begun)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 4, 5, None])
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("how", [{}, {"num_workers": 2, "persistent_workers": True}])
+def test_what_a_dataset_remembers_of_earlier_epochs_goes_on(how: dict[str, Any], every: int, steps: int | None) -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(Deck(), 5, snapshot_every_n_steps=every, **how)
+
+    one = loader()
+    list(one)
+    iterator = iter(one)
+    first = [*itertools.islice(iterator, steps)]
+    state = copy.deepcopy(one.state_dict())
+    following = (numbers(iterator) if steps is not None else numbers(one)), numbers(one)
+    for _ in range(2):  # the second goes on with the state of the first before it has handed out anything
+        other = loader()
+        other.load_state_dict(state)
+        state = other.state_dict()
+    assert (numbers(other), numbers(other)) == following
+    assert steps is None or sorted([*numbers(first), *following[0]]) == list(range(24))
+
+
+@pytest.mark.parametrize("how", [{}, {"num_workers": 1, "worker_type": "thread"}, {"num_workers": 2}])
+def test_a_dataset_that_cannot_tell_its_end_ends_well(how: dict[str, Any]) -> None:
+    class Closed(Counting):
+        def state_dict(self) -> dict[str, int]:
+            if not self.done:
+                raise ValueError("the file is closed")
+            return super().state_dict()
+
+    loader = DataLoader(Closed(20), 4, **how)
+    assert sorted(numbers(loader)) == list(range(20))
+    loader.state_dict()
+
+
+def test_a_sampler_that_counts_its_epochs_and_is_told_of_one_obeys() -> None:
+    class Turned(Sampler[int]):
+        epoch = 0
+
+        def __len__(self) -> int:
+            return 20
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self) -> Iterator[int]:
+            yield from np.random.default_rng(self.epoch).permutation(20).tolist()
+            self.epoch += 1
+
+    one, other, told = (DataLoader(Numbers(20), 4, sampler=Turned()) for _ in range(3))
+    list(one)
+    state = one.state_dict()
+    following = numbers(one), numbers(one)
+    other.load_state_dict(state)
+    assert (numbers(other), numbers(other)) == following
+    told.load_state_dict(state)
+    told.sampler.set_epoch(2)  # type: ignore[attr-defined]
+    assert numbers(told) == following[1]
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5])
+def test_a_sampler_whose_state_is_only_its_epoch_goes_on_in_its_middle(steps: int) -> None:
+    one, other = (DataLoader(Numbers(20), 4, sampler=Turning()) for _ in range(2))
+    list(one)
+    _, state, rest = cut(one, steps)
+    other.load_state_dict(state)
+    assert numbers(other) == rest
+    assert numbers(other) == numbers(one)
+
+
+def test_numbers_that_may_be_a_cache_are_warned_of() -> None:
+    class Held(Numbers):
+        def __init__(self, first: int) -> None:
+            super().__init__(12)
+            self.data = torch.arange(first, first + 12)
+
+    state = DataLoader(Held(0), 4).state_dict()
+    with pytest.warns(UserWarning, match=r"dataset\.data had other entries when this state was saved"):
+        DataLoader(Held(1), 4).load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", [list, np.array, lambda names: [name.encode() for name in names]])
+def test_files_are_known_by_the_last_part_of_their_paths(kind: Any) -> None:
+    def loader(folder: str, names: list[str]) -> DataLoader[Any]:
+        dataset = Files(folder, names)
+        dataset.files = kind(dataset.files)
+        return DataLoader(dataset, 4)
+
+    state = loader("/scratch/job1", NAMES).state_dict()
+    loader("/scratch/job22/data", NAMES).load_state_dict(state)
+    with pytest.raises(StateError, match=r"dataset\.files"):
+        loader("/scratch/job1", NAMES[::-1]).load_state_dict(state)
+
+
+def test_looking_at_a_dataset_never_fails_and_never_makes_a_sample() -> None:
+    class Raising(list[int]):
+        def __getitem__(self, index: Any) -> int:
+            raise AssertionError(f"sample {index} was made")
+
+    odd = Numbers(3)
+    odd.__dict__.update(
+        scale=np.array(0.5),
+        zero=torch.tensor(1),
+        itself=odd,
+        parent=ConcatDataset([odd, odd]),
+        listed=Raising([1, 2, 3]),
+        sparse=torch.eye(3).to_sparse(),
+        meta=torch.empty(3, device="meta"),
+    )
+    for dataset in (odd, Raising([1, 2, 3]), np.array(5), [object()] * 3):
+        DataLoader(dataset, 1).state_dict()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_after_the_last_batch_nothing_is_left_of_the_epoch_though_the_sampler_is_in_the_next(workers: int) -> None:
+    class Pairs(Sampler[list[int]]):
+        """Moves on with its last batch."""
+
+        def __init__(self) -> None:
+            self.epoch = 0
+
+        def __len__(self) -> int:
+            return 4
+
+        def __iter__(self) -> Iterator[list[int]]:
+            order = np.random.default_rng(self.epoch).permutation(8).tolist()
+            batches = [order[at : at + 2] for at in range(0, 8, 2)]
+            yield from batches[:-1]
+            self.epoch += 1
+            yield batches[-1]
+
+        def state_dict(self) -> dict[str, int]:
+            return {"epoch": self.epoch}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.epoch = state["epoch"]
+
+    one, other = (DataLoader(Numbers(8), batch_sampler=Pairs(), num_workers=workers) for _ in range(2))
+    iterator = iter(one)
+    for _ in range(4):
+        next(iterator)
+    other.load_state_dict(one.state_dict())
+    assert numbers(other) == numbers(iterator) == []
+    assert numbers(other) == numbers(one)
+
+
+def test_threads_go_on_where_threads_have_stopped() -> None:
+    first, state, rest = cut(DataLoader(Counting(20), 4, num_workers=1, worker_type="thread"), 2)
+    for how in ({"num_workers": 1, "worker_type": "thread"}, {}, {"num_workers": 1}):
+        other = DataLoader(Counting(20), 4, **how)  # type: ignore[arg-type]
+        other.load_state_dict(state)
+        assert [*first, *numbers(other)] == [*first, *rest]

@@ -1,0 +1,155 @@
+"""Streams of shards go on from a state of a loader with any number of workers and ranks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import penstock
+from penstock import DataLoader, StateError
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("shards")
+    number = 0
+    for shard, count in enumerate((13, 7, 0, 21, 9)):
+        lines = [json.dumps({"x": number + k}) for k in range(count)]
+        (folder / f"{shard}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+        number += count
+    return sorted(map(str, folder.glob("*.jsonl")))
+
+
+def numbers(batches: Any) -> list[int]:
+    return [number for batch in batches for number in batch["x"].tolist()]
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+@given(
+    worlds=st.lists(st.tuples(st.sampled_from([1, 2, 3]), st.integers(0, 3)), min_size=2, max_size=3),
+    shuffle=st.sampled_from(["no", "seed", "drawn"]),
+    every=st.sampled_from([1, 3]),
+    data=st.data(),
+)
+def test_every_record_comes_once_over_changing_ranks_and_workers(
+    monkeypatch: pytest.MonkeyPatch,
+    shards: list[str],
+    worlds: list[tuple[int, int]],
+    shuffle: str,
+    every: int,
+    data: st.DataObject,
+) -> None:
+    seen: list[int] = []
+    states: list[dict[str, Any]] = []
+    for last, (world, workers) in enumerate(worlds, 1 - len(worlds)):
+        taken: list[dict[str, Any]] = []
+        for rank in range(world):
+            stream = penstock.open(shards)
+            if shuffle != "no":
+                stream = stream.shuffle(seed=4 if shuffle == "seed" else None, shuffle_block=5, interleave=2)
+            monkeypatch.setattr("penstock.data.stream.rank_and_world_size", lambda group=None, at=(rank, world): at)
+            monkeypatch.setattr("penstock.loader.config.rank_and_world_size", lambda group=None, at=(rank, world): at)
+            torch.manual_seed(6)
+            loader = DataLoader(stream, 2, num_workers=workers, snapshot_every_n_steps=every)
+            if states:
+                loader.load_state_dict(states)
+            iterator = iter(loader)
+            batches = 1000 if last == 0 else data.draw(st.integers(1, 6))
+            seen += numbers(batch for _, batch in zip(range(batches), iterator, strict=False))
+            taken.append(loader.state_dict())
+            del iterator
+        states = taken
+        if all(state["finished"] for state in states):
+            break
+    assert sorted(seen) == list(range(50)) or any(state["finished"] for state in states)
+    assert len(set(seen)) == len(seen)
+
+
+def test_the_same_consumers_go_on_in_the_same_order(shards: list[str]) -> None:
+    def loader() -> DataLoader[Any]:
+        torch.manual_seed(3)
+        return DataLoader(penstock.open(shards).shuffle(shuffle_block=6), 3, num_workers=2)
+
+    one = loader()
+    iterator = iter(one)
+    first = numbers(next(iterator) for _ in range(4))
+    state = one.state_dict()
+    rest = numbers(iterator)
+    other = loader()
+    other.load_state_dict(state)
+    torch.manual_seed(9)
+    assert numbers(other) == rest
+    assert sorted(first + rest) == list(range(50))
+
+
+def test_epochs_of_a_stream_are_counted_on(shards: list[str]) -> None:
+    def loader(workers: int) -> DataLoader[Any]:
+        return DataLoader(penstock.open(shards).shuffle(seed=1), 5, num_workers=workers)
+
+    one = loader(2)
+    numbers(one)
+    iterator = iter(one)
+    next(iterator)
+    middle = one.state_dict()
+    numbers(iterator)
+    after = one.state_dict()
+    third = numbers(one)
+    for state in (middle, after):
+        other = loader(2)
+        other.load_state_dict(state)
+        if state is middle:
+            numbers(other)
+        assert numbers(other) == third
+
+
+def test_states_of_other_ranks_are_asked_for(monkeypatch: pytest.MonkeyPatch, shards: list[str]) -> None:
+    def loader(rank: int, world: int) -> DataLoader[Any]:
+        monkeypatch.setattr("penstock.loader.config.rank_and_world_size", lambda group=None: (rank, world))
+        return DataLoader(penstock.open(shards), 2)
+
+    one = loader(0, 2)
+    next(iter(one))
+    state = one.state_dict()
+    with pytest.raises(StateError, match="this is rank 1; load its own"):
+        loader(1, 2).load_state_dict(state)
+    with pytest.raises(StateError, match="2 ranks had shares of this stream, and now there are 3"):
+        loader(1, 3).load_state_dict(state)
+
+
+def on_three_ranks(monkeypatch: pytest.MonkeyPatch, shards: list[str], state: dict[str, Any]) -> list[list[int]]:
+    """Return what each of three ranks gets after the state of one."""
+    rest = []
+    for rank in range(3):
+        monkeypatch.setattr("penstock.loader.config.rank_and_world_size", lambda group=None, at=rank: (at, 3))
+        other = DataLoader(penstock.open(shards), 2, num_workers=2)
+        other.load_state_dict([state])
+        rest.append(numbers(other))
+    return rest
+
+
+@pytest.mark.parametrize("every", [1, 9, None])
+def test_a_shard_is_shared_out_anew_however_seldom_states_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, shards: list[str], every: int | None
+) -> None:
+    one = DataLoader(penstock.open(shards), 2, num_workers=1, snapshot_every_n_steps=every)
+    iterator = iter(one)
+    first = numbers([next(iterator), next(iterator)])
+    rest = on_three_ranks(monkeypatch, shards, one.state_dict())
+    assert min(map(len, rest)) >= 10
+    assert sorted([*first, *rest[0], *rest[1], *rest[2]]) == list(range(50))
+
+
+def test_a_rank_for_which_nothing_is_left_ends_at_once(monkeypatch: pytest.MonkeyPatch, shards: list[str]) -> None:
+    one = DataLoader(penstock.open(shards), 2, num_workers=1)
+    iterator = iter(one)
+    first = numbers([next(iterator) for _ in range(24)])
+    rest = on_three_ranks(monkeypatch, shards, one.state_dict())
+    assert sorted(map(len, rest)) == [0, 1, 1]
+    assert sorted([*first, *rest[0], *rest[1], *rest[2]]) == list(range(50))

@@ -1,0 +1,131 @@
+"""The rule behind num_workers="auto": from what batches show to how many workers there should be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from penstock.loader.scheduling.autoscale import AutoscalePolicy, BatchTiming
+
+MS = 1_000_000
+
+
+class Loop:
+    """A loop whose step takes `step_ms`, and whose workers take `work_ms(workers)` for a batch; simulated."""
+
+    def __init__(
+        self, policy: AutoscalePolicy, step_ms: float, work_ms: Callable[[int], float], handling_ms: float = 0.2
+    ):
+        self.policy = policy
+        self.step_ms, self.work_ms, self.handling_ms = step_ms, work_ms, handling_ms
+        self.number = 0
+        self.history: list[int] = []
+
+    def run(self, batches: int) -> list[int]:
+        """Run so many batches; return how many workers there were at each."""
+        for _ in range(batches):
+            workers = self.policy.workers
+            work = self.work_ms(workers)
+            loop = self.step_ms + self.handling_ms
+            wait = work if workers == 0 else max(0.0, work / workers - loop)
+            timing = BatchTiming(
+                number=self.number,
+                step_ns=int(self.step_ms * MS),
+                handling_ns=int(self.handling_ms * MS) if workers else 0,
+                wait_ns=int(wait * MS),
+                work_ns=int(work * MS),
+            )
+            if self.policy.observe(timing) != workers:
+                self.policy.begin(self.number + 1)
+            self.number += 1
+            self.history.append(self.policy.workers)
+        return self.history[-batches:]
+
+
+def auto(workers: int = 2, most: int = 8) -> AutoscalePolicy:
+    return AutoscalePolicy(workers=workers, most=most, fixed=3)
+
+
+@pytest.mark.parametrize(("work_ms", "wanted"), [(20, 2), (38, 4), (58, 6), (500, 8)])
+def test_there_are_as_many_as_the_step_needs_within_20_batches(work_ms: float, wanted: int) -> None:
+    assert Loop(auto(), 10, lambda workers: work_ms).run(20)[-1] == wanted
+
+
+def test_a_cost_that_grows_is_followed_within_20_batches_and_then_it_settles() -> None:
+    loop = Loop(auto(), 10, lambda workers: 15)
+    assert set(loop.run(100)) == {2}
+    loop.work_ms = lambda workers: 45
+    assert loop.run(20)[-1] == 5
+    assert set(loop.run(300)) == {5}
+
+
+def test_a_cost_that_falls_is_followed_within_20_batches_and_then_it_settles() -> None:
+    loop = Loop(auto(workers=6), 10, lambda workers: 55)
+    loop.run(50)
+    loop.work_ms = lambda workers: 9
+    assert loop.run(20)[-1] == 2
+    assert set(loop.run(300)) == {2}
+
+
+def test_never_more_than_the_most() -> None:
+    assert max(Loop(auto(most=3), 1, lambda workers: 1000).run(200)) == 3
+
+
+def test_workers_that_make_no_more_together_go_and_are_tried_ever_more_rarely() -> None:
+    history = Loop(auto(), 1, lambda workers: 30 * max(1, workers / 2)).run(2000)
+    assert history[-1] == 2
+    tried = sum(1 for before, now in pairwise(history) if now > before)
+    assert 2 <= tried <= 8
+    assert history.count(2) > 1800
+
+
+def test_a_number_that_did_not_help_is_tried_at_once_when_costs_change() -> None:
+    loop = Loop(auto(), 1, lambda workers: 30 * max(1, workers / 2))
+    assert loop.run(400)[-1] == 2
+    loop.step_ms, loop.work_ms = 30, lambda workers: 110
+    assert loop.run(20)[-1] in (4, 5)
+
+
+def test_batches_that_cost_less_than_fetching_them_need_no_worker_and_expensive_ones_do_again() -> None:
+    loop = Loop(auto(), 0.1, lambda workers: 0.05)
+    assert loop.run(20)[-1] == 0
+    loop.work_ms = lambda workers: 25
+    assert loop.run(20)[-1] > 0
+
+
+def test_a_worker_that_died_keeps_batches_out_of_the_training_process() -> None:
+    policy = auto()
+    policy.require_worker()
+    assert Loop(policy, 0.1, lambda workers: 0.05).run(300)[-1] >= 1
+
+
+def test_what_the_system_refuses_is_not_asked_again() -> None:
+    policy = auto()
+    policy.limit(2, "the system starts no more")
+    assert set(Loop(policy, 1, lambda workers: 100).run(300)) == {2}
+    assert policy.reason == "the system starts no more"
+
+
+def test_one_slow_batch_in_many_changes_nothing() -> None:
+    loop = Loop(auto(), 10, lambda workers: 18)
+    loop.run(30)
+    loop.work_ms = lambda workers: 60
+    loop.run(1)
+    loop.work_ms = lambda workers: 18
+    assert set(loop.run(100)) == {2}
+
+
+def test_a_fixed_number_is_chosen_again_from_the_timing_of_an_epoch() -> None:
+    policy = auto()
+    assert policy.choose() == 3
+    waits = BatchTiming(number=0, step_ns=10 * MS, handling_ns=0, wait_ns=6 * MS, work_ns=48 * MS)
+    for _ in range(20):
+        policy.note(waits)
+    assert policy.choose() == 5
+    hides = BatchTiming(number=0, step_ns=10 * MS, handling_ns=0, wait_ns=0, work_ns=12 * MS)
+    for _ in range(20):
+        policy.note(hides)
+    assert policy.choose() == 2
+    assert "filled 1.2 workers" in policy.fixed_reason

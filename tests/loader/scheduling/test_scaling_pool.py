@@ -1,0 +1,268 @@
+"""Workers that come and go while an epoch runs: no sample is lost, made twice or out of its place."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from multiprocessing.process import BaseProcess
+
+import pytest
+import torch
+from effort import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sample_sets import Augmented, Aware, Numbered, Stream
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from penstock import DataLoader, WorkerStartError
+from penstock.loader.dataloader import enable_autoscaling, runtime_of
+from penstock.loader.scheduling.autoscale import AutoscalePolicy, BatchTiming
+from penstock.loader.workers.process_ends import ProcessOptions
+from penstock.loader.workers.process_pool import ProcessPool
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+def pretend_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
+    for module in ("config", "dataloader"):
+        monkeypatch.setattr(f"penstock.loader.{module}.usable_cores", lambda: cores)
+
+
+class Scripted(AutoscalePolicy):
+    """Wants what its script says, batch by batch, over and over."""
+
+    def __init__(self, script: list[int]) -> None:
+        super().__init__(workers=script[0], most=max(4, *script), fixed=2)
+        self.script, self.at = script, 0
+
+    def observe(self, timing: BatchTiming) -> int:
+        self.at += 1
+        self.workers = max(self.least, self.script[self.at % len(self.script)])
+        return self.workers
+
+
+def scripted(dataset, script: list[int], **arguments) -> DataLoader:
+    loader = DataLoader(dataset, num_workers=2, **arguments)
+    runtime_of(loader).autoscale = Scripted(script)
+    return loader
+
+
+class Uneven(Numbered):
+    """Some samples are slow."""
+
+    def __init__(self, size: int, slow: frozenset[int]) -> None:
+        super().__init__(size, (3, 24, 24))
+        self.slow = slow
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        time.sleep(0.02 if index in self.slow else 0.0003)
+        return super().__getitem__(index)
+
+
+def labels_of(loader: DataLoader, kills: dict[int, int] | None = None) -> list[int]:
+    """Return the labels of an epoch; before batch b a worker is killed, if there is one."""
+    batches = iter(loader)
+    labels = []
+    for number, (images, numbers) in enumerate(batches):
+        assert torch.equal(images.flatten(1)[:, 0], numbers.float())
+        labels += numbers.tolist()
+        alive = [process for process in batches._workers if process.is_alive()]
+        if kills and number in kills and alive:
+            os.kill(alive[kills[number] % len(alive)].pid, signal.SIGKILL)
+    return labels
+
+
+scripts = st.lists(st.integers(0, 4), min_size=1, max_size=12)
+
+
+@settings(max_examples=examples(30), deadline=None)
+@given(
+    script=scripts,
+    kills=st.dictionaries(st.integers(0, 60), st.integers(0, 3), max_size=4),
+    slow=st.frozensets(st.integers(0, 599), max_size=12),
+    batch_size=st.sampled_from([4, 10, 32]),
+    in_order=st.booleans(),
+)
+def test_order_and_samples_are_exact_whatever_comes_and_goes(script, kills, slow, batch_size, in_order) -> None:
+    loader = scripted(Uneven(600, slow), script, batch_size=batch_size, in_order=in_order, max_worker_crashes=100)
+    labels = labels_of(loader, kills)
+    assert (labels if in_order else sorted(labels)) == list(range(600))
+
+
+@settings(max_examples=examples(15), deadline=None)
+@given(script=scripts, epochs=st.integers(1, 3))
+def test_order_and_samples_are_exact_with_threads_and_over_epochs(script, epochs) -> None:
+    loader = scripted(Uneven(300, frozenset({7, 100})), script, batch_size=10, worker_type="thread")
+    for _ in range(epochs):
+        assert labels_of(loader) == list(range(300))
+
+
+@settings(max_examples=examples(10), deadline=None)
+@given(script=scripts, cancelled_after=st.integers(1, 20))
+def test_order_and_samples_are_exact_with_persistent_workers_and_cancelled_epochs(script, cancelled_after) -> None:
+    loader = scripted(Uneven(300, frozenset()), script, batch_size=10, persistent_workers=True)
+    for _ in range(3):
+        for _ in zip(range(cancelled_after), loader, strict=False):
+            pass
+        assert labels_of(loader) == list(range(300))
+    del loader._iterator
+
+
+def test_batches_kept_survive_changes() -> None:
+    loader = scripted(Numbered(400), [2, 4, 0, 1, 3], batch_size=8)
+    kept = list(loader)
+    assert all(torch.equal(images.flatten(1)[:, 0], numbers.float()) for images, numbers in kept)
+    assert [int(n) for _, numbers in kept for n in numbers] == list(range(400))
+
+
+def test_an_exception_in_the_training_process_that_makes_batches_is_raised() -> None:
+    class Broken(Numbered):
+        def __getitem__(self, index: int):
+            if index == 333:
+                raise LookupError("sample 333")
+            return super().__getitem__(index)
+
+    loader = scripted(Broken(400), [1, 0], batch_size=8)
+    with pytest.raises(LookupError, match="sample 333"):
+        list(loader)
+
+
+class Changing(Numbered):
+    """From sample `at` on, a sample takes `after_s` instead of `before_s`."""
+
+    def __init__(self, size: int, at: int, before_s: float, after_s: float) -> None:
+        super().__init__(size)
+        self.at, self.before_s, self.after_s = at, before_s, after_s
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        time.sleep(self.before_s if index < self.at else self.after_s)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("worker_type", ["process", "thread"])
+@pytest.mark.alone
+def test_a_cost_that_changes_in_the_middle_is_followed_within_20_batches(worker_type, monkeypatch) -> None:
+    pretend_cores(monkeypatch, 4)
+    # 10 ms a batch, then 60 ms; a step of 20 ms needs one worker, then three.
+    loader = DataLoader(Changing(800, 400, 0.001, 0.006), batch_size=10, num_workers="auto", worker_type=worker_type)
+    workers, labels = [], []
+    for _, numbers in loader:
+        labels += numbers.tolist()
+        time.sleep(0.02)
+        workers.append(loader.statistics().workers)
+    assert labels == list(range(800))
+    assert max(workers[30:40]) <= 2
+    assert workers[60] >= 3
+    assert "the step waited" in loader.statistics().workers_reason
+
+
+@pytest.mark.alone
+def test_workers_that_are_no_longer_needed_go() -> None:
+    loader = DataLoader(Changing(800, 300, 0.003, 0.0001), batch_size=10, num_workers="auto")
+    runtime_of(loader).autoscale = AutoscalePolicy(workers=3, most=4, fixed=3)
+    batches = iter(loader)
+    for _ in batches:
+        time.sleep(0.01)
+    assert loader.statistics().workers == 1
+
+
+def test_where_samples_depend_on_their_worker_the_batches_are_torchs_for_the_same_number(monkeypatch) -> None:
+    pretend_cores(monkeypatch, 4)
+    for dataset in (Augmented(90), Aware(90)):
+        loader = DataLoader(dataset, batch_size=8, num_workers="auto", generator=torch.Generator().manual_seed(3))
+        own = [repr(batch) for batch in loader]
+        theirs = TorchDataLoader(dataset, batch_size=8, num_workers=3, generator=torch.Generator().manual_seed(3))
+        assert own == [repr(batch) for batch in theirs]
+        statistics = loader.statistics()
+        assert statistics.workers == 3
+        assert "samples depend on their worker" in statistics.workers_reason
+
+
+def test_where_samples_depend_on_their_worker_the_number_changes_between_epochs(monkeypatch) -> None:
+    pretend_cores(monkeypatch, 4)
+    choices = iter([3, 1])
+    monkeypatch.setattr(AutoscalePolicy, "choose", lambda autoscale: next(choices))
+    loader = DataLoader(Augmented(400), batch_size=8, num_workers="auto")
+    seen = []
+    for _ in range(2):
+        numbers = set()
+        for _ in loader:
+            numbers.add(loader.statistics().workers)
+        seen.append(numbers)
+    assert seen[0] - {2} == {3}  # the first batch is made before anybody knows
+    assert seen[1] == {1}
+
+
+def test_an_iterable_dataset_keeps_its_number_and_says_why() -> None:
+    loader = DataLoader(Stream(100), batch_size=10, num_workers="auto")
+    assert sorted(int(i) for _, numbers in loader for i in numbers) == list(range(100))
+    assert "iterable" in loader.statistics().workers_reason
+    assert loader.statistics().workers == loader.num_workers
+
+
+def test_a_loader_of_a_script_can_be_made_auto_and_keeps_its_batches() -> None:
+    order = list(range(200))
+    random.Random(5).shuffle(order)
+    for asked in (0, 1, 3):
+        loader = DataLoader(Numbered(200), batch_size=8, sampler=order, num_workers=asked)
+        enable_autoscaling(loader)
+        assert labels_of(loader) == order
+        assert loader.statistics().workers_reason.startswith("auto")
+
+
+def test_a_single_core_gets_no_workers(monkeypatch) -> None:
+    pretend_cores(monkeypatch, 1)
+    loader = DataLoader(Numbered(20), batch_size=4, num_workers="auto")
+    assert loader.num_workers == 0
+    assert labels_of(loader) == list(range(20))
+
+
+def test_two_loops_over_one_loader_do_not_disturb_each_other(monkeypatch) -> None:
+    pretend_cores(monkeypatch, 4)
+    loader = scripted(Numbered(300), [2, 4, 1, 0], batch_size=10)
+    pairs = [(one.tolist(), other.tolist()) for (_, one), (_, other) in zip(loader, loader, strict=True)]
+    assert all(one == other for one, other in pairs)
+    assert [label for one, _ in pairs for label in one] == list(range(300))
+
+
+def test_workers_of_another_start_method_come_and_go_too() -> None:
+    loader = scripted(Numbered(400), [1, 1, 3, 3, 2], batch_size=8, multiprocessing_context="forkserver")
+    assert labels_of(loader) == list(range(400))
+
+
+class Wanting(Scripted):
+    """Wants ever more, unless it is told that there are no more to be had."""
+
+    def __init__(self) -> None:
+        super().__init__([2])
+
+    def observe(self, timing: BatchTiming) -> int:
+        self.workers = min(self.most, self.workers + 1)
+        return self.workers
+
+
+def test_a_system_that_starts_no_more_workers_is_no_error(monkeypatch) -> None:
+    spawn = ProcessPool._spawn
+
+    def refuse(pool: ProcessPool, worker: int, options: ProcessOptions) -> BaseProcess:
+        if worker >= 3:
+            raise WorkerStartError("no more processes")
+        return spawn(pool, worker, options)
+
+    monkeypatch.setattr(ProcessPool, "_spawn", refuse)
+    loader = scripted(Numbered(300, delay_s=0.003), [2], batch_size=4)
+    runtime_of(loader).autoscale = Wanting()
+    assert labels_of(loader) == list(range(300))
+    statistics = loader.statistics()
+    assert (statistics.workers, statistics.workers_reason) == (3, "auto: the system starts no more")
+
+
+def test_no_worker_is_started_when_memory_runs_out(monkeypatch) -> None:
+    monkeypatch.setattr("penstock.loader.scheduling.scaling_pool.available_nbytes", lambda: 100 << 20)
+    loader = scripted(Numbered(300), [2], batch_size=4)
+    runtime_of(loader).autoscale = Wanting()
+    assert labels_of(loader) == list(range(300))
+    statistics = loader.statistics()
+    assert (statistics.workers, statistics.workers_reason) == (2, "auto: there is no memory left for more")

@@ -1,0 +1,136 @@
+"""The scheduler on a pool without processes: order, crashes, timeouts and cancelled epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from fake_pool import FakePool
+from torch.utils.data import default_collate
+
+from penstock.core.errors import WorkerKilledError, WorkerStartError, WorkerTimeoutError
+from penstock.loader.counters import Counters
+from penstock.loader.scheduling.dispatch_policy import Dispatch
+from penstock.loader.scheduling.scheduler import Scheduler
+from penstock.loader.transport.ring import Ring
+from penstock.loader.transport.shared_segment import PrivateSegment
+from penstock.loader.workers.pool import TaskResult, WorkerCrash
+from penstock.loader.workers.worker_spec import ErrorPolicy, WorkerSpec
+
+
+class Rows:
+    """Sample i is 5000 times the number i."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((5000,), index)
+
+
+def make_spec(errors: ErrorPolicy = "raise") -> WorkerSpec:
+    return WorkerSpec(
+        dataset=Rows(), collate_fn=default_collate, iterable=False, auto_collation=True, drop_last=False, errors=errors
+    )
+
+
+def make_scheduler(pool: FakePool, spec: WorkerSpec, **arguments: Any) -> Scheduler:
+    options = {"in_order": True, "timeout_s": 0.0, "max_worker_crashes": 2, "counters": Counters(), **arguments}
+    dispatch = Dispatch("demand", "", workers=pool.size, prefetch_factor=2, splittable=True)
+    ring = Ring(PrivateSegment, 64 << 20)
+    scheduler = Scheduler(worker_spec=spec, pool=pool, ring=ring, dispatch=dispatch, **options)
+    scheduler.start()
+    return scheduler
+
+
+def batches_of(scheduler: Scheduler, count: int = 6) -> Iterator[list[int]]:
+    """Run an epoch of `count` batches of two; yield the numbers of each batch's samples."""
+    scheduler.begin(iter([[2 * k, 2 * k + 1] for k in range(count)]), epoch_seed=0)
+    while True:
+        try:
+            batch = scheduler.next_batch()
+        except StopIteration:
+            return
+        yield batch[:, 0].tolist()
+
+
+WHOLE = [[2 * k, 2 * k + 1] for k in range(6)]
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_every_sample_comes_once_and_in_its_place(in_order: bool) -> None:
+    spec = make_spec()
+    scheduler = make_scheduler(FakePool(spec), spec, in_order=in_order)
+    assert list(batches_of(scheduler)) == WHOLE
+    assert list(batches_of(scheduler)) == WHOLE
+
+
+def test_a_crashed_worker_is_replaced_and_its_task_tried_again() -> None:
+    spec, counters = make_spec(), Counters()
+    pool = FakePool(spec, crash_on={5: 1})
+    assert list(batches_of(make_scheduler(pool, spec, counters=counters))) == WHOLE
+    assert pool.replaced == [0]
+    assert (counters.restarts, counters.retried, counters.quarantined) == (1, 1, [])
+
+
+def test_a_sample_that_crashes_too_many_workers_raises_in_its_place_and_the_loop_can_continue() -> None:
+    spec = make_spec()
+    scheduler = make_scheduler(FakePool(spec, crash_on={5: 9}), spec)
+    batches = batches_of(scheduler)
+    assert [next(batches), next(batches)] == WHOLE[:2]
+    with pytest.raises(WorkerKilledError, match="sample 5"):
+        next(batches)
+    assert scheduler.next_batch()[:, 0].tolist() == WHOLE[3]
+
+
+def test_with_errors_skip_only_the_sample_that_crashes_workers_is_left_out() -> None:
+    spec, counters = make_spec("skip"), Counters()
+    scheduler = make_scheduler(FakePool(spec, crash_on={5: 9}), spec, counters=counters)
+    assert list(batches_of(scheduler)) == [*WHOLE[:2], [4], *WHOLE[3:]]
+    assert (counters.quarantined, counters.skipped_indices) == ([5], [5])
+
+
+class DyingPool(FakePool):
+    """Its workers die before their first task."""
+
+    def collect(self, timeout_s: float | None) -> list[TaskResult | WorkerCrash]:
+        return [WorkerCrash(0, 1, "is killed by the test.", [], None, 0)]
+
+
+def test_workers_that_die_before_their_first_task_end_the_loop_and_close_the_pool() -> None:
+    spec = make_spec()
+    pool = DyingPool(spec)
+    with pytest.raises(WorkerStartError, match="3 workers have ended like this"):
+        next(batches_of(make_scheduler(pool, spec)))
+    assert pool.calls == ["start", "close"]
+
+
+def test_workers_that_hang_raise_after_the_timeout() -> None:
+    spec = make_spec()
+    with pytest.raises(WorkerTimeoutError, match=r"timed out after 0\.5 seconds"):
+        next(batches_of(make_scheduler(FakePool(spec, silent=True), spec, timeout_s=0.5)))
+
+
+def test_an_epoch_that_is_cancelled_gives_its_slots_back() -> None:
+    spec = make_spec()
+    pool = FakePool(spec)
+    scheduler = make_scheduler(pool, spec)
+    next(batches_of(scheduler))
+    before = scheduler.snapshot()
+    assert (before.workers, before.working, before.ready) == (2, 2, 0)
+    assert list(batches_of(scheduler)) == WHOLE
+    assert "cancel" in pool.calls
+    assert scheduler.snapshot().held == 0
+
+
+def test_an_error_of_the_sampler_is_raised_after_the_batches_before_it() -> None:
+    spec = make_spec()
+    scheduler = make_scheduler(FakePool(spec), spec)
+
+    def indices() -> Iterator[list[int]]:
+        yield [0, 1]
+        raise LookupError("no more")
+
+    scheduler.begin(indices(), epoch_seed=0)
+    assert scheduler.next_batch()[:, 0].tolist() == [0, 1]
+    with pytest.raises(LookupError, match="no more"):
+        scheduler.next_batch()

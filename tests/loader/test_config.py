@@ -1,0 +1,100 @@
+"""LoaderConfig and LoaderRuntime: arguments are checked once, follow torch's attributes, and travel with a copy."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+import torch
+
+from penstock import DataLoader, OptionError
+from penstock.loader.dataloader import config_of, runtime_of
+
+
+def test_a_config_cannot_be_changed() -> None:
+    config = config_of(DataLoader(range(4)))
+    with pytest.raises(FrozenInstanceError):
+        config.num_workers = 3  # type: ignore[misc]
+
+
+def test_an_attribute_that_torch_lets_a_program_set_is_used_in_the_next_pass() -> None:
+    loader = DataLoader(range(4), 2)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+    loader.collate_fn = tuple
+    before = config_of(loader)
+    assert [*loader] == [(0, 1), (2, 3)]
+    assert config_of(loader) is before
+    loader.num_workers, loader.prefetch_factor = 1, 2
+    assert config_of(loader).num_workers == 1
+    assert before.num_workers == 0
+    assert [*loader] == [(0, 1), (2, 3)]
+    assert loader.statistics().worker_type == "process"
+
+
+@pytest.mark.parametrize("name", ["batch_size", "sampler", "dataset", "drop_last"])
+def test_an_attribute_that_torch_does_not_let_a_program_set_stays(name: str) -> None:
+    loader = DataLoader(range(4), 2)
+    before = config_of(loader)
+    with pytest.raises(ValueError, match=name):
+        setattr(loader, name, None)
+    assert config_of(loader) is before
+
+
+@pytest.mark.parametrize("copied", [copy.copy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_copy_has_a_runtime_of_its_own_and_the_same_arguments(copied: Any) -> None:
+    loader = DataLoader(torch.arange(6), 2, seed=3, errors="skip")
+    next(iter(loader))
+    other = copied(loader)
+    assert config_of(other).seed == 3
+    assert config_of(other).errors == "skip"
+    assert other.statistics().batches == 0
+    assert runtime_of(other) is not runtime_of(loader)
+    assert len([*other]) == 3
+    assert loader.statistics().batches == 1
+
+
+def test_a_subclass_may_have_attributes_with_any_names() -> None:
+    class Configured(DataLoader[Any]):
+        def __init__(self, config: dict[str, int]) -> None:
+            self.config, self.runtime, self.rank, self.seed = config, "mine", 7, 8
+            super().__init__(range(config["samples"]), 2)
+            self.config["after"] = 1
+
+    loader = Configured({"samples": 4})
+    assert len([*loader]) == 2
+    assert (loader.config, loader.runtime, loader.rank, loader.seed) == ({"samples": 4, "after": 1}, "mine", 7, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"worker_type": "fiber"}, "'process', 'thread', 'ray'"),
+        ({"seed": "a"}, "whole number"),
+        ({"ring_bytes": 100}, "at least 4096"),
+        ({"ring_bytes": "1 GiB"}, "ring_bytes must be a whole number"),
+        ({"max_worker_crashes": None}, "max_worker_crashes must be a whole number"),
+        ({"uneven": "cut"}, "'pad', 'drop' or 'join'"),
+        ({"sampler": [0], "distributed": True}, "leave them out"),
+    ],
+)
+def test_an_argument_is_refused_before_anything_is_started(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        DataLoader(range(4), **arguments)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iterator_is_collected_though_its_scheduler_keeps_the_exception_that_it_raised(workers: int) -> None:
+    iterator = iter(DataLoader([1, "two"], 2, collate_fn=sum, num_workers=workers))
+    try:
+        next(iterator)
+    except TypeError as error:
+        iterator.pipeline.scheduler.kept = error
+    gone = weakref.ref(iterator)
+    del iterator
+    gc.collect()
+    assert gone() is None

@@ -1,0 +1,114 @@
+"""Samples that raise: an error, left out, or replaced; and counted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sample_sets import Raising
+from torch.utils.data import IterableDataset
+
+import penstock
+from penstock import DataLoader, OptionError
+
+BAD = [index for index in range(40) if index % 10 == 3]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_by_default_the_error_is_the_datasets_own(workers: int) -> None:
+    batches = iter(DataLoader(Raising(40), batch_size=4, num_workers=workers))
+    with pytest.raises(OSError, match="sample 3 is corrupt"):
+        next(batches)
+    assert next(batches)[1].tolist() == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_skipped_samples_are_left_out_and_named(workers: int) -> None:
+    loader = DataLoader(Raising(40), batch_size=4, num_workers=workers, errors="skip")
+    batches = list(loader)
+    assert [int(i) for _, labels in batches for i in labels] == [i for i in range(40) if i not in BAD]
+    assert all(torch.equal(images[:, 0, 0, 0], labels.float()) for images, labels in batches)
+    assert loader.statistics().skipped == 4
+    assert sorted(loader.statistics().skipped_indices) == BAD
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("shape", [(2, 2), (3, 200, 200)])
+def test_a_batch_keeps_its_size_when_asked_to(workers: int, shape: tuple[int, ...]) -> None:
+    loader = DataLoader(Raising(40, shape), batch_size=4, num_workers=workers, errors="skip", keep_batch_size=True)
+    batches = list(loader)
+    assert [len(labels) for _, labels in batches] == [4] * 10
+    assert batches[0][1].tolist() == [0, 1, 2, 0]
+    assert all(torch.equal(images.flatten(1)[:, 0], labels.float()) for images, labels in batches)
+
+
+def replace(error: Exception, index: int) -> object:
+    assert "corrupt" in str(error)
+    return penstock.SKIP if index == 13 else (torch.full((3, 40, 40), -1.0), -1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_callable_gives_the_replacement(workers: int) -> None:
+    loader = DataLoader(Raising(40), batch_size=8, num_workers=workers, errors=replace)
+    labels = [int(i) for _, labels in loader for i in labels]
+    assert labels.count(-1) == 3
+    assert len(labels) == 39
+    assert loader.statistics().skipped == 4
+
+
+def test_a_batch_of_nothing_but_bad_samples_is_left_out() -> None:
+    assert len(list(DataLoader(Raising(40), batch_sampler=[[3, 13], [1], [23]], errors="skip", num_workers=2))) == 1
+
+
+class Hiccups(IterableDataset):
+    def __iter__(self):
+        return self
+
+    def __init__(self) -> None:
+        self.position = -1
+
+    def __next__(self) -> int:
+        self.position += 1
+        if self.position >= 20:
+            raise StopIteration
+        if self.position % 5 == 2:
+            raise ValueError("bad record")
+        return self.position
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_goes_on_after_a_bad_record(workers: int) -> None:
+    loader = DataLoader(Hiccups(), batch_size=4, num_workers=workers, errors="skip")
+    assert torch.cat(list(loader)).tolist() == [i for i in range(20) if i % 5 != 2]
+    assert loader.statistics().skipped_indices == (2, 7, 12, 17)
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ({"errors": "ignore"}, "errors must be"),
+        ({"worker_type": "fiber"}, "worker_type must be"),
+        ({"dispatch": "random"}, "dispatch must be"),
+        ({"max_worker_crashes": 0}, "max_worker_crashes must be at least 1"),
+        ({"ring_bytes": 1}, "ring_bytes must be at least"),
+    ],
+)
+def test_an_argument_that_makes_no_sense_says_what_would(argument, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        DataLoader([1], **argument)
+
+
+def test_threads_refuse_a_stream_that_they_cannot_share() -> None:
+    with pytest.raises(OptionError, match="threads share one dataset"):
+        DataLoader(Hiccups(), num_workers=2, worker_type="thread")
+
+
+def test_statistics_add_up() -> None:
+    loader = DataLoader(Raising(43), batch_size=4, num_workers=2, errors="skip")
+    for _ in range(2):
+        list(loader)
+    counted = loader.statistics()
+    assert (counted.epochs, counted.batches, counted.samples) == (2, 22, 78)
+    assert counted.stages.fetch_s > 0
+    assert counted.length == 11
+    assert 0 <= counted.stall_fraction <= 1
+    assert (counted.ring.filling, counted.ring.ready, counted.ring.held) == (0, 0, 0)

@@ -1,0 +1,189 @@
+"""DataLoader with device= and pin_memory, on the simulated device: the batches of a loader without them."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import pytest
+import torch
+from sample_sets import Nested, Numbered, Raising
+from scripts import run
+
+from penstock import DataLoader, OptionError, Sim
+from penstock.core.tree import map_leaves, tensors
+from penstock.loader.to_device import pinning
+
+
+def slow() -> Sim:
+    return Sim(bandwidth=2e8, delay_s=3e-4)
+
+
+def labels(loader: DataLoader[Any]) -> list[int]:
+    seen = []
+    for images, numbers in loader:
+        assert torch.equal(images[:, 0, 0, 0], numbers.float())
+        seen += numbers.tolist()
+    return seen
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("device", ["cpu", "sim", slow()], ids=["cpu", "sim", "slow sim"])
+def test_batches_arrive_whole_and_in_order(device: Any, workers: int) -> None:
+    loader = DataLoader(Numbered(120), batch_size=8, num_workers=workers, device=device)
+    for _ in range(2):
+        assert labels(loader) == list(range(120))
+    statistics = loader.statistics()
+    assert statistics.uploads == (0 if device == "cpu" else 30)
+    assert statistics.ring.pinned_nbytes > 0 or device == "cpu"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nested_batches_and_what_is_no_tensor_arrive_too(workers: int) -> None:
+    def plain(device: str | None) -> list[Any]:
+        loader = DataLoader(Nested(12), batch_size=4, num_workers=workers, device=device)
+        return [map_leaves(lambda leaf: leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf, x) for x in loader]
+
+    assert plain("sim") == plain(None)
+
+
+def test_kept_batches_stay_right() -> None:
+    kept = list(DataLoader(Numbered(80), batch_size=4, num_workers=2, device=slow()))
+    assert [int(i) for _, numbers in kept for i in numbers] == list(range(80))
+    assert all(torch.equal(images[:, 1, 3, 3], numbers.float()) for images, numbers in kept)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_broken_off_epoch_leaves_the_next_one_whole(persistent: bool) -> None:
+    loader = DataLoader(Numbered(90), batch_size=6, num_workers=2, device=slow(), persistent_workers=persistent)
+    for _ in range(3):
+        next(iter(loader))
+    assert labels(loader) == list(range(90))
+
+
+def test_two_iterators_of_one_loader_live_side_by_side() -> None:
+    loader = DataLoader(Numbered(40), batch_size=4, num_workers=2, device=slow())
+    for (one, _), (other, _) in zip(loader, loader, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_comes_where_its_batch_would_have(workers: int) -> None:
+    batches = iter(DataLoader(Raising(40), batch_size=2, num_workers=workers, device="sim"))
+    next(batches)
+    with pytest.raises(OSError, match="sample 3 is corrupt"):
+        next(batches)
+
+
+def test_a_device_without_arena_says_so() -> None:
+    with pytest.raises(torch.OutOfMemoryError, match="tried to allocate"):
+        list(DataLoader(Numbered(40), batch_size=20, num_workers=2, device=Sim(capacity_nbytes=10_000)))
+
+
+class Bag:
+    """A batch with a `to` of its own."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self.images = torch.stack([image for image, _ in samples])
+        self.moved_to: Any = None
+
+    def to(self, device: Any, non_blocking: bool = False) -> Bag:
+        moved = Bag.__new__(Bag)
+        moved.images, moved.moved_to = self.images.clone(), device
+        return moved
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_custom_batch_is_moved_by_its_own_method(workers: int) -> None:
+    sim = slow()
+    batches = list(DataLoader(Numbered(12), batch_size=4, num_workers=workers, collate_fn=Bag, device=sim))
+    assert all(batch.moved_to == sim.torch_device for batch in batches)
+    assert torch.cat([batch.images[:, 0, 0, 0] for batch in batches]).tolist() == list(range(12))
+
+
+def test_a_device_that_cannot_pin_is_fed_from_pageable_memory() -> None:
+    sim = Sim(pinnable_nbytes=0)
+    loader = DataLoader(Numbered(60), batch_size=4, num_workers=2, device=sim)
+    assert labels(loader) == list(range(60))
+    assert loader.statistics().ring.pinned_nbytes == 0
+    assert sim.counts["staged"] == sim.counts["copies"] > 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pinned_slots_are_not_used_again_before_the_users_own_copies_are_over(workers: int) -> None:
+    sim = slow()
+    side = sim.stream()
+    loader = DataLoader(Numbered(200), batch_size=4, num_workers=workers, pin_memory=sim)
+    copied = [sim.to(images, side) for images, _ in loader]
+    sim.synchronize()
+    assert torch.cat(copied)[:, 0, 0, 0].tolist() == list(range(200))
+    assert sim.counts["staged"] == 0
+    assert sim.counts["fences"] > 0
+    assert loader.statistics().pinning == "slots, fenced by sim"
+
+
+def test_auto_pins_only_where_copies_gain_by_it() -> None:
+    assert pinning.measure_pinning(Sim(pinnable_nbytes=0)) == (False, "sim cannot page-lock host memory")
+    if not torch.accelerator.is_available():
+        loader = DataLoader(Numbered(8), pin_memory="auto")  # nothing to pin for, and no warning
+        assert labels(loader) == list(range(8))
+        assert loader.statistics().pinning == "no: there is no accelerator"
+
+
+def test_a_device_that_is_not_here_is_one_clear_error() -> None:
+    with pytest.raises(OptionError, match="device='nonsense' is not a device"):
+        DataLoader(Numbered(4), device="nonsense")
+
+
+def test_tensors_are_found_in_any_structure() -> None:
+    one, two, three = torch.zeros(1), torch.zeros(2), torch.zeros(3)
+    assert list(map(len, tensors({"a": [one, ("words", two)], "b": {"c": three}}))) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_a_worker_process_never_imports_the_device_package(method: str) -> None:
+    done: subprocess.CompletedProcess[str] = run(
+        f"""
+        import sys
+        from torch.utils.data import Dataset
+        import importlib
+
+        if __name__ == "__main__":
+            from sample_sets import Imported
+            from penstock import DataLoader
+            loader = DataLoader(Imported(), num_workers=1, multiprocessing_context="{method}", batch_size=None)
+            print(*loader)
+        """
+    )
+    expected = "True" if method == "fork" else "False"  # a fork has what its parent had; it imports nothing
+    assert done.stdout.split() == [expected], done.stderr
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_arrive_whole_while_a_graph_is_captured(workers: int) -> None:
+    device = slow()
+    loader = DataLoader(Numbered(64), batch_size=4, num_workers=workers, device=device)
+    seen = []
+    for number, (images, numbers) in enumerate(loader):
+        device.capturing = number % 3 == 0  # for the next batch
+        assert torch.equal(images[:, 0, 0, 0], numbers.float())
+        seen += numbers.tolist()
+    device.capturing = False
+    assert seen == list(range(64))
+
+
+def test_a_call_into_a_capture_is_refused_by_the_simulated_device() -> None:
+    device = Sim()
+    device.capturing = True
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        device.record_event()
+    with device.outside_capture():
+        device.record_event().synchronize()
+
+
+def test_slots_beyond_the_budget_for_page_locked_memory_stay_pageable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.loader.factory.pinnable_nbytes", lambda: 1 << 20)
+    loader = DataLoader(Numbered(64, (3, 256, 128)), batch_size=2, pin_memory=Sim())  # 0.75 MiB each
+    kept = list(loader)
+    assert 0 < loader.statistics().ring.pinned_nbytes <= 1 << 20
+    assert [int(number) for _, numbers in kept for number in numbers] == list(range(64))

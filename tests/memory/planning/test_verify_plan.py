@@ -1,0 +1,119 @@
+"""A plan is corrected by a measured step of its choice, which leaves no trace."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from scarcity import Capacity
+from torch import Tensor, nn
+from zoo import GPT, per_token, tokens
+
+from penstock import plan
+from penstock.memory.planning.step_variants import Plan
+from penstock.memory.planning.verify_plan import Gauge, verify_plan
+
+
+def gpt() -> nn.Module:
+    torch.manual_seed(0)
+    return GPT()
+
+
+def planned(model: nn.Module, budget: int | str = "1GiB") -> Plan:
+    return plan(model, per_token, tokens(), torch.optim.AdamW(model.parameters()), budget=budget)
+
+
+def counted(model: nn.Module, batch: Tensor) -> Gauge:
+    """Measure on the CPU, by counting what operations make."""
+
+    def gauge(body: Callable[[], None]) -> int:
+        with Capacity() as capacity:
+            capacity.hold([*model.parameters(), *model.buffers(), batch])
+            held = capacity.live
+            body()
+        return capacity.peak - held
+
+    return gauge
+
+
+def test_a_right_prediction_is_confirmed_for_checkpointed_blocks_too() -> None:
+    model = gpt()
+    found = planned(model)
+    checkpointed = next(
+        variant for variant in found.variants if variant.checkpoint and not variant.offload and variant.parts == 2
+    )
+    for variant in (found.choice, checkpointed):
+        chosen = Plan(
+            budget_nbytes=1 << 30, variants=found.variants, choice=variant, relative_error=found.relative_error
+        )
+        corrected = verify_plan(chosen, model, per_token, tokens(), torch.chunk, counted(model, tokens()))
+        assert "verified by a measured step" in corrected.verified
+        for before, after in zip(found.variants, corrected.variants, strict=True):
+            assert after.peak_nbytes == pytest.approx(before.peak_nbytes, rel=0.03)
+            assert sum(after.by_role.values()) == after.peak_nbytes
+
+
+def test_a_step_that_takes_more_than_predicted_makes_the_choice_smaller() -> None:
+    model = gpt()
+    whole = planned(model).variants[0]
+    found = planned(model, budget=int(1.05 * whole.peak_nbytes))
+    assert found.choice == whole
+    gauge = counted(model, tokens())
+    corrected = verify_plan(found, model, per_token, tokens(), torch.chunk, lambda body: 2 * gauge(body))
+    assert corrected.choice is not None
+    assert corrected.choice != whole
+    assert corrected.choice.peak_nbytes < whole.peak_nbytes * 1.05
+    assert "+" in corrected.verified
+    assert corrected.render().count("note: verified by a measured step") == 1
+
+
+def test_a_choice_that_runs_out_of_memory_is_not_chosen() -> None:
+    model = gpt()
+    tried = []
+
+    def gauge(body: Callable[[], None]) -> int:
+        tried.append(body)
+        if len(tried) == 1:
+            raise torch.OutOfMemoryError("tried to allocate 1.00 GiB")
+        return counted(model, tokens())(body)
+
+    found = planned(model)
+    assert found.choice is not None
+    corrected = verify_plan(found, model, per_token, tokens(), torch.chunk, gauge)
+    assert corrected.choice is not None
+    assert corrected.choice.backward_peak_nbytes < found.choice.backward_peak_nbytes
+    assert len(tried) == 2
+
+
+def test_a_measured_step_leaves_no_trace() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
+    batch = torch.randn(8, 4)
+    model(batch).sum().backward()
+    before = copy.deepcopy(model.state_dict())
+    gradients = [param.grad for param in model.parameters()]
+
+    def loss_fn(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+        return model(x).square().sum(), len(x)
+
+    found = plan(model, loss_fn, batch, budget="1GiB")
+    assert min(variant.micro_batch for variant in found.variants) == 2, "BatchNorm refuses single samples"
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    verify_plan(found, model, loss_fn, batch, torch.chunk, counted(model, batch))
+    assert torch.equal(torch.rand(3), expected)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+    assert all(param.grad is gradient for param, gradient in zip(model.parameters(), gradients, strict=True))
+
+
+def test_a_step_that_cannot_be_measured_leaves_the_plan_unverified() -> None:
+    model = gpt()
+
+    def gauge(body: Callable[[], None]) -> int:
+        raise RuntimeError("Expected all tensors to be on the same device")
+
+    found = verify_plan(planned(model), model, per_token, tokens(), torch.chunk, gauge)
+    assert found.verified.startswith("not verified by a measured step: RuntimeError: Expected all tensors")
+    assert found.choice is not None

@@ -1,0 +1,234 @@
+"""Findings follow from snapshots alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.core.stats import LoaderStatistics, StageTimes
+from penstock.observe.doctor.causes import diagnose, findings_of_run
+from penstock.observe.doctor.measurements import Machine, Measurements, Settings
+from penstock.observe.doctor.probe_results import SampleCosts
+from penstock.observe.doctor.trial import (
+    AS_IS,
+    FREE,
+    MORE_WORKERS,
+    NO_WORKERS,
+    PENSTOCK,
+    Gain,
+    TimingWindow,
+    Trial,
+    gain_between,
+)
+from penstock.observe.record.run_record import LoaderRecord, RunRecord
+from penstock.observe.record.timeline import TimelinePoint
+
+
+def _trial(name: str, batch_s: float, wait_s: float = 0.0, rounds: int = 4, line: str = "") -> Trial:
+    window = TimingWindow(batches=10, wall_s=10 * batch_s, wait_s=10 * wait_s, step_s=10 * (batch_s - wait_s))
+    return Trial(name=name, windows=(window,) * rounds, line=line, startup_s=0.05)
+
+
+def _loop(*trials: Trial, **changes: object) -> Measurements:
+    """A decode-bound loop with 2 workers, whose step takes 5 ms, changed as asked."""
+    given = Measurements(
+        name="train:main",
+        machine=Machine(cores=4),
+        settings=Settings(dataset="Images", num_workers=2, start_method="fork", batch_size=8),
+        has_step=True,
+        trials=trials or (_trial(AS_IS, 0.040, 0.035), _trial(FREE, 0.005)),
+        samples=SampleCosts(
+            samples=100,
+            batch_samples=8,
+            sample_s=0.010,
+            median_s=0.010,
+            storage_fraction=0.1,
+            decode_fraction=0.7,
+            transform_fraction=0.2,
+            collate_s=0.001,
+        ),
+        transport_s=0.002,
+    )
+    return replace(given, **changes)  # type: ignore[arg-type]
+
+
+def _names(found: Measurements) -> list[str]:
+    return [finding.name for finding in diagnose(found).findings]
+
+
+def test_the_largest_part_of_loading_is_the_bottleneck() -> None:
+    verdict = diagnose(_loop()).verdict
+    assert (verdict.name, verdict.gain, verdict.is_measured) == ("decode-bound", 8.0, True)
+    assert "70%" in verdict.evidence or "28.0 ms" in verdict.evidence
+
+
+def test_a_loop_that_hardly_waits_is_healthy() -> None:
+    found = _loop(_trial(AS_IS, 0.042, 0.001), _trial(FREE, 0.041))
+    assert (diagnose(found).verdict.name, diagnose(found).findings) == ("healthy", ())
+
+
+def test_a_loop_that_hardly_waits_and_has_a_fault_is_compute_bound() -> None:
+    found = _loop(_trial(AS_IS, 0.042, 0.001), _trial(FREE, 0.041))
+    found = replace(found, settings=replace(found.settings, pin_memory=True))
+    diagnosis = diagnose(found)
+    assert (diagnosis.verdict.name, diagnosis.verdict.remedy) == ("compute-bound", diagnosis.findings[0].remedy)
+
+
+def test_on_an_accelerator_free_loading_decides_and_not_the_time_that_was_waited() -> None:
+    trials = (_trial(AS_IS, 0.040, 0.030), _trial(FREE, 0.0395))  # it waits for the device, in the loader's name
+    assert diagnose(_loop(*trials, machine=Machine(cores=4, accelerator="cuda"))).verdict.name == "healthy"
+    assert diagnose(_loop(*trials, machine=Machine(cores=4))).verdict.name == "healthy"  # nothing to gain here either
+
+
+def test_the_change_that_gained_most_is_the_one_that_is_named() -> None:
+    trials = (
+        _trial(AS_IS, 0.040, 0.035),
+        _trial(FREE, 0.005),
+        _trial(MORE_WORKERS, 0.020, 0.015, line="num_workers=4"),
+        _trial(PENSTOCK, 0.030, 0.025),
+    )
+    finding = next(one for one in diagnose(_loop(*trials)).findings if one.name == "too-few-workers")
+    assert (finding.remedy, finding.gain, finding.is_measured) == ("num_workers=4", 2.0, True)
+
+
+def test_a_gain_that_rounds_do_not_agree_on_is_not_named() -> None:
+    unclear = (0.030, 0.060, 0.020, 0.050)
+    windows = tuple(_trial("", seconds).windows[0] for seconds in unclear)
+    trials = (_trial(AS_IS, 0.040, 0.035), _trial(FREE, 0.005), Trial(name=MORE_WORKERS, windows=windows))
+    assert "too-few-workers" not in _names(_loop(*trials))
+
+
+@pytest.mark.parametrize(
+    ("low", "median", "high", "rounds", "is_clear", "is_negligible"),
+    [
+        (1.2, 1.5, 1.9, 3, True, False),
+        (0.5, 0.7, 0.9, 3, True, False),
+        (0.9, 1.3, 1.9, 3, False, False),
+        (0.97, 1.01, 1.1, 3, True, True),
+        (2.0, 2.0, 2.0, 1, False, False),
+    ],
+)
+def test_a_gain_is_clear_when_all_rounds_agree(
+    low: float, median: float, high: float, rounds: int, is_clear: bool, is_negligible: bool
+) -> None:
+    found = Gain(median=median, low=low, high=high, rounds=rounds)
+    assert (found.is_clear, found.is_negligible) == (is_clear, is_negligible)
+
+
+def test_a_gain_compares_rounds_in_pairs() -> None:
+    before = Trial(name="a", windows=tuple(_trial("", seconds).windows[0] for seconds in (0.1, 0.2)))
+    after = Trial(name="b", windows=tuple(_trial("", seconds).windows[0] for seconds in (0.05, 0.1)))
+    found = gain_between(before, after)
+    assert found is not None
+    assert (found.low, found.high) == (2.0, 2.0)
+
+
+def test_workers_that_wait_for_each_other_are_found() -> None:
+    trials = (_trial(AS_IS, 0.085, 0.08), _trial(FREE, 0.005), _trial(MORE_WORKERS, 0.085, 0.08))
+    assert "workers-do-not-scale" in _names(_loop(*trials))
+    faster = (_trial(AS_IS, 0.045, 0.04), _trial(FREE, 0.005), _trial(MORE_WORKERS, 0.045, 0.04))
+    assert "workers-do-not-scale" not in _names(_loop(*faster))
+
+
+def test_cheap_batches_need_no_workers_unless_a_trial_says_otherwise() -> None:
+    samples = SampleCosts(samples=100, batch_samples=8, sample_s=1e-6, median_s=1e-6, batch_nbytes=64)
+    trials = (_trial(AS_IS, 0.002, 0.0019), _trial(FREE, 0.0001))
+    assert "workers-cost-more" in _names(_loop(*trials, samples=samples))
+    slower = (*trials, _trial(NO_WORKERS, 0.004, 0.0039))
+    assert "workers-cost-more" not in _names(_loop(*slower, samples=samples))
+
+
+def test_a_quota_below_the_cores_is_a_finding_only_if_the_loop_uses_more() -> None:
+    assert "cpu-quota" in _names(_loop(machine=Machine(cores=16, quota_cores=2.0, intra_op_threads=1)))
+    assert "cpu-quota" not in _names(_loop(machine=Machine(cores=16, quota_cores=8.0, intra_op_threads=1)))
+
+
+def test_more_workers_than_cores_are_a_finding_if_fewer_would_hide_loading_as_well() -> None:
+    settings = Settings(dataset="D", num_workers=16, start_method="fork")
+    hidden = (_trial(AS_IS, 0.101, 0.001), _trial(FREE, 0.100))
+    assert "too-many-workers" in _names(_loop(*hidden, settings=settings))
+    assert "too-many-workers" not in _names(_loop(settings=settings))  # it waits, and nothing says that fewer would do
+
+
+def test_contention_needs_more_threads_than_cores() -> None:
+    trials = (_trial(AS_IS, 0.100, 0.001), _trial(FREE, 0.040))
+    assert "cpu-contention" in _names(_loop(*trials, machine=Machine(cores=4, intra_op_threads=4)))
+    assert "cpu-contention" not in _names(_loop(*trials, machine=Machine(cores=8, intra_op_threads=4)))
+
+
+def test_a_loop_that_failed_has_no_bottleneck() -> None:
+    diagnosis = diagnose(_loop(error="OSError: sample 37 is corrupt"))
+    assert (diagnosis.verdict.name, diagnosis.findings[0].name) == ("fails", "fails")
+    assert "sample 37" in diagnosis.verdict.evidence
+
+
+# ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _run(
+    timeline: tuple[TimelinePoint, ...] = (), settings: dict[str, object] | None = None, **counted: object
+) -> RunRecord:
+    statistics = LoaderStatistics(batches=100, samples=800, **counted)  # type: ignore[arg-type]
+    loader = LoaderRecord(name="Images", settings=settings or {}, statistics=statistics)
+    return RunRecord(command=("train.py",), started="", wall_s=60.0, cpus=4, loaders=(loader,), timeline=timeline)
+
+
+def test_a_run_that_waited_names_what_it_waited_for_and_calls_its_gain_an_estimate() -> None:
+    stages = StageTimes(fetch_s=80.0, collate_s=4.0, transport_s=1.0, wait_s=39.0, step_s=10.0)
+    (finding,) = findings_of_run(_run(stages=stages, worker_type="process", workers=2))
+    assert (finding.name, finding.gain, finding.is_measured) == ("loading-bound", 2.0, False)
+    assert "num_workers=4" in finding.remedy
+
+
+def test_a_run_without_workers_that_waited_should_have_some() -> None:
+    stages = StageTimes(fetch_s=30.0, collate_s=1.0, step_s=10.0)
+    (finding,) = findings_of_run(_run(stages=stages, worker_type="inline"))
+    assert (finding.name, finding.remedy) == ("no-workers", "num_workers=3")
+
+
+def test_loaders_that_were_created_for_every_epoch_count_as_one() -> None:
+    stages = StageTimes(fetch_s=0.4, wait_s=0.5, step_s=0.1)
+    run = _run(stages=stages, worker_type="process", workers=2, epochs=1, first_batch_s=0.4)
+    again = tuple(replace(run.loaders[0], name=f"Images #{number}") for number in range(2, 12))
+    (finding,) = findings_of_run(replace(run, loaders=(*run.loaders, *again)))
+    assert finding.name == "short-epochs"
+    assert "11 times" in finding.evidence
+
+
+def test_a_run_that_did_not_wait_has_no_finding() -> None:
+    stages = StageTimes(fetch_s=30.0, collate_s=1.0, wait_s=0.5, step_s=50.0)
+    assert findings_of_run(_run(stages=stages, worker_type="process", workers=2)) == ()
+
+
+def test_a_run_whose_epochs_were_short_should_keep_its_workers() -> None:
+    stages = StageTimes(fetch_s=1.0, wait_s=9.0, step_s=1.0)
+    names = [
+        one.name
+        for one in findings_of_run(_run(stages=stages, worker_type="process", workers=2, epochs=20, first_batch_s=0.4))
+    ]
+    assert names == ["short-epochs"]
+
+
+def test_a_run_whose_memory_grew_has_a_finding() -> None:
+    stages = StageTimes(fetch_s=1.0, step_s=50.0)
+    moments = tuple(
+        TimelinePoint(
+            at_s=float(number), batches=number + 1, samples=8 * number, host_nbytes=(1 << 30) + number * (100 << 20)
+        )
+        for number in range(30)
+    )
+    assert [one.name for one in findings_of_run(_run(moments, stages=stages, worker_type="process", workers=2))] == [
+        "memory-grows"
+    ]
+    flat = tuple(replace(moment, host_nbytes=1 << 30) for moment in moments)
+    assert findings_of_run(_run(flat, stages=stages, worker_type="process", workers=2)) == ()
+
+
+def test_worker_crashes_and_skipped_samples_of_a_run_are_findings() -> None:
+    stages = StageTimes(step_s=50.0)
+    found = findings_of_run(
+        _run(stages=stages, worker_type="process", workers=2, restarts=3, skipped=2, skipped_indices=(7, 9))
+    )
+    assert [one.name for one in found] == ["workers-crashed", "samples-skipped"]
+    assert "7, 9" in found[1].evidence

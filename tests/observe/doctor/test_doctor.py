@@ -1,0 +1,449 @@
+"""The doctor on difficult loops, its probes, and the command."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sample_sets import Numbered, Raising, Stream, Unpicklable
+from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler
+
+import penstock
+from penstock import cli
+from penstock.core.errors import OptionError, PenstockError
+from penstock.loader.dataloader import config_of
+from penstock.observe.doctor.causes import diagnose
+from penstock.observe.doctor.examine import examine
+from penstock.observe.doctor.probes import proc
+from penstock.observe.doctor.probes.copy_on_write import find_object_heavy_attribute, measure_copy_on_write
+from penstock.observe.doctor.probes.dataset_profile import DatasetProfile
+from penstock.observe.doctor.probes.image_decode import ImageDecodeRecorder
+from penstock.observe.doctor.probes.machine_limits import MachineLimits
+from penstock.observe.doctor.probes.pickle_cost import measure_pickle
+from penstock.observe.doctor.probes.step_calls import StepCallRecorder
+from penstock.observe.doctor.probes.time_limit import time_limit
+from penstock.observe.doctor.rendering import as_json, render
+from penstock.observe.doctor.trial import AS_IS, FREE
+from penstock.observe.doctor.trials.batch_source import PausableThreadSource
+from penstock.observe.doctor.trials.batch_values import batches_equal
+from penstock.observe.doctor.trials.loader_variant import build_variant
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.usefixtures("preloaded_python"),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded"),
+]
+
+
+class Named(Numbered):
+    """Samples are dictionaries."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": torch.full((8,), float(index)), "labels": index, "name": f"sample {index}"}
+
+
+class Sleepy(Numbered):
+    """A sample takes an hour."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(3600)
+
+
+class Locked(Numbered):
+    """Makes samples under a lock that all workers share."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.lock = multiprocessing.get_context("fork").Lock()
+
+    def __getitem__(self, index: int) -> Any:
+        with self.lock:
+            return sum(range(20_000))
+
+
+def test_a_step_may_take_its_batch_apart() -> None:
+    def step(batch: dict[str, Any]) -> None:
+        batch.pop("labels")
+        batch["x"].mean()
+
+    found = examine((DataLoader(Named(512), batch_size=8), step), seconds=1.0)
+    assert found.error == ""
+    assert found.gain_of(FREE) is not None
+
+
+def test_a_sample_that_raises_is_reported_and_what_came_before_it_is_kept() -> None:
+    found = examine(DataLoader(Raising(64), batch_size=2), seconds=1.0)
+    assert "sample 3 is corrupt" in found.error
+    assert diagnose(found).verdict.name == "fails"
+    assert found.samples is not None
+    assert found.samples.samples == 3
+
+
+def test_a_step_that_raises_is_reported() -> None:
+    def step(batch: Any) -> None:
+        raise ValueError("no such layer")
+
+    found = examine((DataLoader(Numbered(64), batch_size=2), step), seconds=1.0)
+    assert found.error.startswith("ValueError: no such layer")
+
+
+def test_samples_that_never_come_do_not_block_the_doctor() -> None:
+    began = time.monotonic()
+    found = examine(DataLoader(Sleepy(64), batch_size=2), seconds=0.5)
+    assert diagnose(found).verdict.name == "unknown"
+    assert time.monotonic() - began < 60
+    assert any("first batches took longer" in note for note in found.notes)
+
+
+def test_workers_that_share_a_lock_are_resumed_if_one_was_paused_while_it_held_it() -> None:
+    found = examine((DataLoader(Locked(4096), batch_size=8, num_workers=2), lambda batch: None), seconds=3.0)
+    assert found.gain_of(FREE) is not None
+    assert not any("took longer than" in note for note in found.notes)
+
+
+def test_a_dataset_that_cannot_be_pickled_is_named() -> None:
+    loader = DataLoader(Unpicklable(64), batch_size=2, num_workers=1, multiprocessing_context="spawn")
+    names = [finding.name for finding in diagnose(examine(loader, seconds=1.0)).findings]
+    assert "not-picklable" in names
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_three_samples_are_enough(workers: int) -> None:
+    found = examine(DataLoader(Numbered(3), batch_size=2, num_workers=workers), seconds=1.0)
+    assert found.as_is is not None
+    assert found.samples is not None
+
+
+def test_a_dataset_without_a_batch_is_reported_as_such() -> None:
+    found = examine(DataLoader(Stream(0), batch_size=4), seconds=0.5)
+    assert "no batch" in found.error
+
+
+def test_batches_of_a_batch_sampler_and_of_the_dataset_itself_are_examined() -> None:
+    sampler = BatchSampler(SequentialSampler(range(64)), 4, drop_last=False)
+    assert examine(DataLoader(Numbered(64), batch_sampler=sampler), seconds=0.6).samples.batch_samples == 4  # type: ignore[union-attr]
+    assert examine(DataLoader(Numbered(64), batch_size=None), seconds=0.6).samples.batch_samples == 1  # type: ignore[union-attr]
+
+
+def test_a_training_function_is_ended_after_the_trials_and_its_validation_is_not_examined() -> None:
+    steps = []
+
+    def train() -> None:
+        for _ in range(10_000):
+            with torch.no_grad():
+                for _ in DataLoader(Numbered(64), batch_size=1):
+                    pass
+            for batch in DataLoader(Named(64), batch_size=2):
+                steps[:] = [batch["x"].sum()]
+        raise AssertionError("the loop was not ended")
+
+    found = examine(train, seconds=1.0)
+    assert (found.settings.dataset, found.error) == ("Named", "")
+    assert found.as_is is not None
+    assert steps
+
+
+def test_a_loop_without_gradients_is_examined_if_there_is_no_other() -> None:
+    @torch.no_grad()
+    def predict() -> None:
+        for _ in DataLoader(Named(64), batch_size=2):
+            pass
+
+    assert examine(predict, seconds=0.6).settings.dataset == "Named"
+
+
+def test_loaders_iterate_as_before_after_the_doctor() -> None:
+    before = DataLoader.__iter__
+    examine((DataLoader(Numbered(16), batch_size=4), lambda batch: None), seconds=0.5)
+    assert DataLoader.__iter__ is before
+    assert [batch[1].tolist() for batch in DataLoader(Numbered(4), batch_size=2)] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize("loop", [3, Numbered, lambda: 3, lambda: (1, 2), lambda: None])
+def test_an_object_that_is_no_loop_is_rejected_with_what_to_name_instead(loop: Any) -> None:
+    with pytest.raises(OptionError, match="DataLoader"):
+        examine(loop, seconds=0.5)
+
+
+def test_a_function_that_fails_before_its_loop_is_rejected_with_its_exception() -> None:
+    def train() -> None:
+        raise FileNotFoundError("no data here")
+
+    with pytest.raises(PenstockError, match="no data here"):
+        examine(train, seconds=0.5)
+
+
+def test_json_and_text_hold_the_same_verdict() -> None:
+    found = examine((DataLoader(Numbered(64), batch_size=4), lambda batch: None), seconds=0.6)
+    diagnosis = diagnose(found)
+    data = json.loads(json.dumps(as_json(found, diagnosis), default=repr))
+    assert data["schema"] == "penstock.doctor/1"
+    assert data["verdict"]["name"] in render(found, diagnosis).lower()
+    assert next(trial["name"] for trial in data["trials"]) == FREE
+
+
+def test_a_variant_of_a_loader_keeps_penstocks_own_arguments() -> None:
+    own = penstock.DataLoader(
+        Numbered(8), batch_size=2, num_workers=2, worker_type="thread", errors="skip", ring_bytes=1 << 20
+    )
+    made = build_variant(own, num_workers=3)
+    assert isinstance(made, penstock.DataLoader)
+    config = config_of(made)
+    assert (config.worker_type, config.errors, config.ring_bytes) == ("thread", "skip", 1 << 20)
+    assert made.num_workers == 3
+
+
+def test_a_paused_thread_source_makes_no_samples() -> None:
+    made: list[int] = []
+
+    class Noting(Numbered):
+        def __getitem__(self, index: int) -> Any:
+            made.append(index)
+            return super().__getitem__(index)
+
+    source = PausableThreadSource(
+        AS_IS,
+        lambda dataset: penstock.DataLoader(dataset, batch_size=1, num_workers=1, worker_type="thread"),
+        Noting(1000),
+        line="",
+    )
+    source.open()
+    source.next_batch()
+    source.pause()
+    drawn = [source.next_batch() for _ in range(max(0, len(made) - 2))]  # takes what lies ready; no more can come
+    count = len(made)
+    source.resume()
+    source.next_batch()
+    for _ in range(4):
+        source.next_batch()
+    source.close()
+    assert count - len(drawn) <= 4
+    assert len(made) > count
+
+
+# ── profile ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_synchronizing_call_is_recorded_with_the_users_line_and_torchs_own_are_not() -> None:
+    recorder = StepCallRecorder()
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(3):
+        recorder.enter()
+        loss = model(torch.ones(2, 4)).sum()
+        loss.backward()
+        optimizer.step()  # reads its own step counters
+        float(loss.detach())
+        torch.ones(2).to("cpu", non_blocking=True)
+        recorder.leave()
+    calls = recorder.result()
+    assert [(call.what, "float(loss.detach())" in call.line) for call in calls.synchronizing] == [("float()", True)]
+    assert [call.what for call in calls.pageable_copies] == [".to(..., non_blocking=True)"]
+
+
+def test_only_calls_that_every_step_makes_are_recorded() -> None:
+    recorder = StepCallRecorder()
+    for number in range(3):
+        recorder.enter()
+        if number == 1:
+            torch.ones(1).item()
+        recorder.leave()
+    assert recorder.result().synchronizing == ()
+
+
+def test_reading_decoding_and_the_rest_are_distinguished(tmp_path: Path) -> None:
+    import zlib
+
+    packed = zlib.compress(np.random.default_rng(0).bytes(1 << 20))
+
+    def work() -> None:
+        for _ in range(5):
+            zlib.decompress(packed)
+
+    profile = DatasetProfile()
+    profile.call(lambda: time.sleep(0.05))
+    profile.call(work)
+    storage, decode, rest = profile.fractions() or (0.0, 0.0, 0.0)
+    assert storage > rest
+    assert decode > rest
+    assert storage + decode + rest == pytest.approx(1.0)
+
+
+def test_an_image_that_is_shrunk_right_after_its_decode_is_recorded(tmp_path: Path) -> None:
+    from PIL import Image
+
+    file = tmp_path / "large.jpg"
+    Image.effect_noise((800, 600), 60).convert("RGB").save(file)
+    recorder = ImageDecodeRecorder()
+    with recorder.recording(), Image.open(file) as image:
+        image.resize((80, 60))
+    found = recorder.result()
+    assert found is not None
+    assert (found.decoded_size, found.kept_size, found.format, round(found.pixel_ratio)) == (
+        (800, 600),
+        (80, 60),
+        "JPEG",
+        100,
+    )
+    assert found.full_decode_s is not None
+    assert found.reduced_decode_s is not None
+
+
+def test_an_image_whose_decoder_reduced_it_is_not_reported(tmp_path: Path) -> None:
+    from PIL import Image
+
+    file = tmp_path / "large.jpg"
+    Image.effect_noise((800, 600), 60).convert("RGB").save(file)
+    recorder = ImageDecodeRecorder()
+    with recorder.recording(), Image.open(file) as image:
+        image.draft("RGB", (100, 75))
+        image.resize((80, 60))
+    found = recorder.result()
+    assert found is not None
+    assert found.pixel_ratio < 4
+
+
+class ManyObjects(Dataset):
+    """Has many Python objects, and reads some for each sample."""
+
+    def __init__(self) -> None:
+        self.names = [(str(number), float(number)) for number in range(200_000)]
+
+    def __len__(self) -> int:
+        return 100_000
+
+    def __getitem__(self, index: int) -> float:
+        return sum(self.names[(index * 7919 + step * 104_729) % 200_000][1] for step in range(8))
+
+
+def test_memory_that_reading_copies_into_a_worker_is_measured() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        torch.ones(1 << 22).sum()  # OpenMP's threads run from now on, and a fork does not copy them
+    finally:
+        torch.set_num_threads(threads)
+    found = measure_copy_on_write(DataLoader(ManyObjects(), batch_size=8, num_workers=1, shuffle=True), 20.0)
+    assert found is not None
+    assert (found.attribute, found.objects) == ("self.names", 200_000)
+    assert found.nbytes > 1000 * found.samples
+    assert found.repeat_nbytes < found.nbytes / 4
+
+
+def test_an_array_in_the_dataset_does_not_count_as_python_objects() -> None:
+    class Table(Numbered):
+        rows = np.zeros((100_000, 4))
+
+    assert find_object_heavy_attribute(Table(8)) is None
+    assert measure_copy_on_write(DataLoader(Table(64), batch_size=8, num_workers=1), 1.0) is None
+
+
+def test_tensors_are_not_counted_as_pickled_and_arrays_are() -> None:
+    assert measure_pickle({"x": torch.zeros(1 << 20)}, 1.0).nbytes < 1 << 16
+    assert measure_pickle({"x": np.zeros(1 << 20)}, 1.0).nbytes >= 8 << 20
+    assert "lambda" in measure_pickle({"x": lambda: None}, 1.0).failure
+
+
+def test_the_quota_of_either_version_of_control_groups_is_read(tmp_path: Path) -> None:
+    assert MachineLimits(tmp_path, tmp_path).measure().quota_cores is None
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert MachineLimits(tmp_path, tmp_path).measure().quota_cores == 1.5
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert MachineLimits(tmp_path, tmp_path).measure().quota_cores is None
+    (tmp_path / "cpu.max").unlink()
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu/cpu.cfs_quota_us").write_text("200000\n")
+    (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000\n")
+    assert MachineLimits(tmp_path, tmp_path).measure().quota_cores == 2.0
+
+
+def test_throttled_time_is_counted_from_the_beginning(tmp_path: Path) -> None:
+    (tmp_path / "cpu.stat").write_text("usage_usec 5\nthrottled_usec 1000000\n")
+    limits = MachineLimits(tmp_path, tmp_path)
+    (tmp_path / "cpu.stat").write_text("usage_usec 9\nthrottled_usec 3500000\n")
+    assert limits.measure().throttled_s == 2.5
+
+
+def test_a_time_limit_raises_again_if_its_exception_was_swallowed() -> None:
+    raised = 0
+    with time_limit(0.05, TimeoutError):
+        while raised < 2:
+            try:
+                time.sleep(60)
+            except TimeoutError:
+                raised += 1
+    assert raised == 2
+
+
+def test_a_sleeping_thread_is_distinguished_from_one_that_computes() -> None:
+    before = proc.thread_times()
+    time.sleep(0.05)
+    after = proc.thread_times()
+    assert after.wall_s - before.wall_s > 5 * (after.ran_s - before.ran_s)
+
+
+def test_batches_are_equal_when_all_their_values_are() -> None:
+    one = {"x": torch.ones(2), "names": ["a", "b"]}
+    assert batches_equal(one, {"x": torch.ones(2), "names": ["a", "b"]})
+    assert not batches_equal(one, {"x": torch.ones(2), "names": ["a", "c"]})
+    assert not batches_equal(one, {"x": torch.zeros(2), "names": ["a", "b"]})
+
+
+# ── the command ─────────────────────────────────────────────────────────────────────────────────────────────
+
+_LOOP = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+print("made")
+def main():
+    loader = DataLoader(TensorDataset(torch.arange(4096.0)), batch_size=8, pin_memory=False)
+    return loader, lambda batch: sum(range(400_000))
+def faulty():
+    loader, step = main()
+    return loader, lambda batch: (step(batch), batch[0].sum().item())
+loader = main()[0]
+"""
+
+
+@pytest.fixture
+def _loop_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (tmp_path / "doctored.py").write_text(_LOOP)
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.modules.pop("doctored", None)
+
+
+@pytest.mark.usefixtures("_loop_here")
+def test_the_command_prints_the_verdict_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "doctored:main", "--seconds", "1.5", "--check"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("doctored:main: HEALTHY")
+    assert "What if loading were free?" in out
+
+
+@pytest.mark.usefixtures("_loop_here")
+def test_check_fails_if_something_needs_to_be_changed_and_only_json_is_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["doctor", "doctored:faulty", "--seconds", "1.5", "--check", "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert [finding["name"] for finding in data["findings"]] == ["sync-every-step"]
+
+
+@pytest.mark.usefixtures("_loop_here")
+def test_a_loader_may_be_given_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "doctored:loader", "--seconds", "0.6"]) == 0
+    assert "TensorDataset" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("args", [[], ["nowhere:loader"], ["nowhere"], ["os:sep"], ["x:y", "--seconds", "0"]])
+def test_nothing_to_examine_is_one_line_and_exit_code_2(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", *args]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

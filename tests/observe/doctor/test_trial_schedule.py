@@ -1,0 +1,146 @@
+"""The parts of the trial scheduler, on a clock that tests move."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from penstock.observe.doctor.probe_results import Hang
+from penstock.observe.doctor.trial import AS_IS, FREE
+from penstock.observe.doctor.trials.batch_source import InlineSource, RepeatedBatchSource
+from penstock.observe.doctor.trials.loop_watchdog import LoopWatchdog
+from penstock.observe.doctor.trials.time_budget import TimeBudget, TrialsDoneError
+from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
+from penstock.observe.doctor.trials.window_timer import WindowTimer
+
+
+class Clock:
+    """Seconds that tests let pass."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def wait(self, seconds: float) -> float:
+        self.now += seconds
+        return self.now
+
+
+def test_a_window_divides_a_loops_time_into_waiting_and_steps() -> None:
+    clock = Clock()
+    timer = WindowTimer(clock)
+    for _ in range(3):
+        requested_at = clock.now
+        timer.on_return(requested_at, clock.wait(0.25))
+        timer.on_request(clock.wait(0.75))
+    window = timer.window(clock.now)
+    assert (window.batches, window.wall_s, window.wait_s, window.step_s) == (3, 3.0, 0.75, 2.25)
+
+
+def test_a_step_that_began_in_another_window_does_not_count() -> None:
+    clock = Clock()
+    timer = WindowTimer(clock)
+    timer.on_return(clock.now, clock.now)
+    timer.skip_step()
+    timer.on_request(clock.wait(1.0))
+    assert timer.batches == 0
+
+
+def test_a_loop_is_ended_when_its_time_is_over() -> None:
+    clock = Clock()
+    watchdog = LoopWatchdog(TimeBudget(10.0, clock))
+    watchdog.note_batch(0.1)
+    clock.wait(10.0)
+    watchdog.check(list)
+    clock.wait(10.0)
+    with pytest.raises(TrialsDoneError):
+        watchdog.check(list)
+
+
+def test_a_loop_gets_more_time_until_its_first_batch() -> None:
+    clock = Clock()
+    watchdog = LoopWatchdog(TimeBudget(10.0, clock))
+    clock.wait(20.0)
+    watchdog.check(list)
+
+
+def test_a_loop_is_ended_when_its_workers_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    watchdog = LoopWatchdog(TimeBudget(10.0, clock))
+    hang = Hang(workers=2, waited_s=4.0)
+    monkeypatch.setattr(watchdog._detector, "check", lambda pids, now, waited_s: hang if waited_s > 3 else None)
+    watchdog.begin_wait(clock.now)
+    clock.wait(2.0)
+    watchdog.check(lambda: [1, 2])
+    clock.wait(2.0)
+    with pytest.raises(TrialsDoneError):
+        watchdog.check(lambda: [1, 2])
+    assert watchdog.hang is hang
+
+
+def test_a_wait_far_longer_than_any_before_may_be_for_a_paused_source() -> None:
+    clock = Clock()
+    watchdog = LoopWatchdog(TimeBudget(10.0, clock))
+    watchdog.note_batch(0.4)
+    watchdog.begin_wait(clock.now)
+    clock.wait(1.0)
+    assert not watchdog.is_blocked()
+    clock.wait(1.0)
+    assert watchdog.is_blocked()
+    watchdog.end_wait()
+    assert not watchdog.is_blocked()
+
+
+def _run(seconds: float, on_batch: Any = lambda scheduler, number: None) -> TrialScheduler:
+    clock = Clock()
+    loader = DataLoader(TensorDataset(torch.arange(64.0)), batch_size=4)
+
+    def plan(own: DataLoader[Any], has_step: bool) -> list[Any]:
+        return [InlineSource(AS_IS, lambda: own), RepeatedBatchSource(FREE)]
+
+    scheduler = TrialScheduler(plan, seconds, clock)
+    scheduler.begin(loader)
+    try:
+        for number, _ in enumerate(scheduler):
+            on_batch(scheduler, number)
+            clock.wait(0.02)
+    except TrialsDoneError:
+        scheduler.close()
+    return scheduler
+
+
+def test_windows_of_the_loop_as_is_and_with_free_loading_alternate_until_the_time_is_over() -> None:
+    trials = _run(10.0).trials()
+    assert [trial.name for trial in trials] == [AS_IS, FREE]
+    counts = [len(trial.windows) for trial in trials]
+    assert min(counts) >= 3
+    assert max(counts) - min(counts) <= 1
+    for trial in trials:
+        assert trial.batch_s == pytest.approx(0.02)
+
+
+def test_a_window_that_is_interrupted_early_is_discarded() -> None:
+    def interrupt(scheduler: TrialScheduler, number: int) -> None:
+        scheduler.tick()
+        if number % 4 == 0:
+            scheduler.interrupt()
+
+    calm, interrupted = (
+        sum(window.batches for trial in _run(10.0, on_batch).trials() for window in trial.windows)
+        for on_batch in (lambda scheduler, number: None, interrupt)
+    )
+    assert calm > 100
+    assert interrupted <= 4
+
+
+def test_a_scheduler_that_was_reset_has_no_loop() -> None:
+    scheduler = _run(2.0)
+    assert scheduler.loader is not None
+    scheduler.reset()
+    assert scheduler.loader is None
+    assert scheduler.trials() == ()

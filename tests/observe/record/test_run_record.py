@@ -1,0 +1,95 @@
+"""A run survives being written and read; what is not a run is refused with what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.core.errors import OptionError
+from penstock.core.stats import LoaderStatistics, RingCounts, StageTimes
+from penstock.observe.meters.host_memory import HostMemory
+from penstock.observe.record import run_record, text_report
+from penstock.observe.record.finding import Finding
+from penstock.observe.record.timeline import TimelinePoint
+
+RUN = run_record.RunRecord(
+    command=("train.py", "--lr", "1"),
+    started="2026-01-01T00:00:00+00:00",
+    wall_s=12.5,
+    exit_code=1,
+    error="ValueError: x",
+    versions={"penstock": "0", "python": "3", "torch": None},
+    cpus=4,
+    memory=HostMemory(peak_pss_nbytes=1 << 30, peak_rss_nbytes=1 << 29, processes=3),
+    loaders=(
+        run_record.LoaderRecord(
+            name="Images",
+            settings={"batch_size": 4},
+            statistics=LoaderStatistics(
+                batches=2,
+                samples=8,
+                stages=StageTimes(wait_s=1.0, step_s=3.0),
+                worker_type="process",
+                restarts=1,
+                quarantined=(7,),
+                skipped=2,
+                skipped_indices=(1, 2),
+                ring=RingCounts(copied_out=1),
+            ),
+        ),
+    ),
+    timeline=(TimelinePoint(at_s=0.5, batches=1, samples=4, stages=StageTimes(wait_s=0.5)),),
+    findings=(Finding(name="decode-bound", cause="c", evidence="e", remedy="r", gain=1.5, is_measured=True),),
+)
+
+
+def test_a_saved_run_reads_back_equal(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    run_record.save(RUN, file)
+    assert run_record.load(file) == RUN
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_the_report_names_every_problem() -> None:
+    text = text_report.render(RUN)
+    for words in (
+        "exit code 1",
+        "ended by ValueError: x",
+        "8 samples in 2 batches, 2 samples/s, stalled 25.0%",
+        "workers that died and were replaced: 1",
+        "samples that killed their workers: 7",
+        "samples skipped: 2 (1, 2)",
+        "batches copied out because the program held all slots of the ring: 1",
+        "peak host memory: 1.0 GiB (all processes, 3 at most)",
+    ):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("{", "Expecting"), ("{}", "not a run of penstock"), (None, "No such file"), ("[1]", "not a run of penstock")],
+)
+def test_what_is_not_a_run_is_refused_in_one_line(tmp_path: Path, content: str | None, words: str) -> None:
+    file = tmp_path / "run.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(OptionError, match=words):
+        run_record.load(file)
+
+
+def test_a_run_with_a_missing_field_is_reported_as_damaged(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    run_record.save(RUN, file)
+    data: dict[str, Any] = json.loads(file.read_text())
+    del data["wall_s"]
+    file.write_text(json.dumps(data))
+    with pytest.raises(OptionError, match="the run is damaged"):
+        run_record.load(file)
+
+
+def test_a_run_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="cannot be written: No such file or directory; pass another --json FILE"):
+        run_record.save(RUN, tmp_path / "no" / "run.json")

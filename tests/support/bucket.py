@@ -1,0 +1,46 @@
+"""An S3 server on 127.0.0.1 with one bucket, used directly or through a proxy that fails as planned."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "key",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
+Address = tuple[str, int]
+
+
+@contextmanager
+def serving() -> Iterator[Address]:
+    """Serve an empty bucket, named bucket, with the user's credentials in the environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        server.start()
+        address = server.get_host_and_port()
+        reset = urllib.request.Request("http://{}:{}/moto-api/reset".format(*address), method="POST")
+        urllib.request.urlopen(reset).close()  # all servers of a process share one state
+        with closing(boto3.client("s3", endpoint_url="http://{}:{}".format(*address))) as client:
+            client.create_bucket(Bucket="bucket")
+        try:
+            yield address
+        finally:
+            server.stop()
+
+
+def put(address: Address, objects: Mapping[str, bytes]) -> None:
+    """Put objects into the bucket."""
+    with closing(boto3.client("s3", endpoint_url="http://{}:{}".format(*address))) as client:
+        for key, data in objects.items():
+            client.put_object(Bucket="bucket", Key=key, Body=data)
