@@ -110,7 +110,7 @@ class LoaderStatistics:
     """With num_workers="auto", the reason for their number."""
 
     dispatch: str = ""
-    """How tasks are dispatched: 'demand' or 'round_robin', 'stream' (iterable datasets), 'probing' (not yet known)."""
+    """How tasks are dispatched: 'demand' or 'round_robin', or 'stream' (iterable datasets)."""
 
     dispatch_reason: str = ""
     """The reason for it, as text."""
