@@ -104,7 +104,7 @@ def test_random_augmentations_of_large_batches_are_torchs() -> None:
 
 def test_by_the_users_word_several_workers_fill_a_batch() -> None:
     theirs = TorchDataLoader(Numbered(60, (3, 64, 64)), batch_size=16)
-    loader = DataLoader(Numbered(60, (3, 64, 64), 0.001), batch_size=16, num_workers=3, dispatch="demand")
+    loader = DataLoader(Numbered(60, (3, 64, 64)), batch_size=16, num_workers=3, dispatch="demand")
     assert same(list(loader), list(theirs))
     assert (loader.statistics().dispatch, loader.statistics().dispatch_reason) == ("demand", "asked for")
     assert loader.statistics().split_batches > 0

@@ -27,6 +27,15 @@ def test_a_batch_is_split_when_its_parts_keep_a_worker_busy(mode: Mode, batch_ns
     assert dispatch.split(64) == parts
 
 
+def test_all_workers_fill_the_first_batch_and_show_what_it_costs() -> None:
+    dispatch = make_dispatch("demand", workers=3)
+    assert (dispatch.split(64), dispatch.window()) == (3, 1)
+    dispatch.learn(1000)
+    assert (dispatch.split(64), dispatch.window()) == (1, 6)
+    again = make_dispatch("demand", workers=3, previous=dispatch)
+    assert (again.split(64), again.window()) == (1, 6)
+
+
 def test_a_batch_is_never_split_into_rows_of_one() -> None:
     dispatch = make_dispatch("demand", workers=8)
     dispatch.learn(SLOW_NS)
@@ -35,7 +44,6 @@ def test_a_batch_is_never_split_into_rows_of_one() -> None:
 
 def test_the_window_is_two_for_batches_filled_together_and_widens_with_lost_time() -> None:
     dispatch = make_dispatch("demand")
-    assert dispatch.window() == 4
     dispatch.learn(SLOW_NS)
     assert dispatch.window() == 2
     dispatch.starved(SLOW_NS // 2)

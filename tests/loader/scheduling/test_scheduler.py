@@ -35,7 +35,7 @@ def make_spec(errors: ErrorPolicy = "raise") -> WorkerSpec:
 
 def make_scheduler(pool: FakePool, spec: WorkerSpec, mode: Mode = "demand", **arguments: Any) -> Scheduler:
     options = {"in_order": True, "timeout_s": 0.0, "max_worker_crashes": 2, "counters": Counters(), **arguments}
-    dispatch = Dispatch(mode, "", workers=pool.size, prefetch_factor=2, splittable=True)
+    dispatch = Dispatch(mode, "", workers=pool.size, prefetch_factor=2, splittable=False)
     ring = Ring(PrivateSegment, 64 << 20)
     scheduler = Scheduler(worker_spec=spec, pool=pool, ring=ring, dispatch=dispatch, **options)
     scheduler.start()
@@ -135,6 +135,16 @@ def test_workers_that_hang_raise_after_the_timeout() -> None:
     spec = make_spec()
     with pytest.raises(WorkerTimeoutError, match=r"timed out after 0\.5 seconds"):
         next(batches_of(make_scheduler(FakePool(spec, silent=True), spec, timeout_s=0.5)))
+
+
+def test_batches_that_the_user_keeps_leave_the_workers_as_much_to_do() -> None:
+    spec = make_spec()
+    pool = FakePool(spec)
+    scheduler = make_scheduler(pool, spec)
+    scheduler.begin(iter([[k] for k in range(30)]), epoch_seed=0)
+    kept = [scheduler.next_batch() for _ in range(20)]
+    assert scheduler.snapshot().held == len(kept)
+    assert pool.outstanding() == 4
 
 
 def test_an_epoch_that_is_cancelled_gives_its_slots_back() -> None:

@@ -82,10 +82,11 @@ class Dispatch:
         self._batch_ns = batch_ns if not self._batch_ns else 0.8 * self._batch_ns + 0.2 * batch_ns
 
     def split(self, rows: int) -> int:
-        """Return how many workers should fill a batch of `rows` together."""
-        if self.mode != "demand" or not self._splittable or self.workers < 2:
+        """Return how many workers should fill a batch of `rows` together: all, while nobody knows what it costs."""
+        if self.mode != "demand" or not self._splittable:
             return 1
-        return max(1, min(self.workers, rows // 2, int(self._batch_ns / _WORTH_SPLITTING_NS)))
+        worth = int(self._batch_ns / _WORTH_SPLITTING_NS) if self._batch_ns else self.workers
+        return max(1, min(self.workers, rows // 2, worth))
 
     @property
     def drawn_ahead(self) -> int:
@@ -102,6 +103,8 @@ class Dispatch:
         if self._may_run_ahead:
             least, most = torchs, _MOST_AHEAD * torchs
         elif self.split(torchs) > 1:
+            if not self._batch_ns:
+                return 1
             least, most = min(torchs, max(2, self.prefetch_factor)), torchs
         else:
             return torchs

@@ -202,7 +202,7 @@ class Scheduler:
             if not self._drawn and not self._draw():
                 self._exhausted = True
                 break
-            # Beside the window, slots for what the user looks at; more only when the user keeps them all.
+            # Beside the window, slots for copies that the user has started.
             slot = self._ring.acquire(limit + self._spare_slots, grow=window.under_way == 0)
             if slot is None and window.under_way:
                 break
