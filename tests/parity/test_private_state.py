@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate, get_worker_info
 
 from penstock import DataLoader
 
@@ -84,6 +84,18 @@ class OfBatches(Stateful):
         return [{"scale": scale, **self[index]} for index in indices]
 
 
+class Stream(IterableDataset[Any]):
+    """The samples of a worker's share, as a stream."""
+
+    def __init__(self) -> None:
+        self.samples = Stateful()
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        assert info is not None
+        return (self.samples[index] for index in range(info.id, len(self.samples), info.num_workers))
+
+
 class CountingCollate:
     """A collate function with a state."""
 
@@ -146,6 +158,12 @@ def test_where_it_is_proven_that_there_is_no_state_batches_are_made_on_demand(da
     assert [repr(batch) for batch in loader] == theirs
     assert loader.statistics().dispatch == "demand"
     assert "keep no state" in loader.statistics().dispatch_reason
+
+
+def test_persistent_workers_of_a_stream_that_was_broken_off_keep_the_state_of_torchs() -> None:
+    arguments = {"num_workers": 2, "persistent_workers": True}
+    theirs = epochs_of(TorchDataLoader, Stream(), (2, 99), **arguments)
+    assert epochs_of(DataLoader, Stream(), (2, 99), **arguments) == theirs
 
 
 def test_a_setting_that_takes_the_proof_away_counts_from_the_next_pass_on() -> None:
