@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from effort import places
 from nested_equal import assert_same
 from scarcity import Capacity, FailAt
 from torch import Tensor, nn
@@ -135,7 +136,7 @@ def test_one_failure_at_any_operation_changes_nothing(optimizer: str, extra: str
         clean, count = operations(made, stretch, before)
         expected = clean.state()
         assert count > 50
-        for number in range(count):
+        for number in places(count, f"{optimizer}, {extra}, {before}", stride=4):
             failing = made().train(stretch[:before])
             with FailAt([number]):
                 failing.train(stretch[before:])
@@ -158,7 +159,7 @@ def test_a_chunked_step_survives_a_failure_at_any_operation(optimizer: str) -> N
     clean, count = operations(made, data, 1)
     assert_same(clean.state(), Trained(optimizer, clip_grad_norm=0.1).train(data).state())
     expected = clean.state()
-    for number in range(count):
+    for number in places(count, optimizer):
         failing = made().train(data[:1])
         with FailAt([number]):
             failing.train(data[1:])
