@@ -20,6 +20,8 @@ from penstock import OptionError, plan, split_batch
 from penstock.memory.planning.activation_checkpointing import checkpoint_blocks
 from penstock.memory.planning.step_variants import Plan
 
+pytestmark = pytest.mark.slow
+
 SEEN = [name for name in ZOO if name not in ("LSTM", "routed by value")]
 FLAGGED = {name for name in ZOO if "AMP" in name} | {"ResNet-like", "U-Net", "ViT"}
 """Convolutions, and products in half precision on the CPU, take memory that no operation gives as its result."""

@@ -119,6 +119,7 @@ def operations(made: Callable[[], Trained], data: list[Any], before: int) -> tup
     return clean, counting.count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "extra"),
     [
@@ -534,6 +535,7 @@ def test_buffers_that_a_failed_attempt_added_are_removed() -> None:
         assert_same(trained([number])[0], expected, f"{number}")
 
 
+@pytest.mark.slow
 def test_an_operation_of_an_average_or_a_schedule_is_retried() -> None:
     def trained(numbers: list[int]) -> tuple[dict[str, Any], Any, int]:
         torch.manual_seed(0)
