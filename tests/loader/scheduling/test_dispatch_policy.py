@@ -71,7 +71,7 @@ def test_where_each_worker_keeps_to_its_own_batches_the_window_widens_for_all_of
     seen = []
     for _ in range(9):
         seen.append(dispatch.window())
-        dispatch.starved(2 * SLOW_NS + 1)
+        dispatch.starved(8 * SLOW_NS + 1)
     assert seen == [4, 6, 8, 10, 12, 14, 16, 16, 16]
     assert dispatch.drawn_ahead == 4
     assert make_dispatch("round_robin", may_run_ahead=True, previous=dispatch).window() == 16

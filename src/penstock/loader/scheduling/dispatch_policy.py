@@ -21,6 +21,9 @@ _WORTH_SPLITTING_NS = 1_500_000
 _MOST_AHEAD = 4
 """How many times torch's window may become where batches are uneven and each worker keeps to its own."""
 
+_UNEVEN = 4
+"""How many batches each worker could have made in the time that it has lost recently, where batches count as uneven."""
+
 _DECAY = 0.98
 """The factor by which lost time decays with every batch: time lost must reach 2 % of the work to accumulate."""
 
@@ -118,12 +121,13 @@ class Dispatch:
     def starved(self, lost_ns: int) -> None:
         """Record that the step waited while workers were idle for `lost_ns` (summed over workers).
 
-        A wider window takes more slots, and touching the pages of one for the first time takes about as long as making
-        a batch. So the window is widened when the time lost recently is as long.
+        A wider window takes another slot, and touching its pages for the first time takes about as long as making a
+        batch. So the window is widened when the time lost recently is as long; or, where it takes a slot for each
+        worker, when it is so long that it cannot be noise.
         """
         self._lost_ns += lost_ns
-        more = self.workers if self.mode == "round_robin" else 1
-        if self._window and self._lost_ns > more * self._batch_ns:
+        more, enough = (self.workers, _UNEVEN * self.workers) if self.mode == "round_robin" else (1, 1)
+        if self._window and self._lost_ns > enough * self._batch_ns:
             self._window += more
             self._lost_ns = 0
 
