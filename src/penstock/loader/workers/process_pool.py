@@ -22,6 +22,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from penstock.core.errors import WorkerStartError
+from penstock.core.interrupts import hold_interrupts
 from penstock.data.stream import Stream
 from penstock.loader.transport import channel
 from penstock.loader.transport.control_page import ControlPage
@@ -124,7 +125,8 @@ class ProcessPool:
             self._context.set_forkserver_preload(["__main__", process_main.__name__])
         for worker in range(self.size):
             options = replace(self._options, shards=shards_of_worker(shards, worker, self.size))
-            self.processes.append(self._spawn(worker, options))
+            with self._uninterrupted():
+                self.processes.append(self._spawn(worker, options))
 
     def replace(self, worker: int, shards: Sequence[StreamShard]) -> None:
         """Start a successor for a dead worker, with its share of the shards as they are now."""
@@ -132,7 +134,8 @@ class ProcessPool:
         dataset = self._worker_spec.dataset
         epoch = dataset.epoch if isinstance(dataset, Stream) else None
         options = replace(self._options, shards=shards_of_worker(shards, worker, self.size), epoch=epoch)
-        self.processes[worker] = self._spawn(worker, options)
+        with self._uninterrupted():
+            self.processes[worker] = self._spawn(worker, options)
 
     def resize(self, workers: int) -> bool:
         """Start workers or retire the last ones, until there are `workers`.
@@ -151,8 +154,9 @@ class ProcessPool:
             if self.size in self._retiring:
                 return False
             self._control.forget(self.size)
-            self.processes.append(self._spawn(self.size, self._options))
-            self.size += 1
+            with self._uninterrupted():
+                self.processes.append(self._spawn(self.size, self._options))
+                self.size += 1
         return True
 
     def is_ready(self, worker: int) -> bool:
@@ -166,6 +170,10 @@ class ProcessPool:
     def outstanding(self) -> int:
         """Return how many tasks were submitted and have not been collected."""
         return len(self._outstanding)
+
+    def _uninterrupted(self) -> contextlib.AbstractContextManager[None]:
+        """Hold Ctrl-C back while a worker is forked; other start methods may wait for another process, and lose none."""
+        return hold_interrupts() if self._start_method() == "fork" else contextlib.nullcontext()
 
     def _spawn(self, worker: int, options: ProcessOptions) -> BaseProcess:
         ours, theirs = channel.pair()
