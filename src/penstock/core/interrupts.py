@@ -11,11 +11,18 @@ to another; Python runs its handler in the main thread all the same.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import ParamSpec
+
+P = ParamSpec("P")
 
 
 @contextmanager
@@ -30,14 +37,65 @@ def hold_interrupts() -> Iterator[None]:
         KeyboardInterrupt: at the end of the body, or what the program's own handler raises.
     """
     handler = signal.getsignal(signal.SIGINT)
+    arrived: list[FrameType | None] = []
+    try:
+        with _noted(arrived):
+            yield
+    finally:
+        if arrived and callable(handler):
+            handler(signal.SIGINT, arrived[0])
+
+
+def uninterrupted_finalizer(function: Callable[P, object]) -> Callable[P, None]:
+    """Return `function` for `weakref.finalize`: a Ctrl-C that comes during it is raised when Python has left it.
+
+    A finalizer has no line at which it could be raised without being lost. So a thread waits for the finalizer's end,
+    and sends the signal again.
+    """
+
+    @functools.wraps(function)
+    def finalizer(*args: P.args, **kwargs: P.kwargs) -> None:
+        arrived: list[FrameType | None] = []
+        try:
+            with _noted(arrived):
+                function(*args, **kwargs)
+        finally:
+            if arrived:
+                weakrefs_own = sys._getframe(1)
+                thread = threading.Thread(target=_interrupt_after, args=(weakrefs_own,), name="penstock-interrupt")
+                with contextlib.suppress(RuntimeError):  # the program is ending, and starts no further thread
+                    thread.start()
+
+    return finalizer
+
+
+@contextmanager
+def _noted(arrived: list[FrameType | None]) -> Iterator[None]:
+    """Add to `arrived` for each SIGINT, instead of calling its handler."""
+    handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
         return
-    arrived: list[FrameType | None] = []
     signal.signal(signal.SIGINT, lambda _, frame: arrived.append(frame))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        if arrived:
-            handler(signal.SIGINT, arrived[0])
+
+
+def _interrupt_after(frame: FrameType) -> None:
+    """Interrupt the main thread when it has left `frame`."""
+    while _is_running(frame):
+        time.sleep(0.001)
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # wakes it, if it waits
+    else:
+        signal.raise_signal(signal.SIGINT)
+
+
+def _is_running(frame: FrameType) -> bool:
+    try:
+        frame.clear()
+    except RuntimeError:
+        return True
+    return False

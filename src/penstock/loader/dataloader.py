@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
 
 from penstock.core.errors import StateError
 from penstock.core.host import usable_cores
+from penstock.core.interrupts import uninterrupted_finalizer
 from penstock.core.stats import LoaderStatistics
 from penstock.device import Device
 from penstock.loader.config import LoaderConfig, WorkerType, auto_workers, check_can_distribute
@@ -205,7 +206,7 @@ class DataLoader(TorchDataLoader[T_co]):
         order = order_for(config.index_sampler, snapshot_every=config.snapshot_every_n_steps or 1)
         # One attribute with a name that no subclass uses; `runtime_of` and `config_of` are for the other modules.
         self._penstock_runtime = LoaderRuntime(config=config, order=order, **carried)
-        weakref.finalize(self, self._penstock_runtime.resources.close)
+        weakref.finalize(self, uninterrupted_finalizer(self._penstock_runtime.resources.close))
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)  # torch refuses those that must not change

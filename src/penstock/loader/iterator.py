@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from penstock.core.interrupts import uninterrupted_finalizer
 from penstock.distributed.failure_alarm import FailureAlarm, start_failure_alarm
 from penstock.loader.begin_epoch import begin_epoch
 from penstock.loader.factory import build_pipeline
@@ -159,6 +160,7 @@ def _length(sampler: Any) -> int | None:
     return None
 
 
+@uninterrupted_finalizer
 def _close(
     in_flight: InFlightCopies | None,
     stop_workers: Callable[[], Any],

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 
 import pytest
 import torch
 
 from penstock import DataLoader
+from penstock.loader.workers.process_pool import ProcessPool
 
 _ARMED: set[str] = set()
 """The points of a fork at which a SIGINT comes."""
@@ -45,3 +47,23 @@ def test_an_interrupt_does_not_end_a_worker_that_is_being_forked() -> None:
     finally:
         _ARMED.clear()
     assert loader.statistics().restarts == 0
+
+
+def test_an_interrupt_while_an_abandoned_loop_is_cleaned_up_reaches_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    close = ProcessPool.close
+    closed = []
+
+    def interrupted_close(pool: ProcessPool) -> None:
+        signal.raise_signal(signal.SIGINT)
+        close(pool)
+        closed.append(pool)
+
+    monkeypatch.setattr(ProcessPool, "close", interrupted_close)
+    batches = iter(DataLoader(torch.arange(8), 2, num_workers=1, multiprocessing_context="fork"))
+    next(batches)
+    with pytest.raises(KeyboardInterrupt):
+        del batches  # in a finalizer, where Python drops what is raised
+        threading.Event().wait(60)
+    assert closed

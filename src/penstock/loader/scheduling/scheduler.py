@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.core.errors import WorkerError, WorkerTimeoutError
 from penstock.core.events import Recorder
+from penstock.core.interrupts import uninterrupted_finalizer
 from penstock.loader.counters import Counters
 from penstock.loader.loop_snapshot import LoopSnapshot
 from penstock.loader.sampling.stream_cursor import Consumed
@@ -459,6 +460,7 @@ def _record(recorder: Recorder, result: TaskResult, task: Task, epoch: int) -> N
     )
 
 
+@uninterrupted_finalizer
 def _close(pool: Pool, ring: Ring) -> None:
     ring.announce = lambda number, segment: None
     pool.close()
