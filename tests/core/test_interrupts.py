@@ -22,10 +22,15 @@ def handled() -> Iterator[list[int]]:
 
 def test_an_interrupt_is_raised_at_the_end_and_once() -> None:
     reached = []
-    with pytest.raises(KeyboardInterrupt), hold_interrupts():
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        reached.append("end")
+
+    def interrupted() -> None:
+        with hold_interrupts():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            reached.append("end")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert reached == ["end"]
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
@@ -41,9 +46,13 @@ def test_the_programs_own_handler_is_called_and_put_back(handled: list[int]) -> 
 
 
 def test_an_interrupt_is_not_lost_to_an_error_of_the_body() -> None:
-    with pytest.raises(KeyboardInterrupt) as raised, hold_interrupts():
-        signal.raise_signal(signal.SIGINT)
-        raise OSError("no process")
+    def interrupted() -> None:
+        with hold_interrupts():
+            signal.raise_signal(signal.SIGINT)
+            raise OSError("no process")
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        interrupted()
     assert isinstance(raised.value.__context__, OSError)
 
 

@@ -70,8 +70,9 @@ class DataLoader(TorchDataLoader[T_co]):
             `dispatch`), the number changes only between epochs, and the batches depend on it; for an iterable
             dataset it is one fewer than the cores, at most 8. `statistics().workers_reason` gives the reason.
             (least, most), for worker_type="ray" only: the same, between these bounds.
-        worker_type: "process"; "thread" for datasets that release the GIL; or "ray": actors on the machines of the Ray
-            cluster to which this machine belongs ("ray://host:port": the cluster behind that client server).
+        worker_type: "process"; "thread" for datasets that release the GIL (`worker_init_fn` is called once in each
+            thread, and changes no random state: threads share those of the process); or "ray": actors on the machines
+            of the Ray cluster to which this machine belongs ("ray://host:port": the cluster behind that client server).
         dispatch: "auto" (torch's assignment of batches to workers where samples can depend on their worker, because
             they draw from its random state, read `get_worker_info()` or follow a `worker_init_fn`; else "demand"),
             "demand" (a free worker takes the next task; several workers fill a large batch together), or

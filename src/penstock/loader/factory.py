@@ -158,7 +158,7 @@ def _pool(
         workers, most = autoscale.choose() if is_fixed else autoscale.workers, autoscale.most
         dispatch.size_up(workers)
     if config.worker_type == "thread":
-        return ThreadPool(worker_spec, workers)
+        return ThreadPool(worker_spec, workers, base_seed=base_seed, init_fn=config.worker_init_fn)
     announced = workers if dispatch.mode == "round_robin" else config.num_workers
     detect_dependence = _dispatch_mode(config, is_autoscaled=autoscale is not None)[0] == "probing"
     if config.worker_type == "ray":
@@ -192,7 +192,11 @@ def _dispatch(config: LoaderConfig, runtime: LoaderRuntime) -> Dispatch:
         mode, reason = _dispatch_mode(config, is_autoscaled=runtime.autoscale is not None)
         # The rows of a Ray worker's batch arrive over the network: no machine has the slot that they would share.
         splittable = config.worker_spec().rows_can_be_split and config.worker_type != "ray"
-        assert config.prefetch_factor is not None
+        if config.prefetch_factor is None or config.prefetch_factor <= 0:
+            raise AssertionError(
+                f"prefetch_factor must be greater than 0 where there are workers, not {config.prefetch_factor}; leave it "
+                "out for 2 batches per worker"
+            )
         runtime.dispatch = Dispatch(
             mode,
             reason,

@@ -8,7 +8,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -75,6 +75,13 @@ class LoaderIterator:
 
     def __iter__(self) -> LoaderIterator:
         return self
+
+    def __getstate__(self) -> NoReturn:
+        """Refuse to be pickled, as torch's iterators do."""
+        raise NotImplementedError(
+            f"{type(self).__name__} cannot be pickled: its workers and slots are this process's; pickle the "
+            "DataLoader, and its state_dict() for the position"
+        )
 
     def __len__(self) -> int:
         return len(self._config.index_sampler)

@@ -28,7 +28,7 @@ from penstock.loader.transport import channel
 from penstock.loader.transport.control_page import ControlPage
 from penstock.loader.transport.shared_segment import SharedSegment
 from penstock.loader.workers import messages, process_main
-from penstock.loader.workers.pickled_spec import PickledSpec
+from penstock.loader.workers.pickled_spec import PickledSpec, unpicklable_error
 from penstock.loader.workers.pool import PoolSnapshot, Task, TaskResult, WorkerCrash
 from penstock.loader.workers.process_ends import Descriptor, ProcessEnds, ProcessOptions
 from penstock.loader.workers.stream_shard import StreamShard, shards_of_worker
@@ -57,7 +57,7 @@ class ProcessPool:
         cores: where the workers run, or None for anywhere.
 
     Raises:
-        UnpicklableError: the spec cannot travel to the workers.
+        UnpicklableError: the spec cannot travel to the workers (`start`, too).
         TransportError: no descriptor or shared memory is left.
     """
 
@@ -172,7 +172,7 @@ class ProcessPool:
         return len(self._outstanding)
 
     def _uninterrupted(self) -> contextlib.AbstractContextManager[None]:
-        """Hold Ctrl-C back while a worker is forked; other start methods may wait for another process, and lose none."""
+        """Hold Ctrl-C back while a worker is forked; other start methods lose none, and may wait for a process."""
         return hold_interrupts() if self._start_method() == "fork" else contextlib.nullcontext()
 
     def _spawn(self, worker: int, options: ProcessOptions) -> BaseProcess:
@@ -191,12 +191,18 @@ class ProcessPool:
         )
         try:
             process.start()
-        except OSError as error:
+        except BaseException as error:
             ours.close()
-            raise WorkerStartError(
-                f"worker {worker} of {self.size} could not be started ({error.strerror}); lower num_workers, or raise "
-                "the limits on processes and open files (`ulimit -u`, `ulimit -n`)"
-            ) from error
+            if isinstance(error, OSError):
+                raise WorkerStartError(
+                    f"worker {worker} of {self.size} could not be started ({error.strerror}); lower num_workers, or "
+                    "raise the limits on processes and open files (`ulimit -u`, `ulimit -n`)"
+                ) from error
+            if isinstance(error, (TypeError, AttributeError, pickle.PicklingError)):  # as torch tells these
+                raise unpicklable_error(
+                    self._worker_spec, self._options.init_fn, self._start_method(), error
+                ) from error
+            raise
         finally:
             theirs.close()
         self._inboxes[worker] = ours

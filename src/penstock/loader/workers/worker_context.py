@@ -43,7 +43,7 @@ class WorkerOptions:
 
 
 class WorkerContext:
-    """One worker's dataset and its fetchers. A failure to set it up is kept, and is the result of the first task.
+    """One worker's dataset and its fetchers. A failure to set it up is kept, and is the result of every task.
 
     Args:
         options: who the worker is.
@@ -126,8 +126,10 @@ class WorkerContext:
             return b""
 
     def take_failure(self) -> ExceptionWrapper | None:
-        """Return why the worker could not be set up, once; else None."""
-        failure, self._failure = self._failure, None
+        """Return why the worker could not be set up, each time; or why its epoch could not begin, once; else None."""
+        failure = self._failure
+        if self._shards is not None:
+            self._failure = None
         return failure
 
     def detect_dependence(self) -> str:
