@@ -194,8 +194,8 @@ def _dispatch(config: LoaderConfig, runtime: LoaderRuntime) -> Dispatch:
         splittable = config.worker_spec().rows_can_be_split and config.worker_type != "ray"
         if config.prefetch_factor is None or config.prefetch_factor <= 0:
             raise AssertionError(
-                f"prefetch_factor must be greater than 0 where there are workers, not {config.prefetch_factor}; leave it "
-                "out for 2 batches per worker"
+                f"prefetch_factor must be greater than 0 where there are workers, not {config.prefetch_factor}; "
+                "leave it out for 2 batches per worker"
             )
         runtime.dispatch = Dispatch(
             mode,
