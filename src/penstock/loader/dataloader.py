@@ -82,14 +82,14 @@ class DataLoader(TorchDataLoader[T_co]):
         keep_batch_size: with `errors`, fill up a batch that lost samples by repeating its first good ones.
         max_worker_crashes: how many worker processes may crash on one sample; then the sample is quarantined: it
             raises WorkerKilledError, or is left out with errors="skip".
-        ring_bytes: the most bytes of slots for batches under way and held by the program; by default a quarter of the
-            available memory.
+        ring_bytes: the most bytes of slots for batches under way and held by the program, as in "2GiB" or 2 << 30; by
+            default a quarter of the available memory.
         pin_memory: as in torch's, on pinned slots: a batch is not copied to be pinned, and its slot is not reused
             before copies that the program started from it are over, on whatever stream. "auto" pins if a measurement
             shows that copies gain by it. A `penstock.device.Device` pins for that device.
         device: "cuda", "cuda:1", any other accelerator of torch's, "cpu", or "sim" (a simulated one). Batches arrive
             there, copied ahead on a side stream from pinned slots, ordered on the current stream.
-        device_bytes: with `device`, the most device memory for batches that are copied ahead.
+        device_bytes: with `device`, the most device memory for batches that are copied ahead, as in "512MiB".
         seed: makes everything random depend on the seed, the epoch and the sample's index only, whatever the workers:
             the order (with `shuffle=True`), `penstock.sample_rng()`, and torch's, Python's and NumPy's random states
             for each sample (not with threads, which share these states). See `penstock.sample_seed`.
@@ -139,9 +139,9 @@ class DataLoader(TorchDataLoader[T_co]):
         errors: ErrorPolicy = "raise",
         keep_batch_size: bool = False,
         max_worker_crashes: int = 3,
-        ring_bytes: int | None = None,
+        ring_bytes: int | str | None = None,
         device: str | torch.device | Device | None = None,
-        device_bytes: int = 512 << 20,
+        device_bytes: int | str = 512 << 20,
         seed: int | None = None,
         distributed: bool | ProcessGroup = False,
         uneven: Uneven = "pad",
