@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -27,6 +26,7 @@ from penstock.loader.sampling.own_sampler import own_sampler, reads_chunks
 from penstock.loader.sampling.sharding import Uneven
 from penstock.loader.scheduling.autoscale import AutoscalePolicy
 from penstock.loader.state_dict import load_state_dict, state_dict_of
+from penstock.loader.torch_fallback import REASON, check_torch_can, needs_torch
 from penstock.loader.workers.worker_spec import ErrorPolicy
 
 T_co = TypeVar("T_co", covariant=True)
@@ -248,8 +248,7 @@ class DataLoader(TorchDataLoader[T_co]):
         >>> list(other)
         [tensor([2, 3]), tensor([4, 5])]
         """
-        if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
-            raise StateError("legacy DataPipes have no state here; use an IterableDataset, or `penstock.open`")
+        self._check_has_state()
         return state_dict_of(config_of(self), runtime_of(self))
 
     def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
@@ -265,7 +264,15 @@ class DataLoader(TorchDataLoader[T_co]):
             StateError: the state belongs to another dataset or sampler, has another format, or the states of other
                 ranks are needed.
         """
+        if needs_torch(config_of(self)):
+            self._check_has_state()
         load_state_dict(config_of(self), runtime_of(self), state)
+
+    def _check_has_state(self) -> None:
+        if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
+            raise StateError("legacy DataPipes have no state here; use an IterableDataset, or `penstock.open`")
+        if needs_torch(config_of(self)):
+            raise StateError(f"this loop has no state: {REASON}; use num_workers=0 or worker_type='thread'")
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass that of `epoch`; without this call they are counted from 0."""
@@ -278,8 +285,11 @@ class DataLoader(TorchDataLoader[T_co]):
             super().check_worker_number_rationality()
 
     def _get_iterator(self) -> Any:
-        if isinstance(self.dataset, (IterDataPipe, MapDataPipe)) or not hasattr(os, "register_at_fork"):
-            # Legacy DataPipes shard and shuffle through torch's own iterator; on Windows there are no socket pairs.
+        if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
+            return super()._get_iterator()  # legacy DataPipes shard and shuffle through torch's own iterator
+        if needs_torch(config_of(self)):
+            check_torch_can(config_of(self))
+            self._penstock_runtime.counters.workers_reason = REASON
             return super()._get_iterator()
         if self.num_workers > 0:
             self.check_worker_number_rationality()

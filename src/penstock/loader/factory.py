@@ -27,7 +27,6 @@ from penstock.loader.to_device.prefetch import Prefetcher
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.shared_segment import PrivateSegment, SharedSegment, create, memfd_works
 from penstock.loader.workers.pool import Pool
-from penstock.loader.workers.process_pool import ProcessPool
 from penstock.loader.workers.ray.cluster import Cluster
 from penstock.loader.workers.ray.ray_pool import RayPool
 from penstock.loader.workers.thread_pool import ThreadPool
@@ -172,6 +171,8 @@ def _pool(
             init_fn=config.worker_init_fn,
             detect_dependence=detect_dependence,
         )
+    from penstock.loader.workers.process_pool import ProcessPool  # imports what only some systems have
+
     return ProcessPool(
         worker_spec,
         workers,
