@@ -13,8 +13,8 @@ from penstock.loader.checkpoint.epoch_state import EpochState
 from penstock.loader.checkpoint.resume import Resume
 from penstock.loader.config import LoaderConfig
 from penstock.loader.runtime import LoaderRuntime
-from penstock.loader.sampling.batch_cursor import BatchCursor
-from penstock.loader.sampling.orders import drawn_from
+from penstock.loader.sampling.batch_cursor import BatchCursor, foreseen_start
+from penstock.loader.sampling.orders import drawn_from, plain_batches, seed_drawn_from
 from penstock.loader.sampling.sharding import RankSampler
 from penstock.loader.sampling.stream_cursor import StreamCursor
 from penstock.loader.workers.sample_seed import derive_seed
@@ -31,17 +31,17 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
     """
     fingerprint_of(config, runtime)
     resume, runtime.resume, runtime.loaded = runtime.resume, None, None
-    if resume is not None and resume.generator is not None and config.generator is not None:
-        config.generator.set_state(resume.generator)
-    generator = config.generator.get_state() if config.generator is not None else None
+    if resume is not None:
+        _restore_before_draws(config, resume)
     number = _epoch_number(config, runtime, resume)
     # torch makes the sampler's iterator before it draws the base seed from the same generator.
-    indices = iter(config.index_sampler) if config.is_iterable else _batch_cursor(config, runtime, resume)
+    batch_cursor = None if config.is_iterable else _batch_cursor(config, runtime, resume)
+    indices = iter(config.index_sampler) if batch_cursor is None else batch_cursor
     base_seed, epoch_seed = _seeds(config, resume, number, base_seed)
     runtime.next_epoch = number + 1
     stream_epoch = _begin_stream(config, resume)
-    shards, turn = _stream_shards(config, runtime, resume, epoch_seed) if config.is_iterable else ((), 0)
-    cursor = indices if isinstance(indices, BatchCursor) else StreamCursor(shards, turn, config.batch_size or 1)
+    shards, turn = _shards(config, runtime, resume, epoch_seed)
+    size = (config.batch_size or 1) if config.is_iterable else None
     runtime.epoch = EpochState(
         number=number,
         indices=indices,
@@ -49,15 +49,45 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
         epoch_seed=epoch_seed,
         shards=shards,
         turn=turn,
-        cursor=cursor,
+        batch_cursor=batch_cursor,
+        shard_cursor=StreamCursor(shards, turn, size) if config.has_shards else None,
         rank=config.rank,
         world=config.world_size,
         stream_epoch=stream_epoch,
         order=runtime.order,
-        generator=generator,
-        keeps_dataset=config.num_workers == 0 or config.persistent_workers or config.worker_type == "thread",
+        keeps_dataset=_keeps_dataset(config),
     )
     return runtime.epoch
+
+
+def foresee_pass(config: LoaderConfig, runtime: LoaderRuntime) -> dict[str, Any]:
+    """Return what the next pass would draw from torch's random state if it began now, as plain values.
+
+    A state that is taken between two passes has this, so that the loader that resumes has the pass that would have
+    come. Nothing is drawn: a program must not notice that its state was asked for.
+    """
+    now = torch.get_rng_state()
+    base_seed, first = None, now
+    have_workers_begun = config.persistent_workers and runtime.epoch is not None
+    if config.generator is None and not have_workers_begun:
+        base_seed, first = seed_drawn_from(now)
+    if config.is_iterable:
+        return {"base_seed": base_seed, "start": None}
+    begin = first if plain_batches(config.index_sampler) is not None else now
+    return {"base_seed": base_seed, "start": foreseen_start(runtime.order, begin, first).as_dict()}
+
+
+def _keeps_dataset(config: LoaderConfig) -> bool:
+    """Return whether the next pass reads the same dataset object, and not a new worker's copy."""
+    return config.num_workers == 0 or config.persistent_workers or config.worker_type == "thread"
+
+
+def _restore_before_draws(config: LoaderConfig, resume: Resume) -> None:
+    """Restore what the seeds and the order are drawn from: the generator, and all that a dataset's own state holds."""
+    if resume.generator is not None and config.generator is not None:
+        config.generator.set_state(resume.generator)
+    if config.keeps_state and config.num_workers == 0 and resume.ends:
+        config.dataset.load_state_dict(resume.ends[0])
 
 
 def fingerprint_of(config: LoaderConfig, runtime: LoaderRuntime) -> DatasetFingerprint:
@@ -69,7 +99,7 @@ def fingerprint_of(config: LoaderConfig, runtime: LoaderRuntime) -> DatasetFinge
 
 def _epoch_number(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume | None) -> int:
     number = runtime.next_epoch if resume is None else resume.epoch
-    is_resumed_inside = resume is not None and resume.in_the_middle
+    is_resumed_inside = resume is not None and resume.knows_order
     if isinstance(config.sampler, RankSampler) and not is_resumed_inside:
         return config.sampler.begin(number)
     return number
@@ -77,20 +107,27 @@ def _epoch_number(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume |
 
 def _seeds(config: LoaderConfig, resume: Resume | None, number: int, base_seed: int | None) -> tuple[int, int]:
     """Return the seed of the workers' random states, and what the randomness of samples depends on."""
-    if resume is not None and resume.in_the_middle:
+    if resume is not None and resume.has_begun:
         assert resume.base_seed is not None
         return resume.base_seed, resume.seed
-    if base_seed is None and resume is not None and resume.start is None and config.persistent_workers:
-        base_seed = resume.base_seed  # workers that persist are not seeded again
+    if base_seed is None and resume is not None and resume.base_seed is None and config.persistent_workers:
+        base_seed = resume.workers_seed  # workers that persist are not seeded again
     if base_seed is None:
         # Drawn also when nothing uses it: the generator must be where torch's loader would have left it.
         base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=config.generator).item())
+        if resume is not None and resume.base_seed is not None:
+            base_seed = resume.base_seed
     return base_seed, derive_seed(base_seed if config.seed is None else config.seed, number)
 
 
 def _batch_cursor(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume | None) -> BatchCursor:
-    start = resume.start if resume is not None else None
-    return BatchCursor(config.index_sampler, runtime.order, start=start, in_order=config.in_order)
+    return BatchCursor(
+        config.index_sampler,
+        runtime.order,
+        start=resume.start if resume is not None else None,
+        in_order=config.in_order,
+        draws_ahead=config.num_workers > 0 or config.arrives_on_device,
+    )
 
 
 def _begin_stream(config: LoaderConfig, resume: Resume | None) -> int | None:
@@ -105,23 +142,25 @@ def _begin_stream(config: LoaderConfig, resume: Resume | None) -> int | None:
     return stream.epoch
 
 
-def _stream_shards(
+def _shards(
     config: LoaderConfig, runtime: LoaderRuntime, resume: Resume | None, epoch_seed: int
 ) -> tuple[tuple[StreamShard, ...], int]:
-    """Return the shards of an iterable dataset, and which of them has the first batch."""
-    if resume is not None and resume.shards is not None:
+    """Return the shards of the dataset, if it has any, and which of them has the first batch."""
+    if not config.has_shards:
+        return (), 0
+    if resume is not None and resume.has_begun and (config.is_iterable or resume.shards):
         return tuple(replace(shard, epoch_seed=epoch_seed) for shard in resume.shards), resume.turn
     workers = config.num_workers
     announced = 0 if config.worker_type == "thread" else workers  # get_worker_info() is None in threads
     ends = [(end, True) for end in resume.ends] if resume is not None else _previous_ends(config, runtime)
     if len(ends) != max(1, workers):
         ends = [(None, False)] * max(1, workers)
-    return tuple(
-        StreamShard(
-            number=number, of=announced, rank=config.rank, epoch_seed=epoch_seed, end=end, is_restored=is_restored
-        )
-        for number, (end, is_restored) in enumerate(ends)
-    ), 0
+    name = "end" if config.is_iterable else "state"
+    shards = [
+        StreamShard(number=number, of=announced, rank=config.rank, epoch_seed=epoch_seed, is_restored=is_restored)
+        for number, (_, is_restored) in enumerate(ends)
+    ]
+    return tuple(replace(shard, **{name: end}) for shard, (end, _) in zip(shards, ends, strict=True)), 0
 
 
 def _previous_ends(config: LoaderConfig, runtime: LoaderRuntime) -> list[tuple[Any, bool]]:
@@ -132,5 +171,7 @@ def _previous_ends(config: LoaderConfig, runtime: LoaderRuntime) -> list[tuple[A
     previous = runtime.epoch
     if previous is None or not previous.finished or not previous.keeps_dataset or isinstance(config.dataset, Stream):
         return []
-    ends = (shard["end"] for shard in previous.as_dict()["shards"])
+    assert previous.shard_cursor is not None
+    name = "end" if config.is_iterable else "state"
+    ends = (shard[name] for shard in previous.shard_cursor.state())
     return [(end, begun.has_ended) for end, begun in zip(ends, previous.shards, strict=True)]

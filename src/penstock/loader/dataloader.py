@@ -264,6 +264,7 @@ class DataLoader(TorchDataLoader[T_co]):
                 ranks are needed.
         """
         load_state_dict(config_of(self), runtime_of(self), state)
+        self._iterator = None  # persistent workers have random states and datasets of another position
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass that of `epoch`; without this call they are counted from 0."""
@@ -308,6 +309,9 @@ def enable_autoscaling(loader: DataLoader[Any]) -> None:
     config, runtime = config_of(loader), runtime_of(loader)
     if config.is_iterable:
         runtime.counters.workers_reason = "fixed: an iterable dataset shares out its samples by the number of workers"
+        return
+    if config.keeps_state:
+        runtime.counters.workers_reason = "fixed: the dataset keeps a state in each worker"
         return
     if isinstance(config.dataset, MapDataPipe) or usable_cores() == 1:
         return

@@ -33,6 +33,7 @@ class SampleFetcher:
         self._serial = 0
         self._unticked: tuple[Sequence[Any], list[Any]] | None = None
         """Indices and samples of a batch of which no sample is noted: the sample after the last one is being made."""
+        self._is_stream = worker_spec.iterable
         self._stream: Iterator[Any] = iter(())
         self._ended = False
         self._state_before_end: Any = None
@@ -73,8 +74,11 @@ class SampleFetcher:
         """Return where the iterable dataset is, or None if neither it nor its iterator keeps a state.
 
         The dataset's state comes first, then the iterator's, as torchdata's StatefulDataLoader asks for them. Also None
-        at the end: what has ended may report the state in which it begins.
+        at the end: what has ended may report the state in which it begins. Of a map-style dataset, return what it
+        says.
         """
+        if not self._is_stream:
+            return self._dataset.state_dict()
         if self._ended:
             return None
         dataset, stream = self._dataset, self._stream
