@@ -17,6 +17,7 @@ from penstock.loader.sampling.batch_cursor import BatchCursor, foreseen_start
 from penstock.loader.sampling.orders import drawn_from, plain_batches, seed_drawn_from
 from penstock.loader.sampling.sharding import RankSampler
 from penstock.loader.sampling.stream_cursor import StreamCursor
+from penstock.loader.workers.sample_fetcher import restore_end
 from penstock.loader.workers.sample_seed import derive_seed
 from penstock.loader.workers.stream_shard import StreamShard
 
@@ -31,8 +32,7 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
     """
     fingerprint_of(config, runtime)
     resume, runtime.resume, runtime.loaded = runtime.resume, None, None
-    if resume is not None:
-        _restore_before_draws(config, resume)
+    before_end = _restore_before_draws(config, resume) if resume is not None else None
     number = _epoch_number(config, runtime, resume)
     # torch makes the sampler's iterator before it draws the base seed from the same generator.
     batch_cursor = None if config.is_iterable else _batch_cursor(config, runtime, resume)
@@ -41,6 +41,8 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
     runtime.next_epoch = number + 1
     stream_epoch = _begin_stream(config, resume)
     shards, turn = _shards(config, runtime, resume, epoch_seed)
+    if before_end is not None:
+        shards = (replace(shards[0], before_end=before_end),)
     size = (config.batch_size or 1) if config.is_iterable else None
     runtime.epoch = EpochState(
         number=number,
@@ -82,12 +84,22 @@ def _keeps_dataset(config: LoaderConfig) -> bool:
     return config.num_workers == 0 or config.persistent_workers or config.worker_type == "thread"
 
 
-def _restore_before_draws(config: LoaderConfig, resume: Resume) -> None:
-    """Restore what the seeds and the order are drawn from: the generator, and all that a dataset's own state holds."""
+def _restore_before_draws(config: LoaderConfig, resume: Resume) -> Any:
+    """Restore what the seeds and the order are drawn from: the generator, and all that a dataset's own state holds.
+
+    Returns:
+        What `restore_end` returns, for an iterable dataset that this process reads itself.
+    """
     if resume.generator is not None and config.generator is not None:
         config.generator.set_state(resume.generator)
-    if config.keeps_state and config.num_workers == 0 and resume.ends:
-        config.dataset.load_state_dict(resume.ends[0])
+    end = resume.ends[0] if config.num_workers == 0 and len(resume.ends) == 1 else None
+    if end is None:
+        return None
+    if config.is_iterable:
+        return restore_end(config.dataset, end)
+    if config.keeps_state:
+        config.dataset.load_state_dict(end)
+    return None
 
 
 def fingerprint_of(config: LoaderConfig, runtime: LoaderRuntime) -> DatasetFingerprint:
@@ -152,7 +164,8 @@ def _shards(
         return tuple(replace(shard, epoch_seed=epoch_seed) for shard in resume.shards), resume.turn
     workers = config.num_workers
     announced = 0 if config.worker_type == "thread" else workers  # get_worker_info() is None in threads
-    ends = [(end, True) for end in resume.ends] if resume is not None else _previous_ends(config, runtime)
+    # Without workers, `_restore_before_draws` has restored it.
+    ends = [(end, workers > 0) for end in resume.ends] if resume is not None else _previous_ends(config, runtime)
     if len(ends) != max(1, workers):
         ends = [(None, False)] * max(1, workers)
     name = "end" if config.is_iterable else "state"

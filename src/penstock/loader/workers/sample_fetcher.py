@@ -43,7 +43,7 @@ class SampleFetcher:
 
     # ── the stream of an iterable dataset ───────────────────────────────────────────────────────────────────
 
-    def restart(self, shard: str, state: Any = None, end: Any = None) -> None:
+    def restart(self, shard: str, state: Any = None, end: Any = None, before_end: Any = None) -> None:
         """Begin a new epoch of an iterable dataset: a new iterator.
 
         Args:
@@ -51,24 +51,19 @@ class SampleFetcher:
             state: continue where `stream_state` has returned this.
             end: begin after a pass at whose end `end_state` has returned this. A dataset that then has nothing more
                 to give starts over, as it would have in the process that had reached the end.
+            before_end: what `restore_end` has returned, where an end was restored already.
         """
         dataset_state, iterator_state, self._position = state or (None, None, 0)
-        self._state_before_end = None
+        self._state_before_end = before_end
         if dataset_state is not None:
             self._dataset.load_state_dict(dataset_state)
         elif state is None and end is not None:
-            self._restore_end(end)
+            self._state_before_end = restore_end(self._dataset, end)
         self._stream = iter(self._dataset)
         if iterator_state is not None:
             self._stream.load_state_dict(iterator_state)  # type: ignore[attr-defined]
         self._ended = False
         self._shard = shard
-
-    def _restore_end(self, end: Any) -> None:
-        before = self._dataset.state_dict() if is_stateful(self._dataset) else None
-        if before is not None:
-            self._state_before_end = copy.deepcopy(before)
-            self._dataset.load_state_dict(end)
 
     def stream_state(self) -> Any:
         """Return where the iterable dataset is, or None if neither it nor its iterator keeps a state.
@@ -89,9 +84,14 @@ class SampleFetcher:
         return dataset_state, iterator_state, self._position
 
     def end_state(self) -> Any:
-        """Return the state of the iterable dataset at the end of a pass, or None if it keeps none."""
+        """Return the states of the iterable dataset and its iterator at the end of a pass, or None if there is none."""
+        dataset, stream = self._dataset, self._stream
         with contextlib.suppress(Exception):  # it may have closed what it reports on; the pass has ended well
-            return self._dataset.state_dict() if is_stateful(self._dataset) else None
+            dataset_state = dataset.state_dict() if is_stateful(dataset) else None
+            is_own = stream is not dataset and is_stateful(stream)
+            iterator_state = stream.state_dict() if is_own else None  # type: ignore[attr-defined]
+            if dataset_state is not None or iterator_state is not None:
+                return dataset_state, iterator_state
         return None
 
     @property
@@ -180,3 +180,21 @@ class SampleFetcher:
         fetched.skipped.append((index, f"{type(error).__name__}: {error}"))
         if replacement is not SKIP:
             samples.append(replacement)
+
+
+def restore_end(dataset: Any, end: tuple[Any, Any]) -> Any:
+    """Restore what an iterable dataset remembers of a pass that has ended; see `SampleFetcher.end_state`.
+
+    An iterator's state may hold what the next iterator begins with (torch's random state, say); one is made for that
+    alone. The dataset's own state comes last.
+
+    Returns:
+        The state that the dataset had before, or None if it keeps none.
+    """
+    dataset_state, iterator_state = end
+    before = copy.deepcopy(dataset.state_dict()) if is_stateful(dataset) else None
+    if iterator_state is not None:
+        iter(dataset).load_state_dict(iterator_state)
+    if before is not None and dataset_state is not None:
+        dataset.load_state_dict(dataset_state)
+    return before

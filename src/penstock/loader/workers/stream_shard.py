@@ -40,6 +40,8 @@ class StreamShard:
     """Batches made since then, as (how many, of how many samples); they are made again, and dropped."""
     end: Any = None
     """The dataset's state at the end of a pass; of a shard that has not ended, at the end of the pass before."""
+    before_end: Any = None
+    """The dataset's state before that end was restored, where the training process has done so already."""
     is_restored: bool = True
     """Whether it begins in a process that has not reached that end (for a map-style dataset: that state) itself."""
 
@@ -131,7 +133,8 @@ class StreamShards:
             fetcher = next(iter(earlier.values())) if is_same else self._make_fetcher(worker_spec)
             # A process that has reached that end remembers it: the training process, and a persistent worker.
             remembers_end = not shard.is_restored and (self._own is None or is_same)
-            fetcher.samples.restart(f"{shard.rank}.{shard.number}", shard.state, None if remembers_end else shard.end)
+            end = None if remembers_end else shard.end
+            fetcher.samples.restart(f"{shard.rank}.{shard.number}", shard.state, end, shard.before_end)
             for batches, size in shard.since:
                 for _ in range(batches):
                     fetcher.pass_over(size, shard.epoch_seed)
