@@ -31,6 +31,7 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
         base_seed: of workers that are running already (`persistent_workers`); None where new ones are started.
     """
     fingerprint_of(config, runtime)
+    runtime.owner = None
     resume, runtime.resume, runtime.loaded = runtime.resume, None, None
     before_end = _restore_before_draws(config, resume) if resume is not None else None
     number = _epoch_number(config, runtime, resume)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from penstock.core.errors import StateError
@@ -29,7 +28,7 @@ def state_dict_of(config: LoaderConfig, runtime: LoaderRuntime) -> dict[str, Any
     state = {
         "version": VERSION,
         "owner": _owner(config, runtime),
-        "fingerprint": {"rank": rank_and_world_size()[0], **asdict(fingerprint_of(config, runtime))},
+        "fingerprint": fingerprint_of(config, runtime).as_dict(),
         "seed": epoch.epoch_seed if epoch is not None else 0,
         "base_seed": epoch.base_seed if epoch is not None else 0,
         "generator": config.generator.get_state() if config.generator is not None else None,
@@ -47,6 +46,8 @@ def _not_begun(config: LoaderConfig, runtime: LoaderRuntime) -> dict[str, Any]:
         "rank": config.rank,
         "world": config.world_size,
     }
+    if not config.is_iterable:
+        state["sampler"] = runtime.order.end_state()
     if config.keeps_state and config.num_workers == 0:
         state["shards"] = [{"state": config.dataset.state_dict()}]
     return state
@@ -96,8 +97,11 @@ def load_state_dict(config: LoaderConfig, runtime: LoaderRuntime, state: Any) ->
 
 
 def _owner(config: LoaderConfig, runtime: LoaderRuntime) -> dict[str, Any]:
-    order = None if config.is_iterable else runtime.order
-    return describe_owner(config.dataset, drawn_from(config.index_sampler), order)
+    """Return which dataset and sampler a state belongs to; looked at once in each pass."""
+    if runtime.owner is None or runtime.epoch is None:
+        order = None if config.is_iterable else runtime.order
+        runtime.owner = describe_owner(config.dataset, drawn_from(config.index_sampler), order)
+    return {**runtime.owner, "traits": {**runtime.owner["traits"]}}
 
 
 def _as_list(state: Any) -> Sequence[Any]:

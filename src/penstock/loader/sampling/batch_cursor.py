@@ -145,8 +145,12 @@ class BatchCursor(Iterator[Any]):
 
     def state(self) -> CursorState:
         """Return how much has been taken until now."""
-        ahead = sum(self._count(batch) for number, batch in self._out.items() if number >= self._used)
-        pending = [batch for number, batch in sorted(self._out.items()) if number < self._used]
+        ahead, pending = 0, []
+        for number, batch in sorted(self._out.items()):
+            if number >= self._used:
+                ahead += self._count(batch)
+            else:
+                pending.append(batch)
         taken, share = self._drawn - ahead, self._order.share
         return CursorState(
             start=self._start_after(taken),
@@ -165,7 +169,11 @@ class BatchCursor(Iterator[Any]):
         if start.order_state is not None and (start.is_foreseen or "at" not in start.order_state):
             return start
         if self.has_drawn:
-            return replace(start, order_state=self._order.capture(self._place(taken), self._place(self._drawn)))
+            drawn_how = self._order.capture(self._place(taken), self._place(self._drawn))
+            start = replace(start, order_state=drawn_how)
+            if "at" not in drawn_how:
+                self._start = start  # it does not depend on how much was taken
+            return start
         now = torch.get_rng_state()
         return foreseen_start(self._order, None if self._cut is None else now, now)
 
