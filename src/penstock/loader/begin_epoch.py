@@ -33,7 +33,10 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
     fingerprint_of(config, runtime)
     runtime.owner = None
     resume, runtime.resume, runtime.loaded = runtime.resume, None, None
-    before_end = _restore_before_draws(config, resume) if resume is not None else None
+    if resume is not None and resume.generator is not None and config.generator is not None:
+        config.generator.set_state(resume.generator)
+    ends = [(end, True) for end in resume.ends] if resume is not None else _previous_ends(config, runtime)
+    before_end = _restore_before_draws(config, ends) if config.num_workers == 0 and len(ends) == 1 else None
     number = _epoch_number(config, runtime, resume)
     # torch makes the sampler's iterator before it draws the base seed from the same generator.
     batch_cursor = None if config.is_iterable else _batch_cursor(config, runtime, resume)
@@ -41,7 +44,7 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
     base_seed, epoch_seed = _seeds(config, resume, number, base_seed)
     runtime.next_epoch = number + 1
     stream_epoch = _begin_stream(config, resume)
-    shards, turn = _shards(config, runtime, resume, epoch_seed)
+    shards, turn = _shards(config, resume, epoch_seed, ends)
     if before_end is not None:
         shards = (replace(shards[0], before_end=before_end),)
     size = (config.batch_size or 1) if config.is_iterable else None
@@ -85,16 +88,14 @@ def _keeps_dataset(config: LoaderConfig) -> bool:
     return config.num_workers == 0 or config.persistent_workers or config.worker_type == "thread"
 
 
-def _restore_before_draws(config: LoaderConfig, resume: Resume) -> Any:
-    """Restore what the seeds and the order are drawn from: the generator, and all that a dataset's own state holds.
+def _restore_before_draws(config: LoaderConfig, ends: list[tuple[Any, bool]]) -> Any:
+    """Restore the end of the pass before in this process; a dataset's own state may be what seeds are drawn from.
 
     Returns:
-        What `restore_end` returns, for an iterable dataset that this process reads itself.
+        What `restore_end` returns, for an iterable dataset.
     """
-    if resume.generator is not None and config.generator is not None:
-        config.generator.set_state(resume.generator)
-    end = resume.ends[0] if config.num_workers == 0 and len(resume.ends) == 1 else None
-    if end is None:
+    [(end, is_restored)] = ends
+    if end is None or not is_restored:
         return None
     if config.is_iterable:
         return restore_end(config.dataset, end)
@@ -156,25 +157,36 @@ def _begin_stream(config: LoaderConfig, resume: Resume | None) -> int | None:
 
 
 def _shards(
-    config: LoaderConfig, runtime: LoaderRuntime, resume: Resume | None, epoch_seed: int
+    config: LoaderConfig, resume: Resume | None, epoch_seed: int, ends: list[tuple[Any, bool]]
 ) -> tuple[tuple[StreamShard, ...], int]:
-    """Return the shards of the dataset, if it has any, and which of them has the first batch."""
+    """Return the shards of the dataset, if it has any, and which of them has the first batch.
+
+    Args:
+        config: of the loader.
+        resume: where the pass begins.
+        epoch_seed: of the pass.
+        ends: see `_previous_ends`.
+    """
     if not config.has_shards:
         return (), 0
     if resume is not None and resume.has_begun and (config.is_iterable or resume.shards):
         return tuple(replace(shard, epoch_seed=epoch_seed) for shard in resume.shards), resume.turn
     workers = config.num_workers
     announced = 0 if config.worker_type == "thread" else workers  # get_worker_info() is None in threads
-    # Without workers, `_restore_before_draws` has restored it.
-    ends = [(end, workers > 0) for end in resume.ends] if resume is not None else _previous_ends(config, runtime)
     if len(ends) != max(1, workers):
         ends = [(None, False)] * max(1, workers)
-    name = "end" if config.is_iterable else "state"
-    shards = [
-        StreamShard(number=number, of=announced, rank=config.rank, epoch_seed=epoch_seed, is_restored=is_restored)
-        for number, (_, is_restored) in enumerate(ends)
-    ]
-    return tuple(replace(shard, **{name: end}) for shard, (end, _) in zip(shards, ends, strict=True)), 0
+    return tuple(
+        StreamShard(
+            number=number,
+            of=announced,
+            rank=config.rank,
+            epoch_seed=epoch_seed,
+            state=None if config.is_iterable else end,
+            end=end if config.is_iterable else None,
+            is_restored=is_restored and workers > 0,  # without workers, `_restore_before_draws` has done it
+        )
+        for number, (end, is_restored) in enumerate(ends)
+    ), 0
 
 
 def _previous_ends(config: LoaderConfig, runtime: LoaderRuntime) -> list[tuple[Any, bool]]:
@@ -183,9 +195,10 @@ def _previous_ends(config: LoaderConfig, runtime: LoaderRuntime) -> list[tuple[A
     (A shard that had ended already when the last pass was resumed has not been run by this process.)
     """
     previous = runtime.epoch
-    if previous is None or not previous.finished or not previous.keeps_dataset or isinstance(config.dataset, Stream):
+    if previous is None or previous.shard_cursor is None or isinstance(config.dataset, Stream):
         return []
-    assert previous.shard_cursor is not None
+    if not previous.finished or not previous.keeps_dataset:
+        return []
     name = "end" if config.is_iterable else "state"
     ends = (shard[name] for shard in previous.shard_cursor.state())
     return [(end, begun.has_ended) for end, begun in zip(ends, previous.shards, strict=True)]
