@@ -348,8 +348,7 @@ class UnknownOrder:
             return self.capture(0, 0) if self._states else {**self._noted, "first": first}
         if is_stateful(self._sampler) or self._generator() is not None:
             return None
-        epoch = {"epoch": self._sampler.epoch} if self._has_epochs() else {}
-        return {"begin": begin, **epoch, "first": first}
+        return {"begin": begin, "first": first}  # its epoch is in `end_state`, and a program may then set another
 
     def replay(self, state: OrderState, position: int) -> Iterator[Any]:
         """Return what comes from `position` on."""
