@@ -14,7 +14,7 @@ from penstock.loader.checkpoint.resume import Resume
 from penstock.loader.config import LoaderConfig
 from penstock.loader.runtime import LoaderRuntime
 from penstock.loader.sampling.batch_cursor import BatchCursor, foreseen_start
-from penstock.loader.sampling.orders import drawn_from, plain_batches, seed_drawn_from
+from penstock.loader.sampling.orders import UnknownOrder, drawn_from, plain_batches, seed_drawn_from
 from penstock.loader.sampling.sharding import RankSampler
 from penstock.loader.sampling.stream_cursor import StreamCursor
 from penstock.loader.workers.sample_fetcher import restore_end
@@ -38,10 +38,7 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
     ends = [(end, True) for end in resume.ends] if resume is not None else _previous_ends(config, runtime)
     before_end = _restore_before_draws(config, ends) if config.num_workers == 0 and len(ends) == 1 else None
     number = _epoch_number(config, runtime, resume)
-    # torch makes the sampler's iterator before it draws the base seed from the same generator.
-    batch_cursor = None if config.is_iterable else _batch_cursor(config, runtime, resume)
-    indices = iter(config.index_sampler) if batch_cursor is None else batch_cursor
-    base_seed, epoch_seed = _seeds(config, resume, number, base_seed)
+    batch_cursor, (base_seed, epoch_seed) = _draw(config, runtime, resume, number, base_seed)
     runtime.next_epoch = number + 1
     stream_epoch = _begin_stream(config, resume)
     shards, turn = _shards(config, resume, epoch_seed, ends)
@@ -50,7 +47,7 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
     size = (config.batch_size or 1) if config.is_iterable else None
     runtime.epoch = EpochState(
         number=number,
-        indices=indices,
+        indices=iter(config.index_sampler) if batch_cursor is None else batch_cursor,
         base_seed=base_seed,
         epoch_seed=epoch_seed,
         shards=shards,
@@ -74,12 +71,15 @@ def foresee_pass(config: LoaderConfig, runtime: LoaderRuntime) -> dict[str, Any]
     """
     now = torch.get_rng_state()
     base_seed, first = None, now
-    have_workers_begun = config.persistent_workers and runtime.epoch is not None
-    if config.generator is None and not have_workers_begun:
+    starts_workers = config.num_workers > 0 and not (config.persistent_workers and runtime.epoch is not None)
+    is_lazy = plain_batches(config.index_sampler) is not None
+    if starts_workers and not is_lazy and isinstance(runtime.order, UnknownOrder):
+        return {"base_seed": None, "start": None}  # the iterator that torch drops may draw, nobody knows how much
+    if config.generator is None and (starts_workers or config.num_workers == 0):
         base_seed, first = seed_drawn_from(now)
     if config.is_iterable:
         return {"base_seed": base_seed, "start": None}
-    begin = first if plain_batches(config.index_sampler) is not None else now
+    begin = first if is_lazy else now
     return {"base_seed": base_seed, "start": foreseen_start(runtime.order, begin, first).as_dict()}
 
 
@@ -117,6 +117,21 @@ def _epoch_number(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume |
     if isinstance(config.sampler, RankSampler) and not is_resumed_inside:
         return config.sampler.begin(number)
     return number
+
+
+def _draw(
+    config: LoaderConfig, runtime: LoaderRuntime, resume: Resume | None, number: int, base_seed: int | None
+) -> tuple[BatchCursor | None, tuple[int, int]]:
+    """Make the sampler's iterator and draw the seeds, in torch's order: both may use one generator."""
+    if config.is_iterable:
+        return None, _seeds(config, resume, number, base_seed)
+    starts_workers = config.num_workers > 0 and base_seed is None and (resume is None or not resume.has_begun)
+    if not starts_workers:
+        return _batch_cursor(config, runtime, resume), _seeds(config, resume, number, base_seed)
+    if isinstance(runtime.order, UnknownOrder):
+        iter(config.index_sampler)  # torch drops this one, and makes another for the workers
+    seeds = _seeds(config, resume, number, base_seed)
+    return _batch_cursor(config, runtime, resume), seeds
 
 
 def _seeds(config: LoaderConfig, resume: Resume | None, number: int, base_seed: int | None) -> tuple[int, int]:
