@@ -22,6 +22,7 @@ from penstock.device import Device, device_of
 from penstock.distributed.rank import rank_and_world_size
 from penstock.loader.sampling.sharding import Uneven, check_uneven
 from penstock.loader.to_device.pinning import PinMemory
+from penstock.loader.workers.stateful import is_stateful
 from penstock.loader.workers.worker_spec import ErrorPolicy, WorkerSpec
 
 WorkerType = Literal["process", "thread", "ray"]
@@ -139,6 +140,21 @@ class LoaderConfig:
         return isinstance(self.dataset, IterableDataset)
 
     @property
+    def keeps_state(self) -> bool:
+        """Whether the dataset is map-style and has a state of its own, as torchdata asks for it."""
+        return not self.is_iterable and is_stateful(self.dataset)
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether each worker's dataset is at a position of its own, so that batches go to workers by turns."""
+        return self.is_iterable or (self.keeps_state and not self.is_threaded)
+
+    @property
+    def is_threaded(self) -> bool:
+        """Whether threads make the batches."""
+        return self.num_workers > 0 and self.worker_type == "thread"
+
+    @property
     def draws_own_order(self) -> bool:
         """Whether the loader chooses the sampler, because the program has given none."""
         return self.sampler is None and self.batch_sampler is None and not self.is_iterable
@@ -155,9 +171,10 @@ class LoaderConfig:
 
     @property
     def snapshot_every(self) -> int:
-        """After how many batches of a stream shard its state is asked for; 0 for never."""
+        """After how many batches of a shard its state is asked for; 0 for never."""
         # The state of one of penstock's streams is small and cheap, and a shard can only be split at a state.
-        return 1 if isinstance(self.dataset, Stream) else self.snapshot_every_n_steps or 0
+        # A map-style dataset's is asked for after every batch: none can be made again without its indices.
+        return 1 if isinstance(self.dataset, Stream) or self.keeps_state else self.snapshot_every_n_steps or 0
 
     @property
     def context(self) -> BaseContext:

@@ -234,8 +234,10 @@ class DataLoader(TorchDataLoader[T_co]):
         batches; a batch that raised counts as not handed out until a later one is. Save one for each rank (or rank
         0's only, for map-style datasets with `in_order=True`, where all ranks take as many batches).
 
+        A dataset, sampler or iterator with `state_dict` and `load_state_dict` is asked for its own state, too.
+
         Raises:
-            StateError: the dataset is a legacy DataPipe.
+            StateError: the dataset is a legacy DataPipe, or keeps a state that several threads change.
 
         >>> import torch
         >>> loader = DataLoader(torch.arange(6), batch_size=2, num_workers=2)
@@ -254,19 +256,21 @@ class DataLoader(TorchDataLoader[T_co]):
     def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
         """Make the next pass resume where a state was taken, with exactly the samples not handed out by then.
 
-        The number of workers, the worker type, the batch size and the number of ranks may differ. No sample is made
-        again, except for iterable datasets that keep no state: those are run through from the beginning.
+        The number of workers, the worker type, the batch size and the number of ranks may differ, unless a map-style
+        dataset keeps a state of its own. No sample is made again, except for iterable datasets that keep no state:
+        those are run through from the beginning. Workers that persist are replaced.
 
         Args:
             state: what `state_dict` returned; of all ranks, where one rank's is not enough. {} changes nothing.
 
         Raises:
             StateError: the state belongs to another dataset or sampler, has another format, or the states of other
-                ranks are needed.
+                ranks, or as many workers, are needed.
         """
         if needs_torch(config_of(self)):
             self._check_has_state()
         load_state_dict(config_of(self), runtime_of(self), state)
+        self._iterator = None  # persistent workers have random states and datasets of another position
 
     def _check_has_state(self) -> None:
         if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
@@ -320,6 +324,9 @@ def enable_autoscaling(loader: DataLoader[Any]) -> None:
     config, runtime = config_of(loader), runtime_of(loader)
     if config.is_iterable:
         runtime.counters.workers_reason = "fixed: an iterable dataset shares out its samples by the number of workers"
+        return
+    if config.keeps_state:
+        runtime.counters.workers_reason = "fixed: the dataset keeps a state in each worker"
         return
     if isinstance(config.dataset, MapDataPipe) or usable_cores() == 1:
         return

@@ -214,6 +214,8 @@ def _dispatch_mode(config: LoaderConfig, *, is_autoscaled: bool) -> tuple[Mode, 
     """Return how work is given out, and why, as far as that is known before the first batch."""
     if config.is_iterable:
         return "stream", "an iterable dataset has its own samples in each worker"
+    if config.has_shards:
+        return "stream", "the dataset keeps a state in each worker"
     if config.dispatch != "auto":
         return config.dispatch, "asked for"
     if config.worker_type == "thread":

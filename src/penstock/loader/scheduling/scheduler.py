@@ -314,14 +314,19 @@ class Scheduler:
         self._counters.skip(result.skipped)
         batch.tasks_left -= 1
         if self._shards and not result.ended:
-            size = len(task.indices) if self._worker_spec.auto_collation else 1
-            self._shards[task.shard] = self._shards[task.shard].after(size, result.state)
+            self._shards[task.shard] = self._shards[task.shard].after(self._stream_batch(task), result.state)
         batch.add_result(result, task.rows.start if task.rows is not None else 0, self._ring)
         if batch.has_ended:
             self._dispatch.active[task.shard] = False
             self._shards[task.shard] = replace(self._shards[task.shard], has_ended=True)
         if batch.tasks_left == 0 and not self._needs_more_tasks(batch, task):
             self._settle(batch)
+
+    def _stream_batch(self, task: Task) -> int | None:
+        """Return the size of a batch of an iterable dataset; None for a map-style one."""
+        if not self._worker_spec.iterable:
+            return None
+        return len(task.indices) if self._worker_spec.auto_collation else 1
 
     def _needs_more_tasks(self, batch: Batch, task: Task) -> bool:
         """Draw the conclusions from a batch whose tasks are all back; return whether one had to be sent again."""
@@ -392,7 +397,7 @@ class Scheduler:
         try:
             if at_fault is None and not crash.is_machine_failure:
                 self._crashes.count_startup_crash(crash)
-            elif at_fault is not None and self._dispatch.mode == "stream":
+            elif at_fault is not None and self._worker_spec.iterable:
                 self._crashes.count_stream_crash(crash, at_fault.shard, at_fault.batch)
         except WorkerError:
             self.close()

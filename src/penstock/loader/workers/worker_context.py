@@ -118,7 +118,13 @@ class WorkerContext:
             self._failure = self.wrap_exception()
 
     def state(self, fetcher: BatchFetcher, *, ended: bool) -> bytes:
-        """Return where a shard is, pickled; empty if its dataset keeps no state, or none that can be pickled."""
+        """Return where a shard is, pickled; empty if its dataset keeps no state, or none that can be pickled.
+
+        Raises:
+            Exception: what a map-style dataset raises that keeps a state; none of its batches can be made again.
+        """
+        if not fetcher.worker_spec.iterable:
+            return bytes(self._dumps(fetcher.samples.stream_state()))
         try:
             state = fetcher.samples.end_state() if ended else fetcher.samples.stream_state()
             return b"" if state is None else self._dumps(state)
