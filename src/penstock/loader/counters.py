@@ -47,6 +47,10 @@ class Counters:
     workers: int | None = None
     """How many there are now, where the number changes."""
     workers_reason: str = ""
+    begun_ns: int = 0
+    """When the first iterator was made; 0 for a loader that nobody has iterated."""
+    fallback_reason: str = ""
+    """Why torch's iterator ran in place of penstock's; empty if it did not."""
     loop: weakref.ref[Any] | None = None
     """The iterator that was made last, for observers in other threads (see `loop_snapshot`)."""
 

@@ -28,8 +28,9 @@ def progress_line(snapshot: LiveSnapshot) -> str:
         f"{snapshot.loader}: {position_text(snapshot)}",
         rate_text(snapshot.samples_per_s),
         f"waited for data {snapshot.stall_fraction:.1%} of the time",
-        f"{snapshot.now.ready} ready",
     ]
+    if not snapshot.is_watched:
+        parts.append(f"{snapshot.now.ready} ready")
     if snapshot.eta_s is not None:
         parts.append(f"{clock_text(snapshot.eta_s)} left in the epoch")
     if snapshot.world_size > 1:

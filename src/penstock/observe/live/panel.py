@@ -88,7 +88,7 @@ def _rate_row(snapshot: LiveSnapshot) -> Text:
         "  ",
         (rate_text(snapshot.samples_per_s), "bold"),
         (f" · waited for data {snapshot.stall_fraction:.1%}", stalled),
-        f" · {now.ready} ready",
+        "" if snapshot.is_watched else f" · {now.ready} ready",
     )
     if now.workers:
         shown = min(now.workers, 16)
