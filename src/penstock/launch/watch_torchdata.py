@@ -46,10 +46,10 @@ def watch_stateful_loader(watch: TorchWatch, register: Callable[[Any], object], 
     watch.replace(module.StatefulDataLoader, "_get_iterator", around_get_iterator)
     watch.time_iterators(module._StatefulSingleProcessDataLoaderIter)
     watch.time_iterators(module._StatefulMultiProcessingDataLoaderIter)
-    # Inherited from penstock's DataLoader, it would wait for the end of a constructor that is not called.
-    module.StatefulDataLoader.check_worker_number_rationality = (
-        DataLoader.__base__.check_worker_number_rationality  # type: ignore[union-attr]
-    )
+    if issubclass(module.StatefulDataLoader, DataLoader):
+        # Penstock's warns at the end of penstock's constructor, which is not called.
+        torch_loader: Any = DataLoader.__base__
+        module.StatefulDataLoader.check_worker_number_rationality = torch_loader.check_worker_number_rationality
 
 
 def _check_is_sharded(arguments: dict[str, Any]) -> None:

@@ -40,6 +40,7 @@ class TimedLoop:
     def __init__(self, counters: Counters, loader: Any) -> None:
         self._counters = counters
         self._batch_size = getattr(loader, "batch_size", None)
+        self._has_batches = getattr(loader, "batch_sampler", None) is not None
         kind = getattr(loader, "_dataset_kind", None)
         # The sampler says how many samples a batch has, but for the last of a stream, which may be short.
         is_stream = kind == torch_module._DatasetKind.Iterable and self._batch_size is not None
@@ -56,6 +57,10 @@ class TimedLoop:
         """What it took to make the iterator."""
         self._returned_ns = 0
         self._yielded = 0
+
+    def ask(self, index: Any) -> None:
+        """Note that a batch was asked for, by its indices; of a loader that makes no batches, a sample by its index."""
+        self.sizes.append(len(index) if self._has_batches and hasattr(index, "__len__") else 1)
 
     def next_batch(self, next_batch: Callable[[], Any]) -> Any:
         """Return what `next_batch` returns, and count it."""
@@ -182,8 +187,7 @@ class TorchWatch:
         def next_index(iterator: Any) -> Any:
             index = original(iterator)
             if (loop := getattr(iterator, _LOOP, None)) is not None:
-                is_batch = iterator._auto_collation and hasattr(index, "__len__")
-                loop.sizes.append(len(index) if is_batch else 1)
+                loop.ask(index)
             return index
 
         return next_index
