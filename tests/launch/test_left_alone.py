@@ -11,6 +11,7 @@ import pytest
 import torch
 from launch.programs import penstock, python, script
 from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import IterableDataset
 from torch.utils.data import dataloader as torch_module
 
 from penstock.launch.patch_torch import TorchPatch
@@ -224,6 +225,31 @@ def test_a_replaced_loader_has_no_method_that_programs_look_for_in_vain_in_torch
     assert type(loader).__module__ == "penstock.loader.dataloader"
     for name in ("state_dict", "load_state_dict", "set_epoch"):
         assert not hasattr(loader, name)
+
+
+class Short(IterableDataset[int]):
+    """A stream whose last batch is short."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(7)
+
+
+def test_batches_of_torchs_iterators_are_counted_whatever_way_they_come(registry: LoaderRegistry) -> None:
+    stream = TorchDataLoader(Short(), batch_size=4)
+    persistent = TorchDataLoader(torch.arange(10), batch_size=4, num_workers=1, persistent_workers=True)
+    several = TorchDataLoader(torch.arange(10), batch_sampler=[[0], [1, 2, 3], [4, 5]], collate_fn=lambda batch: None)
+    single = TorchDataLoader(torch.arange(5), batch_size=None)
+    list(stream)
+    for _ in range(2):
+        list(persistent)
+    next(iter(several))
+    list(several)
+    list(single)
+    counts = [one.statistics for one in registry.records()]
+    assert [(one.batches, one.samples, one.epochs) for one in counts] == [(2, 7, 1), (6, 20, 2), (4, 7, 1), (5, 5, 1)]
+    assert all(one.first_batch_s > 0 and one.stages.wait_s > 0 for one in counts)
+    assert [one.length for one in counts] == [None, 3, 3, 5]
+    persistent._iterator._shutdown_workers()
 
 
 def test_a_stateful_loader_that_nobody_iterates_takes_no_number(registry: LoaderRegistry) -> None:

@@ -44,8 +44,9 @@ def watch_stateful_loader(watch: TorchWatch, register: Callable[[Any], object], 
 
     watch.replace(module.StatefulDataLoader, "__init__", around_init)
     watch.replace(module.StatefulDataLoader, "_get_iterator", around_get_iterator)
-    watch.time_iterators(module._StatefulSingleProcessDataLoaderIter)
-    watch.time_iterators(module._StatefulMultiProcessingDataLoaderIter)
+    for name in ("_StatefulSingleProcessDataLoaderIter", "_StatefulMultiProcessingDataLoaderIter"):
+        if (kind := getattr(module, name, None)) is not None:  # another version of torchdata may have others
+            watch.time_iterators(kind)
     if issubclass(module.StatefulDataLoader, DataLoader):
         # Penstock's warns at the end of penstock's constructor, which is not called.
         torch_loader: Any = DataLoader.__base__

@@ -269,10 +269,11 @@ def worker_type_of(loader: TorchDataLoader[Any]) -> WorkerType:
     return config_of(loader).worker_type if isinstance(loader, DataLoader) else "process"
 
 
-def can_autoscale(loader: TorchDataLoader[Any]) -> bool:
+def can_autoscale(loader: object) -> bool:
     """Return whether penstock's iterator runs for this loader, so that its number of workers may change."""
-    has_own = type(loader)._get_iterator is not DataLoader._get_iterator
-    return isinstance(loader, DataLoader) and not has_own and not why_torch_iterator(config_of(loader))
+    if not isinstance(loader, DataLoader) or type(loader)._get_iterator is not DataLoader._get_iterator:
+        return False
+    return not why_torch_iterator(config_of(loader))
 
 
 def enable_autoscaling(loader: DataLoader[Any]) -> None:

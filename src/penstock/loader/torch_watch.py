@@ -139,7 +139,9 @@ class TorchWatch:
 
     def replace(self, kind: type, name: str, around: Callable[[Any], Any]) -> None:
         """Replace a method of `kind` by what `around` makes of it, until `remove`."""
-        original = kind.__dict__[name]
+        original = kind.__dict__.get(name)
+        if original is None:  # another version of torch or torchdata
+            return
         self._originals.append((kind, name, original))
         setattr(kind, name, functools.wraps(original)(around(original)))
 

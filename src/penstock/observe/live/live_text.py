@@ -69,8 +69,9 @@ def worker_states_text(snapshot: LiveSnapshot) -> str:
 
 
 def stage_ms_per_batch(snapshot: LiveSnapshot) -> list[tuple[str, float]]:
-    """Return the milliseconds per batch of each stage over the last window; empty if it has no batch."""
+    """Return the milliseconds per batch of each known stage over the last window; empty if it has no batch."""
     batches = snapshot.batches_per_s * snapshot.window_s
+    stages = _STAGES[-2:] if snapshot.is_watched else _STAGES
     if batches < 1e-9:
         return []
-    return [(name, 1000 * getattr(snapshot.stages, field) / batches) for name, field in _STAGES]
+    return [(name, 1000 * getattr(snapshot.stages, field) / batches) for name, field in stages]
