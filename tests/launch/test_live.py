@@ -42,7 +42,7 @@ def test_a_narrow_terminal_gets_one_row(tmp_path: Path, on_terminal: OnTerminal)
     terminal = on_terminal("run", script(tmp_path, SLOW).name, "1000", columns=60)
     rows = terminal.until(lambda screen: "samples/s" in screen.text()[-1]).text()
     (tmp_path / "enough").touch()
-    assert rows[-1].startswith("penstock │ Slow (train.py:13): epoch")
+    assert rows[-1].startswith("penstock │ Slow: epoch")
     assert terminal.screen.bottom == LINES - 2
     assert terminal.end()[1] == 0
     assert is_given_back(terminal.screen)

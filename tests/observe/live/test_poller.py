@@ -16,6 +16,7 @@ from penstock.observe.live.live_text import progress_line
 from penstock.observe.live.loader_registry import LoaderRegistry
 from penstock.observe.live.poller import RunPoller, with_position
 from penstock.observe.meters.host_memory import MemoryMeter
+from penstock.observe.record.run_record import label_of
 from penstock.observe.record.timeline import TimelinePoint
 
 
@@ -61,11 +62,11 @@ def test_the_position_is_that_of_the_last_batch_handed_out() -> None:
 
 
 def test_an_epoch_that_is_not_meant_to_end_has_no_remaining_time() -> None:
-    now = LiveSnapshot(pid=1, now=TimelinePoint(at_s=9), batches_per_s=4.3)
-    endless = with_position(now, "Tensor", LoaderStatistics(batches=50, length=10_000_000_000))
+    now = LiveSnapshot(pid=1, now=TimelinePoint(at_s=9), loader="Tensor", batches_per_s=4.3)
+    endless = with_position(now, LoaderStatistics(batches=50, length=10_000_000_000))
     assert (endless.batch, endless.eta_s) == (50, None)
     assert "left" not in progress_line(endless)
-    long = with_position(now, "Tensor", LoaderStatistics(batches=50, length=1_000_000))
+    long = with_position(now, LoaderStatistics(batches=50, length=1_000_000))
     assert long.eta_s == pytest.approx(999_950 / 4.3)
 
 
@@ -80,7 +81,8 @@ def test_loaders_that_are_not_iterated_take_no_number_and_names_say_where_loader
     first, third = (one.label for one in registry.iterated())
     assert third.startswith("Tensor (test_poller.py:")
     assert first.startswith("Tensor #2 (test_poller.py:")
-    assert RunPoller(registry, MemoryMeter()).poll().loader in (first, third)
+    snapshot = RunPoller(registry, MemoryMeter()).poll()
+    assert label_of(snapshot.loader, snapshot.made_at) in (first, third)
     assert [one.is_iterated for one in registry.records()] == [True, False, True]
 
 

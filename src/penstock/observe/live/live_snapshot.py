@@ -31,7 +31,10 @@ class LiveSnapshot:
     """Counters since the run's start and current gauges, over all of its loaders."""
 
     loader: str = ""
-    """The loader that handed out a batch last, and where it was made. Empty before the first batch."""
+    """The loader that handed out a batch last. Empty before the first batch."""
+
+    made_at: str = ""
+    """The line of the program that made it, as in "train.py:12"; empty where unknown."""
 
     is_watched: bool = False
     """Whether that loader's iterator is not penstock's: how many batches are ready is not known then."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.observe.live.live_snapshot import LiveSnapshot
 from penstock.observe.record.formatting import rate_text
+from penstock.observe.record.run_record import label_of
 
 _STAGES = (
     ("read+decode", "fetch_s"),
@@ -14,8 +15,8 @@ _STAGES = (
 )
 
 
-def progress_line(snapshot: LiveSnapshot) -> str:
-    """Return one line about a run.
+def progress_line(snapshot: LiveSnapshot, *, is_short: bool = False) -> str:
+    """Return one line about a run; a short one does not say where its loader was made.
 
     >>> from penstock.observe.record.timeline import TimelinePoint
     >>> now = TimelinePoint(at_s=9)
@@ -25,7 +26,7 @@ def progress_line(snapshot: LiveSnapshot) -> str:
     if not snapshot.loader:
         return "no batch yet"
     parts = [
-        f"{snapshot.loader}: {position_text(snapshot)}",
+        f"{snapshot.loader if is_short else label_of(snapshot.loader, snapshot.made_at)}: {position_text(snapshot)}",
         rate_text(snapshot.samples_per_s),
         f"waited for data {snapshot.stall_fraction:.1%} of the time",
     ]

@@ -75,9 +75,14 @@ class RegisteredLoader:
         self._generator_counters.recorder = Recorder()
 
     @property
+    def name(self) -> str:
+        """The class of its dataset, and its number where there are several."""
+        return f"{self.dataset} #{self.number}" if self.number > 1 else self.dataset
+
+    @property
     def label(self) -> str:
         """Its name, and where it was made, as in "ImageFolder #2 (train.py:12)"."""
-        return label_of(self._name, self.made_at)
+        return label_of(self.name, self.made_at)
 
     @property
     def begun_ns(self) -> int:
@@ -134,7 +139,7 @@ class RegisteredLoader:
     def record(self) -> LoaderRecord:
         """Return its settings and counters as run.json keeps them."""
         return LoaderRecord(
-            name=self._name,
+            name=self.name,
             made_at=self.made_at,
             loader_class=self._class.__name__,
             iterator=self.iterator_kind,
@@ -143,10 +148,6 @@ class RegisteredLoader:
             settings=self.settings,
             statistics=self.statistics(),
         )
-
-    @property
-    def _name(self) -> str:
-        return f"{self.dataset} #{self.number}" if self.number > 1 else self.dataset
 
     def _used_counters(self) -> Counters:
         is_generator_alone = self._generator_counters.begun_ns and not self._counters.begun_ns
@@ -219,9 +220,17 @@ def _made_at(loader: Any) -> str:
         code = frame.f_code
         is_constructor = code.co_name == "__init__" and frame.f_locals.get(code.co_varnames[0]) is loader
         if not code.co_filename.startswith(_PENSTOCK) and not is_constructor:
-            where = f"{os.path.basename(code.co_filename)}:{frame.f_lineno}"
+            where = f"{_file_name(code.co_filename)}:{frame.f_lineno}"
             if not any(library in code.co_filename for library in _LIBRARIES):
                 return where
             nearest = nearest or where
         frame = frame.f_back
     return nearest
+
+
+def _file_name(path: str) -> str:
+    """Return the last part of a path; of a notebook's cell its name, as in "In[3]"."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    cell = shell.compile.format_code_name(path) if shell is not None else None
+    return str(cell[1]) if cell else os.path.basename(path)

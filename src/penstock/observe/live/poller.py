@@ -165,13 +165,12 @@ class RunPoller:
             return snapshot
         self._registry.iterated()  # it has a number from now on
         is_watched = loader.iterator_kind in ("own", "fallback")
-        return with_position(
-            replace(snapshot, is_watched=is_watched), loader.label, counters.get(loader) or loader.statistics()
-        )
+        snapshot = replace(snapshot, loader=loader.name, made_at=loader.made_at, is_watched=is_watched)
+        return with_position(snapshot, counters.get(loader) or loader.statistics())
 
 
-def with_position(snapshot: LiveSnapshot, label: str, counted: LoaderStatistics) -> LiveSnapshot:
-    """Return the snapshot with the epoch and batch of the loader `label`."""
+def with_position(snapshot: LiveSnapshot, counted: LoaderStatistics) -> LiveSnapshot:
+    """Return the snapshot with the epoch and batch of its loader, which has counted `counted`."""
     done, epoch, eta_s = counted.batches, counted.epochs + 1, None
     if counted.length:
         # The last batch of an epoch still belongs to it: `epochs` may count that epoch already.
@@ -180,4 +179,4 @@ def with_position(snapshot: LiveSnapshot, label: str, counted: LoaderStatistics)
         eta_s = (counted.length - done) / snapshot.batches_per_s if snapshot.batches_per_s else None
         if eta_s is not None and eta_s > _MAX_ETA_S:
             eta_s = None
-    return replace(snapshot, loader=label, epoch=epoch, batch=done, length=counted.length, eta_s=eta_s)
+    return replace(snapshot, epoch=epoch, batch=done, length=counted.length, eta_s=eta_s)
