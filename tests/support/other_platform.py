@@ -113,7 +113,7 @@ def main() -> None:
     batches = iter(loader)
     found["iterator"] = type(batches).__module__
     found["workers"] = [batch[0].tolist() for batch in batches]
-    found["reason"] = loader.statistics().workers_reason
+    found["reason"] = loader.statistics().fallback_reason
     found["refused"] = {
         name: refusal(**{name: value})
         for name, value in {"seed": 3, "errors": "skip", "device": "sim", "keep_batch_size": True}.items()

@@ -1,9 +1,14 @@
-"""DataLoader: torch's signature; a thin face over a LoaderConfig and a LoaderRuntime."""
+"""DataLoader: torch's signature; a thin face over a LoaderConfig and a LoaderRuntime.
+
+It has torch's methods and no state: scripts and frameworks look for `state_dict` or `set_epoch` and save or call what
+they find, so under `penstock run` a loader must not have more than torch's. `penstock.DataLoader` (stateful_loader.py)
+adds them.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from multiprocessing.context import BaseContext
 from typing import Any, Literal, TypeVar
@@ -11,22 +16,20 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch.distributed import ProcessGroup
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
+from torch.utils.data import Dataset, MapDataPipe, Sampler
 
-from penstock.core.errors import StateError
 from penstock.core.host import usable_cores
 from penstock.core.interrupts import uninterrupted_finalizer
 from penstock.core.stats import LoaderStatistics
 from penstock.device import Device
 from penstock.loader.config import LoaderConfig, WorkerType, auto_workers, check_can_distribute
+from penstock.loader.fallback import why_torch_iterator
 from penstock.loader.iterator import LoaderIterator
 from penstock.loader.runtime import LoaderRuntime
 from penstock.loader.sampling.orders import order_for
 from penstock.loader.sampling.own_sampler import own_sampler, reads_chunks
 from penstock.loader.sampling.sharding import Uneven
 from penstock.loader.scheduling.autoscale import AutoscalePolicy
-from penstock.loader.state_dict import load_state_dict, state_dict_of
-from penstock.loader.torch_fallback import REASON, check_torch_can, needs_torch
 from penstock.loader.workers.worker_spec import ErrorPolicy
 
 T_co = TypeVar("T_co", covariant=True)
@@ -217,70 +220,19 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process: rings, counters, a persistent iterator."""
-        return {**self.__dict__, "_penstock_runtime": self._penstock_runtime.carried(), "_iterator": None}
+        runtime = self.__dict__.get("_penstock_runtime")
+        if runtime is None:  # a subclass with a constructor of its own, such as torchdata's
+            return self.__dict__
+        return {**self.__dict__, "_penstock_runtime": runtime.carried(), "_iterator": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._start_runtime(**state["_penstock_runtime"])
+        if "_penstock_runtime" in state:
+            self._start_runtime(**state["_penstock_runtime"])
 
     def statistics(self) -> LoaderStatistics:
         """Return what has been counted so far: times by stage, stalls, slots, crashes, skipped samples."""
         return self._penstock_runtime.statistics()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position of the loop: which samples of this epoch have been handed out.
-
-        The state is small, whatever the position, and describes the pass that was begun last. Take it between two
-        batches; a batch that raised counts as not handed out until a later one is. Save one for each rank (or rank
-        0's only, for map-style datasets with `in_order=True`, where all ranks take as many batches).
-
-        A dataset, sampler or iterator with `state_dict` and `load_state_dict` is asked for its own state, too.
-
-        Raises:
-            StateError: the dataset is a legacy DataPipe, or keeps a state that several threads change.
-
-        >>> import torch
-        >>> loader = DataLoader(torch.arange(6), batch_size=2, num_workers=2)
-        >>> batches = iter(loader)
-        >>> next(batches)
-        tensor([0, 1])
-        >>> state = loader.state_dict()
-        >>> other = DataLoader(torch.arange(6), batch_size=2)
-        >>> other.load_state_dict(state)
-        >>> list(other)
-        [tensor([2, 3]), tensor([4, 5])]
-        """
-        self._check_has_state()
-        return state_dict_of(config_of(self), runtime_of(self))
-
-    def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
-        """Make the next pass resume where a state was taken, with exactly the samples not handed out by then.
-
-        The number of workers, the worker type, the batch size and the number of ranks may differ, unless a map-style
-        dataset keeps a state of its own. No sample is made again, except for iterable datasets that keep no state:
-        those are run through from the beginning. Workers that persist are replaced.
-
-        Args:
-            state: what `state_dict` returned; of all ranks, where one rank's is not enough. {} changes nothing.
-
-        Raises:
-            StateError: the state belongs to another dataset or sampler, has another format, or the states of other
-                ranks, or as many workers, are needed.
-        """
-        if needs_torch(config_of(self)):
-            self._check_has_state()
-        load_state_dict(config_of(self), runtime_of(self), state)
-        self._iterator = None  # persistent workers have random states and datasets of another position
-
-    def _check_has_state(self) -> None:
-        if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
-            raise StateError("legacy DataPipes have no state here; use an IterableDataset, or `penstock.open`")
-        if needs_torch(config_of(self)):
-            raise StateError(f"this loop has no state: {REASON}; use num_workers=0 or worker_type='thread'")
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next pass that of `epoch`; without this call they are counted from 0."""
-        self._penstock_runtime.next_epoch = epoch
 
     def check_worker_number_rationality(self) -> None:
         """Warn, as torch's loader does, of more workers than this machine has cores; a cluster has more."""
@@ -289,11 +241,9 @@ class DataLoader(TorchDataLoader[T_co]):
             super().check_worker_number_rationality()
 
     def _get_iterator(self) -> Any:
-        if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
-            return super()._get_iterator()  # legacy DataPipes shard and shuffle through torch's own iterator
-        if needs_torch(config_of(self)):
-            check_torch_can(config_of(self))
-            self._penstock_runtime.counters.workers_reason = REASON
+        reason = why_torch_iterator(config_of(self))
+        if reason:
+            runtime_of(self).counters.fallback_reason = reason
             return super()._get_iterator()
         if self.num_workers > 0:
             self.check_worker_number_rationality()
@@ -310,9 +260,22 @@ def runtime_of(loader: DataLoader[Any]) -> LoaderRuntime:
     return loader._penstock_runtime
 
 
+def find_runtime(loader: object) -> LoaderRuntime | None:
+    """Return a loader's runtime; None for what is no loader of penstock's, or has a constructor of its own."""
+    found: LoaderRuntime | None = getattr(loader, "_penstock_runtime", None)
+    return found
+
+
 def worker_type_of(loader: TorchDataLoader[Any]) -> WorkerType:
     """Return what a loader's workers are; torch's own always has processes."""
     return config_of(loader).worker_type if isinstance(loader, DataLoader) else "process"
+
+
+def can_autoscale(loader: object) -> bool:
+    """Return whether penstock's iterator runs for this loader, so that its number of workers may change."""
+    if not isinstance(loader, DataLoader) or type(loader)._get_iterator is not DataLoader._get_iterator:
+        return False
+    return not why_torch_iterator(config_of(loader))
 
 
 def enable_autoscaling(loader: DataLoader[Any]) -> None:

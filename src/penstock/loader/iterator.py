@@ -35,6 +35,7 @@ class LoaderIterator:
         self._alarm = start_failure_alarm(config.rank, config.world_size) if config.is_distributed else None
         self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
         self._began_ns = time.perf_counter_ns()
+        self._counters.begun_ns = self._counters.begun_ns or self._began_ns
         self._returned_ns = 0
         self._yielded = 0
         self.is_over = False
