@@ -113,7 +113,7 @@ class LoaderStatistics:
     """Why torch's own iterator runs this loader; empty where penstock's does."""
 
     dispatch: str = ""
-    """How tasks are dispatched: 'demand' or 'round_robin', 'stream' (iterable datasets), 'probing' (not yet known)."""
+    """How tasks are dispatched: 'demand' or 'round_robin', or 'stream' (iterable datasets)."""
 
     dispatch_reason: str = ""
     """The reason for it, as text."""

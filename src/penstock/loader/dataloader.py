@@ -69,22 +69,29 @@ class DataLoader(TorchDataLoader[T_co]):
         dataset: and all that follow up to `in_order`: as in torch's DataLoader.
         num_workers: also "auto": the number of workers changes while the loop runs, until the step does not wait. It
             is at most one for each core that this process may use (by affinity and cgroup quota) and at most 16, and
-            none where making a batch takes less time than fetching it. Where samples can depend on their worker (see
-            `dispatch`), the number changes only between epochs, and the batches depend on it; for an iterable
-            dataset it is one fewer than the cores, at most 8. `statistics().workers_reason` gives the reason.
+            none where making a batch takes less time than fetching it. Where samples may depend on their worker, which
+            is everywhere but on demand (see `dispatch`), the number changes only between epochs, and the batches of an
+            epoch are torch's for its number; for an iterable dataset it is one fewer than the cores, at most 8.
+            `statistics().workers_reason` gives the reason.
             (least, most), for worker_type="ray" only: the same, between these bounds.
         worker_type: "process"; "thread" for datasets that release the GIL (`worker_init_fn` is called once in each
             thread, and changes no random state: threads share those of the process); or "ray": actors on the machines
             of the Ray cluster to which this machine belongs ("ray://host:port": the cluster behind that client server).
-        dispatch: "auto" (torch's assignment of batches to workers where samples can depend on their worker, because
-            they draw from its random state, read `get_worker_info()` or follow a `worker_init_fn`; else "demand"),
-            "demand" (a free worker takes the next task; several workers fill a large batch together), or
-            "round_robin" (torch's assignment always).
+        dispatch: which worker makes which batch. "round_robin": as in torch, batch k is made by worker k mod n, so that
+            a dataset that keeps a state (a generator, a counter, a cache) gives the same samples. "demand": a free
+            worker takes the next batch, and several workers fill a large one together. That is faster where samples
+            are uneven or batches dear, and lets num_workers="auto" follow the loop at once; but samples that depend on
+            what their worker has made before, or on which worker it is, then differ from run to run. "auto": on
+            demand only if it is proven that no sample does (dataset and collate_fn are torch's or penstock's and hold
+            plain data; see `penstock.loader.scheduling.purity`) or the program says so by `seed=`; else round_robin.
+            `statistics().dispatch_reason` gives the reason. Threads share one dataset, and always work on demand.
         errors: what to do with a sample that raises: "raise", "skip" (leave it out and count it), or a callable
             `(exception, index) -> sample` whose result replaces it (`penstock.SKIP` leaves it out).
         keep_batch_size: with `errors`, fill up a batch that lost samples by repeating its first good ones.
         max_worker_crashes: how many worker processes may crash on one sample; then the sample is quarantined: it
-            raises WorkerKilledError, or is left out with errors="skip".
+            raises WorkerKilledError, or is left out with errors="skip". Until then a successor makes the lost batches
+            again. It begins as its predecessor began, with the dataset and random states of then; unless batches are
+            made on demand, a RuntimeWarning says so. (Streams are read again up to their position.)
         ring_bytes: the most bytes of slots for batches under way and held by the program, as in "2GiB" or 2 << 30; by
             default a quarter of the available memory.
         pin_memory: as in torch's, on pinned slots: a batch is not copied to be pinned, and its slot is not reused
@@ -95,7 +102,8 @@ class DataLoader(TorchDataLoader[T_co]):
         device_bytes: with `device`, the most device memory for batches that are copied ahead, as in "512MiB".
         seed: makes everything random depend on the seed, the epoch and the sample's index only, whatever the workers:
             the order (with `shuffle=True`), `penstock.sample_rng()`, and torch's, Python's and NumPy's random states
-            for each sample (not with threads, which share these states). See `penstock.sample_seed`.
+            for each sample (not with threads, which share these states). See `penstock.sample_seed`. A generator of
+            the dataset's own is not seeded: with one, give dispatch="round_robin", or draw from `sample_rng()`.
         distributed: share out the samples over the ranks of torchrun or of `torch.distributed` (or of a given process
             group), as torch's DistributedSampler does, and count epochs without `set_epoch`.
         uneven: with `distributed`, what to do if the samples cannot be shared out evenly: "pad" (repeat the first
@@ -281,8 +289,8 @@ def can_autoscale(loader: object) -> bool:
 def enable_autoscaling(loader: DataLoader[Any]) -> None:
     """Let the number of workers change while the loop runs, as num_workers="auto" does; before the first epoch.
 
-    Where samples can depend on their worker, batches stay those of the loader's own number. An iterable dataset keeps
-    its number, because it shares out its samples by it. Without a second core nothing changes.
+    Where samples may depend on their worker, it changes only between epochs, and begins with the loader's own. An
+    iterable dataset keeps its number, because it shares out its samples by it. Without a second core nothing changes.
     """
     config, runtime = config_of(loader), runtime_of(loader)
     if config.is_iterable:

@@ -105,10 +105,12 @@ class Ring:
     def acquire(self, wanted: int = 4, *, grow: bool = True) -> Slot | None:
         """Take a free slot for filling, adding slots when there is none; None when the budget is used up.
 
-        `wanted` is how many slots the caller expects to have in use; without `grow`, None once so many are.
+        `wanted` is how many slots the caller expects to have in use; without `grow`, None once so many are, beside
+        those whose batches the user holds.
         """
         self._take_returned()
-        if not grow and sum(slot.state is not SlotState.FREE for slot in self._all_slots()) >= wanted:
+        elsewhere = SlotState.FREE, SlotState.HELD
+        if not grow and sum(slot.state not in elsewhere for slot in self._all_slots()) >= wanted:
             return None
         if not (self._can_fill_free() or self._grow(wanted) or (grow and self._await_copies())):
             return None

@@ -52,7 +52,6 @@ class ProcessPool:
         context: how they are started.
         base_seed: worker k's random states begin with base_seed + k, as torch's.
         init_fn: called in each worker with its number.
-        detect_dependence: whether to detect samples that depend on their worker.
         named: whether shared segments need names, because the system refuses memfds.
         cores: where the workers run, or None for anywhere.
 
@@ -71,7 +70,6 @@ class ProcessPool:
         context: BaseContext,
         base_seed: int,
         init_fn: Callable[[int], Any] | None,
-        detect_dependence: bool,
         named: bool,
         cores: frozenset[int] | None = None,
     ) -> None:
@@ -84,7 +82,6 @@ class ProcessPool:
             base_seed=base_seed,
             init_fn=init_fn,
             named=named,
-            detect_dependence=detect_dependence,
             cores=cores,
         )
         self._segments: dict[int, SharedSegment] = {}
@@ -163,10 +160,6 @@ class ProcessPool:
         """Return whether a worker has opened its dataset and takes tasks."""
         return self._control.claimed(worker) is not None or self._control.row(worker) > 0
 
-    def assignable(self) -> int:
-        """Return how many workers there are: a task may be meant for any of them."""
-        return self.size
-
     def outstanding(self) -> int:
         """Return how many tasks were submitted and have not been collected."""
         return len(self._outstanding)
@@ -236,10 +229,6 @@ class ProcessPool:
             self._flush_queue()
         else:
             self._post(task.worker, b"W" + message, None)
-
-    def rewind(self, worker: int) -> None:
-        """Restore a worker's random states to what they were before its first task."""
-        self._post(worker, b"R", None)
 
     def _post(self, worker: int, message: bytes, segment: SharedSegment | None) -> None:
         self._outboxes[worker].append((message, segment))
@@ -343,9 +332,13 @@ class ProcessPool:
             reclaimed.append(message[0])
         self._waiting.extendleft(reversed(reclaimed))
 
-    def cancel(self, shards: Sequence[StreamShard]) -> list[Task]:
-        """Cancel all tasks and begin a new epoch with these shards; return the tasks that no worker had taken."""
-        self._control.cells[0] += 1
+    def cancel(self, shards: Sequence[StreamShard], *, finish: bool) -> list[Task]:
+        """Cancel all tasks and begin a new epoch with these shards; return the tasks that no worker had taken.
+
+        With `finish`, tasks for one worker only are made before that worker begins the new epoch.
+        """
+        if not finish:
+            self._control.cells[0] += 1
         with self._control.lock():
             self._reclaim_queue()
         untaken = [self._outstanding.pop(messages.task_seq(message)) for message in self._waiting]

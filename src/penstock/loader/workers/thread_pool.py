@@ -102,10 +102,6 @@ class ThreadPool:
         """Return True: threads start at once."""
         return True
 
-    def assignable(self) -> int:
-        """Return how many workers there are: a task may be meant for any of them."""
-        return self.size
-
     def outstanding(self) -> int:
         """Return how many tasks were submitted and have not been collected."""
         return len(self._outstanding)
@@ -117,9 +113,6 @@ class ThreadPool:
         """Queue a task; never blocks."""
         self._outstanding[task.seq] = task
         self._queue.put(task)
-
-    def rewind(self, worker: int) -> None:
-        """Do nothing: threads share the process's random states."""
 
     def replace(self, worker: int, shards: Sequence[StreamShard]) -> None:
         """Do nothing: a thread does not die alone."""
@@ -141,8 +134,8 @@ class ThreadPool:
             result.task = self._outstanding.pop(result.seq)
         return [*results]
 
-    def cancel(self, shards: Sequence[StreamShard] = ()) -> list[Task]:
-        """Cancel all tasks and begin a new epoch; return the tasks that no thread had taken."""
+    def cancel(self, shards: Sequence[StreamShard] = (), *, finish: bool = False) -> list[Task]:
+        """Cancel all tasks and begin a new epoch; return the tasks that no thread had taken. None is finished."""
         self._epoch = self._epoch[0] + 1, dict(enumerate(shards))
         untaken = []
         retirements = 0
