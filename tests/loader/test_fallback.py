@@ -50,7 +50,7 @@ def test_what_torchs_iterator_cannot_do_is_refused_with_the_reason() -> None:
     with pytest.raises(StateError, match=reason):
         loader().state_dict()
     for arguments, name in (({"errors": "skip"}, "errors"), ({"seed": 3}, "seed")):
-        with pytest.raises(OptionError, match=f"{name}= needs penstock's iterator.*{reason}"):
+        with pytest.raises(OptionError, match=f"{name}= cannot be had with torch.s iterator.*{reason}"):
             iter(loader(**arguments))
 
 

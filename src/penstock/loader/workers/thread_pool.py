@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 from torch._utils import ExceptionWrapper
-from torch.utils.data._utils.worker import WorkerInfo
 
 from penstock.core.units import round_up
 from penstock.loader.transport import codec
@@ -24,8 +23,7 @@ from penstock.loader.transport.arena import Arena, ArenaFullError
 from penstock.loader.transport.shared_segment import PAGE, PrivateSegment, SharedSegment
 from penstock.loader.workers.fetch_result import NothingLeftError
 from penstock.loader.workers.pool import PoolSnapshot, Task, TaskResult, WorkerCrash
-from penstock.loader.workers.stream_shard import StreamShard, StreamShards
-from penstock.loader.workers.worker_dependence import install_info
+from penstock.loader.workers.stream_shard import StreamShard, StreamShards, install_info
 from penstock.loader.workers.worker_random_states import keep_states
 from penstock.loader.workers.worker_spec import WorkerSpec
 
@@ -203,16 +201,17 @@ class ThreadPool:
             del task, result
 
     def _set_up(self, worker: int, init_fn: Callable[[int], Any]) -> None:
-        seed, dataset = self._base_seed + worker, self._worker_spec.dataset
-        info: Any = WorkerInfo(id=worker, num_workers=self.size, seed=seed, dataset=dataset)
+        def install(workers: int) -> None:
+            install_info(StreamShard(number=worker, of=workers), self._worker_spec, self._base_seed)
+
         try:
             with keep_states():
-                install_info(info)
+                install(self.size)
                 init_fn(worker)
         except Exception:
             self._failure = self._failure or _wrap_exception(worker)
         finally:
-            install_info(None)
+            install(0)
 
     def _begin_epoch(self, shards: StreamShards | None, epoch_shards: dict[int, StreamShard]) -> StreamShards:
         if shards is None:
