@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from sample_sets import Augmented, Aware, Bulk, Nested, Numbered, Stream
 from torch.utils.data import (
     ConcatDataset,
+    Sampler,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
@@ -250,3 +252,19 @@ def test_a_loader_can_be_pickled() -> None:
     loader = DataLoader(Numbered(8), batch_size=4)
     list(loader)
     assert same(list(pickle.loads(pickle.dumps(loader))), list(loader))
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (1, True)])
+def test_a_batch_sampler_that_draws_when_its_iterator_is_made_gives_torchs_batches(
+    workers: int, persistent: bool
+) -> None:
+    class Eager(Sampler[list[int]]):
+        def __iter__(self) -> Iterator[list[int]]:
+            return iter([batch.tolist() for batch in torch.randperm(8).split(2)])
+
+    def epochs(kind: Any) -> list[Any]:
+        torch.manual_seed(0)
+        loader = kind(range(8), batch_sampler=Eager(), num_workers=workers, persistent_workers=persistent)
+        return [[batch.tolist() for batch in loader] for _ in range(2)]
+
+    assert epochs(DataLoader) == epochs(TorchDataLoader)

@@ -109,6 +109,9 @@ class LoaderStatistics:
     workers_reason: str = ""
     """With num_workers="auto", the reason for their number."""
 
+    fallback_reason: str = ""
+    """Why torch's own iterator runs this loader; empty where penstock's does."""
+
     dispatch: str = ""
     """How tasks are dispatched: 'demand' or 'round_robin', or 'stream' (iterable datasets)."""
 

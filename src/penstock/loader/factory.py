@@ -28,7 +28,6 @@ from penstock.loader.to_device.prefetch import Prefetcher
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.shared_segment import PrivateSegment, SharedSegment, create, memfd_works
 from penstock.loader.workers.pool import Pool
-from penstock.loader.workers.process_pool import ProcessPool
 from penstock.loader.workers.ray.cluster import Cluster
 from penstock.loader.workers.ray.ray_pool import RayPool
 from penstock.loader.workers.thread_pool import ThreadPool
@@ -157,7 +156,7 @@ def _pool(
     """Return workers, not started yet."""
     worker_spec = config.worker_spec()
     if config.worker_type == "thread":
-        return ThreadPool(worker_spec, workers)
+        return ThreadPool(worker_spec, workers, base_seed=base_seed, init_fn=config.worker_init_fn)
     announced = workers if mode == "round_robin" else config.num_workers
     if config.worker_type == "ray":
         runtime.resources.join_cluster(config.cluster_address)
@@ -170,6 +169,8 @@ def _pool(
             init_fn=config.worker_init_fn,
         )
     most = workers if runtime.autoscale is None else runtime.autoscale.most
+    from penstock.loader.workers.process_pool import ProcessPool  # imports what only some systems have
+
     return ProcessPool(
         worker_spec,
         workers,
@@ -185,7 +186,11 @@ def _pool(
 
 def _dispatch(config: LoaderConfig, runtime: LoaderRuntime, mode: Mode, reason: str, workers: int) -> Dispatch:
     """Return which worker gets which batch. Each iterator has its own: several of one loader may run."""
-    assert config.prefetch_factor is not None
+    if config.prefetch_factor is None or config.prefetch_factor <= 0:
+        raise AssertionError(
+            f"prefetch_factor must be greater than 0 where there are workers, not {config.prefetch_factor}; "
+            "leave it out for 2 batches per worker"
+        )
     runtime.dispatch = Dispatch(
         mode,
         reason,
@@ -204,6 +209,8 @@ def _dispatch_mode(config: LoaderConfig) -> tuple[Mode, str]:
     """Return how work is given out, and why: on demand only by the user's word, or with a proof."""
     if config.is_iterable:
         return "stream", "an iterable dataset has its own samples in each worker"
+    if config.has_shards:
+        return "stream", "the dataset keeps a state in each worker"
     if config.worker_type == "thread":
         return "demand", "threads share one dataset and one random state"
     if config.dispatch != "auto":

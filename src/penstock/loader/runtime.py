@@ -104,6 +104,8 @@ class LoaderRuntime:
     """Whether copying ahead to the device pays in this loop."""
     fingerprint: DatasetFingerprint | None = None
     """Of dataset and sampler before the first pass, which may change them."""
+    owner: dict[str, Any] | None = None
+    """What states say of dataset and sampler; None until one is taken in this pass."""
     next_epoch: int = 0
     epoch: EpochState | None = None
     """The pass that was begun last."""

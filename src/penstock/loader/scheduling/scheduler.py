@@ -17,6 +17,7 @@ from typing import Any
 
 from penstock.core.errors import WorkerError, WorkerTimeoutError
 from penstock.core.events import Recorder
+from penstock.core.interrupts import uninterrupted_finalizer
 from penstock.loader.counters import Counters
 from penstock.loader.loop_snapshot import LoopSnapshot
 from penstock.loader.sampling.stream_cursor import Consumed
@@ -324,8 +325,7 @@ class Scheduler:
         self._counters.skip(result.skipped)
         batch.tasks_left -= 1
         if self._shards and not result.ended:
-            size = len(task.indices) if self._worker_spec.auto_collation else 1
-            self._shards[task.shard] = self._shards[task.shard].after(size, result.state)
+            self._shards[task.shard] = self._shards[task.shard].after(self._stream_batch(task), result.state)
         batch.add_result(result, task.rows.start if task.rows is not None else 0, self._ring)
         if batch.has_ended:
             self._dispatch.active[task.shard] = False
@@ -335,6 +335,12 @@ class Scheduler:
                 self._make_whole(batch)
             else:
                 self._settle(batch)
+
+    def _stream_batch(self, task: Task) -> int | None:
+        """Return the size of a batch of an iterable dataset; None for a map-style one."""
+        if not self._worker_spec.iterable:
+            return None
+        return len(task.indices) if self._worker_spec.auto_collation else 1
 
     def _make_whole(self, batch: Batch) -> None:
         """Have one worker make a batch whose samples differ in shape, and split no more batches."""
@@ -365,7 +371,7 @@ class Scheduler:
         try:
             if at_fault is None and not crash.is_machine_failure:
                 self._crashes.count_startup_crash(crash)
-            elif at_fault is not None and self._dispatch.mode == "stream":
+            elif at_fault is not None and self._worker_spec.iterable:
                 self._crashes.count_stream_crash(crash, at_fault.shard, at_fault.batch)
         except WorkerError:
             self.close()
@@ -441,6 +447,7 @@ def _record(recorder: Recorder, result: TaskResult, task: Task, epoch: int) -> N
     )
 
 
+@uninterrupted_finalizer
 def _close(pool: Pool, ring: Ring) -> None:
     ring.announce = lambda number, segment: None
     pool.close()

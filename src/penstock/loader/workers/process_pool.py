@@ -22,12 +22,13 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from penstock.core.errors import WorkerStartError
+from penstock.core.interrupts import hold_interrupts
 from penstock.data.stream import Stream
 from penstock.loader.transport import channel
 from penstock.loader.transport.control_page import ControlPage
 from penstock.loader.transport.shared_segment import SharedSegment
 from penstock.loader.workers import messages, process_main
-from penstock.loader.workers.pickled_spec import PickledSpec
+from penstock.loader.workers.pickled_spec import PickledSpec, unpicklable_error
 from penstock.loader.workers.pool import PoolSnapshot, Task, TaskResult, WorkerCrash
 from penstock.loader.workers.process_ends import Descriptor, ProcessEnds, ProcessOptions
 from penstock.loader.workers.stream_shard import StreamShard, shards_of_worker
@@ -55,7 +56,7 @@ class ProcessPool:
         cores: where the workers run, or None for anywhere.
 
     Raises:
-        UnpicklableError: the spec cannot travel to the workers.
+        UnpicklableError: the spec cannot travel to the workers (`start`, too).
         TransportError: no descriptor or shared memory is left.
     """
 
@@ -121,7 +122,8 @@ class ProcessPool:
             self._context.set_forkserver_preload(["__main__", process_main.__name__])
         for worker in range(self.size):
             options = replace(self._options, shards=shards_of_worker(shards, worker, self.size))
-            self.processes.append(self._spawn(worker, options))
+            with self._uninterrupted():
+                self.processes.append(self._spawn(worker, options))
 
     def replace(self, worker: int, shards: Sequence[StreamShard]) -> None:
         """Start a successor for a dead worker, with its share of the shards as they are now."""
@@ -129,7 +131,8 @@ class ProcessPool:
         dataset = self._worker_spec.dataset
         epoch = dataset.epoch if isinstance(dataset, Stream) else None
         options = replace(self._options, shards=shards_of_worker(shards, worker, self.size), epoch=epoch)
-        self.processes[worker] = self._spawn(worker, options)
+        with self._uninterrupted():
+            self.processes[worker] = self._spawn(worker, options)
 
     def resize(self, workers: int) -> bool:
         """Start workers or retire the last ones, until there are `workers`.
@@ -148,8 +151,9 @@ class ProcessPool:
             if self.size in self._retiring:
                 return False
             self._control.forget(self.size)
-            self.processes.append(self._spawn(self.size, self._options))
-            self.size += 1
+            with self._uninterrupted():
+                self.processes.append(self._spawn(self.size, self._options))
+                self.size += 1
         return True
 
     def is_ready(self, worker: int) -> bool:
@@ -159,6 +163,10 @@ class ProcessPool:
     def outstanding(self) -> int:
         """Return how many tasks were submitted and have not been collected."""
         return len(self._outstanding)
+
+    def _uninterrupted(self) -> contextlib.AbstractContextManager[None]:
+        """Hold Ctrl-C back while a worker is forked; other start methods lose none, and may wait for a process."""
+        return hold_interrupts() if self._start_method() == "fork" else contextlib.nullcontext()
 
     def _spawn(self, worker: int, options: ProcessOptions) -> BaseProcess:
         ours, theirs = channel.pair()
@@ -176,12 +184,18 @@ class ProcessPool:
         )
         try:
             process.start()
-        except OSError as error:
+        except BaseException as error:
             ours.close()
-            raise WorkerStartError(
-                f"worker {worker} of {self.size} could not be started ({error.strerror}); lower num_workers, or raise "
-                "the limits on processes and open files (`ulimit -u`, `ulimit -n`)"
-            ) from error
+            if isinstance(error, OSError):
+                raise WorkerStartError(
+                    f"worker {worker} of {self.size} could not be started ({error.strerror}); lower num_workers, or "
+                    "raise the limits on processes and open files (`ulimit -u`, `ulimit -n`)"
+                ) from error
+            if isinstance(error, (TypeError, AttributeError, pickle.PicklingError)):  # as torch tells these
+                raise unpicklable_error(
+                    self._worker_spec, self._options.init_fn, self._start_method(), error
+                ) from error
+            raise
         finally:
             theirs.close()
         self._inboxes[worker] = ours

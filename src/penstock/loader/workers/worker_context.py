@@ -40,7 +40,7 @@ class WorkerOptions:
 
 
 class WorkerContext:
-    """One worker's dataset and its fetchers. A failure to set it up is kept, and is the result of the first task.
+    """One worker's dataset and its fetchers. A failure to set it up is kept, and is the result of every task.
 
     Args:
         options: who the worker is.
@@ -100,7 +100,13 @@ class WorkerContext:
             self._failure = self.wrap_exception()
 
     def state(self, fetcher: BatchFetcher, *, ended: bool) -> bytes:
-        """Return where a shard is, pickled; empty if its dataset keeps no state, or none that can be pickled."""
+        """Return where a shard is, pickled; empty if its dataset keeps no state, or none that can be pickled.
+
+        Raises:
+            Exception: what a map-style dataset raises that keeps a state; none of its batches can be made again.
+        """
+        if not fetcher.worker_spec.iterable:
+            return bytes(self._dumps(fetcher.samples.stream_state()))
         try:
             state = fetcher.samples.end_state() if ended else fetcher.samples.stream_state()
             return b"" if state is None else self._dumps(state)
@@ -108,8 +114,10 @@ class WorkerContext:
             return b""
 
     def take_failure(self) -> ExceptionWrapper | None:
-        """Return why the worker could not be set up, once; else None."""
-        failure, self._failure = self._failure, None
+        """Return why the worker could not be set up, each time; or why its epoch could not begin, once; else None."""
+        failure = self._failure
+        if self._shards is not None:
+            self._failure = None
         return failure
 
     def wrap_exception(self) -> ExceptionWrapper:

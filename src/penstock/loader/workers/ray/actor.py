@@ -71,7 +71,7 @@ class RayWorker:
         return Arrival(os.getpid(), self._context.get_node_id(), address, self._note.path)
 
     def open(self, options: WorkerOptions) -> None:
-        """Become the worker of `options`, and open the dataset. A failure is the result of the first task."""
+        """Become the worker of `options`, and open the dataset. A failure is the result of every task."""
         self._worker = options.worker
         self._worker_context = WorkerContext(
             replace(options, init_fn=self._init),
