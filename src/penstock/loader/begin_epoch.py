@@ -71,16 +71,16 @@ def foresee_pass(config: LoaderConfig, runtime: LoaderRuntime) -> dict[str, Any]
     """
     now = torch.get_rng_state()
     base_seed, first = None, now
-    starts_workers = config.num_workers > 0 and not (config.persistent_workers and runtime.epoch is not None)
+    is_seeded = config.persistent_workers and runtime.epoch is not None
     is_lazy = plain_batches(config.index_sampler) is not None
-    if starts_workers and not is_lazy and isinstance(runtime.order, UnknownOrder):
-        return {"base_seed": None, "start": None}  # the iterator that torch drops may draw, nobody knows how much
-    if config.generator is None and (starts_workers or config.num_workers == 0):
+    if config.num_workers > 0 and not is_seeded and not is_lazy and isinstance(runtime.order, UnknownOrder):
+        # The iterator that torch drops may draw, nobody knows how much.
+        return {"is_seeded": False, "base_seed": None, "start": None}
+    if config.generator is None and not is_seeded:
         base_seed, first = seed_drawn_from(now)
-    if config.is_iterable:
-        return {"base_seed": base_seed, "start": None}
     begin = first if is_lazy else now
-    return {"base_seed": base_seed, "start": foreseen_start(runtime.order, begin, first).as_dict()}
+    start = None if config.is_iterable else foreseen_start(runtime.order, begin, first).as_dict()
+    return {"is_seeded": is_seeded, "base_seed": base_seed, "start": start}
 
 
 def _keeps_dataset(config: LoaderConfig) -> bool:
@@ -125,7 +125,8 @@ def _draw(
     """Make the sampler's iterator and draw the seeds, in torch's order: both may use one generator."""
     if config.is_iterable:
         return None, _seeds(config, resume, number, base_seed)
-    starts_workers = config.num_workers > 0 and base_seed is None and (resume is None or not resume.has_begun)
+    is_continued = resume is not None and (resume.has_begun or _has_seeded_workers(config, resume))
+    starts_workers = config.num_workers > 0 and base_seed is None and not is_continued
     if not starts_workers:
         return _batch_cursor(config, runtime, resume), _seeds(config, resume, number, base_seed)
     if isinstance(runtime.order, UnknownOrder):
@@ -139,14 +140,19 @@ def _seeds(config: LoaderConfig, resume: Resume | None, number: int, base_seed: 
     if resume is not None and resume.has_begun:
         assert resume.base_seed is not None
         return resume.base_seed, resume.seed
-    if base_seed is None and resume is not None and resume.base_seed is None and config.persistent_workers:
-        base_seed = resume.workers_seed  # workers that persist are not seeded again
+    if base_seed is None and resume is not None and _has_seeded_workers(config, resume):
+        base_seed = resume.workers_seed
     if base_seed is None:
         # Drawn also when nothing uses it: the generator must be where torch's loader would have left it.
         base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=config.generator).item())
         if resume is not None and resume.base_seed is not None:
             base_seed = resume.base_seed
     return base_seed, derive_seed(base_seed if config.seed is None else config.seed, number)
+
+
+def _has_seeded_workers(config: LoaderConfig, resume: Resume) -> bool:
+    """Return whether these workers take the place of some that persist, and are not seeded again."""
+    return config.persistent_workers and resume.workers_seed is not None
 
 
 def _batch_cursor(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume | None) -> BatchCursor:

@@ -36,7 +36,7 @@ class Resume:
     base_seed: int | None = None
     """Of the workers' random states; None where it is to be drawn."""
     workers_seed: int | None = None
-    """That of the pass before, which workers have that persist."""
+    """That of the pass before, where its workers persist."""
     stream_epoch: int | None = None
     sampler: dict[str, Any] | None = None
     """The sampler's state before the epoch."""
@@ -104,7 +104,7 @@ def _not_begun(
         sampler=own.get("sampler"),
         ends=ends,
         base_seed=foreseen["base_seed"],
-        workers_seed=own["base_seed"],
+        workers_seed=own["base_seed"] if foreseen["is_seeded"] else None,
     )
 
 
