@@ -22,7 +22,7 @@ def run(
         [*command, sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         env=environment,
         **arguments,
     )
