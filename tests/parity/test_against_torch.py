@@ -98,15 +98,17 @@ def test_random_augmentations_of_a_long_epoch_are_torchs() -> None:
     compare(Augmented(200), batch_size=8, shuffle=True, num_workers=3)
 
 
-def test_random_augmentations_of_large_split_batches_are_torchs() -> None:
+def test_random_augmentations_of_large_batches_are_torchs() -> None:
     loader = compare(Augmented(60, (3, 64, 64)), batch_size=16, shuffle=True, num_workers=3)
     assert loader.statistics().dispatch == "round_robin"
-    assert "random" in loader.statistics().dispatch_reason or "torch" in loader.statistics().dispatch_reason
+    assert loader.statistics().dispatch_reason == "as torch assigns, because Augmented may keep a state"
 
 
-def test_samples_that_cannot_tell_their_worker_are_dispatched_on_demand() -> None:
-    loader = compare(Numbered(60, (3, 64, 64), 0.001), batch_size=16, num_workers=3)
-    assert loader.statistics().dispatch == "demand"
+def test_by_the_users_word_several_workers_fill_a_batch() -> None:
+    theirs = TorchDataLoader(Numbered(60, (3, 64, 64)), batch_size=16)
+    loader = DataLoader(Numbered(60, (3, 64, 64)), batch_size=16, num_workers=3, dispatch="demand")
+    assert same(list(loader), list(theirs))
+    assert (loader.statistics().dispatch, loader.statistics().dispatch_reason) == ("demand", "asked for")
     assert loader.statistics().split_batches > 0
 
 

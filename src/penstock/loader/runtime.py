@@ -97,7 +97,7 @@ class LoaderRuntime:
     """Of the iterator that was made last."""
     resources: LoaderResources = field(default_factory=LoaderResources)
     dispatch: Dispatch | None = None
-    """Which worker gets which batch, as far as earlier epochs have shown; None before the first."""
+    """Which worker gets which batch, of the iterator that was made last; it has learned what batches cost."""
     autoscale: AutoscalePolicy | None = None
     """What chooses the number of workers, where it may change."""
     depth_trial: DepthTrial = field(default_factory=lambda: DepthTrial(DEPTH))

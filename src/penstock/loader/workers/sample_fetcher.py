@@ -16,6 +16,9 @@ from penstock.loader.workers.sample_seed import seed_states
 from penstock.loader.workers.stateful import is_stateful
 from penstock.loader.workers.worker_spec import SKIP, WorkerSpec
 
+_LONGEST_ORIGIN = 200
+"""Characters that are shown: the indices of a batch may be many."""
+
 Tick = Callable[[int], None]
 """Called with the row before each sample is made; may raise to abandon the batch."""
 
@@ -135,8 +138,12 @@ class SampleFetcher:
         if tick is None and self._errors == "raise" and not self._seeded:
             self.begin_sample(None)
             self._unticked = indices, samples
-            for index in indices:
-                samples.append(dataset[index])  # noqa: PERF401  `current` counts them
+            try:
+                for index in indices:
+                    samples.append(dataset[index])  # noqa: PERF401  `current` counts them
+            except Exception as error:
+                add_origin(error, f"sample {indices[len(samples)]!r} of the dataset")
+                raise
             self._index = indices[-1] if indices else None
             self._unticked = None
             return samples
@@ -175,11 +182,19 @@ class SampleFetcher:
         """Apply the error policy to a sample that raised: raise, leave it out, or replace it."""
         policy = self._errors
         if policy == "raise":
+            whole = "its worker's stream" if self._shard else "the dataset"
+            add_origin(error, f"sample {index!r} of {whole}")
             raise error
         replacement = SKIP if policy == "skip" else policy(error, index)
         fetched.skipped.append((index, f"{type(error).__name__}: {error}"))
         if replacement is not SKIP:
             samples.append(replacement)
+
+
+def add_origin(error: Exception, origin: str) -> None:
+    """Add a note to what a dataset has raised, as in "sample 3 of the dataset"; type and message stay as they are."""
+    shown = origin if len(origin) <= _LONGEST_ORIGIN else f"{origin[:_LONGEST_ORIGIN]}…"
+    error.add_note(f"(penstock: raised for {shown})")
 
 
 def restore_end(dataset: Any, end: tuple[Any, Any]) -> Any:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch.utils.data import _utils
+
 from penstock.core.errors import StateError
 from penstock.loader.workers.batch_fetcher import BatchFetcher
 from penstock.loader.workers.worker_random_states import get_states, set_states
@@ -70,6 +72,15 @@ def shards_of_worker(shards: Sequence[StreamShard], worker: int, workers: int) -
     {0: 0, 2: 2}
     """
     return {position: shard for position, shard in enumerate(shards) if position % workers == worker}
+
+
+def install_info(shard: StreamShard, worker_spec: WorkerSpec, base_seed: int) -> None:
+    """Have `get_worker_info()` return what it does in the worker that begins this shard; None if there is none."""
+    info: Any = None
+    if shard.of:
+        seed = base_seed + shard.number
+        info = _utils.worker.WorkerInfo(id=shard.number, num_workers=shard.of, seed=seed, dataset=worker_spec.dataset)
+    _utils.worker._worker_info = info
 
 
 InstallInfo = Callable[[StreamShard, WorkerSpec], None]
