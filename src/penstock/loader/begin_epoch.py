@@ -73,8 +73,9 @@ def foresee_pass(config: LoaderConfig, runtime: LoaderRuntime) -> dict[str, Any]
     base_seed, first = None, now
     is_seeded = config.persistent_workers and runtime.epoch is not None
     is_lazy = plain_batches(config.index_sampler) is not None
-    if config.num_workers > 0 and not is_seeded and not is_lazy and isinstance(runtime.order, UnknownOrder):
-        # The iterator that torch drops may draw, nobody knows how much.
+    is_made_twice = config.num_workers > 0 and not is_seeded and isinstance(runtime.order, UnknownOrder)
+    if is_made_twice and not is_lazy and runtime.order.foresee(now, now) is not None:
+        # The iterator that torch drops may draw from the same random state, nobody knows how much.
         return {"is_seeded": False, "base_seed": None, "start": None}
     if config.generator is None and not is_seeded:
         base_seed, first = seed_drawn_from(now)
