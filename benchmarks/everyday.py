@@ -1,11 +1,11 @@
 """Everyday loops beside torch's DataLoader: `python -m benchmarks.everyday [--quick] [--json FILE] [--cases ...]`.
 
 Each loop of `benchmarks/everyday_loops.py` runs with the same dataset and arguments in both loaders, without workers
-and with 1, 2 and 4 of them (no more than there are cores). One comparison has a fresh process, in which both loaders are
-open at once. After a warm-up epoch of each, every round runs some epochs of each loader, in an order that is reversed
-from round to round. The loop does nothing with a batch. Wall time and CPU time (of the process and of all its workers)
-give samples per second and per CPU second. A ratio is penstock's figure divided by torch's of the same round: above 1,
-penstock is faster.
+and with 1, 2 and 4 of them (no more than there are cores). One comparison has a fresh process, in which both loaders
+are open at once. After a warm-up epoch of each, every round runs some epochs of each loader, in an order that is
+reversed from round to round. The loop does nothing with a batch. Wall time and CPU time (of the process and of all its
+workers) give samples per second and per CPU second. A ratio is penstock's figure divided by torch's of the same round:
+above 1, penstock is faster.
 """
 
 from __future__ import annotations

@@ -20,7 +20,14 @@ from penstock.loader.transport.codec import INLINE_NBYTES
 _TORCH_STACK = default_collate_fn_map[torch.Tensor]
 _TORCH_ARRAYS = default_collate_fn_map[np.ndarray]
 
+_TORCH_MAP = dict(default_collate_fn_map)
+
 PLAIN_ARRAYS = (np.ndarray, np.memmap)
+
+
+def collates_as_torch() -> bool:
+    """Return whether `default_collate` is torch's own in all it does: a program may put functions into its map."""
+    return default_collate_fn_map == _TORCH_MAP
 
 
 def collate_samples(samples: Sequence[Any], arena: Arena | None) -> Any:

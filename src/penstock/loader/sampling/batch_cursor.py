@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import StateError
+from penstock.loader.sampling.index_tensors import index_tensors
 from penstock.loader.sampling.orders import Order, OrderState, plain_batches
 from penstock.loader.sampling.sharding import Share, numbers
 
@@ -97,6 +98,7 @@ class BatchCursor(Iterator[Any]):
         self._in_order = in_order
         self._cut = plain_batches(sampler)
         self._makes_batches = self._cut is not None
+        self._draws_tensors = False
         self._out: dict[int, Any] = {}
         """Batches drawn and not handed out, by number."""
         self._number = 0
@@ -113,6 +115,14 @@ class BatchCursor(Iterator[Any]):
         self._drawn += self._count(batch)
         self._order.note_drawn(self._place(self._drawn))
         return batch
+
+    def draw_tensors(self) -> bool:
+        """Have the batches that torch's own samplers draw come as tensors; return whether no others are tensors.
+
+        Called before the first batch.
+        """
+        self._draws_tensors = self._makes_batches and self._start.order_state is None
+        return self._draws_tensors
 
     def consume(self, numbers: Iterable[int]) -> None:
         """Record that batches with these numbers have been handed out (or had nothing to hand out)."""
@@ -167,7 +177,10 @@ class BatchCursor(Iterator[Any]):
     def _noted_batches(self, sampler: Any) -> Iterator[Any]:
         indices = self._order.begin()
         self._order.note_state()
-        yield from iter(sampler) if indices is None else self._batched(indices)
+        if indices is not None:
+            yield from self._batched(indices)
+        else:
+            yield from index_tensors(sampler) if self._draws_tensors else iter(sampler)
 
     def _resumed(self, order_state: OrderState) -> Iterator[Any]:
         start, share = self._start, self._order.share

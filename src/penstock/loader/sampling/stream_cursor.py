@@ -7,14 +7,13 @@ A dataset that keeps no state is run through again from its beginning.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from penstock.loader.workers.stream_shard import StreamShard
 
 
-@dataclass(frozen=True, slots=True)
-class Consumed:
+class Consumed(NamedTuple):
     """What handing out one batch consumes: its number, and the shard that it came from."""
 
     number: int

@@ -110,7 +110,7 @@ class BatchFetcher:
         if tick is not None:
             tick(0)
         began = time.perf_counter_ns()
-        self._samples.begin_sample(f"batch of {indices[0]}" if indices else None)
+        self._samples.begin_bulk(indices)
         try:
             samples = self._worker_spec.dataset.__getitems__(indices)
         except Exception:

@@ -213,6 +213,11 @@ class SampleFetcher:
         if self._seeded:
             seed_states()
 
+    def begin_bulk(self, indices: Any) -> None:
+        """Note that the dataset is asked for all samples of a batch at once from now on."""
+        is_known = isinstance(indices, (list, tuple)) and len(indices) > 0
+        self.begin_sample(f"batch of {indices[0]}" if is_known else None)
+
     def begin_collate(self) -> None:
         """Note that the samples are being collated from now on; that has randomness of its own."""
         self._is_collating, self._unticked = True, None
