@@ -66,7 +66,7 @@ class Gather:
             if not self._rows.is_current():
                 raise CannotGatherError
             columns = self._rows.take(indices)
-        except (IndexError, TypeError, ValueError, RuntimeError) as error:
+        except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
             raise CannotGatherError from error
         return columns[0] if self._rows.is_single else columns
 
@@ -183,19 +183,19 @@ class _Concat:
         self._dataset = dataset
         self._datasets = list(dataset.datasets)
         self._children = children
-        self._ends = torch.tensor(dataset.cumulative_sizes)
+        self._ends = np.array(dataset.cumulative_sizes)
         self._starts = [0, *dataset.cumulative_sizes]
 
     def take(self, indices: torch.Tensor) -> list[torch.Tensor]:
-        which = torch.bucketize(indices, self._ends, right=True)
-        order = which.argsort()
-        numbers, counts = which[order].unique_consecutive(return_counts=True)
-        parts = [
-            self._children[number].take(part - self._starts[number])
-            for number, part in zip(numbers.tolist(), indices[order].split(counts.tolist()), strict=True)
-        ]
-        columns = map(torch.cat, zip(*parts, strict=True))
-        return [torch.empty_like(column).index_copy_(0, order, column) for column in columns]
+        numbers = indices.numpy()
+        which = self._ends.searchsorted(numbers, "right")
+        columns = [torch.empty(len(numbers), *size, dtype=dtype) for dtype, *size in self.layout()]
+        for number in set(which.tolist()):
+            places = np.flatnonzero(which == number)
+            inner = torch.from_numpy(numbers[places] - self._starts[number])
+            for column, part in zip(columns, self._children[number].take(inner), strict=True):
+                column.index_copy_(0, torch.from_numpy(places), part)
+        return columns
 
     def layout(self) -> list[tuple[Any, ...]]:
         return self._children[0].layout()
@@ -250,7 +250,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _index_tensor(indices: Any) -> torch.Tensor:
     if not set(map(type, indices)) <= {int}:  # True, say, is no number when it is an index
         raise CannotGatherError
-    return torch.tensor(indices, dtype=torch.int64)
+    return torch.from_numpy(np.fromiter(indices, np.int64, len(indices)))
 
 
 # ── the proof ───────────────────────────────────────────────────────────────────────────────────────────────

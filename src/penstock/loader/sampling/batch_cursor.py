@@ -130,7 +130,7 @@ class BatchCursor(Iterator[Any]):
             self._out.pop(number, None)
             self._used = max(self._used, number + 1)
         if self._used % _TIDY_EVERY == 0:
-            self.state()  # the order forgets what lies before it
+            self._order.forget(self._place(self._taken()))
 
     @property
     def has_drawn(self) -> bool:
@@ -139,9 +139,8 @@ class BatchCursor(Iterator[Any]):
 
     def state(self) -> CursorState:
         """Return how much has been taken until now."""
-        ahead = sum(self._count(batch) for number, batch in self._out.items() if number >= self._used)
         pending = [batch for number, batch in sorted(self._out.items()) if number < self._used]
-        taken = self._drawn - ahead
+        taken = self._taken()
         start, share = self._start, self._order.share
         if self.has_drawn and (start.order_state is None or "at" in start.order_state):
             start = replace(start, order_state=self._order.capture(self._place(taken)))
@@ -157,6 +156,10 @@ class BatchCursor(Iterator[Any]):
         )
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _taken(self) -> int:
+        """Return how many indices have been drawn up to the last batch that was handed out."""
+        return self._drawn - sum(self._count(batch) for number, batch in self._out.items() if number >= self._used)
 
     def _place(self, taken: int) -> int:
         """Return how many indices have been drawn of the order itself when `taken` of this pass are."""

@@ -63,6 +63,10 @@ class Order(Protocol):
         """Return what `replay` needs when `taken` indices have been handed out."""
         ...
 
+    def forget(self, taken: int) -> None:
+        """Forget what only a state with fewer indices than `taken` would need; called after every few batches."""
+        ...
+
     def replay(self, state: OrderState, position: int) -> Iterable[Any]:
         """Return the indices of the same epoch from `position` on."""
         ...
@@ -100,6 +104,9 @@ class SequentialOrder:
     def capture(self, taken: int) -> OrderState:
         """Return nothing."""
         return {}
+
+    def forget(self, taken: int) -> None:
+        """There is nothing to forget."""
 
     def replay(self, state: OrderState, position: int) -> Iterable[int]:
         """Return the indices from `position` on."""
@@ -301,10 +308,14 @@ class UnknownOrder:
         """Return the last state from which nothing is missing and when it was taken; or else what was noted."""
         if not self._states:
             return self._noted
-        while len(self._states) > 1 and self._states[1][0] <= taken:
-            self._states.popleft()
+        self.forget(taken)
         at, state = self._states[0]
         return {**state, "at": at}
+
+    def forget(self, taken: int) -> None:
+        """Forget the states before the last one from which nothing is missing."""
+        while len(self._states) > 1 and self._states[1][0] <= taken:
+            self._states.popleft()
 
     def replay(self, state: OrderState, position: int) -> Iterator[Any]:
         """Return what comes from `position` on."""

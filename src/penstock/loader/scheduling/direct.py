@@ -21,7 +21,7 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate
 
 from penstock.loader.batch_writer import array_nbytes
-from penstock.loader.collate import collate_map
+from penstock.loader.collate import fast_map
 from penstock.loader.in_memory import CannotGatherError, gather_of
 from penstock.loader.sampling.batch_cursor import BatchCursor
 from penstock.loader.sampling.stream_cursor import Consumed
@@ -107,7 +107,7 @@ class DirectScheduler(InlineScheduler):
         self._samples.epoch_seed = self._epoch_seed
         self._getitems = getattr(spec.dataset, "__getitems__", None)
         self._is_default = spec.auto_collation and spec.collate_fn is default_collate
-        self._collate = partial(collate, collate_fn_map=collate_map(None)) if self._is_default else spec.collate_fn
+        self._collate = partial(collate, collate_fn_map=fast_map()) if self._is_default else spec.collate_fn
         self._gather = gather_of(spec.dataset) if self._is_default and not spec.iterable else None
         self._draws_tensors = (
             self._gather is not None and isinstance(self._indices, BatchCursor) and self._indices.draw_tensors()

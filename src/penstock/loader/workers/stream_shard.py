@@ -40,17 +40,19 @@ class StreamShard:
     is_restored: bool = True
     """Whether it begins in a process that has not reached that end itself."""
 
-    def after(self, size: int, state: Any = None) -> StreamShard:
-        """Return the shard after another batch of `size`, and with the state that was taken then, if one was.
+    def after(self, size: int, state: Any = None, *, batches: int = 1) -> StreamShard:
+        """Return the shard after more batches of `size`, and with the state that was taken then, if one was.
 
         >>> StreamShard(number=0, of=2).after(8).after(8).after(4).since
         ((2, 8), (1, 4))
         """
         if state is not None:
             return replace(self, state=state, since=())
+        if not batches:
+            return self
         if self.since and self.since[-1][1] == size:
-            return replace(self, since=(*self.since[:-1], (self.since[-1][0] + 1, size)))
-        return replace(self, since=(*self.since, (1, size)))
+            return replace(self, since=(*self.since[:-1], (self.since[-1][0] + batches, size)))
+        return replace(self, since=(*self.since, (batches, size)))
 
 
 def shards_of_worker(shards: Sequence[StreamShard], worker: int, workers: int) -> dict[int, StreamShard]:
