@@ -17,9 +17,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from torch.utils.data._utils.collate import collate
 
-from penstock.loader.collate import PLAIN_ARRAYS, collates_as_torch, is_dense, torch_dtype
+from penstock.loader.collate import PLAIN_ARRAYS, collates_as_torch, fast_map, is_dense, torch_dtype
 
 _ORIGINAL = {kind: kind.__getitem__ for kind in (TensorDataset, Subset, ConcatDataset)}
 _ATOMS = {int, float, bool, str, bytes}
@@ -63,7 +64,7 @@ class Gather:
         try:
             if type(indices) is not torch.Tensor:
                 indices = _index_tensor(indices)
-            if not self._rows.is_current():
+            if not (len(indices) and self._rows.is_current()):
                 raise CannotGatherError
             columns = self._rows.take(indices)
         except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
@@ -259,7 +260,7 @@ def _index_tensor(indices: Any) -> torch.Tensor:
 def _is_proven(rows: _Rows, dataset: Any) -> bool:
     """Return whether a batch of the first sample is what torch collates of it, down to strides and bytes."""
     try:
-        collated = default_collate([dataset[0], dataset[0]])
+        collated = collate([dataset[0], dataset[0]], collate_fn_map=fast_map())
         gathered = rows.take(torch.tensor([0, 0]))
         return all(map(_is_same, [collated] if rows.is_single else collated, gathered))
     except Exception:  # noqa: BLE001  whatever it is, torch's way has it too, and there it is the user's to see

@@ -10,12 +10,14 @@ so both ways are measured in the loop's first large batches (`SlotTrial`).
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate
@@ -160,14 +162,14 @@ class DirectScheduler(InlineScheduler):
         return batch
 
     def _make_batch(self, indices: Any) -> Any:
-        if self._gather is None:
-            return self._make_of_samples(indices)
-        try:
-            batch = self._gather(indices)
-        except CannotGatherError:
-            return self._make_of_samples(indices.tolist() if self._draws_tensors else indices)
-        self._count = len(indices)
-        return batch
+        if self._gather is not None:
+            with contextlib.suppress(CannotGatherError):
+                batch = self._gather(indices)
+                self._count = len(indices)
+                return batch
+            if self._draws_tensors and type(indices) is torch.Tensor:
+                indices = indices.tolist()
+        return self._make_of_samples(indices)
 
     def _make_of_samples(self, indices: Any) -> Any:
         spec, samples = self._worker_spec, self._samples
