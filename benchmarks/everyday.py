@@ -66,10 +66,10 @@ def main() -> None:
         for workers in (number for number in asked.workers if number <= cores):
             results += measure(loop, workers, quick=asked.quick)
         progress.print(f"{loop.name}: {time.perf_counter() - start:.0f} s", style="dim")
-    if asked.json:
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        report = _report(results, quick=asked.quick, seconds=time.perf_counter() - start)
-        asked.json.write_text(json.dumps(report, indent=1) + "\n")
+        if asked.json:  # after every loop: a run that is stopped does not lose its figures
+            asked.json.parent.mkdir(parents=True, exist_ok=True)
+            report = _report(results, quick=asked.quick, seconds=time.perf_counter() - start)
+            asked.json.write_text(json.dumps(report, indent=1) + "\n")
     console.print(terminal_table(results))
     console.print(summary(results), soft_wrap=True)
 
@@ -150,9 +150,13 @@ def _arguments() -> argparse.Namespace:
 
 
 def _report(results: list[Result], *, quick: bool, seconds: float) -> dict[str, Any]:
+    words = sys.argv[1:]
+    if "--json" in words:  # where the file went is nobody's business
+        at = words.index("--json")
+        words = words[:at] + words[at + 2 :]
     return {
         "benchmark": "everyday",
-        "command": shlex.join(["python", "-m", "benchmarks.everyday", *(["--quick"] if quick else [])]),
+        "command": shlex.join(["python", "-m", "benchmarks.everyday", *words]),
         "quick": quick,
         "machine": facts(),
         "seconds": round(seconds, 1),

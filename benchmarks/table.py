@@ -141,8 +141,8 @@ def _everyday_table(report: dict[str, Any]) -> str:
     heads = [f"{number}, {unit}" for number in workers for unit in ("wall", "CPU")]
     lines = [
         f"`{report['command']}` on {machine['cores']} cores of {machine['cpu']}, Python {machine['python']}, torch "
-        f"{machine['torch']}, {machine['date']}. Torch's time divided by penstock's, median of interleaved rounds (least "
-        "… most): above 1, penstock is faster.",
+        f"{machine['torch']}, {machine['date']}. Torch's time divided by penstock's, median of interleaved rounds "
+        "(least … most): above 1, penstock is faster.",
         "",
         f"| loop | {' | '.join(heads)} |",
         f"| --- |{' --- |' * len(heads)}",
