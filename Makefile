@@ -21,7 +21,7 @@ demo: $(READY)
 
 # What only computes: a test is skipped where it starts a process or opens a port.
 quick: $(READY)
-	HYPOTHESIS_PROFILE=quick OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quick -q -r fE -n auto --maxprocesses 3 --dist worksteal \
+	HYPOTHESIS_PROFILE=quick OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quick -q -r fE -n 2 --dist worksteal \
 		-p no:unraisableexception -p no:threadexception -W ignore::ResourceWarning -m "not alone and not slow and not ray and not cuda" $(or $(TESTS),tests)
 
 # Three processes, on two cores too: tests wait for other processes a good part of their time.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from launch.programs import penstock, python, script
 
-pytestmark = [pytest.mark.alone, pytest.mark.usefixtures("preloaded_python")]
+pytestmark = pytest.mark.usefixtures("preloaded_python")
 
 LOOP = """
     import os, sys, time, torch
@@ -32,6 +32,7 @@ LOOP = """
 """
 
 
+@pytest.mark.alone
 def test_a_compute_bound_loop_has_no_gain(tmp_path: Path) -> None:
     run = penstock(tmp_path, "run", "--baseline", script(tmp_path, LOOP).name, "30", "0.1", "1")
     assert "running the beginning of train.py with torch's own loader first" in run.stderr

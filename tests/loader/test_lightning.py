@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from torch.utils.data import Dataset
 
 from penstock import DataLoader
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
-
-lightning = pytest.importorskip("lightning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 
 
 class Numbers(Dataset[Tensor]):
@@ -27,25 +29,26 @@ class Numbers(Dataset[Tensor]):
         return torch.tensor([float(index)])
 
 
-class Line(lightning.LightningModule):
-    """Notes the batches that it is trained on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-        self.seen: list[list[int]] = []
-
-    def training_step(self, batch: Tensor, number: int) -> Tensor:
-        self.seen.append(batch.flatten().int().tolist())
-        loss: Tensor = self.layer(batch / 40).mean()
-        return loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.01)
-
-
 def fit(folder: Path, steps: int, workers: int, checkpoint: str | None = None) -> list[list[int]]:
     """Train until so many steps are done in all, and return the batches."""
+    import lightning
+
+    class Line(lightning.LightningModule):
+        """Notes the batches that it is trained on."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+            self.seen: list[list[int]] = []
+
+        def training_step(self, batch: Tensor, number: int) -> Tensor:
+            self.seen.append(batch.flatten().int().tolist())
+            loss: Tensor = self.layer(batch / 40).mean()
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 0.01)
+
     keep = lightning.pytorch.callbacks.ModelCheckpoint(folder, every_n_train_steps=1, save_last=True)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = lightning.Trainer(max_steps=steps, accelerator="cpu", callbacks=[keep], **quiet)
@@ -54,6 +57,7 @@ def fit(folder: Path, steps: int, workers: int, checkpoint: str | None = None) -
     return model.seen
 
 
+@pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed")
 def test_a_trainer_goes_on_with_the_batches_that_it_had_not_had(tmp_path: Path) -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     whole = fit(tmp_path / "whole", 16, 0)

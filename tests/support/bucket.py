@@ -8,7 +8,6 @@ from contextlib import closing, contextmanager
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "key",
@@ -23,6 +22,8 @@ Address = tuple[str, int]
 @contextmanager
 def serving() -> Iterator[Address]:
     """Serve an empty bucket, named bucket, with the user's credentials in the environment."""
+    from moto.server import ThreadedMotoServer  # imports for seconds, in each process that collects tests
+
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)

@@ -1,8 +1,9 @@
-"""How many examples hypothesis tries: few in `make quick` and `make test`, many in a nightly `make thorough`."""
+"""How much tests try that could try more: little in `make quick` and `make test`, all in a nightly `make thorough`."""
 
 from __future__ import annotations
 
 import os
+import zlib
 
 from hypothesis import settings
 
@@ -20,3 +21,13 @@ def load_profile() -> None:
 def examples(count: int) -> int:
     """Return how many examples a test tries that chooses their number: `count` in a thorough run."""
     return {"quick": max(2, count // 20), "usual": max(3, count // 3), "thorough": count}[PROFILE]
+
+
+def places(count: int, case: str, stride: int = 3) -> range:
+    """Return at which of `count` places to fail: all of them in a thorough run, else every `stride`-th.
+
+    The first one follows from `case`, so that the cases of a test try different places, and each run the same ones.
+    """
+    if PROFILE == "thorough":
+        return range(count)
+    return range(zlib.crc32(case.encode()) % stride, count, stride)

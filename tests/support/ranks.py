@@ -1,14 +1,13 @@
-"""What each rank of tests/memory/step/test_ddp_sync.py runs, under the real torchrun: `ranks.py CASE`."""
+"""What each rank of tests/memory/step/test_ddp_sync.py runs, under the real torchrun: `ranks.py FOLDER CASE...`."""
 
 from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from end_together import end_together
+from end_together import run_cases
 from scarcity import FailAt
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -76,9 +75,7 @@ def assert_everywhere_as(expected: Tensor, model: nn.Module) -> None:
     assert torch.allclose(mine, expected, rtol=1e-4, atol=1e-6), (mine - expected).abs().max()
 
 
-def main(case: str) -> None:  # noqa: C901  one branch for each case
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def run_case(case: str) -> None:  # noqa: C901  one branch for each case
     rank, world = dist.get_rank(), dist.get_world_size()
     options = {"find_unused_parameters": True} if case == "unused" else {"static_graph": case == "static"}
     model = DistributedDataParallel(Net(), **options)
@@ -190,9 +187,8 @@ def main(case: str) -> None:  # noqa: C901  one branch for each case
         assert (step.statistics().micro_batch or 0) <= 4, step.statistics()
         assert step.statistics().out_of_memory == (2 if rank == 0 else 0)
         assert_everywhere_as(single_process(3, world), model)
-    Path(sys.argv[2], f"done.{rank}").touch()
-    end_together()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    torch.set_num_threads(1)
+    run_cases(run_case, *sys.argv[1:])

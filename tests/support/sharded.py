@@ -1,15 +1,14 @@
-"""What each rank of tests/memory/step/test_fsdp_sync.py runs, under the real torchrun: `sharded.py CASE FOLDER`."""
+"""What each rank of tests/memory/step/test_fsdp_sync.py runs, under the real torchrun: `sharded.py FOLDER CASE...`."""
 
 from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from end_together import end_together
+from end_together import run_cases
 from scarcity import FailAt
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -317,7 +316,4 @@ CASES = {
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    CASES[sys.argv[1]](dist.get_rank())
-    Path(sys.argv[2], f"done.{dist.get_rank()}").touch()
-    end_together()
+    run_cases(lambda case: CASES[case](dist.get_rank()), *sys.argv[1:])

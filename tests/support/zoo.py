@@ -78,7 +78,7 @@ class GPT(nn.Module):
     def __init__(self, *, checkpointed: bool = False) -> None:
         super().__init__()
         self.embedding, self.positions = nn.Embedding(256, 64), nn.Embedding(64, 64)
-        self.layers = nn.ModuleList([Attention(64, 4, causal=True) for _ in range(4)])
+        self.layers = nn.ModuleList([Attention(64, 4, causal=True) for _ in range(2)])
         self.head = nn.Linear(64, 256, bias=False)
         self.head.weight = self.embedding.weight
         self.checkpointed = checkpointed
@@ -95,7 +95,7 @@ class ViT(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, 64, 4, 4)
-        self.layers = nn.Sequential(*[Attention(64, 4, causal=False) for _ in range(3)])
+        self.layers = nn.Sequential(*[Attention(64, 4, causal=False) for _ in range(2)])
         self.head = nn.Linear(64, 10)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class Translator(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(256, 64)
-        self.body = nn.Transformer(64, 4, 2, 2, 128, batch_first=True)
+        self.body = nn.Transformer(64, 4, 1, 1, 128, batch_first=True)
         self.head = nn.Linear(64, 256)
 
     def forward(self, tokens: Tensor) -> Tensor:

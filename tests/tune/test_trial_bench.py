@@ -16,6 +16,8 @@ from penstock.tune.setting import Setting
 from penstock.tune.trial_bench import TrialBench
 from penstock.tune.tuned_loop import TunedLoop, copy_sharing_arrays, resolve_tuned_loop
 
+pytestmark = pytest.mark.slow
+
 
 def process(workers: int, prefetch: int = 2) -> Setting:
     return Setting(workers=workers, worker_type="process", prefetch_factor=prefetch)

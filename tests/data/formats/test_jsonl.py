@@ -163,6 +163,7 @@ def test_a_broken_line_is_told_and_the_next_is_read(tmp_path: Path, line: bytes,
     source.close()
 
 
+@pytest.mark.slow
 def test_many_broken_lines_take_no_longer_than_others(tmp_path: Path) -> None:
     path = write_text(tmp_path / "a.jsonl", "x\n" * 200_000)
     began = time.process_time()
@@ -214,6 +215,7 @@ def test_passing_over_lines_counts_the_same_ones(
             source.close()
 
 
+@pytest.mark.slow
 def test_a_truncated_gzip_file_gives_what_it_has(tmp_path: Path) -> None:
     text = "".join(f'{{"x": {number}, "y": {random.randrange(10**9)}}}\n' for number in range(300_000))
     whole = gzip.compress(text.encode(), 1)

@@ -129,6 +129,7 @@ def test_what_cannot_be_a_field_is_said(tmp_path: Path) -> None:
         ZarrWriter(str(tmp_path / "c.zarr"), {"a/b": Field("text")})
 
 
+@pytest.mark.slow
 def test_broken_groups_give_our_errors_only(tmp_path: Path) -> None:
     schema, samples = many(6)
     path = write_samples(tmp_path / "a.zarr", samples, schema)

@@ -23,6 +23,7 @@ pytestmark = [
 
 PRELUDE = """
 import warnings; warnings.simplefilter("error")
+warnings.filterwarnings("ignore", "no Ray worker has started")  # a loaded machine takes long to import torch
 import gc, os, time
 import torch
 from sample_sets import *

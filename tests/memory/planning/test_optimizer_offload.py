@@ -17,6 +17,8 @@ from penstock import OptionError, TrainStep, plan
 from penstock.memory.model_tensors import state_tensors
 from penstock.memory.planning.optimizer_offload import OptimizerOffload
 
+pytestmark = pytest.mark.slow
+
 OPTIMIZERS = {
     "Adam": functools.partial(torch.optim.Adam, lr=0.1),
     "AdamW foreach": functools.partial(torch.optim.AdamW, lr=0.1, foreach=True),

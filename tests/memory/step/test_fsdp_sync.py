@@ -5,27 +5,31 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from torch.distributed.fsdp import FSDPModule
-from torchrun import assert_ranks_pass
-
-pytestmark = pytest.mark.usefixtures("preloaded_python")
+from torchrun import RankCases
 
 RECOVERS = hasattr(FSDPModule, "reset_iter_state")
+"""Whether this torch can reset a sharded model after a failure: 2.13 can."""
+
+RECOVERIES = {2: ("everywhere", "first step", "smaller", "cut", "headroom"), 4: ("oom",)}
+CASES = {
+    2: (
+        *("whole", "error", "first error", "bad batch", "ended", "gives up"),
+        *(RECOVERIES[2] if RECOVERS else ()),
+        "old torch",
+    ),
+    4: ("whole", *(RECOVERIES[4] if RECOVERS else ())),
+}
 
 
-@pytest.mark.parametrize(
-    ("case", "world"),
-    [
-        *((case, 2) for case in ("whole", "error", "first error", "bad batch", "ended", "gives up", "old torch")),
-        ("whole", 4),
-        *(
-            pytest.param(case, world, marks=pytest.mark.skipif(not RECOVERS, reason=f"torch {torch.__version__}"))
-            for case, world in (
-                ("everywhere", 2), ("first step", 2), ("smaller", 2), ("cut", 2), ("oom", 4), ("headroom", 2),
-            )
-        ),
-    ],
-)  # fmt: skip
-def test_sharded_ranks_train_as_one_process_after_every_kind_of_failure(case: str, world: int, tmp_path: Path) -> None:
-    assert_ranks_pass(Path(__file__).parents[2] / "support" / "sharded.py", case, world, tmp_path)
+@pytest.fixture(scope="module")
+def ranks(preloaded_python: None, tmp_path_factory: pytest.TempPathFactory) -> RankCases:
+    script = Path(__file__).parents[2] / "support" / "sharded.py"
+    return RankCases(script, CASES, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize(("case", "world"), [(case, world) for world, cases in CASES.items() for case in cases])
+def test_sharded_ranks_train_as_one_process_after_every_kind_of_failure(
+    ranks: RankCases, case: str, world: int
+) -> None:
+    ranks.assert_passed(case, world)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from effort import places
 from nested_equal import assert_same
 from scarcity import Capacity, FailAt
 from torch import Tensor, nn
@@ -118,6 +119,7 @@ def operations(made: Callable[[], Trained], data: list[Any], before: int) -> tup
     return clean, counting.count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "extra"),
     [
@@ -135,7 +137,7 @@ def test_one_failure_at_any_operation_changes_nothing(optimizer: str, extra: str
         clean, count = operations(made, stretch, before)
         expected = clean.state()
         assert count > 50
-        for number in range(count):
+        for number in places(count, f"{optimizer}, {extra}, {before}", stride=4):
             failing = made().train(stretch[:before])
             with FailAt([number]):
                 failing.train(stretch[before:])
@@ -158,7 +160,7 @@ def test_a_chunked_step_survives_a_failure_at_any_operation(optimizer: str) -> N
     clean, count = operations(made, data, 1)
     assert_same(clean.state(), Trained(optimizer, clip_grad_norm=0.1).train(data).state())
     expected = clean.state()
-    for number in range(count):
+    for number in places(count, optimizer):
         failing = made().train(data[:1])
         with FailAt([number]):
             failing.train(data[1:])
@@ -533,6 +535,7 @@ def test_buffers_that_a_failed_attempt_added_are_removed() -> None:
         assert_same(trained([number])[0], expected, f"{number}")
 
 
+@pytest.mark.slow
 def test_an_operation_of_an_average_or_a_schedule_is_retried() -> None:
     def trained(numbers: list[int]) -> tuple[dict[str, Any], Any, int]:
         torch.manual_seed(0)

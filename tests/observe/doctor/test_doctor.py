@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,14 @@ from penstock.observe.doctor.probes.pickle_cost import measure_pickle
 from penstock.observe.doctor.probes.step_calls import StepCallRecorder
 from penstock.observe.doctor.probes.time_limit import time_limit
 from penstock.observe.doctor.rendering import as_json, render
+from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS, FREE
+from penstock.observe.doctor.trials import loop_watchdog
 from penstock.observe.doctor.trials.batch_source import PausableThreadSource
 from penstock.observe.doctor.trials.batch_values import batches_equal
 from penstock.observe.doctor.trials.loader_variant import build_variant
 
 pytestmark = [
-    pytest.mark.alone,
     pytest.mark.usefixtures("preloaded_python"),
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded"),
 ]
@@ -94,7 +96,8 @@ def test_a_step_that_raises_is_reported() -> None:
     assert found.error.startswith("ValueError: no such layer")
 
 
-def test_samples_that_never_come_do_not_block_the_doctor() -> None:
+def test_samples_that_never_come_do_not_block_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_watchdog, "THRESHOLDS", replace(THRESHOLDS, first_batch_s=3.0))
     began = time.monotonic()
     found = examine(DataLoader(Sleepy(64), batch_size=2), seconds=0.5)
     assert diagnose(found).verdict.name == "unknown"
@@ -102,6 +105,7 @@ def test_samples_that_never_come_do_not_block_the_doctor() -> None:
     assert any("first batches took longer" in note for note in found.notes)
 
 
+@pytest.mark.alone
 def test_workers_that_share_a_lock_are_resumed_if_one_was_paused_while_it_held_it() -> None:
     found = examine((DataLoader(Locked(4096), batch_size=8, num_workers=2), lambda batch: None), seconds=3.0)
     assert found.gain_of(FREE) is not None
@@ -258,6 +262,7 @@ def test_only_calls_that_every_step_makes_are_recorded() -> None:
     assert recorder.result().synchronizing == ()
 
 
+@pytest.mark.alone
 def test_reading_decoding_and_the_rest_are_distinguished(tmp_path: Path) -> None:
     import zlib
 
@@ -323,6 +328,7 @@ class ManyObjects(Dataset):
         return sum(self.names[(index * 7919 + step * 104_729) % 200_000][1] for step in range(8))
 
 
+@pytest.mark.alone
 def test_memory_that_reading_copies_into_a_worker_is_measured() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(4)
@@ -382,6 +388,7 @@ def test_a_time_limit_raises_again_if_its_exception_was_swallowed() -> None:
     assert raised == 2
 
 
+@pytest.mark.alone
 def test_a_sleeping_thread_is_distinguished_from_one_that_computes() -> None:
     before = proc.thread_times()
     time.sleep(0.05)
@@ -421,6 +428,7 @@ def _loop_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.usefixtures("_loop_here")
+@pytest.mark.alone
 def test_the_command_prints_the_verdict_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", "doctored:main", "--seconds", "1.5", "--check"]) == 0
     out = capsys.readouterr().out
@@ -429,6 +437,7 @@ def test_the_command_prints_the_verdict_first(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.usefixtures("_loop_here")
+@pytest.mark.alone
 def test_check_fails_if_something_needs_to_be_changed_and_only_json_is_printed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

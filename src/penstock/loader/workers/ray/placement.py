@@ -22,7 +22,7 @@ CORE_WAIT_S = 20.0
 """How long a worker for which tasks wait may wait for its own core; then it shares another worker's."""
 
 _WARN_S = 30.0
-"""How long no worker at all may find room before a warning."""
+"""How long no worker at all may arrive before a warning."""
 
 
 class Placement:
@@ -111,9 +111,9 @@ class Placement:
             self._has_warned = True
             total, free = self._cluster.cpus()
             warnings.warn(
-                f"no worker has found room in the Ray cluster for {_WARN_S:g} s: each takes 1 CPU, and the cluster "
-                f"has {total:g}, {free:g} of them free; add machines (`ray start --address=...`), or end what "
-                "occupies them",
+                f"no Ray worker has started for {_WARN_S:g} s: each takes 1 CPU, and the cluster has {total:g}, "
+                f"{free:g} of them free. If others occupy them, add machines (`ray start --address=...`); if not, its "
+                "machines are slow to start a Python process that imports torch, and the loader waits for them",
                 stacklevel=2,
             )
 
