@@ -10,8 +10,10 @@ import torch
 from test_against_torch import compare, same
 from torch.utils.data import BatchSampler, ConcatDataset, RandomSampler, Subset, TensorDataset, random_split
 from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from penstock import DataLoader
+from penstock.loader.collate import fast_map
 from penstock.loader.in_memory import CannotGatherError, gather_of, lies_in_memory
 
 X = torch.randn(23, 3, generator=torch.Generator().manual_seed(1))
@@ -231,3 +233,10 @@ def test_a_gather_refuses_what_is_not_a_whole_number_from_0() -> None:
     for indices in ([-1], [23], [True], [1.0], ["a"]):
         with pytest.raises(CannotGatherError):
             gather(indices)
+
+
+def test_with_another_default_device_torch_makes_the_batches() -> None:
+    with torch.device("meta"):
+        assert gather_of(PAIR) is None
+        assert fast_map() == default_collate_fn_map
+    assert gather_of(PAIR) is not None

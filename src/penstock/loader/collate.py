@@ -27,8 +27,11 @@ PLAIN_ARRAYS = (np.ndarray, np.memmap)
 
 
 def collates_as_torch() -> bool:
-    """Return whether `default_collate` is torch's own in all it does: a program may put functions into its map."""
-    return default_collate_fn_map == _TORCH_MAP
+    """Return whether `default_collate` is torch's own in all it does, and makes tensors on the host.
+
+    A program may put functions into its map, or choose another default device.
+    """
+    return default_collate_fn_map == _TORCH_MAP and torch.get_default_device().type == "cpu"
 
 
 def collate_samples(samples: Sequence[Any], arena: Arena | None) -> Any:
@@ -41,6 +44,8 @@ def fast_map() -> dict[Any, Callable[..., Any]]:
 
     A function that the program has put into torch's map stays, and then nothing is replaced.
     """
+    if torch.get_default_device().type != "cpu":
+        return dict(default_collate_fn_map)
     own = collate_map(None)
     if not collates_as_torch():
         return own
