@@ -102,4 +102,5 @@ class DataLoaderAdapter:
 
 
 OURS = DataLoaderAdapter("penstock", "penstock")
+ON_DEMAND = DataLoaderAdapter("penstock, on demand", "penstock", dispatch="demand")
 TORCH = DataLoaderAdapter("torch", "torch.utils.data")

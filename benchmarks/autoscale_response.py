@@ -1,4 +1,7 @@
-"""How soon num_workers="auto" follows a loop whose samples become six times as dear in the middle of an epoch."""
+"""How soon num_workers="auto" follows a loop whose samples become six times as dear in the middle of an epoch.
+
+It has dispatch="demand", without which the number of workers changes between epochs only.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def follow() -> dict[str, Any]:
 
 
 def _run(num_workers: int | Literal["auto"]) -> dict[str, Any]:
-    loader = DataLoader(Changing(), batch_size=BATCH_SIZE, num_workers=num_workers)
+    loader = DataLoader(Changing(), batch_size=BATCH_SIZE, num_workers=num_workers, dispatch="demand")
     workers, seen, began = [], [], time.perf_counter()
     for batch in loader:
         seen += batch[:, 0, 0, 0].tolist()

@@ -113,7 +113,12 @@ def _rates(rounds: int, batches: int) -> dict[int, list[float]]:
 def _rate(nodes: int, batches: int) -> float:
     """Return the samples per second of an epoch on so many nodes, one worker on each."""
     loader = DataLoader(
-        Slow(batches * BATCH_SIZE), batch_size=BATCH_SIZE, num_workers=nodes, worker_type="ray", persistent_workers=True
+        Slow(batches * BATCH_SIZE),
+        batch_size=BATCH_SIZE,
+        num_workers=nodes,
+        worker_type="ray",
+        persistent_workers=True,
+        dispatch="demand",
     )
     for _ in loader:  # an epoch to get everybody to work
         break

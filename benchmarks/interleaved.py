@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
-from benchmarks.adapters import OURS, TORCH, WORKERS, LoaderAdapter
+from benchmarks.adapters import OURS, TORCH, WORKERS, DataLoaderAdapter, LoaderAdapter
 from benchmarks.ceiling import ceiling
 from benchmarks.epoch_timing import Consumer, EpochTiming, time_epoch
 from benchmarks.fresh_process import forked
@@ -67,8 +67,9 @@ def time_loaders(
     consumer: str | None = None,
     peers: bool = True,
     bound: str | None = None,
+    also: tuple[DataLoaderAdapter, ...] = (),
 ) -> Timings[EpochTiming]:
-    """Time penstock, torch and the peers on `workload`, all of them open at once, each after one warm-up epoch.
+    """Time penstock, torch, `also` and the peers on `workload`, all of them open at once, each after one warm-up epoch.
 
     Penstock and torch load into one process, which is fresh, so that no other case has shaped its heap; every
     peer has a process of its own (`benchmarks.served` says why). Where there is a `bound`, the workload's ceiling
@@ -76,19 +77,25 @@ def time_loaders(
     """
     chosen = tuple(peer for peer in options.peers if peers and peer.supports(workload))
     return forked(
-        lambda: _time_loaders(options.repeats, consumer or options.consumer, chosen, workload, workers, bound)
+        lambda: _time_loaders(options.repeats, consumer or options.consumer, also, chosen, workload, workers, bound)
     )
 
 
 def _time_loaders(
-    repeats: int, consumer: str, peers: tuple[LoaderAdapter, ...], workload: Workload, workers: int, bound: str | None
+    repeats: int,
+    consumer: str,
+    also: tuple[DataLoaderAdapter, ...],
+    peers: tuple[LoaderAdapter, ...],
+    workload: Workload,
+    workers: int,
+    bound: str | None,
 ) -> Timings[EpochTiming]:
     notes = []
     runs: dict[str, Callable[[], EpochTiming]] = {}
     with ExitStack() as stack:
         # The ceiling comes first: its processes are forks of this one, which has no loader yet.
         bounds = {bound: stack.enter_context(ceiling(workload))} if bound else {}
-        for adapter in (OURS, TORCH):
+        for adapter in (OURS, TORCH, *also):
             epochs = stack.enter_context(adapter.open(workload, workers=workers))
             runs[adapter.name] = partial(time_epoch, epochs, Consumer(consumer))
         for peer in peers:

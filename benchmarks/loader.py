@@ -1,6 +1,7 @@
 """Penstock beside torch's DataLoader, in one run: `python -m benchmarks.loader [--quick] [--peers] [--json FILE]`.
 
-Both sides get the same dataset, batch size and two workers. Each comparison runs in a fresh process, in which all of
+Both sides get the same dataset, batch size and two workers. Penstock has its default dispatch, which for these datasets
+is torch's assignment of batches to workers. Each comparison runs in a fresh process, in which all of
 its loaders are open at once. After one warm-up epoch of each, every round runs one epoch of each loader, in an order
 that is reversed from round to round, for five rounds (three with --quick). The ratio is taken within each round, so
 that a machine that is busy for a while is busy for both. The table has the median ratio, the lowest and the highest.
@@ -86,6 +87,7 @@ def _report(options: RunOptions, results: list[Result], absent: dict[str, str], 
         "consumer": options.consumer,
         "repeats": options.repeats,
         "workers": WORKERS,
+        "dispatch": "auto",
         "machine": facts(),
         "seconds": round(seconds, 1),
         "results": [result.to_json() for result in results],

@@ -60,6 +60,25 @@ def test_the_verbs_and_their_flags_are_these() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("-- -m pytest -x", ["-m", "pytest", "-x"]),
+        ("--quiet -- train.py -- -x", ["train.py", "--", "-x"]),
+        ("-m pytest -- -x", ["-m", "pytest", "--", "-x"]),
+        ("-m pytest --quiet", ["-m", "pytest", "--quiet"]),
+        ("train.py -m a -- b", ["train.py", "-m", "a", "--", "b"]),
+    ],
+)
+def test_two_dashes_end_the_options_of_run_and_later_ones_are_the_programs(
+    line: str, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = []
+    monkeypatch.setattr("penstock.launch.run", lambda command, *_, **__: run.append(command) or 0)
+    assert cli.main(["run", *line.split()]) == 0
+    assert run == [command]
+
+
 @pytest.mark.parametrize("name", ["train", "train:", ":step", ""])
 def test_a_name_without_a_module_or_an_object_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor", name]) == 2

@@ -72,7 +72,7 @@ def predict(config: LoopConfig, costs: Costs, seconds: float) -> Prediction:
 def time_loop(config: LoopConfig, *, skip: int, batches: int) -> LoopTiming:
     """Run `config` on penstock's DataLoader and time `batches` of it."""
     gc.collect()
-    loader = DataLoader(config.dataset(), batch_size=config.batch_size, num_workers=config.workers)
+    loader = DataLoader(config.dataset(), batch_size=config.batch_size, num_workers=config.workers, dispatch="demand")
     iterator = iter(loader)
     next(iterator)
     _run_batches(iterator, config.step_s, skip)

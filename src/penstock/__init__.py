@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from penstock.data.source import Source
     from penstock.data.stream import Stream
     from penstock.device import Sim
-    from penstock.loader.dataloader import DataLoader
     from penstock.loader.inference import infer
     from penstock.loader.padding import PadCollate
+    from penstock.loader.stateful_loader import DataLoader
     from penstock.loader.workers.sample_seed import sample_rng, sample_seed
     from penstock.loader.workers.worker_spec import SKIP
     from penstock.memory.accounting.leaks import Leak, watch_leaks
@@ -119,7 +119,7 @@ _HOMES = {
     "penstock.device": ("Sim",),
     "penstock.data.convert": ("Conversion", "convert"),
     "penstock.loader.inference": ("infer",),
-    "penstock.loader.dataloader": ("DataLoader",),
+    "penstock.loader.stateful_loader": ("DataLoader",),
     "penstock.loader.padding": ("PadCollate",),
     "penstock.data.source": ("Source",),
     "penstock.data.open": ("open",),

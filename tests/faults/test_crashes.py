@@ -16,7 +16,10 @@ from scripts import run
 
 from penstock import DataLoader, UnpicklableError, WorkerKilledError, WorkerStartError, WorkerTimeoutError
 
-pytestmark = pytest.mark.usefixtures("preloaded_python")
+pytestmark = [
+    pytest.mark.usefixtures("preloaded_python"),
+    pytest.mark.filterwarnings("ignore:A DataLoader worker .* Its work is done again:RuntimeWarning"),
+]
 
 
 def under_fire(loader: DataLoader, every_s: float = 0.15) -> list[int]:

@@ -17,7 +17,7 @@ def test_the_panel_shows_the_run_and_the_scripts_lines_scroll_above_it(tmp_path:
     terminal = on_terminal("run", script(tmp_path, SLOW).name, "1000")
     rows = terminal.until(lambda screen: shows_panel(screen) and "workers" in screen.text()[-3]).text()
     (tmp_path / "enough").touch()
-    assert "Slow · epoch" in rows[-4]
+    assert "Slow (train.py:13) · epoch" in rows[-4]
     assert "/20" in rows[-4]
     assert "left in the epoch" in rows[-4]
     assert "waited for data" in rows[-3]
@@ -159,7 +159,7 @@ def test_forked_workers_may_print_while_the_panel_is_drawn(tmp_path: Path, on_te
 
 def test_without_a_terminal_a_plain_line_comes_every_five_seconds(tmp_path: Path) -> None:
     run = penstock(tmp_path, "run", script(tmp_path, SLOW).name, "14")
-    lines = [line for line in run.stderr.splitlines() if line.startswith("penstock: Slow: epoch ")]
+    lines = [line for line in run.stderr.splitlines() if line.startswith("penstock: Slow (train.py:13): epoch ")]
     assert lines
     assert all("samples/s · waited for data" in line for line in lines)
     assert "\x1b" not in run.stderr

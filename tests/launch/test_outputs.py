@@ -72,7 +72,7 @@ def test_a_run_serves_its_numbers_to_the_machine_it_runs_on(tmp_path: Path, free
     path = script(tmp_path, SERVED)
     run = penstock(tmp_path, "run", "--prometheus", str(free_port), str(path), str(free_port))
     assert f"penstock: live numbers at http://127.0.0.1:{free_port}/metrics" in run.stderr
-    assert 'penstock_batches_total{loader="TensorDataset"} 3.0' in run.stdout
+    assert 'penstock_batches_total{loader="TensorDataset (train.py:6)"} 3.0' in run.stdout
     assert run.returncode == 0
 
 

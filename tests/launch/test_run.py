@@ -177,8 +177,8 @@ def test_loaders_made_anew_for_every_epoch_are_reported_as_one(tmp_path: Path) -
         """,
     )
     report = penstock(tmp_path, "run", path.name).stderr
-    assert "Tensor: 245 samples in 49 batches" in report
-    assert "Tensor #2 and 6 more like it: 70 samples in 14 batches" in report
+    assert "Tensor and 6 more like it (train.py:6): 70 samples in 14 batches" in report
+    assert "Tensor #2 (train.py:4): 245 samples in 49 batches" in report
     assert report.count("samples/s") == 3  # and the total
 
 

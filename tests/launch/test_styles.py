@@ -5,7 +5,6 @@ Each is run both ways, with the real packages; what it prints is compared bit fo
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -54,14 +53,6 @@ def test_a_script_does_under_penstock_what_it_does_under_python(
     assert run.returncode == plain.returncode
     assert _lasting(run.stderr) == _lasting(plain.stderr)
     assert (tmp_path / "run.json").exists()
-
-
-def test_torchdatas_stateful_loader_is_penstocks_too(tmp_path: Path) -> None:
-    shutil.copytree(STYLES, tmp_path, dirs_exist_ok=True)
-    done = python(tmp_path, "-m", "penstock", "run", "--quiet", "stateful.py", **QUIET)
-    assert done.returncode == 0, done.stderr
-    loaders = json.loads((tmp_path / "run.json").read_text())["loaders"]
-    assert len(loaders) == 8
 
 
 def _lasting(stderr: str) -> list[str]:

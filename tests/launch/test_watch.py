@@ -63,7 +63,7 @@ def test_watching_ends_with_the_run(tmp_path: Path, running: subprocess.Popen[st
         [sys.executable, "-m", "penstock", "watch"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     )
     assert watching.stdout is not None
-    assert watching.stdout.readline().startswith("Slow: epoch ")
+    assert watching.stdout.readline().startswith("Slow (train.py:13): epoch ")
     running.kill()
     assert watching.communicate(timeout=60)[0].splitlines()[-1] == f"penstock: run {running.pid} is over"
     assert watching.returncode == 0

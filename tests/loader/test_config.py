@@ -75,8 +75,13 @@ def test_a_subclass_may_have_attributes_with_any_names() -> None:
     [
         ({"worker_type": "fiber"}, "'process', 'thread', 'ray'"),
         ({"seed": "a"}, "whole number"),
+        ({"seed": -1}, "seed must be at least 0, not -1"),
         ({"ring_bytes": 100}, "at least 4096"),
-        ({"ring_bytes": "1 GiB"}, "ring_bytes must be a whole number"),
+        ({"ring_bytes": "a lot"}, "ring_bytes: 'a lot' is not a size .* as in '24GiB'"),
+        ({"device_bytes": -1}, "device_bytes: -1 is not a size"),
+        ({"device_bytes": 1.5}, "device_bytes: 1.5 is not a size"),
+        ({"num_workers": "Auto"}, "num_workers must be a number, 'auto', or .* not 'Auto'"),
+        ({"pin_memory": "yes"}, "pin_memory must be True, False, 'auto' or .* not 'yes'"),
         ({"max_worker_crashes": None}, "max_worker_crashes must be a whole number"),
         ({"uneven": "cut"}, "'pad', 'drop' or 'join'"),
         ({"sampler": [0], "distributed": True}, "leave them out"),
@@ -85,6 +90,16 @@ def test_a_subclass_may_have_attributes_with_any_names() -> None:
 def test_an_argument_is_refused_before_anything_is_started(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         DataLoader(range(4), **arguments)
+
+
+def test_sizes_may_be_text() -> None:
+    config = config_of(DataLoader(range(4), ring_bytes="2GiB", device_bytes="1.5 MB"))
+    assert (config.ring_bytes, config.device_bytes) == (2 << 30, 1_500_000)
+
+
+@pytest.mark.parametrize(("given", "means"), [(1, True), (0, False), (None, False), ("auto", "auto")])
+def test_pin_memory_may_be_what_torch_takes_for_true_and_false(given: Any, means: Any) -> None:
+    assert config_of(DataLoader(range(4), pin_memory=given)).pin_memory == means
 
 
 @pytest.mark.parametrize("workers", [0, 1])

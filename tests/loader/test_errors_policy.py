@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 from sample_sets import Raising
@@ -19,6 +22,47 @@ def test_by_default_the_error_is_the_datasets_own(workers: int) -> None:
     with pytest.raises(OSError, match="sample 3 is corrupt"):
         next(batches)
     assert next(batches)[1].tolist() == [4, 5, 6, 7]
+
+
+class RaisingInBulk(Raising):
+    """Makes a whole batch in one call."""
+
+    def __getitems__(self, indices: list[int]) -> list[object]:
+        return [self[index] for index in indices]
+
+
+class RaisingStream(IterableDataset):
+    """Cannot read its third sample."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from (0, 1)
+        raise OSError("the rest is missing")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "origin"),
+    [
+        (Raising(40), "sample 3 of the dataset"),
+        (Raising(40, (3, 200, 200)), "sample 3 of the dataset"),
+        (RaisingInBulk(40), "one of the samples [0, 1, 2, 3] of the dataset"),
+        (RaisingStream(), "sample 2 of its worker's stream"),
+    ],
+)
+@pytest.mark.parametrize("options", [{"batch_size": 4}, {"batch_size": None}, {"batch_size": 4, "seed": 1}])
+def test_an_error_of_a_sample_names_its_index_in_a_note(dataset: Any, origin: str, options: dict[str, Any]) -> None:
+    if options["batch_size"] is None:
+        origin = origin.replace("one of the samples [0, 1, 2, 3]", "sample 3")
+    with pytest.raises(OSError) as raised:  # noqa: PT011  its text is compared, without the note
+        list(DataLoader(dataset, **options))
+    assert str(raised.value) in ("sample 3 is corrupt", "the rest is missing")
+    assert raised.value.__notes__ == [f"(penstock: raised for {origin})"]
+
+
+@pytest.mark.parametrize("worker_type", ["process", "thread"])
+def test_an_error_of_a_workers_sample_names_its_index(worker_type: str) -> None:
+    loader = DataLoader(Raising(40), batch_size=4, num_workers=1, worker_type=worker_type)
+    with pytest.raises(OSError, match=r"(?s)^Caught OSError in DataLoader worker .*raised for sample 3 of the dataset"):
+        list(loader)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -89,7 +133,7 @@ def test_a_stream_goes_on_after_a_bad_record(workers: int) -> None:
         ({"worker_type": "fiber"}, "worker_type must be"),
         ({"dispatch": "random"}, "dispatch must be"),
         ({"max_worker_crashes": 0}, "max_worker_crashes must be at least 1"),
-        ({"ring_bytes": 1}, "ring_bytes must be at least"),
+        ({"ring_bytes": 1}, "ring_bytes: 1 is not a size of at least 4096"),
     ],
 )
 def test_an_argument_that_makes_no_sense_says_what_would(argument, words: str) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +15,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from penstock import DataLoader
+from penstock.launch.patch_torch import TorchPatch
+from penstock.observe.live.loader_registry import LoaderRegistry
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed"),
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
 
@@ -29,7 +35,7 @@ class Numbers(Dataset[Tensor]):
         return torch.tensor([float(index)])
 
 
-def fit(folder: Path, steps: int, workers: int, checkpoint: str | None = None) -> list[list[int]]:
+def fit(folder: Path, steps: int, loader: Any, checkpoint: str | None = None) -> list[list[int]]:
     """Train until so many steps are done in all, and return the batches."""
     import lightning
 
@@ -53,15 +59,45 @@ def fit(folder: Path, steps: int, workers: int, checkpoint: str | None = None) -
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = lightning.Trainer(max_steps=steps, accelerator="cpu", callbacks=[keep], **quiet)
     model = Line()
-    trainer.fit(model, DataLoader(Numbers(), 4, shuffle=True, seed=3, num_workers=workers), ckpt_path=checkpoint)
+    trainer.fit(model, loader, ckpt_path=checkpoint)
     return model.seen
 
 
-@pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed")
 def test_a_trainer_goes_on_with_the_batches_that_it_had_not_had(tmp_path: Path) -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    whole = fit(tmp_path / "whole", 16, 0)
-    first = fit(tmp_path / "parts", 6, 2)
-    then = fit(tmp_path / "parts", 16, 1, str(tmp_path / "parts" / "last.ckpt"))
+    loaders = [DataLoader(Numbers(), 4, shuffle=True, seed=3, num_workers=workers) for workers in (0, 2, 1)]
+    whole = fit(tmp_path / "whole", 16, loaders[0])
+    first = fit(tmp_path / "parts", 6, loaders[1])
+    then = fit(tmp_path / "parts", 16, loaders[2], str(tmp_path / "parts" / "last.ckpt"))
     assert len(first) == 6
     assert first + then == whole
+
+
+@contextlib.contextmanager
+def replaced() -> Iterator[None]:
+    """Replace torch's loader, as `penstock run` does."""
+    patch = TorchPatch(LoaderRegistry())
+    patch.install()
+    try:
+        yield
+    finally:
+        patch.remove()
+
+
+@pytest.mark.parametrize("kind", ["torch.utils.data.DataLoader", "torchdata.stateful_dataloader.StatefulDataLoader"])
+def test_checkpoints_resume_alike_whether_torchs_loader_was_replaced_or_not(tmp_path: Path, kind: str) -> None:
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    module, _, name = kind.rpartition(".")
+
+    def seen(folder: Path, saves: Any, loads: Any) -> list[list[int]]:
+        found = []
+        for steps, checkpoint, surroundings in ((6, None, saves), (12, str(folder / "last.ckpt"), loads)):
+            with surroundings():
+                loader = getattr(importlib.import_module(module), name)(Numbers(), 4)
+                found += fit(folder, steps, loader, checkpoint)
+        return found
+
+    plain = seen(tmp_path / "plain", contextlib.nullcontext, contextlib.nullcontext)
+    assert len(plain) >= 12
+    assert seen(tmp_path / "saved", replaced, contextlib.nullcontext) == plain
+    assert seen(tmp_path / "loaded", contextlib.nullcontext, replaced) == plain

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from sample_sets import Augmented, Aware, Bulk, Nested, Numbered, Stream
 from torch.utils.data import (
     ConcatDataset,
+    Sampler,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
@@ -96,15 +98,17 @@ def test_random_augmentations_of_a_long_epoch_are_torchs() -> None:
     compare(Augmented(200), batch_size=8, shuffle=True, num_workers=3)
 
 
-def test_random_augmentations_of_large_split_batches_are_torchs() -> None:
+def test_random_augmentations_of_large_batches_are_torchs() -> None:
     loader = compare(Augmented(60, (3, 64, 64)), batch_size=16, shuffle=True, num_workers=3)
     assert loader.statistics().dispatch == "round_robin"
-    assert "random" in loader.statistics().dispatch_reason or "torch" in loader.statistics().dispatch_reason
+    assert loader.statistics().dispatch_reason == "as torch assigns, because Augmented may keep a state"
 
 
-def test_samples_that_cannot_tell_their_worker_are_dispatched_on_demand() -> None:
-    loader = compare(Numbered(60, (3, 64, 64), 0.001), batch_size=16, num_workers=3)
-    assert loader.statistics().dispatch == "demand"
+def test_by_the_users_word_several_workers_fill_a_batch() -> None:
+    theirs = TorchDataLoader(Numbered(60, (3, 64, 64)), batch_size=16)
+    loader = DataLoader(Numbered(60, (3, 64, 64)), batch_size=16, num_workers=3, dispatch="demand")
+    assert same(list(loader), list(theirs))
+    assert (loader.statistics().dispatch, loader.statistics().dispatch_reason) == ("demand", "asked for")
     assert loader.statistics().split_batches > 0
 
 
@@ -248,3 +252,19 @@ def test_a_loader_can_be_pickled() -> None:
     loader = DataLoader(Numbered(8), batch_size=4)
     list(loader)
     assert same(list(pickle.loads(pickle.dumps(loader))), list(loader))
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (1, True)])
+def test_a_batch_sampler_that_draws_when_its_iterator_is_made_gives_torchs_batches(
+    workers: int, persistent: bool
+) -> None:
+    class Eager(Sampler[list[int]]):
+        def __iter__(self) -> Iterator[list[int]]:
+            return iter([batch.tolist() for batch in torch.randperm(8).split(2)])
+
+    def epochs(kind: Any) -> list[Any]:
+        torch.manual_seed(0)
+        loader = kind(range(8), batch_sampler=Eager(), num_workers=workers, persistent_workers=persistent)
+        return [[batch.tolist() for batch in loader] for _ in range(2)]
+
+    assert epochs(DataLoader) == epochs(TorchDataLoader)

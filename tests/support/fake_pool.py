@@ -53,9 +53,6 @@ class FakePool:
     def is_ready(self, worker: int) -> bool:
         return True
 
-    def assignable(self) -> int:
-        return self.size
-
     def outstanding(self) -> int:
         return len(self._tasks)
 
@@ -103,10 +100,7 @@ class FakePool:
     def current_task(self, worker: int) -> tuple[Task | None, int]:
         return (self._tasks[0] if self._tasks else None), 0
 
-    def rewind(self, worker: int) -> None:
-        pass
-
-    def cancel(self, shards: Sequence[StreamShard]) -> list[Task]:
+    def cancel(self, shards: Sequence[StreamShard], *, finish: bool) -> list[Task]:
         self.calls.append("cancel")
         untaken = [*self._tasks]
         self._tasks.clear()

@@ -41,7 +41,8 @@ def test_a_trial_is_of_the_loaders_own_batches_over_and_over(setting) -> None:
 
 def test_workers_stay_while_only_their_number_or_the_prefetch_changes() -> None:
     seen: list[int] = []
-    loop = TunedLoop(loader=DataLoader(Numbered(500), batch_size=8), step=lambda batch: seen.extend(batch[1].tolist()))
+    loader = DataLoader(Numbered(500), batch_size=8, dispatch="demand")
+    loop = TunedLoop(loader=loader, step=lambda batch: seen.extend(batch[1].tolist()))
     with TrialBench(loop, most=4) as bench:
         bench.measure(process(2), at_least_s=0.02)
         run = bench._open["process", False, None, None]

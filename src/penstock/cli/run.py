@@ -26,7 +26,7 @@ class Run:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the verb's arguments."""
-        parser.usage = "penstock run [-h] [options] (script.py | -m MODULE) [args ...]"
+        parser.usage = "penstock run [-h] [options] [--] (script.py | -m MODULE) [args ...]"
         parser.add_argument("--quiet", action="store_true", help="show neither the panel nor the report")
         parser.add_argument("--tune", action="store_true", help="let loaders choose their number of workers")
         parser.add_argument(
@@ -77,7 +77,7 @@ class Run:
         """Run the script."""
         from penstock.launch import Outputs, run
 
-        command = ["-m", *args.module] if args.module is not None else args.command
+        command = _command(args.module, args.command)
         if not command:
             raise PenstockError("nothing to run; give a script, as in `penstock run train.py`")
         outputs = Outputs(
@@ -88,3 +88,19 @@ class Run:
             quiet=args.quiet,
         )
         return run(command, outputs, tune=args.tune, baseline=args.baseline, distributed=args.distributed)
+
+
+def _command(module: list[str] | None, rest: list[str]) -> list[str]:
+    """Return what to run: `[script, *args]` or `["-m", name, *args]`.
+
+    A "--" before it ends penstock's own options; a later one is the program's, as for `python`. argparse ends the
+    arguments of -m there, and takes the "--" and what follows for the command.
+
+    >>> _command(None, ["--", "-m", "pytest", "-x"])
+    ['-m', 'pytest', '-x']
+    >>> _command(["pytest"], ["--", "tests"])
+    ['-m', 'pytest', '--', 'tests']
+    """
+    if module is not None:
+        return ["-m", *module, *rest]
+    return rest[1:] if rest[:1] == ["--"] else rest

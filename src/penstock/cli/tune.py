@@ -45,15 +45,12 @@ class Tune:
 
     def run(self, args: argparse.Namespace) -> int:
         """Search and print."""
-        from penstock.core.units import parse_size
+        from penstock.core.units import to_nbytes
         from penstock.tune.result_cache import TuneResultCache, cache_key
         from penstock.tune.search import tune
         from penstock.tune.tuned_loop import resolve_tuned_loop
 
-        try:
-            ram_nbytes = parse_size(args.ram) if args.ram is not None else None
-        except ValueError as error:
-            raise OptionError(f"--ram: {error}") from error
+        ram_nbytes = to_nbytes("--ram", args.ram) if args.ram is not None else None
         if args.step_ms is not None and args.step_ms < 0:
             raise OptionError(f"--step-ms must be 0 or more milliseconds, got {args.step_ms:g}")
         step = import_object(args.step) if args.step is not None else None

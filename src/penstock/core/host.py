@@ -23,6 +23,11 @@ def available_nbytes() -> int:
     return max(0, min(_free_nbytes(), _cgroup_free_nbytes()))
 
 
+def total_nbytes() -> int:
+    """Return the bytes of memory of this machine; 0 where Python does not tell it (Windows)."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+
+
 def resident_nbytes() -> int:
     """Return how much memory this process occupies now, its resident set; 0 where there is no /proc."""
     try:
@@ -67,7 +72,7 @@ def _free_nbytes() -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):  # macOS, Windows
         return 4 << 30
 
 

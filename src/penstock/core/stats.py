@@ -109,8 +109,11 @@ class LoaderStatistics:
     workers_reason: str = ""
     """With num_workers="auto", the reason for their number."""
 
+    fallback_reason: str = ""
+    """Why torch's own iterator runs this loader; empty where penstock's does."""
+
     dispatch: str = ""
-    """How tasks are dispatched: 'demand' or 'round_robin', 'stream' (iterable datasets), 'probing' (not yet known)."""
+    """How tasks are dispatched: 'demand' or 'round_robin', or 'stream' (iterable datasets)."""
 
     dispatch_reason: str = ""
     """The reason for it, as text."""

@@ -1,6 +1,10 @@
 """Sizes in bytes, as text and from text."""
 
+import operator
 import re
+from typing import Any
+
+from penstock.core.errors import OptionError
 
 _UNITS = {"": 0, "B": 0, "KIB": 10, "MIB": 20, "GIB": 30, "TIB": 40}
 _DECIMAL = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -29,19 +33,28 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def parse_size(text: str | int) -> int:
-    """Return the bytes in `text`, as in "24GiB"; a number is one of bytes.
+def to_nbytes(name: str, size: Any, *, least: int = 0) -> int:
+    """Return the bytes of the argument `name`: a number, or text as in "24GiB".
 
     Raises:
-        ValueError: it is not a size.
+        OptionError: it is not a size, or is smaller than `least`.
 
-    >>> parse_size("24GiB"), parse_size("1.5 MB"), parse_size(4096)
+    >>> to_nbytes("budget", "24GiB"), to_nbytes("budget", "1.5 MB"), to_nbytes("budget", 4096)
     (25769803776, 1500000, 4096)
     """
-    if isinstance(text, int):
-        return text
-    found = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", text)
+    try:
+        nbytes = _parse_size(size) if isinstance(size, str) else operator.index(size)
+    except (TypeError, ValueError):
+        nbytes = int(size) if isinstance(size, float) and size.is_integer() else -1
+    if nbytes < least:
+        bound = f" of at least {least} bytes" if least else ""
+        raise OptionError(f"{name}: {size!r} is not a size{bound}; write it as in '24GiB', '800MB' or 4096")
+    return nbytes
+
+
+def _parse_size(text: str) -> int:
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*", text)
     unit = found[2].upper() if found else ""
     if found is None or unit not in {*_UNITS, *_DECIMAL}:
-        raise ValueError(f"{text!r} is not a size; write it as in 24GiB or 800MB")
+        raise ValueError(text)
     return int(float(found[1]) * (_DECIMAL.get(unit) or 1 << _UNITS[unit]))

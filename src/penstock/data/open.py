@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.core.errors import OptionError
+from penstock.core.units import to_nbytes
 from penstock.data.schema import Errors, Selection
 from penstock.data.select_format import select_format
 from penstock.data.source import Source
@@ -21,7 +22,7 @@ def open(
     fields: Mapping[str, str] | list[str] | tuple[str, ...] | None = None,
     errors: Errors = "raise",
     cache: str | os.PathLike[str] | None = None,
-    cache_nbytes: int = 32 << 30,
+    cache_nbytes: int | str = 32 << 30,
     storage: Storage | None = None,
     **options: Any,
 ) -> Source | Stream:
@@ -36,9 +37,9 @@ def open(
         errors: "raise" for the first broken record, or "skip": streams leave them out, warn, and count them in
             `skipped`. (For sources with random access, pass `errors=` to the DataLoader instead.)
         cache: a folder for copies of remote files, shared by all workers.
-        cache_nbytes: the most that it may hold.
+        cache_nbytes: the most that it may hold: bytes, or as in "32GiB".
         storage: for other retries, time-outs and request sizes than the default; `cache` is ignored then.
-        **options: the format's own; see its module.
+        **options: the format's own; see its module. Those that are bytes (`..._nbytes`) may be text as in "1GiB".
 
     Returns:
         A `Source` (random access: `len`, indices) or a `Stream` (iterable).
@@ -46,16 +47,18 @@ def open(
     Raises:
         SourceError: there is nothing, or nothing of a known format.
         ExtraError: a package is missing; the message names the extra that brings it.
-        OptionError: the format has no such option.
+        OptionError: the format has no such option, or a size is none.
     """
     _check_fields(fields)
     if errors not in ("raise", "skip"):
         raise OptionError(f"errors={errors!r} is neither 'raise' nor 'skip'")
     if storage is None:
+        cache_nbytes = to_nbytes("cache_nbytes", cache_nbytes)
         storage = Storage(cache=None if cache is None else os.fspath(cache), cache_nbytes=cache_nbytes)
     selected, paths = select_format(path, format, storage)
     selected.check_options(selected.open_files, options)
-    return selected.open_files(paths, storage, Selection.of(fields), errors, **options)
+    sizes = {name: to_nbytes(name, value) for name, value in options.items() if name.endswith("_nbytes")}
+    return selected.open_files(paths, storage, Selection.of(fields), errors, **{**options, **sizes})
 
 
 def _check_fields(fields: object) -> None:

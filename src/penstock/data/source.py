@@ -178,6 +178,11 @@ class Mapped(Source):
     def __len__(self) -> int:
         return len(self._source)
 
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What it calls: the source and the function."""
+        return self._source, self._function
+
     def read(self, index: int) -> Any:
         """Return the function's result for a sample."""
         return self._function(self._source[index])
@@ -206,6 +211,11 @@ class Subset(Source):
 
     def __len__(self) -> int:
         return len(self._indices)
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What it calls: the source."""
+        return (self._source,)
 
     def read(self, index: int) -> Any:
         """Return a sample of the source."""

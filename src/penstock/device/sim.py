@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.core.units import round_up, size_text
+from penstock.core.units import round_up, size_text, to_nbytes
 from penstock.device.base import CopyPairs, Event, TensorSpec
 
 POISON = 0xA5
@@ -100,8 +100,8 @@ class Sim:
         *,
         bandwidth: float | None = None,
         delay_s: float = 0.0,
-        capacity_nbytes: int | None = None,
-        pinnable_nbytes: int | None = None,
+        capacity_nbytes: int | str | None = None,
+        pinnable_nbytes: int | str | None = None,
         has_fence: bool = True,
         numa_node: int | None = None,
         by_hand: bool = False,
@@ -117,8 +117,8 @@ class Sim:
         self._is_outside_capture = False
         self._bandwidth = bandwidth
         self._delay_s = delay_s
-        self._capacity = capacity_nbytes
-        self._pinnable = pinnable_nbytes
+        self._capacity = None if capacity_nbytes is None else to_nbytes("capacity_nbytes", capacity_nbytes)
+        self._pinnable = None if pinnable_nbytes is None else to_nbytes("pinnable_nbytes", pinnable_nbytes)
         self._by_hand = by_hand
         self._eager = eager
         self._up, self._down = SimStream("up"), SimStream("down")

@@ -73,12 +73,17 @@ class BaselineRun:
                 warmup_batches=WARMUP_BATCHES, problem=self._problem or "the run itself had too few batches"
             )
         batches = min(len(timing["batch_intervals_s"]), len(stopwatch.batch_intervals_s))
+        left_alone = stopwatch.from_torch(batches)
+        if left_alone == batches:
+            problem = "nothing was replaced; the program's loaders were left alone, or fell back to torch's iterator"
+            return Baseline(warmup_batches=WARMUP_BATCHES, problem=problem)
         is_whole = batches == len(timing["batch_intervals_s"])
         samples = timing["samples"] if is_whole else stopwatch.samples(batches)
         return Baseline(
             warmup_batches=WARMUP_BATCHES,
             torch=TimingWindow.of(timing["batch_intervals_s"][:batches], timing["batch_loading_s"][:batches], samples),
             penstock=stopwatch.window(batches),
+            left_alone=left_alone,
         )
 
     def _run_child(self, result: Path, errors: Path) -> int | None:

@@ -48,7 +48,7 @@ def write_trace_file(registry: LoaderRegistry, clock: Clock, outputs: Outputs) -
     from penstock.observe.record import perfetto_trace
 
     file = outputs.trace_file
-    events = [loader.events() for loader in registry.loaders]
+    events = [loader.events() for loader in registry.iterated()]
     _print_error(lambda: perfetto_trace.write_trace(perfetto_trace.trace_of_events(events, clock, os.getpid()), file))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock import __version__
 from penstock.core.host import usable_cores
-from penstock.launch.patch_torch import replace_torch_loader, restore_torch_loader
+from penstock.launch.patch_torch import TorchPatch
 from penstock.observe.live.loader_registry import LoaderRegistry
 from penstock.observe.meters.clock import read_clock
 from penstock.observe.meters.host_memory import MemoryMeter
@@ -31,20 +31,20 @@ class Notebook:
     def __init__(self, ipython: Any) -> None:
         self._ipython = ipython
         self._registry = LoaderRegistry()
-        self._observer = self._registry.register  # one object: restore_torch_loader looks for it
+        self._patch = TorchPatch(self._registry)
         self._memory = MemoryMeter()
         self._clock = read_clock()
 
     def load(self) -> None:
         """Replace torch's DataLoader by penstock's, also under names that the notebook has given it."""
-        replace_torch_loader(self._observer)
+        self._patch.install()
         self._rename(to_penstock=True)
         self._ipython.register_magic_function(self.show, "line", "penstock")
 
     def unload(self) -> None:
         """Restore torch's DataLoader. Loaders created meanwhile stay penstock's."""
         self._rename(to_penstock=False)
-        restore_torch_loader(self._observer)
+        self._patch.remove()
         self._ipython.magics_manager.magics["line"].pop("penstock", None)
 
     def show(self, line: str = "") -> None:
@@ -64,7 +64,7 @@ class Notebook:
             versions={"penstock": __version__, "python": platform.python_version()},
             cpus=usable_cores(),
             memory=self._memory.peak(),
-            loaders=tuple(loader.record() for loader in self._registry.loaders),
+            loaders=self._registry.records(),
         )
 
     def _rename(self, *, to_penstock: bool) -> None:

@@ -6,51 +6,95 @@ a program may set them before its own `import torch`.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from penstock.loader.counters import Counters
     from penstock.loader.dataloader import DataLoader
-
-Observer = Callable[["DataLoader[Any]"], None]
+    from penstock.loader.torch_watch import TorchWatch
 
 _MODULES = ("torch.utils.data", "torch.utils.data.dataloader")
 _TORCHDATA = "torchdata.stateful_dataloader"
-_TORCHDATA_MODULES = (_TORCHDATA, f"{_TORCHDATA}.stateful_dataloader")
 
 
-def replace_torch_loader(observer: Observer, *, distributed: bool = False) -> None:
-    """Make `from torch.utils.data import DataLoader` return penstock's, and call `observer` with each loader.
+class LoaderObserver(Protocol):
+    """What is called with the loaders of a program."""
 
-    torchdata's StatefulDataLoader is replaced too: penstock's loader has a state_dict as well.
+    def register(self, loader: Any) -> object:
+        """Note a new loader."""
+
+    def find_counters(self, loader: Any, iterator: Any) -> Counters | None:
+        """Return the counters for an iterator that is not penstock's; None to leave it uncounted."""
+
+
+class TorchPatch:
+    """Makes `from torch.utils.data import DataLoader` return penstock's.
+
+    torchdata's StatefulDataLoader is left alone, and only watched: a checkpoint with its state must load without
+    penstock, and the other way round.
 
     Args:
-        observer: called with each new loader.
+        observer: called with each new loader, and each new iterator that is not penstock's.
         distributed: whether a loader that shuffles and has no sampler shards its samples over ranks.
     """
-    on_import("torch", lambda: _replace(observer, distributed=distributed))
-    on_import(_TORCHDATA, lambda: _replace_stateful(distributed=distributed))
+
+    def __init__(self, observer: LoaderObserver, *, distributed: bool = False) -> None:
+        self._observer = observer
+        self._distributed = distributed
+        self._undo: list[Callable[[], None]] = []
+        self._watch: TorchWatch | None = None
+
+    def install(self) -> None:
+        """Patch torch as soon as it is imported, at once if it is already; and torchdata."""
+        on_import("torch", self._replace)
+        on_import(_TORCHDATA, self._watch_stateful)
+
+    def remove(self) -> None:
+        """Restore torch's classes. Existing loaders keep theirs."""
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _ImportHook)]
+        while self._undo:
+            self._undo.pop()()
+
+    def _replace(self) -> None:
+        from penstock.loader import dataloader
+        from penstock.loader.torch_watch import TorchWatch
+
+        watch = self._watch = TorchWatch(self._observer.find_counters)
+
+        def register(loader: DataLoader[Any]) -> None:
+            watch.time_generators(type(loader), dataloader.DataLoader)
+            self._observer.register(loader)
+
+        watch.install()
+        dataloader.observers.append(register)
+        self._undo += [watch.remove, functools.partial(dataloader.observers.remove, register)]
+        for name in _MODULES:
+            module = importlib.import_module(name)
+            self._undo.append(functools.partial(setattr, module, "DataLoader", dataloader.DataLoader.__base__))
+            module.DataLoader = _loader_class(distributed=self._distributed)  # type: ignore[attr-defined]
+
+    def _watch_stateful(self) -> None:
+        from penstock.launch.watch_torchdata import watch_stateful_loader
+
+        assert self._watch is not None  # torchdata imports torch
+        watch_stateful_loader(self._watch, self._observer.register, distributed=self._distributed)
 
 
-def restore_torch_loader(observer: Observer) -> None:
-    """Undo `replace_torch_loader`. Existing loaders keep their class."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _ImportHook)]
-    if "penstock.loader.dataloader" not in sys.modules:
-        return
-    from penstock.loader import dataloader
+def _loader_class(*, distributed: bool) -> type[DataLoader[Any]]:
+    from penstock.loader.dataloader import DataLoader
 
-    if observer in dataloader.observers:
-        dataloader.observers.remove(observer)
-    for name in _MODULES:
-        importlib.import_module(name).DataLoader = dataloader.DataLoader.__base__  # type: ignore[attr-defined]
-    for name, original in _torchdata_classes.items():
-        importlib.import_module(name).StatefulDataLoader = original  # type: ignore[attr-defined]
-    _torchdata_classes.clear()
+    if not distributed:
+        return DataLoader
+    from penstock.launch.auto_distributed import AutoDistributed
+
+    return AutoDistributed
 
 
 def on_torch_import(callback: Callable[[], None]) -> None:
@@ -67,35 +111,6 @@ def on_import(module: str, callback: Callable[[], None]) -> None:
         waiting[0].callbacks.append(callback)
     else:
         sys.meta_path.insert(0, _ImportHook(module, [callback]))
-
-
-def _replace(observer: Observer, *, distributed: bool) -> None:
-    from penstock.loader import dataloader
-
-    dataloader.observers.append(observer)
-    for name in _MODULES:
-        importlib.import_module(name).DataLoader = _loader_class(distributed=distributed)  # type: ignore[attr-defined]
-
-
-def _loader_class(*, distributed: bool) -> type[DataLoader[Any]]:
-    from penstock.loader.dataloader import DataLoader
-
-    if not distributed:
-        return DataLoader
-    from penstock.launch.auto_distributed import AutoDistributed
-
-    return AutoDistributed
-
-
-_torchdata_classes: dict[str, Any] = {}
-"""torchdata's own classes, by the modules in which they were replaced."""
-
-
-def _replace_stateful(*, distributed: bool) -> None:
-    for name in _TORCHDATA_MODULES:
-        module: Any = importlib.import_module(name)
-        _torchdata_classes[name] = module.StatefulDataLoader
-        module.StatefulDataLoader = _loader_class(distributed=distributed)
 
 
 class _ImportHook(MetaPathFinder):

@@ -10,7 +10,6 @@ killed rank leaves the record that it saved last.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -141,6 +140,8 @@ class RankFiles:
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
         """Let one rank end at a time. A record lock dies with its process, and no child inherits it."""
+        import fcntl  # not on Windows, where there is no private folder and so no file of a rank
+
         self._folder.mkdir(mode=0o700, exist_ok=True)
         descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

@@ -18,7 +18,7 @@ from penstock.core.errors import OptionError, ScriptError
 from penstock.core.ranks import Ranks
 from penstock.launch.baseline_run import BaselineRun, announcement
 from penstock.launch.outputs import Outputs
-from penstock.launch.patch_torch import on_torch_import, replace_torch_loader
+from penstock.launch.patch_torch import TorchPatch, on_torch_import
 from penstock.launch.program import load_program, trim_traceback
 from penstock.launch.session import Session
 
@@ -45,7 +45,7 @@ def run(
     ranks = Ranks.of(os.environ, os.getppid())
     baseline_run = _measure_baseline(command, ranks, quiet=outputs.quiet) if baseline else None
     session = Session(command, outputs.of_rank(ranks), ranks, baseline_run, tune=tune)
-    replace_torch_loader(session.register, distributed=distributed)
+    TorchPatch(session, distributed=distributed).install()
     if baseline_run is not None:
         on_torch_import(baseline_run.install)
     session.begin()

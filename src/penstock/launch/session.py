@@ -34,7 +34,7 @@ from penstock.observe.record.run_record import RunRecord
 from penstock.observe.record.timeline import Timeline
 
 if TYPE_CHECKING:
-    from penstock.loader.dataloader import DataLoader
+    from penstock.loader.counters import Counters
     from penstock.observe.live.prometheus import Endpoint
 
 _INTERRUPTED = 128 + signal.SIGINT
@@ -105,19 +105,28 @@ class Session:
         self._poller_thread = PollerThread(poller, self._memory, self._timeline, live_output.write)
         atexit.register(self._end)
 
-    def register(self, loader: DataLoader[Any]) -> None:
-        """Add a loader that the program has created."""
+    def register(self, loader: Any) -> None:
+        """Add a loader that the program has made."""
         if os.getpid() != self._pid:  # a child that the program has forked
             return
         assert self._poller_thread is not None
         if self._tune:
-            from penstock.loader.dataloader import enable_autoscaling  # the program has imported torch by now
+            from penstock.loader.dataloader import can_autoscale, enable_autoscaling  # torch is imported by now
 
-            enable_autoscaling(loader)
+            if can_autoscale(loader):
+                enable_autoscaling(loader)
         self._registry.register(loader)
         self._poller_thread.start()
         if self._endpoint is not None:
             self._endpoint.start()
+
+    def find_counters(self, loader: Any, iterator: Any) -> Counters | None:
+        """Return the counters for an iterator that is not penstock's; None in a child that the program has forked."""
+        if os.getpid() != self._pid:
+            return None
+        if self._registry.find(loader) is None:
+            self.register(loader)
+        return self._registry.find_counters(loader, iterator)
 
     def discard(self) -> None:
         """End without a report: there was no program to run."""
@@ -183,7 +192,7 @@ class Session:
             cpus=usable_cores(),
             machine=describe_machine(),
             memory=self._memory.peak(),
-            loaders=tuple(loader.record() for loader in list(self._registry.loaders)),
+            loaders=self._registry.records(),
             timeline=self._timeline.points(),
             baseline=self._baseline.result() if self._baseline is not None else None,
         )

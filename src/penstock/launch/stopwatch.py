@@ -42,6 +42,7 @@ class Stopwatch:
         self.batch_loading_s: list[float] = []
         """Those of them in which the program waited for the batch, or for the loader's iterator."""
         self._samples: list[int | None] = []
+        self._is_torchs: list[bool] = []
         self._batch_sizes: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
         self._batches = 0
         self._pending_s = 0.0
@@ -71,6 +72,10 @@ class Stopwatch:
         """Return the number of samples in the first `batches`; None if a loader's batch size is unknown."""
         sizes = self._samples[:batches]
         return sum(size for size in sizes if size is not None) if sizes and None not in sizes else None
+
+    def from_torch(self, batches: int) -> int:
+        """Return how many of the first `batches` came from an iterator that is not penstock's."""
+        return sum(self._is_torchs[:batches])
 
     def window(self, batches: int) -> TimingWindow:
         """Return the timing of the first `batches`."""
@@ -103,6 +108,7 @@ class Stopwatch:
         now = time.perf_counter()
         self._batches += 1
         if self._batches > WARMUP_BATCHES:
+            self._is_torchs.append(not type(iterator).__module__.startswith("penstock."))
             self._add(now - self._returned_at, now - began + self._pending_s, self._batch_sizes.get(iterator))
         self._returned_at, self._pending_s = time.perf_counter(), 0.0
         return batch

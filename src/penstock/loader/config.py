@@ -15,12 +15,14 @@ from torch.utils.data import IterableDataset
 
 from penstock.core.errors import OptionError
 from penstock.core.host import usable_cores
+from penstock.core.units import to_nbytes
 from penstock.data.source import Source
 from penstock.data.stream import Stream
 from penstock.device import Device, device_of
 from penstock.distributed.rank import rank_and_world_size
 from penstock.loader.sampling.sharding import Uneven, check_uneven
 from penstock.loader.to_device.pinning import PinMemory
+from penstock.loader.workers.stateful import is_stateful
 from penstock.loader.workers.worker_spec import ErrorPolicy, WorkerSpec
 
 WorkerType = Literal["process", "thread", "ray"]
@@ -89,7 +91,10 @@ class LoaderConfig:
         dataset: Any,
         num_workers: int | tuple[int, int] | Literal["auto"],
         worker_type: str,
+        pin_memory: Any,
+        ring_bytes: int | str | None,
         device: str | torch.device | Device | None,
+        device_bytes: int | str,
         seed: Any,
         distributed: bool | ProcessGroup,
         **others: Any,
@@ -118,8 +123,11 @@ class LoaderConfig:
             cluster_address=worker_type if is_remote else None,
             worker_bounds=bounds,
             is_auto=num_workers == "auto",
+            pin_memory=_pin_memory(pin_memory),
+            ring_bytes=None if ring_bytes is None else to_nbytes("ring_bytes", ring_bytes, least=4096),
             device=None if device is None else device_of(device),
-            seed=None if seed is None else _whole_number("seed", seed),
+            device_bytes=to_nbytes("device_bytes", device_bytes),
+            seed=None if seed is None else _whole_number("seed", seed, least=0),
             is_distributed=distributed is not False,
             rank=rank,
             world_size=world_size,
@@ -130,6 +138,21 @@ class LoaderConfig:
     def is_iterable(self) -> bool:
         """Whether the dataset yields its samples, and has no indices."""
         return isinstance(self.dataset, IterableDataset)
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether the dataset is map-style and has a state of its own, as torchdata asks for it."""
+        return not self.is_iterable and is_stateful(self.dataset)
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether each worker's dataset is at a position of its own, so that batches go to workers by turns."""
+        return self.is_iterable or (self.keeps_state and not self.is_threaded)
+
+    @property
+    def is_threaded(self) -> bool:
+        """Whether threads make the batches."""
+        return self.num_workers > 0 and self.worker_type == "thread"
 
     @property
     def draws_own_order(self) -> bool:
@@ -148,9 +171,10 @@ class LoaderConfig:
 
     @property
     def snapshot_every(self) -> int:
-        """After how many batches of a stream shard its state is asked for; 0 for never."""
+        """After how many batches of a shard its state is asked for; 0 for never."""
         # The state of one of penstock's streams is small and cheap, and a shard can only be split at a state.
-        return 1 if isinstance(self.dataset, Stream) else self.snapshot_every_n_steps or 0
+        # A map-style dataset's is asked for after every batch: none can be made again without its indices.
+        return 1 if isinstance(self.dataset, Stream) or self.keeps_state else self.snapshot_every_n_steps or 0
 
     @property
     def context(self) -> BaseContext:
@@ -220,11 +244,17 @@ def _check_choices(given: dict[str, Any]) -> None:
         raise OptionError(f"dispatch must be 'auto', 'demand' or 'round_robin', not {dispatch!r}")
     if errors not in ("raise", "skip") and not callable(errors):
         raise OptionError(f"errors must be 'raise', 'skip' or a callable (exception, index) -> sample, not {errors!r}")
-    if _whole_number("max_worker_crashes", given["max_worker_crashes"]) < 1:
-        raise OptionError(f"max_worker_crashes must be at least 1, not {given['max_worker_crashes']}")
-    ring_bytes = given["ring_bytes"]
-    if ring_bytes is not None and _whole_number("ring_bytes", ring_bytes) < 4096:
-        raise OptionError(f"ring_bytes must be at least 4096 bytes (one page), not {ring_bytes}")
+    _whole_number("max_worker_crashes", given["max_worker_crashes"], least=1)
+
+
+def _pin_memory(wanted: Any) -> PinMemory:
+    """Return the value of pin_memory=; torch takes any number, and None, for true or false."""
+    if isinstance(wanted, (int, type(None))):
+        return bool(wanted)
+    if wanted != "auto" and not hasattr(wanted, "register"):
+        raise OptionError(f"pin_memory must be True, False, 'auto' or a penstock.device.Device, not {wanted!r}")
+    is_device_or_auto: PinMemory = wanted
+    return is_device_or_auto
 
 
 def _worker_numbers(
@@ -238,6 +268,10 @@ def _worker_numbers(
                 "instead of 'auto'"
             )
         return auto_workers(), None
+    if isinstance(num_workers, str):
+        raise OptionError(
+            f"num_workers must be a number, 'auto', or (least, most) with worker_type='ray', not {num_workers!r}"
+        )
     if not isinstance(num_workers, tuple):
         return num_workers, None
     least, most = num_workers
@@ -259,11 +293,14 @@ def _place(dataset: Any, distributed: bool | ProcessGroup) -> tuple[int, int]:
     return rank, world_size
 
 
-def _whole_number(name: str, value: Any) -> int:
+def _whole_number(name: str, value: Any, *, least: int) -> int:
     try:
-        return operator.index(value)
+        number = operator.index(value)
     except TypeError as error:
         raise OptionError(f"{name} must be a whole number, not {value!r}") from error
+    if number < least:
+        raise OptionError(f"{name} must be at least {least}, not {number}")
+    return number
 
 
 def check_can_distribute(config: LoaderConfig) -> None:

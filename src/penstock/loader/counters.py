@@ -47,6 +47,10 @@ class Counters:
     workers: int | None = None
     """How many there are now, where the number changes."""
     workers_reason: str = ""
+    begun_ns: int = 0
+    """When the first iterator was made; 0 for a loader that nobody has iterated."""
+    fallback_reason: str = ""
+    """Why torch's iterator ran in place of penstock's; empty if it did not."""
     loop: weakref.ref[Any] | None = None
     """The iterator that was made last, for observers in other threads (see `loop_snapshot`)."""
 
@@ -77,6 +81,7 @@ class Counters:
             start_method=start_method,
             workers=workers if self.workers is None else self.workers,
             workers_reason=self.workers_reason,
+            fallback_reason=self.fallback_reason,
             dispatch=self.dispatch,
             dispatch_reason=self.dispatch_reason,
             split_batches=self.split_batches,

@@ -1,10 +1,14 @@
-"""DataLoader: torch's signature; a thin face over a LoaderConfig and a LoaderRuntime."""
+"""DataLoader: torch's signature; a thin face over a LoaderConfig and a LoaderRuntime.
+
+It has torch's methods and no state: scripts and frameworks look for `state_dict` or `set_epoch` and save or call what
+they find, so under `penstock run` a loader must not have more than torch's. `penstock.DataLoader` (stateful_loader.py)
+adds them.
+"""
 
 from __future__ import annotations
 
-import os
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from multiprocessing.context import BaseContext
 from typing import Any, Literal, TypeVar
@@ -12,20 +16,20 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch.distributed import ProcessGroup
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, Sampler
+from torch.utils.data import Dataset, MapDataPipe, Sampler
 
-from penstock.core.errors import StateError
 from penstock.core.host import usable_cores
+from penstock.core.interrupts import uninterrupted_finalizer
 from penstock.core.stats import LoaderStatistics
 from penstock.device import Device
 from penstock.loader.config import LoaderConfig, WorkerType, auto_workers, check_can_distribute
+from penstock.loader.fallback import why_torch_iterator
 from penstock.loader.iterator import LoaderIterator
 from penstock.loader.runtime import LoaderRuntime
 from penstock.loader.sampling.orders import order_for
 from penstock.loader.sampling.own_sampler import own_sampler, reads_chunks
 from penstock.loader.sampling.sharding import Uneven
 from penstock.loader.scheduling.autoscale import AutoscalePolicy
-from penstock.loader.state_dict import load_state_dict, state_dict_of
 from penstock.loader.workers.worker_spec import ErrorPolicy
 
 T_co = TypeVar("T_co", covariant=True)
@@ -65,32 +69,44 @@ class DataLoader(TorchDataLoader[T_co]):
         dataset: and all that follow up to `in_order`: as in torch's DataLoader.
         num_workers: also "auto": the number of workers changes while the loop runs, until the step does not wait. It
             is at most one for each core that this process may use (by affinity and cgroup quota) and at most 16, and
-            none where making a batch takes less time than fetching it. Where samples can depend on their worker (see
-            `dispatch`), the number changes only between epochs, and the batches depend on it; for an iterable
-            dataset it is one fewer than the cores, at most 8. `statistics().workers_reason` gives the reason.
+            none where making a batch takes less time than fetching it. Where samples may depend on their worker, which
+            is everywhere but on demand (see `dispatch`), the number changes only between epochs, and the batches of an
+            epoch are torch's for its number; for an iterable dataset it is one fewer than the cores, at most 8.
+            `statistics().workers_reason` gives the reason. No
+            worker is started, whatever the number, for tensors, arrays, numbers, and a TensorDataset, Subset or
+            ConcatDataset of them, with torch's collate function and batches of at most 1 MiB: gathering such a batch
+            takes less time than handing it over. `dispatch="round_robin"` has the workers nonetheless.
             (least, most), for worker_type="ray" only: the same, between these bounds.
-        worker_type: "process"; "thread" for datasets that release the GIL; or "ray": actors on the machines of the Ray
-            cluster to which this machine belongs ("ray://host:port": the cluster behind that client server).
-        dispatch: "auto" (torch's assignment of batches to workers where samples can depend on their worker, because
-            they draw from its random state, read `get_worker_info()` or follow a `worker_init_fn`; else "demand"),
-            "demand" (a free worker takes the next task; several workers fill a large batch together), or
-            "round_robin" (torch's assignment always).
+        worker_type: "process"; "thread" for datasets that release the GIL (`worker_init_fn` is called once in each
+            thread, and changes no random state: threads share those of the process); or "ray": actors on the machines
+            of the Ray cluster to which this machine belongs ("ray://host:port": the cluster behind that client server).
+        dispatch: which worker makes which batch. "round_robin": as in torch, batch k is made by worker k mod n, so that
+            a dataset that keeps a state (a generator, a counter, a cache) gives the same samples. "demand": a free
+            worker takes the next batch, and several workers fill a large one together. That is faster where samples
+            are uneven or batches dear, and lets num_workers="auto" follow the loop at once; but samples that depend on
+            what their worker has made before, or on which worker it is, then differ from run to run. "auto": on
+            demand only if it is proven that no sample does (dataset and collate_fn are torch's or penstock's and hold
+            plain data; see `penstock.loader.scheduling.purity`) or the program says so by `seed=`; else round_robin.
+            `statistics().dispatch_reason` gives the reason. Threads share one dataset, and always work on demand.
         errors: what to do with a sample that raises: "raise", "skip" (leave it out and count it), or a callable
             `(exception, index) -> sample` whose result replaces it (`penstock.SKIP` leaves it out).
         keep_batch_size: with `errors`, fill up a batch that lost samples by repeating its first good ones.
         max_worker_crashes: how many worker processes may crash on one sample; then the sample is quarantined: it
-            raises WorkerKilledError, or is left out with errors="skip".
-        ring_bytes: the most bytes of slots for batches under way and held by the program; by default a quarter of the
-            available memory.
+            raises WorkerKilledError, or is left out with errors="skip". Until then a successor makes the lost batches
+            again. It begins as its predecessor began, with the dataset and random states of then; unless batches are
+            made on demand, a RuntimeWarning says so. (Streams are read again up to their position.)
+        ring_bytes: the most bytes of slots for batches under way and held by the program, as in "2GiB" or 2 << 30; by
+            default a quarter of the available memory.
         pin_memory: as in torch's, on pinned slots: a batch is not copied to be pinned, and its slot is not reused
             before copies that the program started from it are over, on whatever stream. "auto" pins if a measurement
             shows that copies gain by it. A `penstock.device.Device` pins for that device.
         device: "cuda", "cuda:1", any other accelerator of torch's, "cpu", or "sim" (a simulated one). Batches arrive
             there, copied ahead on a side stream from pinned slots, ordered on the current stream.
-        device_bytes: with `device`, the most device memory for batches that are copied ahead.
+        device_bytes: with `device`, the most device memory for batches that are copied ahead, as in "512MiB".
         seed: makes everything random depend on the seed, the epoch and the sample's index only, whatever the workers:
             the order (with `shuffle=True`), `penstock.sample_rng()`, and torch's, Python's and NumPy's random states
-            for each sample (not with threads, which share these states). See `penstock.sample_seed`.
+            for each sample (not with threads, which share these states). See `penstock.sample_seed`. A generator of
+            the dataset's own is not seeded: with one, give dispatch="round_robin", or draw from `sample_rng()`.
         distributed: share out the samples over the ranks of torchrun or of `torch.distributed` (or of a given process
             group), as torch's DistributedSampler does, and count epochs without `set_epoch`.
         uneven: with `distributed`, what to do if the samples cannot be shared out evenly: "pad" (repeat the first
@@ -137,9 +153,9 @@ class DataLoader(TorchDataLoader[T_co]):
         errors: ErrorPolicy = "raise",
         keep_batch_size: bool = False,
         max_worker_crashes: int = 3,
-        ring_bytes: int | None = None,
+        ring_bytes: int | str | None = None,
         device: str | torch.device | Device | None = None,
-        device_bytes: int = 512 << 20,
+        device_bytes: int | str = 512 << 20,
         seed: int | None = None,
         distributed: bool | ProcessGroup = False,
         uneven: Uneven = "pad",
@@ -205,7 +221,7 @@ class DataLoader(TorchDataLoader[T_co]):
         order = order_for(config.index_sampler, snapshot_every=config.snapshot_every_n_steps or 1)
         # One attribute with a name that no subclass uses; `runtime_of` and `config_of` are for the other modules.
         self._penstock_runtime = LoaderRuntime(config=config, order=order, **carried)
-        weakref.finalize(self, self._penstock_runtime.resources.close)
+        weakref.finalize(self, uninterrupted_finalizer(self._penstock_runtime.resources.close))
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)  # torch refuses those that must not change
@@ -215,59 +231,19 @@ class DataLoader(TorchDataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process: rings, counters, a persistent iterator."""
-        return {**self.__dict__, "_penstock_runtime": self._penstock_runtime.carried(), "_iterator": None}
+        runtime = self.__dict__.get("_penstock_runtime")
+        if runtime is None:  # a subclass with a constructor of its own, such as torchdata's
+            return self.__dict__
+        return {**self.__dict__, "_penstock_runtime": runtime.carried(), "_iterator": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._start_runtime(**state["_penstock_runtime"])
+        if "_penstock_runtime" in state:
+            self._start_runtime(**state["_penstock_runtime"])
 
     def statistics(self) -> LoaderStatistics:
         """Return what has been counted so far: times by stage, stalls, slots, crashes, skipped samples."""
         return self._penstock_runtime.statistics()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position of the loop: which samples of this epoch have been handed out.
-
-        The state is small, whatever the position, and describes the pass that was begun last. Take it between two
-        batches; a batch that raised counts as not handed out until a later one is. Save one for each rank (or rank
-        0's only, for map-style datasets with `in_order=True`, where all ranks take as many batches).
-
-        Raises:
-            StateError: the dataset is a legacy DataPipe.
-
-        >>> import torch
-        >>> loader = DataLoader(torch.arange(6), batch_size=2, num_workers=2)
-        >>> batches = iter(loader)
-        >>> next(batches)
-        tensor([0, 1])
-        >>> state = loader.state_dict()
-        >>> other = DataLoader(torch.arange(6), batch_size=2)
-        >>> other.load_state_dict(state)
-        >>> list(other)
-        [tensor([2, 3]), tensor([4, 5])]
-        """
-        if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
-            raise StateError("legacy DataPipes have no state here; use an IterableDataset, or `penstock.open`")
-        return state_dict_of(config_of(self), runtime_of(self))
-
-    def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
-        """Make the next pass resume where a state was taken, with exactly the samples not handed out by then.
-
-        The number of workers, the worker type, the batch size and the number of ranks may differ. No sample is made
-        again, except for iterable datasets that keep no state: those are run through from the beginning.
-
-        Args:
-            state: what `state_dict` returned; of all ranks, where one rank's is not enough. {} changes nothing.
-
-        Raises:
-            StateError: the state belongs to another dataset or sampler, has another format, or the states of other
-                ranks are needed.
-        """
-        load_state_dict(config_of(self), runtime_of(self), state)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next pass that of `epoch`; without this call they are counted from 0."""
-        self._penstock_runtime.next_epoch = epoch
 
     def check_worker_number_rationality(self) -> None:
         """Warn, as torch's loader does, of more workers than this machine has cores; a cluster has more."""
@@ -276,8 +252,9 @@ class DataLoader(TorchDataLoader[T_co]):
             super().check_worker_number_rationality()
 
     def _get_iterator(self) -> Any:
-        if isinstance(self.dataset, (IterDataPipe, MapDataPipe)) or not hasattr(os, "register_at_fork"):
-            # Legacy DataPipes shard and shuffle through torch's own iterator; on Windows there are no socket pairs.
+        reason = why_torch_iterator(config_of(self))
+        if reason:
+            runtime_of(self).counters.fallback_reason = reason
             return super()._get_iterator()
         if self.num_workers > 0:
             self.check_worker_number_rationality()
@@ -294,20 +271,36 @@ def runtime_of(loader: DataLoader[Any]) -> LoaderRuntime:
     return loader._penstock_runtime
 
 
+def find_runtime(loader: object) -> LoaderRuntime | None:
+    """Return a loader's runtime; None for what is no loader of penstock's, or has a constructor of its own."""
+    found: LoaderRuntime | None = getattr(loader, "_penstock_runtime", None)
+    return found
+
+
 def worker_type_of(loader: TorchDataLoader[Any]) -> WorkerType:
     """Return what a loader's workers are; torch's own always has processes."""
     return config_of(loader).worker_type if isinstance(loader, DataLoader) else "process"
 
 
+def can_autoscale(loader: object) -> bool:
+    """Return whether penstock's iterator runs for this loader, so that its number of workers may change."""
+    if not isinstance(loader, DataLoader) or type(loader)._get_iterator is not DataLoader._get_iterator:
+        return False
+    return not why_torch_iterator(config_of(loader))
+
+
 def enable_autoscaling(loader: DataLoader[Any]) -> None:
     """Let the number of workers change while the loop runs, as num_workers="auto" does; before the first epoch.
 
-    Where samples can depend on their worker, batches stay those of the loader's own number. An iterable dataset keeps
-    its number, because it shares out its samples by it. Without a second core nothing changes.
+    Where samples may depend on their worker, it changes only between epochs, and begins with the loader's own. An
+    iterable dataset keeps its number, because it shares out its samples by it. Without a second core nothing changes.
     """
     config, runtime = config_of(loader), runtime_of(loader)
     if config.is_iterable:
         runtime.counters.workers_reason = "fixed: an iterable dataset shares out its samples by the number of workers"
+        return
+    if config.keeps_state:
+        runtime.counters.workers_reason = "fixed: the dataset keeps a state in each worker"
         return
     if isinstance(config.dataset, MapDataPipe) or usable_cores() == 1:
         return

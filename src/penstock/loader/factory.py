@@ -8,7 +8,6 @@ The factory never sees the DataLoader.
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,16 +21,17 @@ from penstock.loader.checkpoint.epoch_state import EpochState
 from penstock.loader.config import LoaderConfig
 from penstock.loader.in_memory import lies_in_memory, row_nbytes
 from penstock.loader.runtime import LoaderRuntime
+from penstock.loader.sampling.own_sampler import draws_unnoticed
 from penstock.loader.scheduling.direct import DirectScheduler
 from penstock.loader.scheduling.dispatch_policy import Dispatch, Mode
 from penstock.loader.scheduling.inline import InlineScheduler
+from penstock.loader.scheduling.purity import why_impure
 from penstock.loader.scheduling.scheduler import Scheduler
 from penstock.loader.to_device.pinning import Pinning, pinning_of
 from penstock.loader.to_device.prefetch import Prefetcher
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.shared_segment import PrivateSegment, SharedSegment, create, memfd_works
 from penstock.loader.workers.pool import Pool
-from penstock.loader.workers.process_pool import ProcessPool
 from penstock.loader.workers.ray.cluster import Cluster
 from penstock.loader.workers.ray.ray_pool import RayPool
 from penstock.loader.workers.thread_pool import ThreadPool
@@ -140,7 +140,9 @@ def _is_plain(config: LoaderConfig, epoch: EpochState) -> bool:
     """Return whether nothing was asked for but torch's batches."""
     is_one_stream = not config.is_iterable or (len(epoch.shards) == 1 and not epoch.shards[0].of)
     collates_into_slots = hasattr(config.collate_fn, "collate_into")
-    return config.errors == "raise" and config.seed is None and is_one_stream and not collates_into_slots
+    keeps_state = not config.is_iterable and bool(epoch.shards)
+    is_usual = config.errors == "raise" and config.seed is None and not keeps_state
+    return is_usual and is_one_stream and not collates_into_slots
 
 
 def _why_inline(config: LoaderConfig) -> str:
@@ -161,10 +163,14 @@ def _why_inline(config: LoaderConfig) -> str:
 def _started_scheduler(
     config: LoaderConfig, runtime: LoaderRuntime, epoch: EpochState, ring: Ring, pinning: Pinning
 ) -> Scheduler:
-    dispatch = _dispatch(config, runtime)
+    mode, reason = _dispatch_mode(config)
+    workers = config.num_workers
+    if runtime.autoscale is not None:
+        workers = runtime.autoscale.choose() if mode == "round_robin" else runtime.autoscale.workers
+    dispatch = _dispatch(config, runtime, mode, reason, workers)
     scheduler = Scheduler(
         worker_spec=config.worker_spec(),
-        pool=_pool(config, runtime, dispatch, epoch.base_seed, pinning.numa_node),
+        pool=_pool(config, runtime, mode, workers, epoch.base_seed, pinning.numa_node),
         ring=ring,
         dispatch=dispatch,
         counters=runtime.counters,
@@ -184,20 +190,13 @@ def _started_scheduler(
 
 
 def _pool(
-    config: LoaderConfig, runtime: LoaderRuntime, dispatch: Dispatch, base_seed: int, numa_node: int | None
+    config: LoaderConfig, runtime: LoaderRuntime, mode: Mode, workers: int, base_seed: int, numa_node: int | None
 ) -> Pool:
     """Return workers, not started yet."""
     worker_spec = config.worker_spec()
-    workers, most = config.num_workers, config.num_workers
-    autoscale = runtime.autoscale
-    if autoscale is not None:
-        is_fixed = dispatch.mode == "round_robin"
-        workers, most = autoscale.choose() if is_fixed else autoscale.workers, autoscale.most
-        dispatch.size_up(workers)
     if config.worker_type == "thread":
-        return ThreadPool(worker_spec, workers)
-    announced = workers if dispatch.mode == "round_robin" else config.num_workers
-    detect_dependence = _dispatch_mode(config, is_autoscaled=autoscale is not None)[0] == "probing"
+        return ThreadPool(worker_spec, workers, base_seed=base_seed, init_fn=config.worker_init_fn)
+    announced = workers if mode == "round_robin" else config.num_workers
     if config.worker_type == "ray":
         runtime.resources.join_cluster(config.cluster_address)
         return RayPool(
@@ -207,8 +206,10 @@ def _pool(
             reported_workers=announced,
             base_seed=base_seed,
             init_fn=config.worker_init_fn,
-            detect_dependence=detect_dependence,
         )
+    most = workers if runtime.autoscale is None else runtime.autoscale.most
+    from penstock.loader.workers.process_pool import ProcessPool  # imports what only some systems have
+
     return ProcessPool(
         worker_spec,
         workers,
@@ -217,46 +218,47 @@ def _pool(
         context=config.context,
         base_seed=base_seed,
         init_fn=config.worker_init_fn,
-        detect_dependence=detect_dependence,
         named=not memfd_works(),
         cores=cores_near(numa_node, most),
     )
 
 
-def _dispatch(config: LoaderConfig, runtime: LoaderRuntime) -> Dispatch:
-    """Return which worker gets which batch: as earlier epochs have shown, or a first decision."""
-    if runtime.dispatch is None:
-        mode, reason = _dispatch_mode(config, is_autoscaled=runtime.autoscale is not None)
-        # The rows of a Ray worker's batch arrive over the network: no machine has the slot that they would share.
-        splittable = config.worker_spec().rows_can_be_split and config.worker_type != "ray"
-        assert config.prefetch_factor is not None
-        runtime.dispatch = Dispatch(
-            mode,
-            reason,
-            workers=config.num_workers,
-            prefetch_factor=config.prefetch_factor,
-            splittable=splittable,
+def _dispatch(config: LoaderConfig, runtime: LoaderRuntime, mode: Mode, reason: str, workers: int) -> Dispatch:
+    """Return which worker gets which batch. Each iterator has its own: several of one loader may run."""
+    if config.prefetch_factor is None or config.prefetch_factor <= 0:
+        raise AssertionError(
+            f"prefetch_factor must be greater than 0 where there are workers, not {config.prefetch_factor}; "
+            "leave it out for 2 batches per worker"
         )
-    elif runtime.autoscale is not None:  # another iterator may still run, with another number of workers
-        runtime.dispatch = copy.copy(runtime.dispatch)
+    runtime.dispatch = Dispatch(
+        mode,
+        reason,
+        workers=max(1, workers),
+        prefetch_factor=config.prefetch_factor,
+        # The rows of a Ray worker's batch arrive over the network: no machine has the slot that they would share.
+        splittable=config.worker_spec().rows_can_be_split and config.worker_type != "ray",
+        # Workers that persist remember what they have made, and torch's would have made less.
+        may_run_ahead=not config.persistent_workers and draws_unnoticed(config.index_sampler),
+        previous=runtime.dispatch,
+    )
     return runtime.dispatch
 
 
-def _dispatch_mode(config: LoaderConfig, *, is_autoscaled: bool) -> tuple[Mode, str]:
-    """Return how work is given out, and why, as far as that is known before the first batch."""
+def _dispatch_mode(config: LoaderConfig) -> tuple[Mode, str]:
+    """Return how work is given out, and why: on demand only by the user's word, or with a proof."""
     if config.is_iterable:
         return "stream", "an iterable dataset has its own samples in each worker"
-    if config.dispatch != "auto":
-        return config.dispatch, "asked for"
+    if config.has_shards:
+        return "stream", "the dataset keeps a state in each worker"
     if config.worker_type == "thread":
         return "demand", "threads share one dataset and one random state"
-    if config.num_workers == 1 and not is_autoscaled:
-        return "round_robin", "there is one worker"
-    if config.worker_init_fn is not None:
-        return "round_robin", "as torch assigns, because worker_init_fn may make workers differ"
-    if config.seed is not None:
-        return "demand", "every sample has its own seed"
-    return "probing", "the first batch will show"
+    if config.dispatch != "auto":
+        return config.dispatch, "asked for"
+    if config.seed is not None and config.worker_init_fn is None:
+        return "demand", "asked for: with seed=, samples depend on the seed, the epoch and their index only"
+    if doubt := why_impure(config.worker_spec(), config.worker_init_fn):
+        return "round_robin", f"as torch assigns, because {doubt}"
+    return "demand", "no sample can tell which worker makes it: dataset and collate_fn are known to keep no state"
 
 
 # ── memory ──────────────────────────────────────────────────────────────────────────────────────────────────

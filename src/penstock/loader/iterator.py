@@ -8,10 +8,11 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+from penstock.core.interrupts import uninterrupted_finalizer
 from penstock.distributed.failure_alarm import FailureAlarm, start_failure_alarm
 from penstock.loader.begin_epoch import begin_epoch
 from penstock.loader.factory import build_pipeline
@@ -34,6 +35,7 @@ class LoaderIterator:
         self._alarm = start_failure_alarm(config.rank, config.world_size) if config.is_distributed else None
         self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
         self._began_ns = time.perf_counter_ns()
+        self._counters.begun_ns = self._counters.begun_ns or self._began_ns
         self._returned_ns = 0
         self._yielded = 0
         self.is_over = False
@@ -74,6 +76,13 @@ class LoaderIterator:
 
     def __iter__(self) -> LoaderIterator:
         return self
+
+    def __getstate__(self) -> NoReturn:
+        """Refuse to be pickled, as torch's iterators do."""
+        raise NotImplementedError(
+            f"{type(self).__name__} cannot be pickled: its workers and slots are this process's; pickle the "
+            "DataLoader, and its state_dict() for the position"
+        )
 
     def __len__(self) -> int:
         return len(self._config.index_sampler)
@@ -166,6 +175,7 @@ def _length(sampler: Any) -> int | None:
     return None
 
 
+@uninterrupted_finalizer
 def _close(
     in_flight: InFlightCopies | None,
     stop_workers: Callable[[], Any],

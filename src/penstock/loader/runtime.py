@@ -98,7 +98,7 @@ class LoaderRuntime:
     """Of the iterator that was made last."""
     resources: LoaderResources = field(default_factory=LoaderResources)
     dispatch: Dispatch | None = None
-    """Which worker gets which batch, as far as earlier epochs have shown; None before the first."""
+    """Which worker gets which batch, of the iterator that was made last; it has learned what batches cost."""
     autoscale: AutoscalePolicy | None = None
     """What chooses the number of workers, where it may change."""
     depth_trial: DepthTrial = field(default_factory=lambda: DepthTrial(DEPTH))
@@ -109,6 +109,8 @@ class LoaderRuntime:
     """Why the last pass has loaded in this process, although workers were asked for."""
     fingerprint: DatasetFingerprint | None = None
     """Of dataset and sampler before the first pass, which may change them."""
+    owner: dict[str, Any] | None = None
+    """What states say of dataset and sampler; None until one is taken in this pass."""
     next_epoch: int = 0
     epoch: EpochState | None = None
     """The pass that was begun last."""

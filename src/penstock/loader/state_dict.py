@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from penstock.core.errors import StateError
 from penstock.data.stream import Stream
 from penstock.distributed.rank import rank_and_world_size
-from penstock.loader.begin_epoch import fingerprint_of
+from penstock.loader.begin_epoch import fingerprint_of, foresee_pass
 from penstock.loader.checkpoint.dataset_fingerprint import DatasetFingerprint
 from penstock.loader.checkpoint.resume import Resume, resume_from
 from penstock.loader.checkpoint.state import VERSION, check_states, describe_owner
@@ -24,22 +23,43 @@ def state_dict_of(config: LoaderConfig, runtime: LoaderRuntime) -> dict[str, Any
     """Return the state of a loader; its fields are described in `checkpoint.state`."""
     if runtime.loaded is not None:
         return runtime.loaded
+    _refuse_threads(config)
     epoch = runtime.epoch
-    not_begun = {
+    state = {
+        "version": VERSION,
+        "owner": _owner(config, runtime),
+        "fingerprint": fingerprint_of(config, runtime).as_dict(),
+        "seed": epoch.epoch_seed if epoch is not None else 0,
+        "base_seed": epoch.base_seed if epoch is not None else 0,
+        "generator": config.generator.get_state() if config.generator is not None else None,
+        **(epoch.as_dict() if epoch is not None else _not_begun(config, runtime)),
+    }
+    if epoch is None or epoch.finished:
+        state["next"] = foresee_pass(config, runtime)
+    return state
+
+
+def _not_begun(config: LoaderConfig, runtime: LoaderRuntime) -> dict[str, Any]:
+    state: dict[str, Any] = {
         "epoch": runtime.next_epoch,
         "finished": False,
         "rank": config.rank,
         "world": config.world_size,
     }
-    return {
-        "version": VERSION,
-        "owner": _owner(config, runtime),
-        "fingerprint": {"rank": rank_and_world_size()[0], **asdict(fingerprint_of(config, runtime))},
-        "seed": epoch.epoch_seed if epoch is not None else 0,
-        "base_seed": epoch.base_seed if epoch is not None else 0,
-        "generator": config.generator.get_state() if config.generator is not None else None,
-        **(epoch.as_dict() if epoch is not None else not_begun),
-    }
+    if not config.is_iterable:
+        state["sampler"] = runtime.order.end_state()
+    if config.keeps_state and config.num_workers == 0:
+        state["shards"] = [{"state": config.dataset.state_dict()}]
+    return state
+
+
+def _refuse_threads(config: LoaderConfig) -> None:
+    """Raise StateError where several threads advance one dataset's state, ahead of the loop."""
+    if config.keeps_state and config.is_threaded:
+        raise StateError(
+            f"{type(config.dataset).__qualname__} keeps a state, and threads share it: what it was at the last batch "
+            "that was handed out is not known; use worker_type='process', or num_workers=0"
+        )
 
 
 def load_state_dict(config: LoaderConfig, runtime: LoaderRuntime, state: Any) -> None:
@@ -51,6 +71,7 @@ def load_state_dict(config: LoaderConfig, runtime: LoaderRuntime, state: Any) ->
     states = list(state["ranks"] if isinstance(state, Mapping) and "ranks" in state else _as_list(state))
     if not states or not states[0]:
         return
+    _refuse_threads(config)
     sampler = drawn_from(config.index_sampler)
     check_states(states, _owner(config, runtime), DatasetFingerprint.of(config.dataset, sampler))
     states = _of_this_rank(states, config, runtime)
@@ -65,7 +86,7 @@ def load_state_dict(config: LoaderConfig, runtime: LoaderRuntime, state: Any) ->
     )
     if resume.sampler is not None:
         runtime.order.begin_after(resume.sampler)
-    if config.worker_type == "thread" and stream is None and any(shard.of > 1 for shard in resume.shards or ()):
+    if config.worker_type == "thread" and stream is None and any(shard.of > 1 for shard in resume.shards):
         raise StateError(
             "this state's workers read get_worker_info() to share out the samples, and threads have none; resume with "
             "worker_type='process', or num_workers=0"
@@ -76,8 +97,11 @@ def load_state_dict(config: LoaderConfig, runtime: LoaderRuntime, state: Any) ->
 
 
 def _owner(config: LoaderConfig, runtime: LoaderRuntime) -> dict[str, Any]:
-    order = None if config.is_iterable else runtime.order
-    return describe_owner(config.dataset, drawn_from(config.index_sampler), order)
+    """Return which dataset and sampler a state belongs to; looked at once in each pass."""
+    if runtime.owner is None or runtime.epoch is None:
+        order = None if config.is_iterable else runtime.order
+        runtime.owner = describe_owner(config.dataset, drawn_from(config.index_sampler), order)
+    return {**runtime.owner, "traits": {**runtime.owner["traits"]}}
 
 
 def _as_list(state: Any) -> Sequence[Any]:
@@ -99,7 +123,7 @@ def _of_this_rank(states: list[Any], config: LoaderConfig, runtime: LoaderRuntim
 
 
 def _warn_of_repeated_work(resume: Resume, dataset: Any) -> None:
-    lost = [shard.since for shard in resume.shards or () if shard.state is None and shard.since]
+    lost = [shard.since for shard in resume.shards if shard.state is None and shard.since]
     if lost and not is_stateful(dataset):
         samples = sum(batches * size for since in lost for batches, size in since)
         warnings.warn(

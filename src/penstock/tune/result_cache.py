@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from penstock import __version__
-from penstock.core.host import usable_cores
+from penstock.core.host import total_nbytes, usable_cores
 from penstock.loader.dataloader import DataLoader, config_of
 from penstock.tune.search_result import TuneResult
 from penstock.tune.tuned_loop import TunedLoop, copy_sharing_arrays
@@ -52,7 +52,7 @@ def cache_key(loop: TunedLoop, **limits: Any) -> dict[str, Any]:
         "machine": {
             "processor": platform.processor() or platform.machine(),
             "cores": usable_cores(),
-            "memory_nbytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            "memory_nbytes": total_nbytes(),
             "accelerator": str(torch.accelerator.current_accelerator() if torch.accelerator.is_available() else ""),
         },
         "versions": {"penstock": __version__, "torch": str(torch.__version__), "python": platform.python_version()},

@@ -626,7 +626,7 @@ def test_a_pending_batch_is_in_pythons_own_numbers() -> None:
 def test_a_sampler_that_shares_out_by_itself_goes_on_with_each_ranks_own_state(monkeypatch: pytest.MonkeyPatch) -> None:
     def loader(rank: int, world: int) -> DataLoader[Any]:
         monkeypatch.setattr("penstock.loader.config.rank_and_world_size", lambda group=None: (rank, world))
-        for module in ("sampling.orders", "state_dict", "checkpoint.state"):
+        for module in ("sampling.orders", "state_dict", "checkpoint.state", "checkpoint.dataset_fingerprint"):
             monkeypatch.setattr(f"penstock.loader.{module}.rank_and_world_size", lambda: (rank, world))
         return DataLoader(Numbers(20), 2, sampler=range(rank, 20, 2))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock.loader.scheduling.dispatch_policy import Dispatch, Mode
@@ -10,41 +12,28 @@ SLOW_NS = 30_000_000
 """A batch that is worth filling together."""
 
 
-def make_dispatch(mode: Mode, *, workers: int = 2, prefetch_factor: int = 2, splittable: bool = True) -> Dispatch:
-    dispatch = Dispatch(mode, "", workers=workers, prefetch_factor=prefetch_factor, splittable=splittable)
+def make_dispatch(mode: Mode, **options: Any) -> Dispatch:
+    dispatch = Dispatch(mode, "", **{"workers": 2, "prefetch_factor": 2, "splittable": True, **options})
     dispatch.begin_epoch()
     return dispatch
 
 
-def test_without_worker_dependence_probing_ends_in_demand() -> None:
-    dispatch = make_dispatch("probing")
-    assert dispatch.split(64) == 2
-    dispatch.decide("")
-    assert dispatch.mode == "demand"
-
-
-def test_with_worker_dependence_it_ends_in_torchs_assignment_for_good() -> None:
-    dispatch = make_dispatch("probing")
-    dispatch.decide("the samples draw from torch's state")
-    dispatch.decide("")
-    assert dispatch.mode == "round_robin"
-    assert dispatch.split(64) == 1
-
-
-def test_worker_dependence_detected_late_changes_the_assignment_and_the_reason_says_so() -> None:
-    dispatch = make_dispatch("demand")
-    dispatch.decide("the dataset reads get_worker_info()")
-    assert dispatch.mode == "round_robin"
-    assert "noticed late" in dispatch.reason
-
-
 @pytest.mark.parametrize(
-    ("mode", "batch_ns", "parts"), [("demand", SLOW_NS, 2), ("demand", 1000, 1), ("stream", SLOW_NS, 1)]
+    ("mode", "batch_ns", "parts"), [("demand", SLOW_NS, 2), ("demand", 1000, 1), ("round_robin", SLOW_NS, 1)]
 )
 def test_a_batch_is_split_when_its_parts_keep_a_worker_busy(mode: Mode, batch_ns: int, parts: int) -> None:
     dispatch = make_dispatch(mode)
     dispatch.learn(batch_ns)
     assert dispatch.split(64) == parts
+
+
+def test_all_workers_fill_the_first_batch_and_show_what_it_costs() -> None:
+    dispatch = make_dispatch("demand", workers=3)
+    assert (dispatch.split(64), dispatch.window()) == (3, 1)
+    dispatch.learn(1000)
+    assert (dispatch.split(64), dispatch.window()) == (1, 6)
+    again = make_dispatch("demand", workers=3, previous=dispatch)
+    assert (again.split(64), again.window()) == (1, 6)
 
 
 def test_a_batch_is_never_split_into_rows_of_one() -> None:
@@ -55,7 +44,6 @@ def test_a_batch_is_never_split_into_rows_of_one() -> None:
 
 def test_the_window_is_two_for_batches_filled_together_and_widens_with_lost_time() -> None:
     dispatch = make_dispatch("demand")
-    assert dispatch.window() == 4
     dispatch.learn(SLOW_NS)
     assert dispatch.window() == 2
     dispatch.starved(SLOW_NS // 2)
@@ -75,6 +63,25 @@ def test_time_lost_long_ago_is_forgotten() -> None:
         dispatch.learn(SLOW_NS)
         dispatch.starved(SLOW_NS // 100)
     assert dispatch.window() == 2
+
+
+def test_where_each_worker_keeps_to_its_own_batches_the_window_widens_for_all_of_them_and_is_kept() -> None:
+    dispatch = make_dispatch("round_robin", may_run_ahead=True)
+    dispatch.learn(SLOW_NS)
+    seen = []
+    for _ in range(9):
+        seen.append(dispatch.window())
+        dispatch.starved(2 * SLOW_NS + 1)
+    assert seen == [4, 6, 8, 10, 12, 14, 16, 16, 16]
+    assert dispatch.drawn_ahead == 4
+    assert make_dispatch("round_robin", may_run_ahead=True, previous=dispatch).window() == 16
+
+
+def test_where_the_sampler_could_tell_the_window_is_torchs() -> None:
+    dispatch = make_dispatch("round_robin")
+    dispatch.learn(SLOW_NS)
+    dispatch.starved(100 * SLOW_NS)
+    assert dispatch.window() == 4
 
 
 def test_in_order_the_next_active_worker_is_always_next() -> None:

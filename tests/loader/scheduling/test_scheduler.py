@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 
 from penstock.core.errors import WorkerKilledError, WorkerStartError, WorkerTimeoutError
 from penstock.loader.counters import Counters
-from penstock.loader.scheduling.dispatch_policy import Dispatch
+from penstock.loader.scheduling.dispatch_policy import Dispatch, Mode
 from penstock.loader.scheduling.scheduler import Scheduler
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.shared_segment import PrivateSegment
@@ -33,9 +33,9 @@ def make_spec(errors: ErrorPolicy = "raise") -> WorkerSpec:
     )
 
 
-def make_scheduler(pool: FakePool, spec: WorkerSpec, **arguments: Any) -> Scheduler:
+def make_scheduler(pool: FakePool, spec: WorkerSpec, mode: Mode = "demand", **arguments: Any) -> Scheduler:
     options = {"in_order": True, "timeout_s": 0.0, "max_worker_crashes": 2, "counters": Counters(), **arguments}
-    dispatch = Dispatch("demand", "", workers=pool.size, prefetch_factor=2, splittable=True)
+    dispatch = Dispatch(mode, "", workers=pool.size, prefetch_factor=2, splittable=False)
     ring = Ring(PrivateSegment, 64 << 20)
     scheduler = Scheduler(worker_spec=spec, pool=pool, ring=ring, dispatch=dispatch, **options)
     scheduler.start()
@@ -70,6 +70,33 @@ def test_a_crashed_worker_is_replaced_and_its_task_tried_again() -> None:
     assert list(batches_of(make_scheduler(pool, spec, counters=counters))) == WHOLE
     assert pool.replaced == [0]
     assert (counters.restarts, counters.retried, counters.quarantined) == (1, 1, [])
+
+
+def test_a_successor_that_cannot_know_what_its_worker_knew_is_warned_of() -> None:
+    spec = make_spec()
+    pool = FakePool(spec, crash_on={6: 1})
+    with pytest.warns(RuntimeWarning, match="is killed by the test. Its work is done again by a successor"):
+        assert list(batches_of(make_scheduler(pool, spec, "round_robin"))) == WHOLE
+    assert pool.replaced == [1]
+
+
+@pytest.mark.parametrize(("mode", "drawn"), [("demand", [4, 5, 6]), ("round_robin", [4, 5, 6])])
+def test_the_sampler_is_asked_as_far_ahead_as_torch_asks_it(mode: Mode, drawn: list[int]) -> None:
+    spec = make_spec()
+    scheduler = make_scheduler(FakePool(spec), spec, mode)
+    asked = []
+
+    def indices() -> Iterator[list[int]]:
+        for number in range(9):
+            asked.append(number)
+            yield [2 * number, 2 * number + 1]
+
+    scheduler.begin(indices(), epoch_seed=0)
+    seen = [len(asked)]
+    for _ in range(2):
+        scheduler.next_batch()
+        seen.append(len(asked))
+    assert seen == drawn
 
 
 def test_a_sample_that_crashes_too_many_workers_raises_in_its_place_and_the_loop_can_continue() -> None:
@@ -108,6 +135,16 @@ def test_workers_that_hang_raise_after_the_timeout() -> None:
     spec = make_spec()
     with pytest.raises(WorkerTimeoutError, match=r"timed out after 0\.5 seconds"):
         next(batches_of(make_scheduler(FakePool(spec, silent=True), spec, timeout_s=0.5)))
+
+
+def test_batches_that_the_user_keeps_leave_the_workers_as_much_to_do() -> None:
+    spec = make_spec()
+    pool = FakePool(spec)
+    scheduler = make_scheduler(pool, spec)
+    scheduler.begin(iter([[k] for k in range(30)]), epoch_seed=0)
+    kept = [scheduler.next_batch() for _ in range(20)]
+    assert scheduler.snapshot().held == len(kept)
+    assert pool.outstanding() == 4
 
 
 def test_an_epoch_that_is_cancelled_gives_its_slots_back() -> None:

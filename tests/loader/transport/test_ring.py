@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 
 import numpy as np
 import pytest
@@ -143,3 +144,17 @@ def test_an_adopted_batch_takes_the_place_of_slots_that_are_free() -> None:
     assert ring.counts().ready == 1
     ring.release(big)
     ring.close()
+
+
+def test_a_slot_is_given_back_without_a_line_of_python_in_which_an_interrupt_would_be_lost() -> None:
+    ring = Ring(PrivateSegment, BUDGET)
+    slot = ring.acquire()
+    assert slot is not None
+    ring.commit(slot, 100)
+    memory = ring.lend(slot)
+    events: list[str] = []
+    sys.setprofile(lambda frame, event, argument: events.append(event))
+    del memory
+    sys.setprofile(None)
+    assert "call" not in events
+    assert ring.counts().held == 0

@@ -67,7 +67,7 @@ def test_more_workers_than_cores_wait_without_delaying_the_others(on_cluster) ->
     answer = on_cluster(
         """
         machines.have(1)
-        loader = DataLoader(Numbered(60), 5, num_workers=6, worker_type="ray")
+        loader = DataLoader(Numbered(60), 5, num_workers=6, worker_type="ray", dispatch="demand")
         say([int(label) for _, numbers in loader for label in numbers] == list(range(60)))
         """
     )
@@ -170,7 +170,7 @@ def test_workers_start_when_machines_join(on_cluster) -> None:
                 return index, os.getpid()
 
         machines.have(1)
-        loader = DataLoader(Signed(1_000_000), 10, num_workers=(1, 3), worker_type="ray")
+        loader = DataLoader(Signed(1_000_000), 10, num_workers=(1, 3), worker_type="ray", dispatch="demand")
         labels, makers = [], set()
         for numbers, pids in loader:
             labels += numbers.tolist()
@@ -219,7 +219,8 @@ def test_a_sample_that_kills_workers_is_named_and_its_machine_is_not_blamed(on_c
     answer = on_cluster(
         """
         machines.have_at_least(2)
-        loader = DataLoader(Deadly(64), 8, num_workers=2, worker_type="ray", errors="skip", max_worker_crashes=2)
+        own = dict(worker_type="ray", dispatch="demand", errors="skip", max_worker_crashes=2)
+        loader = DataLoader(Deadly(64), 8, num_workers=2, **own)
         labels = [int(label) for _, numbers in loader for label in numbers]
         say(labels == [label for label in range(64) if label != 37], loader.statistics().quarantined)
         """
@@ -318,7 +319,7 @@ def test_a_machine_that_vanishes_takes_no_sample_with_it_and_leaves_the_order(on
                 return super().__getitem__(index)
 
         machines.have_at_least(3)
-        loader = DataLoader(Fateful(300), batch_size=10, num_workers=3, worker_type="ray")
+        loader = DataLoader(Fateful(300), batch_size=10, num_workers=3, worker_type="ray", dispatch="demand")
         labels = []
         for number, (images, numbers) in enumerate(loader):
             assert torch.equal(images.flatten(1)[:, 0], numbers.float())

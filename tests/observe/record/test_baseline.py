@@ -31,6 +31,11 @@ def test_the_verdict_is_honest(theirs: TimingWindow, ours: TimingWindow, words: 
     assert "batches 11 to 90 of each" in found.render()
 
 
+def test_batches_of_loaders_that_were_not_replaced_are_told_apart() -> None:
+    found = Baseline(warmup_batches=10, torch=window(0.02, 0.6), penstock=window(0.01, 0.2), left_alone=30)
+    assert "30 of penstock's batches came from loaders that were not replaced" in found.render()
+
+
 def test_without_a_comparison_the_reason_is_reported() -> None:
     found = Baseline(warmup_batches=10, problem="the program is too short")
     assert found.speedup is None

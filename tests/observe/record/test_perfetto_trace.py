@@ -118,6 +118,7 @@ def test_the_file_has_the_fields_of_the_format(tmp_path: Path) -> None:
         assert event.keys() >= needed[event["ph"]]
         assert event.get("dur", 0) >= 0
     names = {event["args"]["name"] for event in data["traceEvents"] if event["ph"] == "M"}
+    names = {name.partition(" (test_perfetto_trace.py:")[0] for name in names}
     assert {"penstock: loop over Numbered", "worker 0 of Numbered", "penstock worker 1 of Numbered"} <= names
 
 

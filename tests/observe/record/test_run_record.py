@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,37 @@ def test_the_report_names_every_problem() -> None:
         "peak host memory: 1.0 GiB (all processes, 3 at most)",
     ):
         assert words in text
+
+
+@pytest.mark.parametrize(
+    ("iterator", "words"),
+    [
+        ("replaced", "iterator: replaced"),
+        ("subclass", "iterator: subclass Cached on penstock's iterator"),
+        ("own", "iterator: own iterator of Cached, left alone"),
+        ("fallback", "iterator: fell back to torch's, because of x"),
+    ],
+)
+def test_the_report_says_what_iterates_a_loader_and_only_stages_that_are_known(
+    iterator: run_record.IteratorKind, words: str
+) -> None:
+    (loader,) = RUN.loaders
+    loader = replace(loader, iterator=iterator, loader_class="Cached", fallback_reason="of x", made_at="train.py:7")
+    run = replace(RUN, loaders=(loader,))
+    assert run_record.from_json(run_record.as_json(run)) == run
+    text = text_report.render(run)
+    assert words in text
+    assert "Images (train.py:7): 8 samples" in text
+    assert ("read+decode" in text) == (iterator in ("replaced", "subclass"))
+
+
+def test_a_loader_whose_batches_were_not_counted_is_reported_so() -> None:
+    (loader,) = RUN.loaders
+    uncounted = replace(loader, iterator="own", loader_class="Cached", statistics=LoaderStatistics())
+    text = text_report.render(replace(RUN, loaders=(uncounted,)))
+    assert "Images: own iterator of Cached, left alone; its batches were not counted" in text
+    never = text_report.render(replace(RUN, loaders=(replace(uncounted, is_iterated=False),)))
+    assert "no batch was loaded through a DataLoader" in never
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.host import usable_cores
-from penstock.core.units import parse_size
+from penstock.core.units import to_nbytes
 from penstock.data.convert.compare_sources import compare_sources
 from penstock.data.convert.conversion import Conversion, ConversionRun
 from penstock.data.convert.converter_pool import ConverterPool
@@ -84,7 +84,8 @@ def convert(
     if errors not in ("raise", "skip"):
         raise OptionError(f"errors={errors!r} is neither 'raise' nor 'skip'")
     path = os.fspath(src) if isinstance(src, str | os.PathLike) else tuple(os.fspath(one) for one in src)
-    target = Target.parse(os.fspath(dst), format=to, shards=shards, shard_nbytes=_size(shard_size))
+    shard_nbytes = None if shard_size is None else to_nbytes("shard_size", shard_size)
+    target = Target.parse(os.fspath(dst), format=to, shards=shards, shard_nbytes=shard_nbytes)
     storage = Storage()
     kind, paths = select_format(path, format, storage)
     spec = SourceSpec.create(path, format=format, fields=fields, options=options or kind.lossless_options)
@@ -150,12 +151,3 @@ def _check_separate(paths: list[str], target: Target) -> None:
         for real, name in written.items():
             if real == source or real.startswith(source + os.sep):
                 raise SourceError(f"{name} is in the source {one}; write elsewhere")
-
-
-def _size(size: int | str | None) -> int | None:
-    if size is None:
-        return None
-    try:
-        return parse_size(size)
-    except ValueError as error:
-        raise OptionError(f"shard_size: {error}") from error

@@ -15,7 +15,6 @@ A line that a kill cut off is dropped. Files that no line mentions are removed.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -24,6 +23,7 @@ from typing import Any
 
 from penstock.core.errors import SourceError
 from penstock.data.convert.target import sync_folder
+from penstock.data.storage.file_lock import try_lock
 
 _VERSION = 1
 _ORPHANS_S = 10.0
@@ -136,14 +136,10 @@ def _lock_folder(folder: str) -> int:
             lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             raise SourceError(f"{folder}, where the conversion works, cannot be created: {error}") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not try_lock(lock, waits=False):
             os.close(lock)
             if time.monotonic() > deadline:
-                raise SourceError(
-                    f"another conversion is running in {folder}; wait until it ends, or write elsewhere"
-                ) from None
+                raise SourceError(f"another conversion is running in {folder}; wait until it ends, or write elsewhere")
             time.sleep(0.05)
             continue
         if os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(lock)):

@@ -19,7 +19,6 @@ with -o flock, NFS from version 4.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import io
 import os
@@ -33,7 +32,7 @@ from typing import BinaryIO
 
 from penstock.core.errors import SourceError
 from penstock.data.storage import cache_leases
-from penstock.data.storage.file_lock import LockedFile, is_same_file, try_lock, unlock_and_close
+from penstock.data.storage.file_lock import LockedFile, is_same_file, try_lock, unlock, unlock_and_close
 from penstock.data.storage.partial_copy import PartialCopy, disk_error
 
 _PARTIAL = ".part"
@@ -156,7 +155,7 @@ class DiskCache:
     def _make_room(self, name: str, nbytes: int, descriptor: int) -> None:
         """Remove unused copies until the new one fits, and take its room."""
         with open(os.path.join(self.folder, _LOCK), "ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try_lock(lock.fileno(), waits=True)
             try:
                 self._remove_leftovers()
                 copies = self._copies()
@@ -175,7 +174,7 @@ class DiskCache:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.ftruncate(descriptor, nbytes)  # other processes count the room as taken
             finally:
-                fcntl.flock(lock, fcntl.LOCK_UN)
+                unlock(lock.fileno())
 
     def _remove_leftovers(self) -> None:
         cache_leases.remove_expired(self.folder)

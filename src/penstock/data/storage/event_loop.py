@@ -131,4 +131,5 @@ def _forget_after_fork() -> None:
 
 
 atexit.register(_end_at_exit)
-os.register_at_fork(after_in_child=_forget_after_fork)
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_forget_after_fork)

@@ -22,6 +22,7 @@ from typing import BinaryIO
 from urllib.parse import unquote
 
 from penstock.core.errors import OptionError, SourceError
+from penstock.core.units import to_nbytes
 from penstock.data.storage import remote_file
 from penstock.data.storage.backends import FileVersion
 from penstock.data.storage.cache_fill import CopyingFile
@@ -45,7 +46,7 @@ class Storage:
     """A folder for copies of remote files; None keeps none, except for formats that need a local file."""
 
     cache_nbytes: int = 32 << 30
-    """The most bytes that the folder may hold."""
+    """The most bytes that the folder may hold; text such as "32GiB" is converted, here and in `range_nbytes`."""
 
     retries: int = 8
     """How often in a row a request is retried; bytes that arrive reset the count."""
@@ -63,11 +64,10 @@ class Storage:
     """Requests of an open file that are under way ahead of its reader, in addition to the one that is read."""
 
     def __post_init__(self) -> None:
-        if self.range_nbytes < 1 or self.ahead < 0 or self.cache_nbytes < 0:
-            raise OptionError(
-                f"range_nbytes={self.range_nbytes} has to be 1 or more, ahead={self.ahead} and "
-                f"cache_nbytes={self.cache_nbytes} 0 or more"
-            )
+        for name, least in (("cache_nbytes", 0), ("range_nbytes", 1)):
+            object.__setattr__(self, name, to_nbytes(name, getattr(self, name), least=least))
+        if self.ahead < 0:
+            raise OptionError(f"ahead={self.ahead} has to be 0 or more")
         self._retries()
 
     def expand(self, path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:

@@ -27,6 +27,7 @@ import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
 
 from penstock.data.source import Source
+from penstock.distributed.rank import rank_and_world_size
 
 _ENTRIES = 32
 _PARTS = 64
@@ -43,10 +44,17 @@ class DatasetFingerprint:
     entries: dict[str, str]
     """Of what may be data, and may be a cache."""
 
+    rank: int
+    """Of the process that took it. Another's part of the data may be another."""
+
     @classmethod
     def of(cls, dataset: Any, sampler: Any) -> DatasetFingerprint:
         """Read a dataset and a sampler."""
-        return cls(parts_of(dataset, sampler), entries_of(dataset))
+        return cls(parts_of(dataset, sampler), entries_of(dataset), rank_and_world_size()[0])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain values, for a checkpoint."""
+        return {"rank": self.rank, "parts": {**self.parts}, "entries": {**self.entries}}
 
 
 def parts_of(dataset: Any, sampler: Any = None) -> dict[str, str]:

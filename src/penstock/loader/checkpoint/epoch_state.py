@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from penstock.loader.sampling.batch_cursor import BatchCursor
 from penstock.loader.sampling.orders import Order
 from penstock.loader.sampling.stream_cursor import Consumed, StreamCursor
@@ -26,28 +24,29 @@ class EpochState:
     epoch_seed: int
     """What the randomness of samples depends on."""
     shards: Sequence[StreamShard]
-    """Of an iterable dataset; empty for a map-style one."""
+    """Of an iterable dataset, and of a map-style one that keeps a state; else empty."""
     turn: int
     """The shard whose batch comes first."""
-    cursor: BatchCursor | StreamCursor
+    batch_cursor: BatchCursor | None
+    """Of a map-style dataset."""
+    shard_cursor: StreamCursor | None
+    """Where there are shards."""
     rank: int
     world: int
     stream_epoch: int | None
     """The epoch that one of penstock's streams was set to."""
     order: Order
     """Of a map-style dataset's indices."""
-    generator: torch.Tensor | None = None
-    """The state of the loader's generator before anything was drawn from it."""
     keeps_dataset: bool = False
     """Whether the next pass reads the same dataset object, with what it remembers, and not a new worker's copy."""
     finished: bool = False
 
     def consume(self, consumed: Sequence[Consumed]) -> None:
         """Record what has been handed out."""
-        if isinstance(self.cursor, BatchCursor):
-            self.cursor.consume([one.number for one in consumed])
-        else:
-            self.cursor.consume(consumed)
+        if self.batch_cursor is not None:
+            self.batch_cursor.consume([one.number for one in consumed])
+        if self.shard_cursor is not None:
+            self.shard_cursor.consume(consumed)
 
     def finish(self, consumed: Sequence[Consumed]) -> None:
         """Record the end, and the batches before it that had nothing to hand out."""
@@ -56,26 +55,32 @@ class EpochState:
 
     def read_shards_with(self, current: Callable[[int, StreamShard], StreamShard]) -> None:
         """Use `current` to read a shard's state when it is asked for; possible where no batch is made ahead."""
-        if isinstance(self.cursor, StreamCursor):
-            self.cursor.current = current
+        if self.shard_cursor is not None:
+            self.shard_cursor.current = current
 
     def as_dict(self) -> dict[str, Any]:
         """Return the position as plain values, for a checkpoint."""
-        where = self._index_state() if isinstance(self.cursor, BatchCursor) else self._shard_states()
-        return {"epoch": self.number, "finished": self.finished, "rank": self.rank, "world": self.world, **where}
+        state: dict[str, Any] = {
+            "epoch": self.number,
+            "finished": self.finished,
+            "rank": self.rank,
+            "world": self.world,
+        }
+        if self.batch_cursor is not None:
+            state["indices"] = self.batch_cursor.state().as_dict()
+            if self.finished or not self.batch_cursor.has_drawn:
+                state["sampler"] = self.order.end_state()
+        if self.shard_cursor is not None:
+            state |= {"shards": self._shard_states(), "turn": self.shard_cursor.turn, "stream_epoch": self.stream_epoch}
+        return state
 
-    def _index_state(self) -> dict[str, Any]:
-        assert isinstance(self.cursor, BatchCursor)
-        state = {"indices": self.cursor.state().as_dict()}
-        if self.finished:
-            return {**state, "sampler": self.order.end_state()}
-        if self.cursor.has_drawn:
-            return state
-        return {**state, "generator": self.generator, "sampler": self.order.end_state()}
-
-    def _shard_states(self) -> dict[str, Any]:
-        assert isinstance(self.cursor, StreamCursor)
-        shards = self.cursor.state()
-        if not self.keeps_dataset:
-            shards = [{**shard, "end": None} for shard in shards]
-        return {"shards": shards, "turn": self.cursor.turn, "stream_epoch": self.stream_epoch}
+    def _shard_states(self) -> list[dict[str, Any]]:
+        """Return the shards; without what only an object remembers that the next pass does not have."""
+        assert self.shard_cursor is not None
+        shards = self.shard_cursor.state()
+        if self.keeps_dataset:
+            return shards
+        forgotten = {"end": None}
+        if self.batch_cursor is not None and self.finished:
+            forgotten["state"] = None
+        return [{**shard, **forgotten} for shard in shards]

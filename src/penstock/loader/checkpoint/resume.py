@@ -23,25 +23,30 @@ class Resume:
     """Where a loader's next pass begins."""
 
     epoch: int
+    has_begun: bool = False
+    """Whether the pass was begun before the state was taken."""
     generator: torch.Tensor | None = None
     start: PassStart | None = None
-    """Of a map-style dataset; None at the beginning of an epoch."""
-    shards: tuple[StreamShard, ...] | None = None
-    """Of an iterable dataset; None at the beginning of an epoch."""
+    """Of a map-style dataset; None where its order is not known."""
+    shards: tuple[StreamShard, ...] = ()
+    """Of a pass that was begun, where there are shards; see `StreamShard`."""
     turn: int = 0
     """The shard whose batch comes first."""
     seed: int = 0
     base_seed: int | None = None
+    """Of the workers' random states; None where it is to be drawn."""
+    workers_seed: int | None = None
+    """That of the pass before, which workers have that persist."""
     stream_epoch: int | None = None
     sampler: dict[str, Any] | None = None
     """The sampler's state before the epoch."""
     ends: tuple[Any, ...] = ()
-    """The state of an iterable dataset at the end of the epoch before, for each shard."""
+    """Of a pass that was not begun: the state of the dataset, for each shard, at the end of the one before."""
 
     @property
-    def in_the_middle(self) -> bool:
-        """Whether some of the epoch's order is known already."""
-        return self.shards is not None or (self.start is not None and self.start.order_state is not None)
+    def knows_order(self) -> bool:
+        """Whether it is known how the epoch's order was drawn."""
+        return self.start is not None and self.start.order_state is not None
 
 
 def resume_from(
@@ -64,30 +69,66 @@ def resume_from(
     if any(state["epoch"] != one["epoch"] for state in states):
         raise StateError("these states were not taken in the same epoch; load those that were saved together")
     own = next((state for state in states if state.get("rank") == rank), one)
-    if all(state["finished"] for state in states):
-        return _next_epoch(one, own, world=world, rank=rank, stream=stream)
-    if "shards" not in one and "indices" not in one:
-        return Resume(epoch=one["epoch"], generator=one["generator"])
-    seeds = {"seed": own["seed"], "base_seed": own["base_seed"], "generator": own["generator"]}
-    if "shards" in one:
+    if "next" in one and all("next" in state for state in states):
+        return _not_begun(one, own, order=order, world=world, rank=rank, stream=stream, workers=workers)
+    begun: dict[str, Any] = {
+        "epoch": one["epoch"],
+        "has_begun": True,
+        **{name: own[name] for name in ("seed", "base_seed", "generator")},
+    }
+    if order is None:
         shards = _shards_of_rank(states, world, rank, stream, max(1, workers))
         turn = one["turn"] if len(shards) == len(one["shards"]) and len(states) == 1 else 0
-        return Resume(epoch=one["epoch"], shards=shards, turn=turn, stream_epoch=one.get("stream_epoch"), **seeds)
+        return Resume(**begun, shards=shards, turn=turn, stream_epoch=one.get("stream_epoch"))
     start = pass_start_after([CursorState.of(state["indices"]) for state in states], order)
-    return Resume(epoch=one["epoch"], start=start, sampler=own.get("sampler"), **seeds)
+    if _own_datasets(own, world=world, rank=rank, workers=workers):
+        begun |= {"shards": tuple(shard_from(shard) for shard in own["shards"]), "turn": own["turn"]}
+    return Resume(**begun, start=start, sampler=own.get("sampler"))
 
 
-def _next_epoch(one: SavedState, own: SavedState, *, world: int, rank: int, stream: Any) -> Resume:
-    stream_epoch = one.get("stream_epoch")
-    is_own = (own["rank"], own["world"]) == (rank, world) and stream is None
+def _not_begun(
+    one: SavedState, own: SavedState, *, order: Order | None, world: int, rank: int, stream: Any, workers: int
+) -> Resume:
+    """Return the beginning of the pass after one that had ended, or of the first."""
+    foreseen, stream_epoch = own["next"], one.get("stream_epoch")
+    if order is not None:
+        ends = _own_datasets(own, world=world, rank=rank, workers=workers)
+    else:
+        is_own = (own["rank"], own["world"]) == (rank, world) and stream is None
+        ends = tuple(shard["end"] for shard in own.get("shards", ())) if is_own else ()
     return Resume(
-        epoch=one["epoch"] + 1,
+        epoch=one["epoch"] + one["finished"],
         generator=one["generator"],
-        stream_epoch=None if stream_epoch is None else stream_epoch + 1,
+        start=None if foreseen["start"] is None else PassStart(**foreseen["start"]),
+        stream_epoch=None if stream_epoch is None else stream_epoch + one["finished"],
         sampler=own.get("sampler"),
-        ends=tuple(shard["end"] for shard in own.get("shards", ())) if is_own else (),
-        base_seed=own["base_seed"],
+        ends=ends,
+        base_seed=foreseen["base_seed"],
+        workers_seed=own["base_seed"],
     )
+
+
+def _own_datasets(own: SavedState, *, world: int, rank: int, workers: int) -> tuple[Any, ...]:
+    """Return the state of a map-style dataset in each worker of this rank; empty if none keeps one.
+
+    Raises:
+        StateError: there are other ranks or workers than there were.
+    """
+    states = tuple(shard["state"] for shard in own.get("shards", ()))
+    if all(state is None for state in states):
+        return ()
+    if (own["rank"], own["world"]) != (rank, world):
+        raise StateError(
+            f"the dataset keeps a state of its own on each of the {own['world']} ranks, and rank {rank} of {world} has "
+            "none here; load the state that this rank has saved, with as many ranks"
+        )
+    if len(states) != max(1, workers):
+        raise StateError(
+            f"the dataset keeps a state of its own in each of {len(states)} workers (or this process), and this loader "
+            f"has num_workers={workers}; resume with as many, or take the state after an epoch without persistent "
+            "workers, when the dataset begins anew"
+        )
+    return states
 
 
 def _shards_of_rank(

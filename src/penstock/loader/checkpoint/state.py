@@ -5,8 +5,10 @@
     epoch, finished     which pass, and whether it had reached its end
     seed, base_seed     of the samples' randomness (see `sample_seed`), and of the workers' random states, as in torch
     generator           the state of the loader's own generator
-    indices, sampler    map-style datasets: the position of the batch cursor; after an epoch, the sampler's own state
-    shards              iterable datasets: the position of each shard, or the state of its dataset at the end
+    indices, sampler    map-style datasets: the position of the batch cursor; between epochs, the sampler's own state
+    shards              iterable datasets: the position of each shard, or the state of its dataset at the end;
+                        map-style ones that keep a state: that of each worker
+    next                between epochs: what the next one would draw from torch's random state; see `foresee_pass`
 
 A state consists of numbers, text, lists, dicts and small tensors, and does not grow with the position.
 """
@@ -23,7 +25,7 @@ from penstock.distributed.rank import rank_and_world_size
 from penstock.loader.checkpoint.dataset_fingerprint import DatasetFingerprint
 from penstock.loader.sampling.orders import Order
 
-VERSION = 2
+VERSION = 3
 
 
 def describe_owner(dataset: Any, sampler: Any, order: Order | None) -> dict[str, Any]:

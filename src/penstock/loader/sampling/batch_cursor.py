@@ -17,10 +17,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from penstock.core.errors import StateError
 from penstock.loader.sampling.index_tensors import index_tensors
-from penstock.loader.sampling.orders import Order, OrderState, plain_batches
+from penstock.loader.sampling.orders import Order, OrderState, is_same_state, plain_batches
 from penstock.loader.sampling.sharding import Share, numbers
 
 _TIDY_EVERY = 64
@@ -34,6 +35,12 @@ class PassStart:
     leftover: list[Any] = field(default_factory=list)
     order_state: OrderState | None = None
     """How the order was drawn; None while it is still to be drawn."""
+    is_foreseen: bool = False
+    """Whether no index was drawn yet, and `order_state` is how the order would have been drawn then."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain values, for a checkpoint."""
+        return {name: getattr(self, name) for name in ("position", "leftover", "order_state", "is_foreseen")}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,13 +65,8 @@ class CursorState:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain values, for a checkpoint."""
-        start = {
-            "position": self.start.position,
-            "leftover": self.start.leftover,
-            "order_state": self.start.order_state,
-        }
         names = ("rank", "world", "block", "uneven", "taken", "pending", "in_order")
-        return {"start": start, **{name: getattr(self, name) for name in names}}
+        return {"start": self.start.as_dict(), **{name: getattr(self, name) for name in names}}
 
     @property
     def share(self) -> Share:
@@ -80,6 +82,7 @@ class BatchCursor(Iterator[Any]):
         order: of what the sampler draws from; see `orders`.
         start: where the pass begins; the beginning of an epoch without it.
         in_order: whether batches are handed out in their order.
+        draws_ahead: whether batches are drawn before the loop asks for them.
 
     >>> from torch.utils.data import BatchSampler, SequentialSampler
     >>> from penstock.loader.sampling.orders import order_for
@@ -92,8 +95,17 @@ class BatchCursor(Iterator[Any]):
     [[2, 3], [4]]
     """
 
-    def __init__(self, sampler: Any, order: Order, *, start: PassStart | None = None, in_order: bool = True) -> None:
+    def __init__(
+        self,
+        sampler: Any,
+        order: Order,
+        *,
+        start: PassStart | None = None,
+        in_order: bool = True,
+        draws_ahead: bool = True,
+    ) -> None:
         self._order = order
+        self._draws_ahead = draws_ahead
         self._start = start or PassStart()
         self._in_order = in_order
         self._cut = plain_batches(sampler)
@@ -104,16 +116,20 @@ class BatchCursor(Iterator[Any]):
         self._number = 0
         self._drawn = 0
         self._used = 0
-        self._batches = (
-            self._fresh(sampler) if self._start.order_state is None else self._resumed(self._start.order_state)
-        )
+        if self._start.order_state is None:
+            self._batches = self._fresh(sampler)
+        elif self._start.is_foreseen:
+            self._batches = self._foreseen(sampler, self._start.order_state)
+        else:
+            self._batches = self._resumed(self._start.order_state)
 
     def __next__(self) -> Any:
         batch = next(self._batches)
         self._out[self._number] = batch
         self._number += 1
         self._drawn += self._count(batch)
-        self._order.note_drawn(self._place(self._drawn))
+        if self._draws_ahead:
+            self._order.note_drawn(self._place(self._drawn))
         return batch
 
     def draw_tensors(self) -> bool:
@@ -135,17 +151,14 @@ class BatchCursor(Iterator[Any]):
     @property
     def has_drawn(self) -> bool:
         """Whether the order of this epoch exists."""
-        return self._start.order_state is not None or self._drawn > 0
+        return self._drawn > 0 or (self._start.order_state is not None and not self._start.is_foreseen)
 
     def state(self) -> CursorState:
         """Return how much has been taken until now."""
         pending = [batch for number, batch in sorted(self._out.items()) if number < self._used]
-        taken = self._taken()
-        start, share = self._start, self._order.share
-        if self.has_drawn and (start.order_state is None or "at" in start.order_state):
-            start = replace(start, order_state=self._order.capture(self._place(taken)))
+        taken, share = self._taken(), self._order.share
         return CursorState(
-            start=start,
+            start=self._start_after(taken),
             rank=share.rank,
             world=share.world,
             block=share.block,
@@ -154,6 +167,20 @@ class BatchCursor(Iterator[Any]):
             pending=_plain([*itertools.chain.from_iterable(pending)] if self._makes_batches else pending),
             in_order=self._in_order,
         )
+
+    def _start_after(self, taken: int) -> PassStart:
+        """Return the start, with how its order was drawn, or would be if that were done now."""
+        start = self._start
+        if start.order_state is not None and (start.is_foreseen or "at" not in start.order_state):
+            return start
+        if self.has_drawn:
+            drawn_how = self._order.capture(self._place(taken), self._place(self._drawn))
+            start = replace(start, order_state=drawn_how)
+            if "at" not in drawn_how:
+                self._start = start  # it does not depend on how much was taken
+            return start
+        now = torch.get_rng_state()
+        return foreseen_start(self._order, None if self._cut is None else now, now)
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -184,6 +211,16 @@ class BatchCursor(Iterator[Any]):
             yield from self._batched(indices)
         else:
             yield from index_tensors(sampler) if self._draws_tensors else iter(sampler)
+
+    def _foreseen(self, sampler: Any, order_state: OrderState) -> Iterator[Any]:
+        """Yield the epoch that a state before its first index has foreseen.
+
+        A program that restores torch's random state as well draws it as the interrupted one would have, so that the
+        random state is the same after that.
+        """
+        now = torch.get_rng_state()
+        is_same = is_same_state(self._order.foresee(now, now), order_state)
+        yield from self._fresh(sampler) if is_same else self._resumed(order_state)
 
     def _resumed(self, order_state: OrderState) -> Iterator[Any]:
         start, share = self._start, self._order.share
@@ -219,6 +256,12 @@ def _plain(index: Any) -> Any:
         return index
 
 
+def foreseen_start(order: Order, begin: torch.Tensor | None, first: torch.Tensor) -> PassStart:
+    """Return the start of an epoch of which no index was drawn; for the arguments see `Order.foresee`."""
+    foreseen = order.foresee(begin, first)
+    return PassStart(order_state=foreseen, is_foreseen=foreseen is not None and "at" not in foreseen)
+
+
 def pass_start_after(states: Sequence[CursorState], order: Order | None) -> PassStart:
     """Return where a pass begins that resumes after what ranks have taken.
 
@@ -249,7 +292,7 @@ def pass_start_after(states: Sequence[CursorState], order: Order | None) -> Pass
 
 def _after(one: CursorState) -> PassStart:
     start = one.start
-    if start.order_state is None:
+    if start.order_state is None or (start.is_foreseen and not one.taken):
         return start
     done = one.taken * one.world
     left_over = [*one.pending, *start.leftover[done:]]

@@ -16,11 +16,13 @@ Drawing an index costs some ten nanoseconds. No sample is made again.
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
@@ -38,7 +40,8 @@ class Order(Protocol):
     """One kind of sampler, during an epoch. All methods are called by the thread that iterates.
 
     In an epoch: `begin`, `note_state` before the first index, `note_drawn` after each batch, `capture` and `end_state`
-    for a checkpoint at any time. To resume: `replay` in the place of `begin`, or `begin_after` before it.
+    for a checkpoint at any time, `foresee` for one before the first index. To resume: `replay` in the place of `begin`,
+    or `begin_after` before it.
     """
 
     share: Share
@@ -59,8 +62,17 @@ class Order(Protocol):
         """Record that `count` indices of this epoch have been drawn in total."""
         ...
 
-    def capture(self, taken: int) -> OrderState:
-        """Return what `replay` needs when `taken` indices have been handed out."""
+    def capture(self, taken: int, drawn: int) -> OrderState:
+        """Return what `replay` needs when `taken` of the `drawn` indices of this epoch have been handed out."""
+        ...
+
+    def foresee(self, begin: torch.Tensor | None, first: torch.Tensor) -> OrderState | None:
+        """Return what `replay` needs if the epoch is drawn from torch's own random state; None if it is not.
+
+        Args:
+            begin: the random state with which the sampler's iterator will be made; None if it has been made.
+            first: the random state with which its first index will be drawn.
+        """
         ...
 
     def forget(self, taken: int) -> None:
@@ -101,12 +113,16 @@ class SequentialOrder:
     def note_drawn(self, count: int) -> None:
         """The order does not depend on it."""
 
-    def capture(self, taken: int) -> OrderState:
+    def capture(self, taken: int, drawn: int) -> OrderState:
         """Return nothing."""
         return {}
 
     def forget(self, taken: int) -> None:
         """There is nothing to forget."""
+
+    def foresee(self, begin: torch.Tensor | None, first: torch.Tensor) -> OrderState | None:
+        """Return None: the order does not depend on it."""
+        return None
 
     def replay(self, state: OrderState, position: int) -> Iterable[int]:
         """Return the indices from `position` on."""
@@ -125,7 +141,7 @@ class RandomOrder(SequentialOrder):
 
     def __init__(self, sampler: RandomSampler) -> None:
         self._random = sampler
-        self._state = torch.empty(0)
+        self._state: OrderState = {}
 
     def traits(self) -> dict[str, Any]:
         """Return what is drawn, and whether from a generator of its own."""
@@ -135,15 +151,18 @@ class RandomOrder(SequentialOrder):
     def note_state(self) -> None:
         """Note the random state that the permutation is about to be drawn from."""
         generator = self._random.generator
-        self._state = torch.get_rng_state() if generator is None else generator.get_state()
+        if generator is not None:
+            self._state = {"generator": generator.get_state()}
+        else:
+            self._state = {"seed": seed_drawn_from(torch.get_rng_state())[0]}
 
-    def capture(self, taken: int) -> OrderState:
+    def capture(self, taken: int, drawn: int) -> OrderState:
         """Return the seed that the sampler has drawn for itself, or the state of the generator it was given."""
-        if self._random.generator is not None:
-            return {"generator": self._state}
-        drawn_from = torch.Generator()
-        drawn_from.set_state(self._state)
-        return {"seed": int(torch.empty((), dtype=torch.int64).random_(generator=drawn_from).item())}
+        return {**self._state}
+
+    def foresee(self, begin: torch.Tensor | None, first: torch.Tensor) -> OrderState | None:
+        """Return the seed that the sampler will draw, if it has no generator."""
+        return {"seed": seed_drawn_from(first)[0]} if self._random.generator is None else None
 
     def replay(self, state: OrderState, position: int) -> Iterator[int]:
         """Return the indices from `position` on; a generator of its own is then where it was at the first time."""
@@ -181,7 +200,7 @@ class DistributedOrder(SequentialOrder):
         """Return the seed, and whether it is used."""
         return {"seed": self._ranks.seed, "shuffle": self._ranks.shuffle, "runs": self._runs is not None}
 
-    def capture(self, taken: int) -> OrderState:
+    def capture(self, taken: int, drawn: int) -> OrderState:
         """Return the seed and the epoch, and what an order by runs was made for."""
         state: OrderState = {"seed": self._ranks.seed, "epoch": self._ranks.epoch}
         return state if self._runs is None else {**state, "runs": self._runs.purpose}
@@ -199,7 +218,7 @@ class ChunkShuffleOrder(SequentialOrder):
     def __init__(self, sampler: ChunkShuffle) -> None:
         self._runs = sampler
 
-    def capture(self, taken: int) -> OrderState:
+    def capture(self, taken: int, drawn: int) -> OrderState:
         """Return the seed and the epoch that were drawn, and the batches and shards that the order was made for."""
         seed, epoch = self._runs.as_drawn()
         return {**self._runs.next_pass(), "seed": seed, "epoch": epoch, "runs": self._runs.purpose}
@@ -222,8 +241,9 @@ class ChunkShuffleOrder(SequentialOrder):
 class UnknownOrder:
     """Any other sampler, of indices or of batches.
 
-    A sampler that keeps a state, or whose iterator does (as torchdata's), is asked for it after every few batches. The
-    indices of any other are repeated by restoring torch's random state and the sampler's epoch.
+    A sampler that keeps a state, or whose iterator does (as torchdata's), is asked for it: where batches are drawn
+    ahead of the loop, after every few of them (`every`); else when a state is wanted. The indices of any other are
+    repeated by restoring torch's random state and the sampler's epoch.
     """
 
     share = Share()
@@ -255,9 +275,9 @@ class UnknownOrder:
             self._noted["generator"] = generator.get_state()
         if self._has_epochs():
             self._noted["epoch"] = self._sampler.epoch
-        before = _state_of(self._sampler)
+        before = copy.deepcopy(_state_of(self._sampler))
         self._iterator = iter(self._sampler)
-        self._keep({"sampler": before, "iterator": _state_of(self._iterator)}, 0)
+        self._keep({"sampler": before, "iterator": copy.deepcopy(_state_of(self._iterator))}, 0)
         return self._after_end() if self._is_after_end else self._iterator
 
     def _after_end(self) -> Iterator[Any]:
@@ -272,17 +292,24 @@ class UnknownOrder:
         yield from self._iterator
 
     def end_state(self) -> OrderState:
-        """Return the sampler's state, and that of its generator."""
+        """Return the states of the sampler, of its last iterator and of its generator."""
         generator = self._generator()
         states = {
             "sampler": _state_of(self._sampler),
+            "iterator": _state_of(self._iterator),
             "generator": generator.get_state() if generator else None,
             "epoch": self._sampler.epoch if self._has_epochs() else None,
         }
         return {name: state for name, state in states.items() if state is not None}
 
     def begin_after(self, end: OrderState) -> None:
-        """Give the sampler, and its generator, the states that they had."""
+        """Give the sampler, and its generator, the states that they had.
+
+        An iterator with a state may have changed its sampler when it was made, and restores that with its own state. So
+        one is made for that alone; the sampler's own state comes last.
+        """
+        if "iterator" in end:
+            iter(self._sampler).load_state_dict(end["iterator"])
         generator = self._generator()
         if generator is not None and "generator" in end:
             generator.set_state(end["generator"])
@@ -297,17 +324,24 @@ class UnknownOrder:
         self._noted["first"] = torch.get_rng_state()
 
     def note_drawn(self, count: int) -> None:
-        """Record the sampler's state after every few batches."""
+        """Record the sampler's state after every few batches that are drawn ahead."""
         self._batches += 1
         if self._states and self._batches % self._every == 0:
-            now = {"sampler": _state_of(self._sampler), "iterator": _state_of(self._iterator)}
-            if not _is_same(now, self._first):
-                self._states.append((count, now))
+            self._keep_state(count, copy.deepcopy(self._now()))
 
-    def capture(self, taken: int) -> OrderState:
+    def _now(self) -> OrderState:
+        return {"sampler": _state_of(self._sampler), "iterator": _state_of(self._iterator)}
+
+    def _keep_state(self, at: int, state: OrderState) -> None:
+        if not is_same_state(state, self._first):
+            self._states.append((at, state))
+
+    def capture(self, taken: int, drawn: int) -> OrderState:
         """Return the last state from which nothing is missing and when it was taken; or else what was noted."""
         if not self._states:
             return self._noted
+        if taken == drawn and self._states[-1][0] < drawn:
+            self._keep_state(drawn, self._now())
         self.forget(taken)
         at, state = self._states[0]
         return {**state, "at": at}
@@ -317,16 +351,28 @@ class UnknownOrder:
         while len(self._states) > 1 and self._states[1][0] <= taken:
             self._states.popleft()
 
+    def foresee(self, begin: torch.Tensor | None, first: torch.Tensor) -> OrderState | None:
+        """Return what the sampler's iterator was made from, or torch's random states if it will draw from these."""
+        if isinstance(self._sampler, Sequence):
+            return None
+        if begin is None:
+            return self.capture(0, 0) if self._states else {**self._noted, "first": first}
+        if is_stateful(self._sampler) or self._generator() is not None:
+            return None
+        return {"begin": begin, "first": first}  # its epoch is in `end_state`, and a program may then set another
+
     def replay(self, state: OrderState, position: int) -> Iterator[Any]:
         """Return what comes from `position` on."""
+        self._is_after_end = False
         return self._from_state(state, position) if "at" in state else self._replayed(state, position)
 
     def _from_state(self, state: OrderState, position: int) -> Iterator[Any]:
         if state["sampler"] is not None:
             self._sampler.load_state_dict(state["sampler"])
         count = self.traits()["count"]
-        if count is not None and state["at"] >= count:  # the sampler may be in its next epoch already
-            self._is_after_end = True
+        if state["iterator"] is None and count is not None and state["at"] >= count:
+            self._is_after_end = True  # the sampler may be in its next epoch already
+            self._keep({"sampler": state["sampler"], "iterator": None}, state["at"])
             return iter(())
         self._iterator = iter(self._sampler)
         if state["iterator"] is not None:
@@ -368,7 +414,12 @@ class UnknownOrder:
 
 
 def order_for(sampler: Any, *, snapshot_every: int) -> Order:
-    """Return what is to be known of the sampler that a loader's batches (or single indices) are drawn from."""
+    """Return what is to be known of the sampler that a loader's batches (or single indices) are drawn from.
+
+    Args:
+        sampler: of indices or batches.
+        snapshot_every: after how many batches that are drawn ahead of the loop a sampler is asked for its state.
+    """
     sampler = drawn_from(sampler)
     if type(sampler) is SequentialSampler:
         return SequentialOrder(sampler)
@@ -394,14 +445,34 @@ def plain_batches(sampler: Any) -> tuple[Any, int, bool] | None:
     return sampler.sampler, sampler.batch_size, sampler.drop_last
 
 
+def seed_drawn_from(random_state: torch.Tensor) -> tuple[int, torch.Tensor]:
+    """Return the seed that torch's samplers and loaders draw from a random state, and the state after that."""
+    generator = torch.Generator()
+    generator.set_state(random_state)
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item()), generator.get_state()
+
+
 def _with_first_drawn(indices: Iterator[Any]) -> Iterator[Any]:
     """Return the same indices; what the first one is drawn from is used now, and not when it is asked for."""
     first = list(itertools.islice(indices, 1))
     return itertools.chain(first, indices)
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    with contextlib.suppress(Exception):  # arrays and tensors, say, are no truth values; they are there to move
+def is_same_state(one: Any, other: Any) -> bool:
+    """Return whether two states are equal, tensors and arrays within them by their values.
+
+    >>> is_same_state({"at": [torch.zeros(2), 1]}, {"at": [torch.zeros(2), 1]})
+    True
+    """
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(is_same_state(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(is_same_state, one, other))
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return bool(np.array_equal(one, other))
+    with contextlib.suppress(Exception):  # what else a program's own state holds may not be comparable
         return bool(one == other)
     return False
 

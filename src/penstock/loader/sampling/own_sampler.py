@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from penstock.data.chunk_shuffle import ChunkShuffle
 from penstock.data.source import Source
@@ -53,6 +54,17 @@ def own_sampler(
 def reads_chunks(sampler: Any) -> bool:
     """Return whether a sampler made here deals chunks to workers by torch's round robin."""
     return isinstance(sampler, ChunkShuffle) or (isinstance(sampler, RankSampler) and sampler.runs is not None)
+
+
+def draws_unnoticed(sampler: Any) -> bool:
+    """Return whether nobody can tell how far ahead of the loop a sampler (of batches or indices) is asked.
+
+    These draw from a random state of their own, unless the program gave one.
+    """
+    if type(sampler) is BatchSampler:
+        sampler = sampler.sampler
+    is_known = type(sampler) in (SequentialSampler, RandomSampler, DistributedSampler, RankSampler)
+    return is_known and getattr(sampler, "generator", None) is None
 
 
 def _chunk_shuffle(

@@ -1,7 +1,8 @@
 """StreamCursor: the position in an iterable dataset, shard by shard, counting only batches that were handed out.
 
 A shard's position is the last state that its dataset (or iterator) has returned, and the batches handed out since then.
-A dataset that keeps no state is run through again from its beginning.
+A dataset that keeps no state is run through again from its beginning. A map-style dataset that keeps a state has a
+shard in each worker, of which that state is all.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class StreamCursor:
     Args:
         shards: as the pass begins.
         turn: the shard whose batch comes first.
-        size: samples of a batch.
+        size: samples of a batch; None for a map-style dataset.
         current: returns a shard as it is now; set where no batch is made ahead, so that states are read on demand.
     """
 
@@ -37,7 +38,7 @@ class StreamCursor:
         self,
         shards: Sequence[StreamShard],
         turn: int,
-        size: int,
+        size: int | None,
         current: Callable[[int, StreamShard], StreamShard] | None = None,
     ) -> None:
         self._shards = [*shards]

@@ -49,8 +49,6 @@ class Batch:
     samples: int = 0
     nbytes: int = 0
     work_ns: int = 0
-    dependence: str = ""
-    """Why its samples depend on the worker that makes them; empty if they do not."""
 
     @property
     def consumed(self) -> Consumed:
@@ -72,7 +70,6 @@ class Batch:
             ring: the ring of the slot.
         """
         self.work_ns += result.fetch_ns + result.collate_ns
-        self.dependence = self.dependence or result.dependence
         self.state = result.state
         if result.error is not None:
             if self.error is None or row < self.error_row:

@@ -28,7 +28,7 @@ from penstock.loader.in_memory import CannotGatherError, gather_of
 from penstock.loader.sampling.batch_cursor import BatchCursor
 from penstock.loader.sampling.stream_cursor import Consumed
 from penstock.loader.scheduling.inline import InlineScheduler
-from penstock.loader.workers.sample_fetcher import SampleFetcher
+from penstock.loader.workers.sample_fetcher import SampleFetcher, add_origin
 from penstock.loader.workers.sample_seed import Making
 
 _LARGE_NBYTES = 1 << 20
@@ -180,7 +180,11 @@ class DirectScheduler(InlineScheduler):
                 found, self._count = samples.fetch_plain((indices,))[0], 1
             elif self._getitems:
                 samples.begin_bulk(indices)
-                found = spec.dataset.__getitems__(indices)
+                try:
+                    found = spec.dataset.__getitems__(indices)
+                except Exception as error:
+                    add_origin(error, f"one of the samples {indices!r} of the dataset")
+                    raise
                 self._count = len(found) if hasattr(found, "__len__") else len(indices)
             else:
                 found = samples.fetch_plain(indices if type(indices) is list else [*indices])

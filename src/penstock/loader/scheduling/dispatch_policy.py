@@ -1,12 +1,11 @@
 """Which worker gets which batch, and how many batches may be under way.
 
-    probing ──(samples depend on their worker)──▶ round_robin   torch's assignment: batch k to worker k mod n
-       └──────(they do not)─────────────────────▶ demand        any free worker takes the next task; large batches are
-                                                                split by rows
-    stream                                                      iterable datasets: each worker has its own samples
+    round_robin  torch's assignment, batch k to worker k mod n: each worker makes what torch's would, in that order
+    demand       any free worker takes the next task; large batches are split by rows
+    stream       iterable datasets: each worker has its own samples
 
-Whether samples depend on their worker is detected in the workers (see `workers.worker_dependence`). If they do, the
-batches equal torch's, bit for bit, only under torch's assignment.
+On demand, a batch depends on who happens to be free. So it takes a proof that no sample can tell (see `purity`), or
+the user's word.
 """
 
 from __future__ import annotations
@@ -14,27 +13,51 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-Mode = Literal["probing", "demand", "round_robin", "stream"]
+Mode = Literal["demand", "round_robin", "stream"]
 
 _WORTH_SPLITTING_NS = 1_500_000
 """The least time that the rows of one worker should take; handing a task over costs about 0.1 ms."""
+
+_MOST_AHEAD = 4
+"""How many times torch's window may become where batches are uneven and each worker keeps to its own."""
 
 _DECAY = 0.98
 """The factor by which lost time decays with every batch: time lost must reach 2 % of the work to accumulate."""
 
 
 class Dispatch:
-    """Decides for one loader, and keeps what it has learned from epoch to epoch."""
+    """Decides for one iterator of a loader.
 
-    def __init__(self, mode: Mode, reason: str, *, workers: int, prefetch_factor: int, splittable: bool) -> None:
+    Args:
+        mode: see above.
+        reason: for the mode, as text.
+        workers: how many there are.
+        prefetch_factor: torch's: how many batches for each worker are drawn from the sampler ahead of the loop.
+        splittable: whether several workers may fill one batch.
+        may_run_ahead: whether more may be drawn than that, because neither the sampler nor the dataset can tell.
+        previous: of the loader's iterator before, which has learned what batches cost.
+    """
+
+    def __init__(
+        self,
+        mode: Mode,
+        reason: str,
+        *,
+        workers: int,
+        prefetch_factor: int,
+        splittable: bool,
+        may_run_ahead: bool = False,
+        previous: Dispatch | None = None,
+    ) -> None:
         self.mode: Mode = mode
         self.reason = reason
-        self._workers = workers
+        self.workers = workers
         self.prefetch_factor = prefetch_factor
         self._splittable = splittable
-        self._batch_ns = 0.0
+        self._may_run_ahead = may_run_ahead and mode == "round_robin"
+        self._batch_ns: float = previous._batch_ns if previous is not None else 0.0
         self._lost_ns = 0.0
-        self._window = 0
+        self._window: int = previous._window if previous is not None else 0
 
     def begin_epoch(self, shards: Sequence[bool] = (), turn: int = 0) -> None:
         """Reset what belongs to one epoch.
@@ -43,38 +66,15 @@ class Dispatch:
             shards: of an iterable dataset, whether each has batches left; those that have are served round-robin.
             turn: the shard that begins.
         """
-        self._takers = len(shards) or self._workers
+        self._takers = len(shards) or self.workers
         self._next_taker = turn
-        self._assigned = 0
         self.active = [*shards] or [True] * self._takers
         self.load = [0] * self._takers
-
-    def size_up(self, workers: int) -> None:
-        """Set, before an epoch, how many workers it begins with."""
-        self._workers = max(1, workers)
+        """How many batches each worker (or shard) has been given that are not finished; not counted on demand."""
 
     def resize(self, workers: int) -> None:
-        """Set how many workers there are now, while any worker may take any batch or the first ones are under way.
-
-        The entries of retired workers are kept, because their batches may not have been handed out yet.
-        """
-        self._workers = self._takers = workers
-        more = workers - len(self.active)
-        self.active += [True] * more
-        self.load += [0] * more
-        self._next_taker = self._assigned % workers
-
-    def decide(self, dependence: str) -> None:
-        """End the probing, or leave `demand` when samples turn out late to depend on their worker.
-
-        Args:
-            dependence: why they do; empty if they do not, as far as is known.
-        """
-        if dependence and self.mode in ("probing", "demand"):
-            late = " (noticed late: earlier batches went to any free worker)" if self.mode == "demand" else ""
-            self.mode, self.reason = "round_robin", f"as torch assigns, because {dependence}{late}"
-        elif self.mode == "probing":
-            self.mode, self.reason = "demand", "no sample depends on its worker"
+        """Set how many workers there are now, while any worker may take any batch."""
+        self.workers = workers
 
     def learn(self, batch_ns: int) -> None:
         """Record the time that one whole batch took, summed over its workers."""
@@ -82,46 +82,54 @@ class Dispatch:
         self._batch_ns = batch_ns if not self._batch_ns else 0.8 * self._batch_ns + 0.2 * batch_ns
 
     def split(self, rows: int) -> int:
-        """Return how many workers should fill a batch of `rows` together."""
-        if not self._splittable or self._workers < 2 or rows < 2:
+        """Return how many workers should fill a batch of `rows` together: all, while nobody knows what it costs."""
+        if self.mode != "demand" or not self._splittable:
             return 1
-        if self.mode == "probing":
-            return min(self._workers, rows)
-        if self.mode != "demand":
-            return 1
-        return max(1, min(self._workers, rows // 2, int(self._batch_ns / _WORTH_SPLITTING_NS)))
+        worth = int(self._batch_ns / _WORTH_SPLITTING_NS) if self._batch_ns else self.workers
+        return max(1, min(self.workers, rows // 2, worth))
+
+    @property
+    def drawn_ahead(self) -> int:
+        """How many batches torch would have drawn from the sampler ahead of the loop."""
+        return self.prefetch_factor * self.workers
 
     def window(self) -> int:
-        """Return how many batches may be under way.
+        """Return how many batches may be under way: as many as torch's, or a number that `starved` widens.
 
-        Workers that fill batches together need fewer of them; the window then starts small and is widened by
-        `starved`, up to torch's prefetch_factor times workers.
+        Workers that fill batches together need fewer. Where each keeps to its own batches and one is slow, the others
+        need more.
         """
-        most = self.prefetch_factor * self._workers
-        if (
-            self.mode == "demand"
-            and self._splittable
-            and self._workers > 1
-            and self._batch_ns >= 2 * _WORTH_SPLITTING_NS
-        ):
-            self._window = max(self._window, min(most, max(2, self.prefetch_factor)))
-            return min(self._window, most)
-        return most
+        torchs = self.drawn_ahead
+        if self._may_run_ahead:
+            least, most = torchs, _MOST_AHEAD * torchs
+        elif self.split(torchs) > 1:
+            if not self._batch_ns:
+                return 1
+            least, most = min(torchs, max(2, self.prefetch_factor)), torchs
+        else:
+            return torchs
+        self._window = max(least, min(self._window, most))
+        return self._window
 
-    def forbid_splitting(self) -> None:
-        """Split no more batches: their samples do not all have the same shape."""
-        self._splittable = False
+    def idle(self, tasks: int) -> int:
+        """Return how many workers have nothing to do while `tasks` are under way."""
+        return self.load.count(0) if self.mode == "round_robin" else max(0, self.workers - tasks)
 
     def starved(self, lost_ns: int) -> None:
         """Record that the step waited while workers were idle for `lost_ns` (summed over workers).
 
-        A wider window takes one more slot, and touching its pages for the first time takes about as long as making a
-        batch. So the window is widened when the time lost recently is as long.
+        A wider window takes more slots, and touching the pages of one for the first time takes about as long as making
+        a batch. So the window is widened when the time lost recently is as long.
         """
         self._lost_ns += lost_ns
-        if self._lost_ns > self._batch_ns and 0 < self._window < self.prefetch_factor * self._workers:
-            self._window += 1
+        more = self.workers if self.mode == "round_robin" else 1
+        if self._window and self._lost_ns > more * self._batch_ns:
+            self._window += more
             self._lost_ns = 0
+
+    def forbid_splitting(self) -> None:
+        """Split no more batches: their samples do not all have the same shape."""
+        self._splittable = False
 
     def next_taker(self, *, in_order: bool, most: int) -> int | None:
         """Return the worker (or the shard) that torch would give the next batch to; None when it would wait.
@@ -133,6 +141,5 @@ class Dispatch:
             self._next_taker = (taker + 1) % self._takers
             share = max(1, most // max(1, sum(self.active[: self._takers])))
             if self.active[taker] and (in_order or self.load[taker] < share):
-                self._assigned += 1
                 return taker
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from torch.utils.data._utils.worker import WorkerInfo
 
 from penstock.core.events import Recorder
 from penstock.loader.counters import Counters
@@ -19,8 +19,7 @@ from penstock.loader.transport.arena import Arena
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.slot import Slot
 from penstock.loader.workers.fetch_result import FetchResult, NothingLeftError
-from penstock.loader.workers.stream_shard import StreamShard, StreamShards
-from penstock.loader.workers.worker_dependence import install_info
+from penstock.loader.workers.stream_shard import StreamShard, StreamShards, install_info
 from penstock.loader.workers.worker_spec import WorkerSpec
 
 _NOTHING = np.empty(0, np.uint8)
@@ -47,8 +46,8 @@ class InlineScheduler:
         self._counters = counters
         self._indices = indices
         self._epoch_seed = epoch_seed
-        self._base_seed = base_seed
-        self._shards = StreamShards(worker_spec, dict(enumerate(shards)), self._install_info, init=init_fn)
+        install = functools.partial(install_info, base_seed=base_seed)
+        self._shards = StreamShards(worker_spec, dict(enumerate(shards)), install, init=init_fn)
         self._shards.deactivate()
         self._waiting = deque(range(len(shards) if worker_spec.iterable else 1))
         self._waiting.rotate(-turn)
@@ -130,16 +129,6 @@ class InlineScheduler:
             return fetcher.make(indices, Arena(_NOTHING), epoch_seed=self._epoch_seed, enlarge=self._enlarge)
         finally:
             self._shards.deactivate()
-
-    def _install_info(self, shard: StreamShard, worker_spec: WorkerSpec) -> None:
-        """Have `get_worker_info()` return what it did in the worker that began this shard; None if there was none."""
-        seed = self._base_seed + shard.number
-        info = (
-            WorkerInfo(id=shard.number, num_workers=shard.of, seed=seed, dataset=worker_spec.dataset)
-            if shard.of
-            else None
-        )
-        install_info(info)
 
     def _enlarge(self, nbytes: int) -> Arena:
         slot = self._ring.acquire_larger(nbytes)

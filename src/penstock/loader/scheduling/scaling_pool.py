@@ -89,8 +89,6 @@ class ScalingPool:
             work_ns=work_ns,
         )
         if self._dispatch.mode != "demand":
-            if self._pool.size:  # the last worker was retiring when a sample turned out to depend on its worker
-                self.is_absent = self._is_behind = False
             policy.note(timing)
         elif self._is_behind:
             self._follow(next_number)
@@ -102,17 +100,6 @@ class ScalingPool:
             present = policy.workers
             if policy.observe(timing) != present:
                 self._follow(next_number)
-
-    def fix(self) -> None:
-        """Fix the number of workers for this epoch, because samples depend on their worker."""
-        if self._policy is None:
-            return
-        try:
-            self._pool.resize(self._policy.choose())
-        except (WorkerStartError, TransportError):
-            self._policy.fixed_reason = "the system starts no more"
-        self._dispatch.resize(self._pool.size)
-        self._report_workers()
 
     def on_worker_crash(self) -> None:
         """Keep at least one worker from now on: what crashes a worker must not be made in the training process."""
@@ -152,7 +139,7 @@ class ScalingPool:
             return
         self._counters.workers = self._pool.size
         if self._dispatch.mode == "round_robin":
-            why = f"{self._policy.fixed_reason}; samples depend on their worker, so it changes between epochs only"
+            why = f"{self._policy.fixed_reason}; samples may depend on their worker, so it changes between epochs only"
         else:
             why = self._policy.reason
         self._counters.workers_reason = f"auto: {why}"

@@ -6,14 +6,18 @@ place) → `_hand_out` (decoded into views that hold the slot). All of it happen
 
 from __future__ import annotations
 
+import itertools
 import time
+import warnings
 import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from penstock.core.errors import WorkerError, WorkerTimeoutError
 from penstock.core.events import Recorder
+from penstock.core.interrupts import uninterrupted_finalizer
 from penstock.loader.counters import Counters
 from penstock.loader.loop_snapshot import LoopSnapshot
 from penstock.loader.sampling.stream_cursor import Consumed
@@ -24,6 +28,7 @@ from penstock.loader.scheduling.crashes import CrashCounter
 from penstock.loader.scheduling.dispatch_policy import Dispatch
 from penstock.loader.scheduling.scaling_pool import ScalingPool
 from penstock.loader.transport.ring import Ring
+from penstock.loader.transport.slot import Slot
 from penstock.loader.workers.pool import Pool, Task, TaskResult, WorkerCrash
 from penstock.loader.workers.stream_shard import StreamShard
 from penstock.loader.workers.worker_spec import RowRange, WorkerSpec
@@ -66,6 +71,9 @@ class Scheduler:
         self._shard_batches: list[int] = []
         """How many batches of this epoch each shard has begun."""
         self._indices: Iterator[Any] = iter(())
+        self._drawn: deque[tuple[Any, Exception | None]] = deque()
+        """The indices of batches that have not been sent yet, or why the sampler gave none."""
+        self._has_drawn_all = True
         self._epoch_seed = 0
         self._exhausted = True
         """Whether there is no further batch to send in this epoch."""
@@ -101,17 +109,23 @@ class Scheduler:
         if self._seq or self._window.next_number:
             self._cancel()
         self._indices = indices
+        self._drawn.clear()
+        self._has_drawn_all = False
         self._epoch_seed = epoch_seed
         self._window = BatchWindow(in_order=self._in_order)
         self.consumed = ()
         self._exhausted = self._worker_spec.iterable and all(shard.has_ended for shard in self._shards)
         self._shard_batches = [0] * len(self._shards)
+        self._counters.dispatch, self._counters.dispatch_reason = self._dispatch.mode, self._dispatch.reason
         self._dispatch.begin_epoch([not shard.has_ended for shard in self._shards], turn)
         self.scaling_pool.begin_epoch()
         self._send_more()
 
     def _cancel(self) -> None:
-        untaken = self.pool.cancel(self._shards)
+        finish = self._dispatch.mode != "demand"  # as torch's workers do, because it may change what they make next
+        while finish and self._drawn and self._send(None, self._dispatch.drawn_ahead):
+            pass
+        untaken = self.pool.cancel(self._shards, finish=finish)
         self._window.cancel(self._ring)
         for task in (*untaken, *self.scaling_pool.tasks):
             self._retire_cancelled(task)
@@ -184,68 +198,68 @@ class Scheduler:
         dispatch, window = self._dispatch, self._window
         while not self._exhausted:
             limit = 1 if self.scaling_pool.is_absent else dispatch.window()
-            if window.under_way >= limit or (dispatch.mode == "probing" and not self._may_probe()):
-                return
-            # Beside the window, slots for what the user looks at; more only when the user keeps them all.
+            if window.under_way >= limit:
+                break
+            if not self._drawn and not self._draw():
+                self._exhausted = True
+                break
+            # Beside the window, slots for copies that the user has started.
             slot = self._ring.acquire(limit + self._spare_slots, grow=window.under_way == 0)
             if slot is None and window.under_way:
-                return
-            worker = None
-            if dispatch.mode in ("round_robin", "stream"):
-                worker = dispatch.next_taker(in_order=self._in_order, most=limit)
-                if worker is None:
-                    self._exhausted = not any(dispatch.active)
-                    if slot is not None:
-                        self._ring.release(slot)
-                    return
-            batch = Batch(window.next_number, None, slot, worker)
-            try:
-                batch.indices = next(self._indices)
-            except StopIteration:
-                self._exhausted = True
-                batch.drop(self._ring)
-                return
-            except Exception as error:
-                # Raised where it belongs: after the batches that were sampled before it.
-                self._exhausted = True
-                batch.error = error
-            window.add(batch)
-            if batch.error is not None:
-                self._settle(batch)
-                return
-            if worker is not None:
-                dispatch.load[worker] += 1
-            self._send(batch)
+                break
+            if not self._send(slot, limit):
+                break
+        # As many as torch draws ahead, whatever the window: a sampler may tell when it is asked.
+        while window.under_way + len(self._drawn) < dispatch.drawn_ahead and self._draw():
+            pass
 
-    def _may_probe(self) -> bool:
-        """While probing: one batch that all workers fill together, or else one batch for each worker."""
-        if self._window.next_number == 0:
-            return True
-        first = self._window.get(0)
-        return first is not None and not first.row_stops and self._window.next_number < self.pool.assignable()
+    def _draw(self) -> bool:
+        """Draw the indices of another batch; return whether there is one."""
+        if self._has_drawn_all:
+            return False
+        try:
+            self._drawn.append((next(self._indices), None))
+        except StopIteration:
+            self._has_drawn_all = True
+            return False
+        except Exception as error:
+            # Raised where it belongs: after the batches that were sampled before it.
+            self._has_drawn_all = True
+            self._drawn.append((None, error))
+        return True
 
-    def _send(self, batch: Batch) -> None:
+    def _send(self, slot: Slot | None, limit: int) -> bool:
+        """Send the batch that was drawn first; return whether a worker may have it now."""
+        worker = None
+        if self._dispatch.mode != "demand":
+            worker = self._dispatch.next_taker(in_order=self._in_order, most=limit)
+            if worker is None:
+                self._exhausted = not any(self._dispatch.active)
+                if slot is not None:
+                    self._ring.release(slot)
+                return False
+            self._dispatch.load[worker] += 1
+        indices, error = self._drawn.popleft()
+        batch = Batch(self._window.next_number, indices, slot, worker, error=error)
+        self._window.add(batch)
+        if error is not None:
+            self._settle(batch)
+        else:
+            self._submit_all(batch)
+        return True
+
+    def _submit_all(self, batch: Batch) -> None:
         rows = len(batch.indices) if self._worker_spec.auto_collation else 1
         can_be_split = (
             self._worker_spec.rows_can_be_split and batch.slot is not None and not self.scaling_pool.is_absent
         )
         ways = self._dispatch.split(rows) if can_be_split else 1
         if ways == 1:
-            if self._dispatch.mode == "probing":
-                self._assign(batch)
             self._submit(batch, batch.indices, None, batch.worker)
             return
         bounds = [rows * k // ways for k in range(ways + 1)]
-        for k in range(ways):
-            row_range = RowRange(bounds[k], bounds[k + 1], rows)
-            worker = k if self._dispatch.mode == "probing" else None
-            self._submit(batch, batch.indices[row_range.start : row_range.stop], row_range, worker)
-
-    def _assign(self, batch: Batch) -> None:
-        """Count `batch` as given to the worker whose turn it is."""
-        batch.worker = self._dispatch.next_taker(in_order=True, most=1)
-        if batch.worker is not None:
-            self._dispatch.load[batch.worker] += 1
+        for start, stop in itertools.pairwise(bounds):
+            self._submit(batch, batch.indices[start:stop], RowRange(start, stop, rows), None)
 
     def _submit(self, batch: Batch, indices: Any, rows: RowRange | None, worker: int | None) -> None:
         if rows is not None:
@@ -269,9 +283,7 @@ class Scheduler:
     # ── results ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _wait(self) -> None:
-        idle = 0
-        if self._dispatch.mode == "demand" and not self._exhausted:
-            idle = max(0, self.pool.size - self._window.tasks_left())
+        idle = 0 if self._exhausted else self._dispatch.idle(self._window.tasks_left())
         began = time.perf_counter_ns()
         events = self._make_or_collect()
         waited_ns = time.perf_counter_ns() - began
@@ -313,53 +325,22 @@ class Scheduler:
         self._counters.skip(result.skipped)
         batch.tasks_left -= 1
         if self._shards and not result.ended:
-            size = len(task.indices) if self._worker_spec.auto_collation else 1
-            self._shards[task.shard] = self._shards[task.shard].after(size, result.state)
+            self._shards[task.shard] = self._shards[task.shard].after(self._stream_batch(task), result.state)
         batch.add_result(result, task.rows.start if task.rows is not None else 0, self._ring)
         if batch.has_ended:
             self._dispatch.active[task.shard] = False
             self._shards[task.shard] = replace(self._shards[task.shard], has_ended=True)
-        if batch.tasks_left == 0 and not self._needs_more_tasks(batch, task):
-            self._settle(batch)
+        if batch.tasks_left == 0:
+            if batch.error is None and batch.partials_disagree:
+                self._make_whole(batch)
+            else:
+                self._settle(batch)
 
-    def _needs_more_tasks(self, batch: Batch, task: Task) -> bool:
-        """Draw the conclusions from a batch whose tasks are all back; return whether one had to be sent again."""
-        self._act_on_dependence(batch, task)
-        if batch.tasks_left == 0 and batch.error is None and batch.partials_disagree:
-            self._make_whole(batch)
-        return batch.tasks_left > 0
-
-    def _act_on_dependence(self, batch: Batch, task: Task) -> None:
-        """Decide on the assignment of batches to workers, now that all tasks of a batch are back."""
-        if self._dispatch.mode == "probing" and task.rows is not None and batch.dependence:
-            self._dispatch.decide(batch.dependence)
-            self._continue_alone(batch)
-        elif self._dispatch.mode in ("probing", "demand"):
-            is_first = self._dispatch.mode == "probing"
-            self._dispatch.decide(batch.dependence)
-            if is_first and batch.dependence:
-                self.scaling_pool.fix()
-
-    def _continue_alone(self, batch: Batch) -> None:
-        """Turn the first batch, which all workers filled as a probe, into the one that torch's worker 0 makes.
-
-        Worker 0 has made just what torch's worker 0 would have made first, and continues with the remaining rows. What
-        the others made is dropped, and their random states are restored.
-        """
-        own = batch.row_stops[0]
-        first = batch.partials.get(0)
-        batch.row_stops = {0: own}
-        batch.partials = {} if first is None else {0: first}
-        for worker in range(1, self.pool.size):
-            self.pool.rewind(worker)
-        self.scaling_pool.fix()
-        self._assign(batch)
-        if first is None:  # worker 0's own rows failed, as they would have failed in torch
-            return
-        batch.error = None
-        batch.samples, batch.nbytes = first.samples, first.nbytes
-        rows = len(batch.indices)
-        self._submit(batch, batch.indices[own:], RowRange(own, rows, rows), 0)
+    def _stream_batch(self, task: Task) -> int | None:
+        """Return the size of a batch of an iterable dataset; None for a map-style one."""
+        if not self._worker_spec.iterable:
+            return None
+        return len(task.indices) if self._worker_spec.auto_collation else 1
 
     def _make_whole(self, batch: Batch) -> None:
         """Have one worker make a batch whose samples differ in shape, and split no more batches."""
@@ -374,7 +355,6 @@ class Scheduler:
         batch.settle(self._ring)
         if batch.error is None and not batch.is_empty:
             self._dispatch.learn(batch.work_ns)
-        self._counters.dispatch, self._counters.dispatch_reason = self._dispatch.mode, self._dispatch.reason
         self._window.settle(batch)
 
     def _retire_cancelled(self, task: Task) -> None:
@@ -391,7 +371,7 @@ class Scheduler:
         try:
             if at_fault is None and not crash.is_machine_failure:
                 self._crashes.count_startup_crash(crash)
-            elif at_fault is not None and self._dispatch.mode == "stream":
+            elif at_fault is not None and self._worker_spec.iterable:
                 self._crashes.count_stream_crash(crash, at_fault.shard, at_fault.batch)
         except WorkerError:
             self.close()
@@ -407,6 +387,14 @@ class Scheduler:
                 self._quarantine(task, crash)
             else:
                 self._retry(task)
+        if self._dispatch.mode == "round_robin" and not crash.is_retired:
+            warnings.warn(
+                f"A DataLoader worker {crash.cause} Its work is done again by a successor that begins as the worker "
+                "began: samples that depend on what their worker has made before differ from those of a run without "
+                "this. If none do, dispatch='demand' says so",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _retry(self, task: Task) -> None:
         self._counters.retried += 1
@@ -459,6 +447,7 @@ def _record(recorder: Recorder, result: TaskResult, task: Task, epoch: int) -> N
     )
 
 
+@uninterrupted_finalizer
 def _close(pool: Pool, ring: Ring) -> None:
     ring.announce = lambda number, segment: None
     pool.close()

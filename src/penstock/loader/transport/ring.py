@@ -53,6 +53,12 @@ class _Segment:
     slots: list[Slot] = field(default_factory=list)
 
 
+class _Lease(weakref.ref[np.ndarray]):
+    """Joins the ring's deque when the array has died: with no line of Python, in which a Ctrl-C would be lost."""
+
+    slot: Slot
+
+
 class Ring:
     """The slots of one pipeline, grown on demand up to `budget_nbytes`.
 
@@ -88,8 +94,8 @@ class Ring:
         self.announce = announce
         self._segments: dict[int, _Segment] = {}
         self._free: deque[Slot] = deque()
-        self._returned: deque[Slot] = deque()
-        self._leases: dict[Slot, weakref.ref[np.ndarray]] = {}
+        self._returned: deque[_Lease] = deque()
+        self._leases: dict[Slot, _Lease] = {}
         self._next_number = 0
         self._batch_nbytes = 0
         self._grown = 0
@@ -99,10 +105,12 @@ class Ring:
     def acquire(self, wanted: int = 4, *, grow: bool = True) -> Slot | None:
         """Take a free slot for filling, adding slots when there is none; None when the budget is used up.
 
-        `wanted` is how many slots the caller expects to have in use; without `grow`, None once so many are.
+        `wanted` is how many slots the caller expects to have in use; without `grow`, None once so many are, beside
+        those whose batches the user holds.
         """
         self._take_returned()
-        if not grow and sum(slot.state is not SlotState.FREE for slot in self._all_slots()) >= wanted:
+        elsewhere = SlotState.FREE, SlotState.HELD
+        if not grow and sum(slot.state not in elsewhere for slot in self._all_slots()) >= wanted:
             return None
         if not (self._can_fill_free() or self._grow(wanted) or (grow and self._await_copies())):
             return None
@@ -140,8 +148,8 @@ class Ring:
         """Return the slot's memory (uint8) for views; the slot is free again when the last of them has died."""
         slot.move(SlotState.HELD, SlotState.READY)
         memory = np.frombuffer(slot.memory, np.uint8)
-        returned = self._returned
-        self._leases[slot] = weakref.ref(memory, lambda _: returned.append(slot))
+        lease = self._leases[slot] = _Lease(memory, self._returned.append)
+        lease.slot = slot
         return memory
 
     def release(self, slot: Slot) -> None:
@@ -191,7 +199,7 @@ class Ring:
     def counts(self) -> RingCounts:
         """Return where the slots are. Changes nothing, so any thread may ask while another one iterates."""
         slots = self._all_slots()
-        given_back = set(self._returned.copy())
+        given_back = {lease.slot for lease in self._returned.copy()}
         states = [SlotState.FREE if slot in given_back else slot.state for slot in slots]
         return RingCounts(
             free=states.count(SlotState.FREE),
@@ -222,7 +230,7 @@ class Ring:
 
     def _take_returned(self) -> None:
         while self._returned:
-            slot = self._returned.popleft()
+            slot = self._returned.popleft().slot
             del self._leases[slot]
             if slot.segment not in self._segments:  # the ring was closed while the user held the batch
                 continue

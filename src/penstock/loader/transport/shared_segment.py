@@ -62,7 +62,9 @@ class PrivateSegment:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        # Windows' mmap has no flags, and its memory without a name is private.
+        is_posix = hasattr(mmap, "MAP_PRIVATE")
+        pages = mmap.mmap(-1, nbytes, **({"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if is_posix else {}))
         _ask_for_huge_pages(pages)
         self.memory = memoryview(pages)
 

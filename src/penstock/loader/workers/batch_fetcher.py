@@ -20,7 +20,7 @@ from penstock.loader.batch_writer import BatchWriter, arena_needed
 from penstock.loader.collate import collate_samples
 from penstock.loader.transport.arena import Arena, ArenaFullError
 from penstock.loader.workers.fetch_result import FetchResult, NothingLeftError
-from penstock.loader.workers.sample_fetcher import SampleFetcher, Tick
+from penstock.loader.workers.sample_fetcher import SampleFetcher, Tick, add_origin
 from penstock.loader.workers.sample_seed import Making
 from penstock.loader.workers.worker_random_states import keep_states
 from penstock.loader.workers.worker_spec import RowRange, WorkerSpec
@@ -113,8 +113,9 @@ class BatchFetcher:
         self._samples.begin_bulk(indices)
         try:
             samples = self._worker_spec.dataset.__getitems__(indices)
-        except Exception:
+        except Exception as error:
             if self._worker_spec.errors == "raise":
+                add_origin(error, f"one of the samples {indices!r} of the dataset")
                 raise
             samples = self._samples.fetch(indices, fetched, tick)
         fetched.fetch_ns = time.perf_counter_ns() - began

@@ -6,7 +6,6 @@ To a worker's inbox, the first byte is the kind:
     S  a new segment: pickled (number, nbytes, name or None), with its descriptor where it has no name
     F  forget a segment: its pickled number
     E  a new epoch: the pickled shards of an iterable dataset that this worker has, by position
-    R  rewind the random states
     Q  quit when the messages before this one are done
 
 To the shared queue go tasks only, without a kind. A task is the struct `TASK`, then the pickled indices.
@@ -73,7 +72,6 @@ def pack_result(
     outcome: int,
     *,
     pid: int,
-    dependence: str,
     envelope: bytes = b"",
     fetched: FetchResult | None = None,
     oversize: MemfdSegment | NamedSegment | None = None,
@@ -82,9 +80,9 @@ def pack_result(
     fetched = fetched or FetchResult()
     handle = oversize.give_away() if oversize is not None else None
     extras = b""
-    if dependence or fetched.skipped or fetched.needed_nbytes or fetched.state or handle is not None:
+    if fetched.skipped or fetched.needed_nbytes or fetched.state or handle is not None:
         segment = handle and (handle.nbytes, handle.name)
-        extras = pickle.dumps((dependence, fetched.skipped, fetched.needed_nbytes, segment, fetched.state))
+        extras = pickle.dumps((fetched.skipped, fetched.needed_nbytes, segment, fetched.state))
     used = fetched.arena.used if fetched.arena is not None else 0
     times = (fetched.fetch_ns, fetched.collate_ns, fetched.began_ns, pid)
     head = _RESULT.pack(seq, worker, outcome, fetched.samples, used, *times)
@@ -101,7 +99,7 @@ def unpack_result(message: bytes, fds: list[int]) -> TaskResult:
     start = _RESULT.size + _LENGTH.size
     if length:
         extras: tuple[Any, ...] = pickle.loads(memoryview(message)[start : start + length])
-        result.dependence, result.skipped, result.needed_nbytes, segment, state = extras
+        result.skipped, result.needed_nbytes, segment, state = extras
         result.state = pickle.loads(state) if state else None
         if segment is not None:
             handle = Handle(segment[0], fds[0] if fds else None, segment[1])

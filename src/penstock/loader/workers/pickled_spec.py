@@ -48,11 +48,7 @@ class PickledSpec:
         except _BoundToStartError:
             return cls(worker_spec)
         except Exception as error:
-            raise UnpicklableError(
-                f"{_unpicklable_part(worker_spec)} cannot be pickled, which start method {start_method!r} needs: "
-                f"{error}; define it at the top of a module (no lambda, no local class, no open file), or pass "
-                "multiprocessing_context='fork'"
-            ) from error
+            raise unpicklable_error(worker_spec, None, start_method, error) from error
         nbytes = sum(round_up(array.nbytes, ALIGNMENT) for array in arrays)
         if named or nbytes <= codec.INLINE_NBYTES:
             return cls(None, codec.pack(skeleton, arrays, None))
@@ -99,10 +95,19 @@ def _refuse_bound_to_start(obj: Any) -> None:
         raise _BoundToStartError
 
 
-def _unpicklable_part(worker_spec: Any) -> str:
-    """Return a description of the smallest named part of the spec that cannot be pickled."""
-    for name in ("dataset", "collate_fn", "errors"):
-        part = getattr(worker_spec, name, None)
+def unpicklable_error(worker_spec: Any, init_fn: Any, start_method: str, error: Exception) -> UnpicklableError:
+    """Return the error that names what of the spec, or of what travels beside it, could not be pickled."""
+    return UnpicklableError(
+        f"{_unpicklable_part(worker_spec, init_fn)} cannot be pickled, which start method {start_method!r} needs: "
+        f"{error}; define it at the top of a module (no lambda, no local class, no open file), or pass "
+        "multiprocessing_context='fork'"
+    )
+
+
+def _unpicklable_part(worker_spec: Any, init_fn: Any) -> str:
+    """Return a description of the smallest named part that cannot be pickled."""
+    parts = {name: getattr(worker_spec, name, None) for name in ("collate_fn", "errors", "dataset")}
+    for name, part in {"worker_init_fn": init_fn, **parts}.items():
         if _pickles(part):
             continue
         for attribute, value in getattr(part, "__dict__", {}).items():

@@ -78,8 +78,6 @@ class TaskResult:
     """When it was begun, on the clock of `time.perf_counter_ns`, which all processes share."""
     fetch_ns: int = 0
     collate_ns: int = 0
-    dependence: str = ""
-    """Why these samples depend on the worker that makes them; empty if they do not. See `worker_dependence`."""
     skipped: list[tuple[Any, str]] = field(default_factory=list)
     state: Any = None
     """The state of its shard after it, where one was asked for and the dataset has one."""
@@ -150,10 +148,6 @@ class Pool(Protocol):
         """Return whether a worker that was started has opened its dataset and takes tasks."""
         ...
 
-    def assignable(self) -> int:
-        """Return for how many workers, from number 0 on, a task may be meant now; all, where they start at once."""
-        ...
-
     def outstanding(self) -> int:
         """Return how many tasks were submitted and have not been collected."""
         ...
@@ -178,12 +172,13 @@ class Pool(Protocol):
         """Return the task that a worker makes and the row it has reached, as far as that is known."""
         ...
 
-    def rewind(self, worker: int) -> None:
-        """Restore a worker's random states to what they were before its first task."""
-        ...
+    def cancel(self, shards: Sequence[StreamShard], *, finish: bool) -> list[Task]:
+        """Cancel all tasks and begin a new epoch with these shards; return the tasks that will never have a result.
 
-    def cancel(self, shards: Sequence[StreamShard]) -> list[Task]:
-        """Cancel all tasks and begin a new epoch with these shards; return the tasks that no worker had taken."""
+        Args:
+            shards: of an iterable dataset.
+            finish: have the workers make their tasks nevertheless, because what they make next may depend on it.
+        """
         ...
 
     def close(self) -> None:

@@ -120,8 +120,6 @@ class _Worker:
             self._worker_context.begin_epoch(pickle.loads(memoryview(payload)[1:]))
         elif kind == b"Q":
             self._is_retired = True
-        elif kind == b"R":
-            self._worker_context.rewind()
 
     def _attach_segment(self, fds: list[int], number: int, nbytes: int, name: str | None) -> None:
         try:
@@ -239,7 +237,6 @@ class _Worker:
             self._options.worker,
             outcome,
             pid=self._pid,
-            dependence=self._worker_context.detect_dependence(),
             envelope=envelope,
             fetched=fetched,
             oversize=oversize,

@@ -22,12 +22,13 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from penstock.core.errors import WorkerStartError
+from penstock.core.interrupts import hold_interrupts
 from penstock.data.stream import Stream
 from penstock.loader.transport import channel
 from penstock.loader.transport.control_page import ControlPage
 from penstock.loader.transport.shared_segment import SharedSegment
 from penstock.loader.workers import messages, process_main
-from penstock.loader.workers.pickled_spec import PickledSpec
+from penstock.loader.workers.pickled_spec import PickledSpec, unpicklable_error
 from penstock.loader.workers.pool import PoolSnapshot, Task, TaskResult, WorkerCrash
 from penstock.loader.workers.process_ends import Descriptor, ProcessEnds, ProcessOptions
 from penstock.loader.workers.stream_shard import StreamShard, shards_of_worker
@@ -51,12 +52,11 @@ class ProcessPool:
         context: how they are started.
         base_seed: worker k's random states begin with base_seed + k, as torch's.
         init_fn: called in each worker with its number.
-        detect_dependence: whether to detect samples that depend on their worker.
         named: whether shared segments need names, because the system refuses memfds.
         cores: where the workers run, or None for anywhere.
 
     Raises:
-        UnpicklableError: the spec cannot travel to the workers.
+        UnpicklableError: the spec cannot travel to the workers (`start`, too).
         TransportError: no descriptor or shared memory is left.
     """
 
@@ -70,7 +70,6 @@ class ProcessPool:
         context: BaseContext,
         base_seed: int,
         init_fn: Callable[[int], Any] | None,
-        detect_dependence: bool,
         named: bool,
         cores: frozenset[int] | None = None,
     ) -> None:
@@ -83,7 +82,6 @@ class ProcessPool:
             base_seed=base_seed,
             init_fn=init_fn,
             named=named,
-            detect_dependence=detect_dependence,
             cores=cores,
         )
         self._segments: dict[int, SharedSegment] = {}
@@ -124,7 +122,8 @@ class ProcessPool:
             self._context.set_forkserver_preload(["__main__", process_main.__name__])
         for worker in range(self.size):
             options = replace(self._options, shards=shards_of_worker(shards, worker, self.size))
-            self.processes.append(self._spawn(worker, options))
+            with self._uninterrupted():
+                self.processes.append(self._spawn(worker, options))
 
     def replace(self, worker: int, shards: Sequence[StreamShard]) -> None:
         """Start a successor for a dead worker, with its share of the shards as they are now."""
@@ -132,7 +131,8 @@ class ProcessPool:
         dataset = self._worker_spec.dataset
         epoch = dataset.epoch if isinstance(dataset, Stream) else None
         options = replace(self._options, shards=shards_of_worker(shards, worker, self.size), epoch=epoch)
-        self.processes[worker] = self._spawn(worker, options)
+        with self._uninterrupted():
+            self.processes[worker] = self._spawn(worker, options)
 
     def resize(self, workers: int) -> bool:
         """Start workers or retire the last ones, until there are `workers`.
@@ -151,21 +151,22 @@ class ProcessPool:
             if self.size in self._retiring:
                 return False
             self._control.forget(self.size)
-            self.processes.append(self._spawn(self.size, self._options))
-            self.size += 1
+            with self._uninterrupted():
+                self.processes.append(self._spawn(self.size, self._options))
+                self.size += 1
         return True
 
     def is_ready(self, worker: int) -> bool:
         """Return whether a worker has opened its dataset and takes tasks."""
         return self._control.claimed(worker) is not None or self._control.row(worker) > 0
 
-    def assignable(self) -> int:
-        """Return how many workers there are: a task may be meant for any of them."""
-        return self.size
-
     def outstanding(self) -> int:
         """Return how many tasks were submitted and have not been collected."""
         return len(self._outstanding)
+
+    def _uninterrupted(self) -> contextlib.AbstractContextManager[None]:
+        """Hold Ctrl-C back while a worker is forked; other start methods lose none, and may wait for a process."""
+        return hold_interrupts() if self._start_method() == "fork" else contextlib.nullcontext()
 
     def _spawn(self, worker: int, options: ProcessOptions) -> BaseProcess:
         ours, theirs = channel.pair()
@@ -183,12 +184,18 @@ class ProcessPool:
         )
         try:
             process.start()
-        except OSError as error:
+        except BaseException as error:
             ours.close()
-            raise WorkerStartError(
-                f"worker {worker} of {self.size} could not be started ({error.strerror}); lower num_workers, or raise "
-                "the limits on processes and open files (`ulimit -u`, `ulimit -n`)"
-            ) from error
+            if isinstance(error, OSError):
+                raise WorkerStartError(
+                    f"worker {worker} of {self.size} could not be started ({error.strerror}); lower num_workers, or "
+                    "raise the limits on processes and open files (`ulimit -u`, `ulimit -n`)"
+                ) from error
+            if isinstance(error, (TypeError, AttributeError, pickle.PicklingError)):  # as torch tells these
+                raise unpicklable_error(
+                    self._worker_spec, self._options.init_fn, self._start_method(), error
+                ) from error
+            raise
         finally:
             theirs.close()
         self._inboxes[worker] = ours
@@ -222,10 +229,6 @@ class ProcessPool:
             self._flush_queue()
         else:
             self._post(task.worker, b"W" + message, None)
-
-    def rewind(self, worker: int) -> None:
-        """Restore a worker's random states to what they were before its first task."""
-        self._post(worker, b"R", None)
 
     def _post(self, worker: int, message: bytes, segment: SharedSegment | None) -> None:
         self._outboxes[worker].append((message, segment))
@@ -329,9 +332,13 @@ class ProcessPool:
             reclaimed.append(message[0])
         self._waiting.extendleft(reversed(reclaimed))
 
-    def cancel(self, shards: Sequence[StreamShard]) -> list[Task]:
-        """Cancel all tasks and begin a new epoch with these shards; return the tasks that no worker had taken."""
-        self._control.cells[0] += 1
+    def cancel(self, shards: Sequence[StreamShard], *, finish: bool) -> list[Task]:
+        """Cancel all tasks and begin a new epoch with these shards; return the tasks that no worker had taken.
+
+        With `finish`, tasks for one worker only are made before that worker begins the new epoch.
+        """
+        if not finish:
+            self._control.cells[0] += 1
         with self._control.lock():
             self._reclaim_queue()
         untaken = [self._outstanding.pop(messages.task_seq(message)) for message in self._waiting]

@@ -18,6 +18,9 @@ from penstock.loader.workers.sample_seed import seed_states
 from penstock.loader.workers.stateful import is_stateful
 from penstock.loader.workers.worker_spec import SKIP, WorkerSpec
 
+_LONGEST_ORIGIN = 200
+"""Characters that are shown: the indices of a batch may be many."""
+
 Tick = Callable[[int], None]
 """Called with the row before each sample is made; may raise to abandon the batch."""
 
@@ -37,6 +40,7 @@ class SampleFetcher:
         """Of a batch of which no sample is noted: its indices (None for a stream), an iterator whose length hint is the
         number of samples that have not been begun, and how many there are in all."""
         self._is_collating = False
+        self._is_stream = worker_spec.iterable
         self._stream: Iterator[Any] = iter(())
         self._ended = False
         self._state_before_end: Any = None
@@ -46,7 +50,7 @@ class SampleFetcher:
 
     # ── the stream of an iterable dataset ───────────────────────────────────────────────────────────────────
 
-    def restart(self, shard: str, state: Any = None, end: Any = None) -> None:
+    def restart(self, shard: str, state: Any = None, end: Any = None, before_end: Any = None) -> None:
         """Begin a new epoch of an iterable dataset: a new iterator.
 
         Args:
@@ -54,31 +58,29 @@ class SampleFetcher:
             state: continue where `stream_state` has returned this.
             end: begin after a pass at whose end `end_state` has returned this. A dataset that then has nothing more
                 to give starts over, as it would have in the process that had reached the end.
+            before_end: what `restore_end` has returned, where an end was restored already.
         """
         dataset_state, iterator_state, self._position = state or (None, None, 0)
-        self._state_before_end = None
+        self._state_before_end = before_end
         if dataset_state is not None:
             self._dataset.load_state_dict(dataset_state)
         elif state is None and end is not None:
-            self._restore_end(end)
+            self._state_before_end = restore_end(self._dataset, end)
         self._stream = iter(self._dataset)
         if iterator_state is not None:
             self._stream.load_state_dict(iterator_state)  # type: ignore[attr-defined]
         self._ended = False
         self._shard = shard
 
-    def _restore_end(self, end: Any) -> None:
-        before = self._dataset.state_dict() if is_stateful(self._dataset) else None
-        if before is not None:
-            self._state_before_end = copy.deepcopy(before)
-            self._dataset.load_state_dict(end)
-
     def stream_state(self) -> Any:
         """Return where the iterable dataset is, or None if neither it nor its iterator keeps a state.
 
         The dataset's state comes first, then the iterator's, as torchdata's StatefulDataLoader asks for them. Also None
-        at the end: what has ended may report the state in which it begins.
+        at the end: what has ended may report the state in which it begins. Of a map-style dataset, return what it
+        says.
         """
+        if not self._is_stream:
+            return self._dataset.state_dict()
         if self._ended:
             return None
         dataset, stream = self._dataset, self._stream
@@ -89,9 +91,14 @@ class SampleFetcher:
         return dataset_state, iterator_state, self._position
 
     def end_state(self) -> Any:
-        """Return the state of the iterable dataset at the end of a pass, or None if it keeps none."""
+        """Return the states of the iterable dataset and its iterator at the end of a pass, or None if there is none."""
+        dataset, stream = self._dataset, self._stream
         with contextlib.suppress(Exception):  # it may have closed what it reports on; the pass has ended well
-            return self._dataset.state_dict() if is_stateful(self._dataset) else None
+            dataset_state = dataset.state_dict() if is_stateful(dataset) else None
+            is_own = stream is not dataset and is_stateful(stream)
+            iterator_state = stream.state_dict() if is_own else None  # type: ignore[attr-defined]
+            if dataset_state is not None or iterator_state is not None:
+                return dataset_state, iterator_state
         return None
 
     @property
@@ -138,8 +145,10 @@ class SampleFetcher:
         self._unticked = None, streams, count
         try:
             samples = list(map(next, streams))
-        except BaseException:
+        except BaseException as error:
             self._position += count - 1 - operator.length_hint(streams)
+            if isinstance(error, Exception):
+                add_origin(error, f"sample {self._position} of {self._whole()}")
             raise
         finally:
             self._unticked, self._is_collating = None, False
@@ -174,7 +183,11 @@ class SampleFetcher:
         left = iter(indices)
         self._serial += 1
         self._unticked = indices, left, len(indices)
-        samples = [dataset[index] for index in left]
+        try:
+            samples = [dataset[index] for index in left]
+        except Exception as error:
+            add_origin(error, f"sample {self.current()[0]!r} of the dataset")
+            raise
         self._index, self._unticked, self._is_collating = indices[-1] if indices else None, None, False
         return samples
 
@@ -229,8 +242,36 @@ class SampleFetcher:
         """Apply the error policy to a sample that raised: raise, leave it out, or replace it."""
         policy = self._errors
         if policy == "raise":
+            add_origin(error, f"sample {index!r} of {self._whole()}")
             raise error
         replacement = SKIP if policy == "skip" else policy(error, index)
         fetched.skipped.append((index, f"{type(error).__name__}: {error}"))
         if replacement is not SKIP:
             samples.append(replacement)
+
+    def _whole(self) -> str:
+        return "its worker's stream" if self._shard else "the dataset"
+
+
+def add_origin(error: Exception, origin: str) -> None:
+    """Add a note to what a dataset has raised, as in "sample 3 of the dataset"; type and message stay as they are."""
+    shown = origin if len(origin) <= _LONGEST_ORIGIN else f"{origin[:_LONGEST_ORIGIN]}…"
+    error.add_note(f"(penstock: raised for {shown})")
+
+
+def restore_end(dataset: Any, end: tuple[Any, Any]) -> Any:
+    """Restore what an iterable dataset remembers of a pass that has ended; see `SampleFetcher.end_state`.
+
+    An iterator's state may hold what the next iterator begins with (torch's random state, say); one is made for that
+    alone. The dataset's own state comes last.
+
+    Returns:
+        The state that the dataset had before, or None if it keeps none.
+    """
+    dataset_state, iterator_state = end
+    before = copy.deepcopy(dataset.state_dict()) if is_stateful(dataset) else None
+    if iterator_state is not None:
+        iter(dataset).load_state_dict(iterator_state)
+    if before is not None and dataset_state is not None:
+        dataset.load_state_dict(dataset_state)
+    return before

@@ -3,7 +3,10 @@
 An iterable dataset divides its samples by `get_worker_info()`. So a shard is the dataset seen as worker `number` of
 `of`. Usually each worker process has one shard. A loop that resumes with another number of workers has the shards of
 the interrupted one, each from where it was; a process then interleaves several of them, each with its own copy of the
-dataset and its own random states. Map-style datasets have no shards.
+dataset and its own random states.
+
+A map-style dataset has no shards, unless it keeps a state (`state_dict` and `load_state_dict`, as torchdata asks for
+them): then each worker has one, whose state is the dataset's after the worker's last batch.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from torch.utils.data import _utils
 
 from penstock.core.errors import StateError
 from penstock.loader.workers.batch_fetcher import BatchFetcher
@@ -37,18 +42,22 @@ class StreamShard:
     """Batches made since then, as (how many, of how many samples); they are made again, and dropped."""
     end: Any = None
     """The dataset's state at the end of a pass; of a shard that has not ended, at the end of the pass before."""
+    before_end: Any = None
+    """The dataset's state before that end was restored, where the training process has done so already."""
     is_restored: bool = True
-    """Whether it begins in a process that has not reached that end itself."""
+    """Whether it begins in a process that has not reached that end (for a map-style dataset: that state) itself."""
 
-    def after(self, size: int, state: Any = None, *, batches: int = 1) -> StreamShard:
+    def after(self, size: int | None, state: Any = None, *, batches: int = 1) -> StreamShard:
         """Return the shard after more batches of `size`, and with the state that was taken then, if one was.
+
+        Of a map-style dataset no batch can be made again from its size, which is None here.
 
         >>> StreamShard(number=0, of=2).after(8).after(8).after(4).since
         ((2, 8), (1, 4))
         """
         if state is not None:
             return replace(self, state=state, since=())
-        if not batches:
+        if size is None or not batches:
             return self
         if self.since and self.since[-1][1] == size:
             return replace(self, since=(*self.since[:-1], (self.since[-1][0] + batches, size)))
@@ -63,6 +72,15 @@ def shards_of_worker(shards: Sequence[StreamShard], worker: int, workers: int) -
     {0: 0, 2: 2}
     """
     return {position: shard for position, shard in enumerate(shards) if position % workers == worker}
+
+
+def install_info(shard: StreamShard, worker_spec: WorkerSpec, base_seed: int) -> None:
+    """Have `get_worker_info()` return what it does in the worker that begins this shard; None if there is none."""
+    info: Any = None
+    if shard.of:
+        seed = base_seed + shard.number
+        info = _utils.worker.WorkerInfo(id=shard.number, num_workers=shard.of, seed=seed, dataset=worker_spec.dataset)
+    _utils.worker._worker_info = info
 
 
 InstallInfo = Callable[[StreamShard, WorkerSpec], None]
@@ -111,8 +129,7 @@ class StreamShards:
     def begin(self, shards: Mapping[int, StreamShard]) -> None:
         """Begin an epoch."""
         if not self._worker_spec.iterable:
-            if not self._fetchers:
-                self._fetchers[0] = self._make_fetcher(self._worker_spec)
+            self._begin_map_style(shards)
             return
         shards = {position: shard for position, shard in shards.items() if not shard.has_ended}
         self._shards = shards
@@ -127,16 +144,29 @@ class StreamShards:
             fetcher = next(iter(earlier.values())) if is_same else self._make_fetcher(worker_spec)
             # A process that has reached that end remembers it: the training process, and a persistent worker.
             remembers_end = not shard.is_restored and (self._own is None or is_same)
-            fetcher.samples.restart(f"{shard.rank}.{shard.number}", shard.state, None if remembers_end else shard.end)
+            end = None if remembers_end else shard.end
+            fetcher.samples.restart(f"{shard.rank}.{shard.number}", shard.state, end, shard.before_end)
             for batches, size in shard.since:
                 for _ in range(batches):
                     fetcher.pass_over(size, shard.epoch_seed)
             self._fetchers[position] = fetcher
 
+    def _begin_map_style(self, shards: Mapping[int, StreamShard]) -> None:
+        is_new = not self._fetchers
+        if is_new:
+            self._fetchers[0] = self._make_fetcher(self._worker_spec)
+        for shard in shards.values():  # one, if the dataset keeps a state
+            # The training process, and a persistent worker, have reached that state themselves.
+            is_reached = not shard.is_restored and (self._own is None or not is_new)
+            if shard.state is not None and not is_reached:
+                self._worker_spec.dataset.load_state_dict(shard.state)
+
     def fetcher(self, position: int) -> BatchFetcher | None:
-        """Return the fetcher of a shard (0 for map-style datasets), and activate it; None if it has not begun."""
+        """Return the fetcher of a shard (any for map-style datasets), and activate it; None if it has not begun."""
+        if not self._worker_spec.iterable:
+            return self._fetchers.get(0)
         fetcher = self._fetchers.get(position)
-        if self._worker_spec.iterable and fetcher is not None and position != self._current:
+        if fetcher is not None and position != self._current:
             self._activate(position, self._shards[position], fetcher.worker_spec)
         return fetcher
 

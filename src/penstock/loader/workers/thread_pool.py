@@ -1,7 +1,9 @@
 """A pool of threads, for datasets that release the GIL while they read and decode, and for free-threaded Python.
 
 Threads share the dataset, the process's random states and `get_worker_info()` (None), so no sample depends on the
-thread that makes it: any free thread takes the next task.
+thread that makes it: any free thread takes the next task. `worker_init_fn` is called in each thread before its first
+task, one thread at a time while the training thread waits: so `get_worker_info()` can return that worker's during the
+call, and the random states that it leaves can be dropped.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,8 @@ from penstock.loader.transport.arena import Arena, ArenaFullError
 from penstock.loader.transport.shared_segment import PAGE, PrivateSegment, SharedSegment
 from penstock.loader.workers.fetch_result import NothingLeftError
 from penstock.loader.workers.pool import PoolSnapshot, Task, TaskResult, WorkerCrash
-from penstock.loader.workers.stream_shard import StreamShard, StreamShards
+from penstock.loader.workers.stream_shard import StreamShard, StreamShards, install_info
+from penstock.loader.workers.worker_random_states import keep_states
 from penstock.loader.workers.worker_spec import WorkerSpec
 
 
@@ -29,11 +32,32 @@ class _CancelledError(Exception):
     """The epoch of this task is over."""
 
 
-class ThreadPool:
-    """Worker threads of one loader; see `Pool` for the protocol."""
+def _wrap_exception(worker: int) -> ExceptionWrapper:
+    return ExceptionWrapper(where=f"in DataLoader worker thread {worker}")
 
-    def __init__(self, worker_spec: WorkerSpec, workers: int) -> None:
+
+class ThreadPool:
+    """Worker threads of one loader; see `Pool` for the protocol.
+
+    Args:
+        worker_spec: what the workers do.
+        workers: how many there are at first.
+        base_seed: for what `get_worker_info().seed` returns in `init_fn`.
+        init_fn: called in each thread with its number. If it raises, that is the result of every task.
+    """
+
+    def __init__(
+        self,
+        worker_spec: WorkerSpec,
+        workers: int,
+        *,
+        base_seed: int = 0,
+        init_fn: Callable[[int], Any] | None = None,
+    ) -> None:
         self.size = workers
+        self._base_seed = base_seed
+        self._init_fn = init_fn
+        self._failure: ExceptionWrapper | None = None
         self.processes: list[Any] = []
         self._worker_spec = worker_spec
         self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
@@ -53,9 +77,14 @@ class ThreadPool:
 
     def _start_one(self) -> None:
         number = len(self._threads)
-        thread = threading.Thread(target=self._run, args=(number,), name=f"penstock-worker-{number}", daemon=True)
+        is_set_up = threading.Event()
+        thread = threading.Thread(
+            target=self._run, args=(number, is_set_up), name=f"penstock-worker-{number}", daemon=True
+        )
         thread.start()
         self._threads.append(thread)
+        if self._init_fn is not None:
+            is_set_up.wait()
 
     def resize(self, workers: int) -> bool:
         """Start threads or retire some, until there are `workers`; a retired one finishes its task first."""
@@ -71,10 +100,6 @@ class ThreadPool:
         """Return True: threads start at once."""
         return True
 
-    def assignable(self) -> int:
-        """Return how many workers there are: a task may be meant for any of them."""
-        return self.size
-
     def outstanding(self) -> int:
         """Return how many tasks were submitted and have not been collected."""
         return len(self._outstanding)
@@ -86,9 +111,6 @@ class ThreadPool:
         """Queue a task; never blocks."""
         self._outstanding[task.seq] = task
         self._queue.put(task)
-
-    def rewind(self, worker: int) -> None:
-        """Do nothing: threads share the process's random states."""
 
     def replace(self, worker: int, shards: Sequence[StreamShard]) -> None:
         """Do nothing: a thread does not die alone."""
@@ -110,8 +132,8 @@ class ThreadPool:
             result.task = self._outstanding.pop(result.seq)
         return [*results]
 
-    def cancel(self, shards: Sequence[StreamShard] = ()) -> list[Task]:
-        """Cancel all tasks and begin a new epoch; return the tasks that no thread had taken."""
+    def cancel(self, shards: Sequence[StreamShard] = (), *, finish: bool = False) -> list[Task]:
+        """Cancel all tasks and begin a new epoch; return the tasks that no thread had taken. None is finished."""
         self._epoch = self._epoch[0] + 1, dict(enumerate(shards))
         untaken = []
         retirements = 0
@@ -152,25 +174,44 @@ class ThreadPool:
 
     # ── in a thread ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _run(self, worker: int) -> None:
+    def _run(self, worker: int, is_set_up: threading.Event) -> None:
+        if self._init_fn is not None:
+            self._set_up(worker, self._init_fn)
+            is_set_up.set()
         shards: StreamShards | None = None
         epoch = -1
         while (task := self._queue.get()) is not None:
             result = TaskResult(task.seq, worker)
             try:
-                if epoch != self._epoch[0]:
-                    epoch, epoch_shards = self._epoch
-                    shards = self._begin_epoch(shards, epoch_shards)
-                self._make(shards, task, result)
+                if self._failure is not None:
+                    result.error = self._failure
+                else:
+                    if epoch != self._epoch[0]:
+                        epoch, epoch_shards = self._epoch
+                        shards = self._begin_epoch(shards, epoch_shards)
+                    self._make(shards, task, result)
             except _CancelledError:
                 result.cancelled = True
             except NothingLeftError as nothing:
                 result.empty = True
                 result.skipped = nothing.fetched.skipped
             except Exception:
-                result.error = ExceptionWrapper(where=f"in DataLoader worker thread {worker}")
+                result.error = _wrap_exception(worker)
             self._finished.put(result)
             del task, result
+
+    def _set_up(self, worker: int, init_fn: Callable[[int], Any]) -> None:
+        def install(workers: int) -> None:
+            install_info(StreamShard(number=worker, of=workers), self._worker_spec, self._base_seed)
+
+        try:
+            with keep_states():
+                install(self.size)
+                init_fn(worker)
+        except Exception:
+            self._failure = self._failure or _wrap_exception(worker)
+        finally:
+            install(0)
 
     def _begin_epoch(self, shards: StreamShards | None, epoch_shards: dict[int, StreamShard]) -> StreamShards:
         if shards is None:

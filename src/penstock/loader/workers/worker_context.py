@@ -1,11 +1,12 @@
 """What a worker process sets up before its first task, and keeps until its last.
 
 It is the same on this machine (`process_main`) and on another (`ray.actor`): seeds as torch gives them,
-`get_worker_info()`, `worker_init_fn`, the opened dataset, and worker-dependence detection.
+`get_worker_info()`, `worker_init_fn` and the opened dataset.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,14 +16,12 @@ import numpy as np
 import numpy.random  # now, rather than in every worker: it takes 8 ms
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data._utils.worker import WorkerInfo, _generate_state
+from torch.utils.data._utils.worker import _generate_state
 
 from penstock.core.errors import UnpicklableError
 from penstock.loader.collate import stack_in_slots
 from penstock.loader.workers.batch_fetcher import BatchFetcher
-from penstock.loader.workers.stream_shard import StreamShard, StreamShards
-from penstock.loader.workers.worker_dependence import DependenceDetector, install_info
-from penstock.loader.workers.worker_random_states import get_states
+from penstock.loader.workers.stream_shard import StreamShard, StreamShards, install_info
 from penstock.loader.workers.worker_spec import WorkerSpec
 
 
@@ -34,8 +33,6 @@ class WorkerOptions:
     workers: int
     base_seed: int
     init_fn: Callable[[int], Any] | None
-    detect_dependence: bool
-    """Whether to detect samples that depend on their worker; see `worker_dependence`."""
     shards: dict[int, StreamShard] = field(default_factory=dict)
     """Its shards of an iterable dataset, by their positions in the round."""
     epoch: int | None = None
@@ -43,7 +40,7 @@ class WorkerOptions:
 
 
 class WorkerContext:
-    """One worker's dataset and its fetchers. A failure to set it up is kept, and is the result of the first task.
+    """One worker's dataset and its fetchers. A failure to set it up is kept, and is the result of every task.
 
     Args:
         options: who the worker is.
@@ -64,8 +61,6 @@ class WorkerContext:
         self._where = where
         self._dumps = dumps
         self._shards: StreamShards | None = None
-        self._detector: DependenceDetector | None = None
-        self._first_states: Any = None
         self._failure: ExceptionWrapper | None = None
         torch.set_num_threads(1)
         own = StreamShard(number=options.worker, of=options.workers)
@@ -75,34 +70,21 @@ class WorkerContext:
             worker_spec = open_worker_spec()
             if options.epoch is not None:
                 worker_spec.dataset.set_epoch(options.epoch)
-            if options.detect_dependence:
-                self._detector = DependenceDetector()
-            self._install_info(own, worker_spec)
+            install = functools.partial(install_info, base_seed=options.base_seed)
+            install(own, worker_spec)
             if options.init_fn is not None:
                 options.init_fn(options.worker)
             self._shards = StreamShards(
-                worker_spec, options.shards, self._install_info, seed=self._seed, init=options.init_fn, own=own
+                worker_spec, options.shards, install, seed=self._seed, init=options.init_fn, own=own
             )
         except Exception:
             self._failure = self.wrap_exception()
-        if self._detector is not None:
-            self._first_states = get_states()
-            self._detector.detect()
 
     def _seed(self, shard: StreamShard) -> None:
         base_seed = self._options.base_seed
         random.seed(base_seed + shard.number)
         _seed_torch(base_seed + shard.number)
         np.random.seed(_generate_state(base_seed, shard.number))
-
-    def _install_info(self, shard: StreamShard, worker_spec: WorkerSpec) -> None:
-        """Have `get_worker_info()` return the worker whose shard this is."""
-        if not shard.of:
-            install_info(None)
-            return
-        seed = self._options.base_seed + shard.number
-        info: Any = WorkerInfo(id=shard.number, num_workers=shard.of, seed=seed, dataset=worker_spec.dataset)
-        install_info(info if self._detector is None else self._detector.watch_info(info))
 
     def fetcher(self, shard: int) -> BatchFetcher | None:
         """Return the fetcher of a shard (0 for map-style datasets); None if it could not be begun."""
@@ -118,7 +100,13 @@ class WorkerContext:
             self._failure = self.wrap_exception()
 
     def state(self, fetcher: BatchFetcher, *, ended: bool) -> bytes:
-        """Return where a shard is, pickled; empty if its dataset keeps no state, or none that can be pickled."""
+        """Return where a shard is, pickled; empty if its dataset keeps no state, or none that can be pickled.
+
+        Raises:
+            Exception: what a map-style dataset raises that keeps a state; none of its batches can be made again.
+        """
+        if not fetcher.worker_spec.iterable:
+            return bytes(self._dumps(fetcher.samples.stream_state()))
         try:
             state = fetcher.samples.end_state() if ended else fetcher.samples.stream_state()
             return b"" if state is None else self._dumps(state)
@@ -126,18 +114,11 @@ class WorkerContext:
             return b""
 
     def take_failure(self) -> ExceptionWrapper | None:
-        """Return why the worker could not be set up, once; else None."""
-        failure, self._failure = self._failure, None
+        """Return why the worker could not be set up, each time; or why its epoch could not begin, once; else None."""
+        failure = self._failure
+        if self._shards is not None:
+            self._failure = None
         return failure
-
-    def detect_dependence(self) -> str:
-        """Return why the samples since the last call depend on this worker; an empty string if they do not."""
-        return self._detector.detect() if self._detector is not None else ""
-
-    def rewind(self) -> None:
-        """Restore the random states to what they were before the first task."""
-        if self._detector is not None:
-            self._detector.rewind(self._first_states)
 
     def wrap_exception(self) -> ExceptionWrapper:
         """Return the exception being handled in a form that can be pickled, with its traceback as text."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from penstock.core.host import resident_nbytes
+from penstock.core.host import resident_nbytes, total_nbytes
 from penstock.core.units import size_text
 from penstock.device.accelerator import free_and_total_nbytes
 from penstock.distributed.rank_group import local_tensor
@@ -226,7 +225,7 @@ def _loader_nbytes(statistics: Any, device: torch.device) -> int:
 
 
 def _with_host(held: DeviceBytes) -> DeviceBytes:
-    return DeviceBytes(**{**asdict(held), "allocated": resident_nbytes(), "total": _host_total_nbytes()})
+    return DeviceBytes(**{**asdict(held), "allocated": resident_nbytes(), "total": total_nbytes()})
 
 
 def _with_allocator(held: DeviceBytes, device: torch.device) -> DeviceBytes:
@@ -245,10 +244,6 @@ def _with_allocator(held: DeviceBytes, device: torch.device) -> DeviceBytes:
             "total": total,
         }
     )
-
-
-def _host_total_nbytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _nbytes(tensors: Iterable[Tensor], device: torch.device | None = None) -> int:

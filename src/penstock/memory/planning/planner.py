@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.optim import Optimizer
 
 from penstock.core.errors import OptionError
-from penstock.core.units import parse_size
+from penstock.core.units import to_nbytes
 from penstock.device.accelerator import free_and_total_nbytes
 from penstock.memory.accounting.byte_counter import ALLOCATOR_GRAIN_NBYTES
 from penstock.memory.microbatch.split import Split, count_samples, split_batch
@@ -120,10 +120,4 @@ def _parse_budget(wanted: str | float | None) -> int:
         accelerator = torch.accelerator.current_accelerator()
         assert accelerator is not None
         return free_and_total_nbytes(torch.device(accelerator.type, torch.accelerator.current_device_index()))[0]
-    try:
-        found = parse_size(int(wanted) if isinstance(wanted, float) else wanted)
-    except ValueError as error:
-        raise OptionError(str(error)) from error
-    if found <= 0:
-        raise OptionError(f"the budget must be positive, not {wanted!r}; pass it as in budget='24GiB'")
-    return found
+    return to_nbytes("budget", wanted, least=1)

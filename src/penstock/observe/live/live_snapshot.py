@@ -33,6 +33,12 @@ class LiveSnapshot:
     loader: str = ""
     """The loader that handed out a batch last. Empty before the first batch."""
 
+    made_at: str = ""
+    """The line of the program that made it, as in "train.py:12"; empty where unknown."""
+
+    is_watched: bool = False
+    """Whether that loader's iterator is not penstock's: how many batches are ready is not known then."""
+
     epoch: int = 0
     """That loader's epoch, from 1."""
 
@@ -58,7 +64,8 @@ class LiveSnapshot:
     """Seconds by stage."""
 
     eta_s: float | None = None
-    """Seconds until the end of that loader's epoch at this speed; None where the length is unknown."""
+    """Seconds until the end of that loader's epoch at this speed; None where the length is unknown, and where they are
+    more than a month."""
 
     starting: int = 0
     """Workers that have not begun their first task."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.observe.live.live_snapshot import LiveSnapshot
 from penstock.observe.record.formatting import rate_text
+from penstock.observe.record.run_record import label_of
 
 _STAGES = (
     ("read+decode", "fetch_s"),
@@ -14,8 +15,8 @@ _STAGES = (
 )
 
 
-def progress_line(snapshot: LiveSnapshot) -> str:
-    """Return one line about a run.
+def progress_line(snapshot: LiveSnapshot, *, is_short: bool = False) -> str:
+    """Return one line about a run; a short one does not say where its loader was made.
 
     >>> from penstock.observe.record.timeline import TimelinePoint
     >>> now = TimelinePoint(at_s=9)
@@ -25,11 +26,12 @@ def progress_line(snapshot: LiveSnapshot) -> str:
     if not snapshot.loader:
         return "no batch yet"
     parts = [
-        f"{snapshot.loader}: {position_text(snapshot)}",
+        f"{snapshot.loader if is_short else label_of(snapshot.loader, snapshot.made_at)}: {position_text(snapshot)}",
         rate_text(snapshot.samples_per_s),
         f"waited for data {snapshot.stall_fraction:.1%} of the time",
-        f"{snapshot.now.ready} ready",
     ]
+    if not snapshot.is_watched:
+        parts.append(f"{snapshot.now.ready} ready")
     if snapshot.eta_s is not None:
         parts.append(f"{clock_text(snapshot.eta_s)} left in the epoch")
     if snapshot.world_size > 1:
@@ -68,8 +70,9 @@ def worker_states_text(snapshot: LiveSnapshot) -> str:
 
 
 def stage_ms_per_batch(snapshot: LiveSnapshot) -> list[tuple[str, float]]:
-    """Return the milliseconds per batch of each stage over the last window; empty if it has no batch."""
+    """Return the milliseconds per batch of each known stage over the last window; empty if it has no batch."""
     batches = snapshot.batches_per_s * snapshot.window_s
+    stages = _STAGES[-2:] if snapshot.is_watched else _STAGES
     if batches < 1e-9:
         return []
-    return [(name, 1000 * getattr(snapshot.stages, field) / batches) for name, field in _STAGES]
+    return [(name, 1000 * getattr(snapshot.stages, field) / batches) for name, field in stages]

@@ -16,6 +16,7 @@ from penstock.core.units import size_text
 from penstock.observe.live import live_text
 from penstock.observe.live.live_snapshot import LiveSnapshot
 from penstock.observe.record.formatting import rate_text
+from penstock.observe.record.run_record import label_of
 
 ROWS = 4
 _LEAST_COLUMNS, _LEAST_LINES = 72, 16
@@ -59,7 +60,7 @@ def render(snapshot: LiveSnapshot, *, columns: int, rows: int, age_s: float = 0.
 
 
 def _single_row(snapshot: LiveSnapshot) -> Text:
-    return Text.assemble(("penstock ", "bold cyan"), ("│ ", "dim"), live_text.progress_line(snapshot))
+    return Text.assemble(("penstock ", "bold cyan"), ("│ ", "dim"), live_text.progress_line(snapshot, is_short=True))
 
 
 def _position_row(snapshot: LiveSnapshot) -> RenderableType:
@@ -68,7 +69,7 @@ def _position_row(snapshot: LiveSnapshot) -> RenderableType:
         head.append(f"rank {snapshot.rank} of {snapshot.world_size} · ")
     if not snapshot.loader:
         return head.append("no batch yet")
-    head.append(snapshot.loader, "bold").append(f" · {live_text.position_text(snapshot)} ")
+    head.append(label_of(snapshot.loader, snapshot.made_at), "bold").append(f" · {live_text.position_text(snapshot)} ")
     if not snapshot.length:
         return head
     left = f" {live_text.clock_text(snapshot.eta_s)} left in the epoch" if snapshot.eta_s is not None else ""
@@ -88,7 +89,7 @@ def _rate_row(snapshot: LiveSnapshot) -> Text:
         "  ",
         (rate_text(snapshot.samples_per_s), "bold"),
         (f" · waited for data {snapshot.stall_fraction:.1%}", stalled),
-        f" · {now.ready} ready",
+        "" if snapshot.is_watched else f" · {now.ready} ready",
     )
     if now.workers:
         shown = min(now.workers, 16)

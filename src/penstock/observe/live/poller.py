@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _WINDOW_S = 5.0
 """Window over which rates are measured: short enough to follow a change, long enough not to flicker."""
 
+_MAX_ETA_S = 30 * 86_400
+"""Nobody waits for the end of a longer epoch: its sampler is long so that it never ends."""
+
 _Counters = dict[RegisteredLoader, LoaderStatistics]
 
 
@@ -160,15 +163,20 @@ class RunPoller:
         loader = self._busiest
         if loader is None:
             return snapshot
-        return _with_position(snapshot, loader.name, counters.get(loader) or loader.statistics())
+        self._registry.iterated()  # it has a number from now on
+        is_watched = loader.iterator_kind in ("own", "fallback")
+        snapshot = replace(snapshot, loader=loader.name, made_at=loader.made_at, is_watched=is_watched)
+        return with_position(snapshot, counters.get(loader) or loader.statistics())
 
 
-def _with_position(snapshot: LiveSnapshot, name: str, counted: LoaderStatistics) -> LiveSnapshot:
-    """Return the snapshot with the epoch and batch of the loader `name`."""
+def with_position(snapshot: LiveSnapshot, counted: LoaderStatistics) -> LiveSnapshot:
+    """Return the snapshot with the epoch and batch of its loader, which has counted `counted`."""
     done, epoch, eta_s = counted.batches, counted.epochs + 1, None
     if counted.length:
         # The last batch of an epoch still belongs to it: `epochs` may count that epoch already.
         epochs = max(0, min(counted.epochs, (counted.batches - 1) // counted.length))
         done, epoch = min(counted.batches - epochs * counted.length, counted.length), epochs + 1
         eta_s = (counted.length - done) / snapshot.batches_per_s if snapshot.batches_per_s else None
-    return replace(snapshot, loader=name, epoch=epoch, batch=done, length=counted.length, eta_s=eta_s)
+        if eta_s is not None and eta_s > _MAX_ETA_S:
+            eta_s = None
+    return replace(snapshot, epoch=epoch, batch=done, length=counted.length, eta_s=eta_s)

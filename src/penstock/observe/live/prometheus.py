@@ -90,7 +90,7 @@ class _Collector:
         """Yield each family of metrics, with one sample per loader."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        counters = [(loader.name, loader.statistics()) for loader in list(self._registry.loaders)]
+        counters = [(loader.label, loader.statistics()) for loader in self._registry.iterated()]
         for name, description, field in _COUNTERS:
             family = CounterMetricFamily(name, description, labels=["loader"])
             for loader, now in counters:

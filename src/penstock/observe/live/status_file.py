@@ -80,6 +80,8 @@ def private_folder() -> Path:
     Raises:
         OptionError: the folder cannot be created, or others have access to it.
     """
+    if not hasattr(os, "getuid"):
+        raise OptionError("Windows has no folder that only this user can access by its mode; live numbers need Linux")
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if runtime and os.path.isabs(runtime) and os.access(runtime, os.W_OK | os.X_OK):
         folder = Path(runtime) / "penstock"

@@ -8,7 +8,6 @@ Source: the kernel's Documentation/filesystems/proc.rst on smaps_rollup and VmHW
 from __future__ import annotations
 
 import os
-import resource
 import sys
 import time
 from dataclasses import dataclass
@@ -119,7 +118,11 @@ def cpu_s(pid: int) -> float:
 
 
 def peak_rss_nbytes() -> int:
-    """Return the peak resident memory of this process."""
+    """Return the peak resident memory of this process; 0 on Windows, where Python does not tell it."""
+    try:
+        import resource
+    except ImportError:
+        return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -7,6 +7,8 @@ import platform
 import sys
 from pathlib import Path
 
+from penstock.core.host import total_nbytes
+
 
 def describe_machine() -> dict[str, str | int]:
     """Return the processor, cores, memory, system and accelerators of this machine.
@@ -19,7 +21,7 @@ def describe_machine() -> dict[str, str | int]:
     found: dict[str, str | int] = {
         "processor": _processor(),
         "cores": os.cpu_count() or 1,
-        "memory_nbytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_nbytes": total_nbytes(),
         "system": f"{platform.system()} {platform.release()}",
     }
     names = _accelerators()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.core.stats import LoaderStatistics
 from penstock.observe.record import rates
 from penstock.observe.record.formatting import percent_text, ratio_text, time_text
+from penstock.observe.record.group_loaders import group_uncounted, iterator_text
 from penstock.observe.record.run_record import LoaderRecord, RunRecord
 
 Tone = Literal["good", "bad", "plain"]
@@ -40,6 +40,12 @@ def headline(record: RunRecord) -> Headline:
     used = [loader for loader in record.loaders if loader.statistics.batches]
     every = [loader.statistics for loader in used]
     loop_s = sum(map(rates.loop_s, every))
+    if not every and group_uncounted(record.loaders):
+        return Headline(
+            text="No batch was counted: the program's loaders have iterators of their own, which were left alone.",
+            more="",
+            tone="plain",
+        )
     if not every or not loop_s:
         return Headline(
             text="No batch was loaded through a DataLoader.",
@@ -60,7 +66,7 @@ def headline(record: RunRecord) -> Headline:
             tone="plain",
         )
     return Headline(
-        text=f"Your step waited for data {percent_text(waited)} of the time; {_cause_of_stall(every)}.",
+        text=f"Your step waited for data {percent_text(waited)} of the time; {_cause_of_stall(used)}.",
         more=_possible_gain(waited) + _slowest_loader(used),
         tone="bad",
     )
@@ -82,15 +88,18 @@ def _slowest_loader(used: list[LoaderRecord]) -> str:
     if len(used) == 1 or rates.loading_s(worst.statistics) < _MOSTLY * waiting_s:
         return ""
     share = percent_text(rates.stall_fraction(worst.statistics))
-    return f" Most of the waiting was in the loop over {worst.name}, {share} of its time."
+    return f" Most of the waiting was in the loop over {worst.label}, {share} of its time."
 
 
-def _cause_of_stall(every: list[LoaderStatistics]) -> str:
-    worst = max(every, key=rates.loading_s)
+def _cause_of_stall(used: list[LoaderRecord]) -> str:
+    loader = max(used, key=lambda loader: rates.loading_s(loader.statistics))
+    worst = loader.statistics
     stages, loading_s = worst.stages, rates.loading_s(worst)
     starting_s = worst.first_batch_s * max(1, worst.epochs)
     if starting_s > _MOSTLY * loading_s:
         return f"most of that is the first batch of an epoch, {time_text(worst.first_batch_s)} each time"
+    if loader.is_watched:
+        return f"its loader has an iterator that is not penstock's ({iterator_text(loader)})"
     if worst.worker_type == "inline":
         what = "reads and decodes" if stages.fetch_s >= stages.collate_s else "collates"
         return f"without workers, the loop {what} its samples itself"

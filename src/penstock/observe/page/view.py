@@ -12,7 +12,7 @@ from penstock.observe.record.compare_runs import Comparison, Difference
 from penstock.observe.record.comparison_text import Row, rows, verdict
 from penstock.observe.record.finding import Finding
 from penstock.observe.record.formatting import count_text, percent_text, rate_text, ratio_text, time_text
-from penstock.observe.record.group_loaders import group_loaders, settings_text
+from penstock.observe.record.group_loaders import group_loaders, iterator_text, settings_text
 from penstock.observe.record.run_record import LoaderRecord, RunRecord
 from penstock.observe.record.run_summary import summarize_run
 from penstock.observe.record.time_series import TimeSeries, build_time_series
@@ -193,7 +193,7 @@ def _finding_text(finding: Finding) -> FindingText:
 
 def _loader_view(loader: LoaderRecord) -> LoaderView:
     statistics = loader.statistics
-    facts = [("settings", settings_text(loader))]
+    facts = [("iterator", iterator_text(loader)), ("settings", settings_text(loader))]
     if statistics.dispatch:
         facts.append(("dispatch", f"{statistics.dispatch.replace('_', ' ')}: {statistics.dispatch_reason}"))
     if statistics.uploads:
@@ -207,7 +207,7 @@ def _loader_view(loader: LoaderRecord) -> LoaderView:
         ("samples that killed workers", ", ".join(map(str, statistics.quarantined[:8]))),
     ]
     return LoaderView(
-        name=loader.name,
+        name=loader.label,
         batches=count_text(statistics.batches),
         samples=count_text(statistics.samples),
         rate=rate_text(rates.samples_per_s(statistics)),

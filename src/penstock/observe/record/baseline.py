@@ -91,6 +91,9 @@ class Baseline:
     penstock: TimingWindow | None = None
     """With penstock's loader; None where the program ended too early."""
 
+    left_alone: int = 0
+    """Batches of `penstock` that came from loaders which were not replaced."""
+
     problem: str = ""
     """Why there is no comparison; empty if there is one."""
 
@@ -133,6 +136,8 @@ class Baseline:
         if self.torch is not None and self.penstock is not None:
             first = self.warmup_batches + 1
             lines.append(f"    batches {first} to {first + self.torch.batches - 1} of each")
+            if self.left_alone:
+                lines.append(f"    {self.left_alone} of penstock's batches came from loaders that were not replaced")
         return "\n".join(lines)
 
 

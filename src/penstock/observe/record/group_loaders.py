@@ -6,16 +6,48 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from penstock.observe.record import rates
-from penstock.observe.record.run_record import LoaderRecord
+from penstock.observe.record.run_record import LoaderRecord, label_of
 
 
 def group_loaders(loaders: Iterable[LoaderRecord]) -> list[LoaderRecord]:
-    """Return the loaders that handed out a batch, those with equal dataset, length and settings as one."""
+    """Return the loaders that handed out a batch. Those made in one line, with equal length and settings, are one."""
+    return _group(loader for loader in loaders if loader.statistics.batches)
+
+
+def group_uncounted(loaders: Iterable[LoaderRecord]) -> list[LoaderRecord]:
+    """Return the loaders whose own iterator handed out its batches uncounted, grouped likewise."""
+    return _group(
+        loader
+        for loader in loaders
+        if loader.is_iterated and loader.iterator == "own" and not loader.statistics.batches
+    )
+
+
+def iterator_text(loader: LoaderRecord) -> str:
+    """Return what iterated `loader`.
+
+    >>> from penstock.core.stats import LoaderStatistics
+    >>> loader = LoaderRecord(name="A", settings={}, statistics=LoaderStatistics())
+    >>> iterator_text(loader), iterator_text(replace(loader, iterator="own", loader_class="Cached"))
+    ('replaced', 'own iterator of Cached, left alone')
+    """
+    match loader.iterator:
+        case "subclass":
+            return f"subclass {loader.loader_class} on penstock's iterator"
+        case "own":
+            return f"own iterator of {loader.loader_class}, left alone"
+        case "fallback":
+            return f"fell back to torch's, because {loader.fallback_reason}"
+        case _:
+            return "replaced"
+
+
+def _group(loaders: Iterable[LoaderRecord]) -> list[LoaderRecord]:
     groups: dict[str, list[LoaderRecord]] = {}
     for loader in loaders:
-        if loader.statistics.batches:
-            dataset = loader.name.partition(" #")[0]
-            groups.setdefault(f"{dataset}: {loader.statistics.length}, {settings_text(loader)}", []).append(loader)
+        made = label_of(loader.name.partition(" #")[0], loader.made_at)
+        key = f"{made}: {loader.statistics.length}, {settings_text(loader)}, {iterator_text(loader)}"
+        groups.setdefault(key, []).append(loader)
     return [_combine(group) if len(group) > 1 else group[0] for group in groups.values()]
 
 
@@ -24,6 +56,8 @@ def settings_text(loader: LoaderRecord) -> str:
     statistics = loader.statistics
     start = f", {statistics.start_method}" if statistics.start_method else ""
     settings = [f"{name}={value}" for name, value in loader.settings.items()]
+    if loader.is_watched:  # what its workers are is its own matter
+        return ", ".join(settings)
     return ", ".join([*settings, f"worker_type={statistics.worker_type}{start}"])
 
 

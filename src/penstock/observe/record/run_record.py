@@ -14,7 +14,8 @@ and 1.
                 "accelerators"}, "memory": {"peak_pss_nbytes", "peak_rss_nbytes", "processes"}}
     totals      {"batches", "samples", "nbytes", "loop_s", "samples_per_s", "stall_fraction", "stages": {...}}
     loaders     one object for each DataLoader, in the order they were made:
-                {"name", "rank", "settings": {...}, "loop_s", "samples_per_s", "stall_fraction", "statistics": {...}}
+                {"name", "made_at", "loader_class", "iterator", "fallback_reason", "is_iterated", "rank",
+                "settings": {...}, "loop_s", "samples_per_s", "stall_fraction", "statistics": {...}}
     timeline    one object for each point in time, in order
     findings    one object for each finding, the most expensive one first
     ranks       one object for each rank of a run of several ranks; exit, host and totals then cover all ranks
@@ -34,7 +35,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from penstock.core.atomic_write import write_text_atomic
 from penstock.core.errors import OptionError
@@ -49,13 +50,34 @@ from penstock.observe.record.timeline import TimelinePoint
 
 SCHEMA = "penstock.run/1"
 
+IteratorKind = Literal["replaced", "subclass", "own", "fallback"]
+"""What iterates a loader: penstock's iterator in place of torch's; the same, in a subclass of DataLoader; the loader's
+own iterator, which is left alone; torch's, because penstock's cannot."""
+
+_FIELDS = ("made_at", "loader_class", "iterator", "fallback_reason", "is_iterated")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderRecord:
     """One DataLoader of a run."""
 
     name: str
-    """The class of its dataset."""
+    """The class of its dataset, and a number from the second iterated loader of that class on, as in "Images #2"."""
+
+    made_at: str = ""
+    """The line of the program that made it, as in "train.py:12"; empty where unknown."""
+
+    loader_class: str = "DataLoader"
+    """Its class."""
+
+    iterator: IteratorKind = "replaced"
+    """What iterates it."""
+
+    fallback_reason: str = ""
+    """Why torch's iterator runs, if it does."""
+
+    is_iterated: bool = True
+    """Whether it was iterated at all."""
 
     settings: Mapping[str, Any]
     """The arguments it was created with."""
@@ -65,6 +87,25 @@ class LoaderRecord:
 
     rank: int | None = None
     """The rank it belongs to, in a run of several ranks."""
+
+    @property
+    def label(self) -> str:
+        """Its name, and where it was made."""
+        return label_of(self.name, self.made_at)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether its iterator is not penstock's: of its stages, only wait and step are known."""
+        return self.iterator in ("own", "fallback")
+
+
+def label_of(name: str, made_at: str) -> str:
+    """Return the name of a loader as it is shown.
+
+    >>> label_of("Images #2", "train.py:12")
+    'Images #2 (train.py:12)'
+    """
+    return f"{name} ({made_at})" if made_at else name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,6 +174,7 @@ def as_json(record: RunRecord) -> dict[str, Any]:
         "loaders": [
             {
                 "name": loader.name,
+                **{name: getattr(loader, name) for name in _FIELDS},
                 "rank": loader.rank,
                 "settings": dict(loader.settings),
                 **_rates(loader.statistics),
@@ -178,6 +220,7 @@ def from_json(data: Any) -> RunRecord:
                     settings=loader["settings"],
                     statistics=_statistics(loader["statistics"]),
                     rank=loader.get("rank"),
+                    **{name: loader[name] for name in _FIELDS if name in loader},
                 )
                 for loader in data["loaders"]
             ),

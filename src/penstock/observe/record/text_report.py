@@ -8,7 +8,7 @@ from penstock.core.stats import LoaderStatistics, StageTimes
 from penstock.core.units import size_text
 from penstock.observe.record import rates
 from penstock.observe.record.formatting import rate_text
-from penstock.observe.record.group_loaders import group_loaders, settings_text
+from penstock.observe.record.group_loaders import group_loaders, group_uncounted, iterator_text, settings_text
 from penstock.observe.record.rank_record import RankRecord
 from penstock.observe.record.run_record import LoaderRecord, RunRecord
 
@@ -27,11 +27,12 @@ def render(record: RunRecord) -> str:
     lines = [f"penstock: {' '.join(record.command)} ran {record.wall_s:.1f} s, exit code {code}"]
     if record.error:
         lines.append(f"  ended by {record.error}")
-    used = group_loaders(record.loaders)
-    if not used:
+    used, uncounted = group_loaders(record.loaders), group_uncounted(record.loaders)
+    if not used and not uncounted:
         lines.append("  no batch was loaded through a DataLoader")
     for loader in used:
         lines += _loader_lines(loader)
+    lines += [f"  {loader.label}: {iterator_text(loader)}; its batches were not counted" for loader in uncounted]
     if len(used) > 1:
         lines += _total_lines(used)
     lines += _rank_lines(record.ranks)
@@ -72,10 +73,11 @@ def _rank_line(rank: RankRecord) -> str:
 def _loader_lines(loader: LoaderRecord) -> list[str]:
     statistics = loader.statistics
     lines = [
-        f"  {loader.name}: {statistics.samples} samples in {statistics.batches} batches, "
+        f"  {loader.label}: {statistics.samples} samples in {statistics.batches} batches, "
         f"{rate_text(rates.samples_per_s(statistics))}, stalled {rates.stall_fraction(statistics):.1%} of the loop, "
         f"first batch after {statistics.first_batch_s * 1000:.0f} ms",
-        *_stage_lines(statistics.stages, rates.loop_s(statistics)),
+        *_stage_lines(statistics.stages, rates.loop_s(statistics), is_watched=loader.is_watched),
+        f"    iterator: {iterator_text(loader)}",
         f"    settings: {settings_text(loader)}",
     ]
     if statistics.workers_reason:
@@ -100,14 +102,17 @@ def _total_lines(loaders: list[LoaderRecord]) -> list[str]:
     stalled = sum(map(rates.loading_s, every)) / loop_s if loop_s else 0.0
     return [
         f"  all loaders: {samples} samples, {rate_text(samples / loop_s if loop_s else 0.0)}, stalled {stalled:.1%}",
-        *_stage_lines(rates.total_stages(one.stages for one in every), loop_s),
+        *_stage_lines(
+            rates.total_stages(one.stages for one in every), loop_s, is_watched=all(one.is_watched for one in loaders)
+        ),
     ]
 
 
-def _stage_lines(stages: StageTimes, loop_s: float) -> list[str]:
+def _stage_lines(stages: StageTimes, loop_s: float, *, is_watched: bool = False) -> list[str]:
+    """Return a line for each stage; of an iterator that is not penstock's, for those that are known."""
     return [
         f"    {label:<12}{getattr(stages, field):>9.2f} s  {_percent(getattr(stages, field), loop_s):>6}  {meaning}"
-        for label, field, meaning in _STAGES
+        for label, field, meaning in (_STAGES[-2:] if is_watched else _STAGES)
     ]
 
 

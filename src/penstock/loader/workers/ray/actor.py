@@ -1,6 +1,6 @@
 """The life of a worker that is a Ray actor, on the machine where Ray has found room for it.
 
-    arrive ──▶ open ──▶ make, make, ... (begin_epoch, rewind in between) ──▶ leave
+    arrive ──▶ open ──▶ make, make, ... (begin_epoch in between) ──▶ leave
 
 Calls come from one process, the training process, and Ray runs them in their order, one at a time. A batch is
 collated into memory of this process that is used again; its bytes go to Ray's object store, and from there to the
@@ -71,7 +71,7 @@ class RayWorker:
         return Arrival(os.getpid(), self._context.get_node_id(), address, self._note.path)
 
     def open(self, options: WorkerOptions) -> None:
-        """Become the worker of `options`, and open the dataset. A failure is the result of the first task."""
+        """Become the worker of `options`, and open the dataset. A failure is the result of every task."""
         self._worker = options.worker
         self._worker_context = WorkerContext(
             replace(options, init_fn=self._init),
@@ -104,7 +104,6 @@ class RayWorker:
             result.empty, result.skipped = True, nothing.fetched.skipped
         except Exception:
             result.error = self._worker_context.wrap_exception()
-        result.dependence = self._worker_context.detect_dependence()
         return result, data
 
     def _make(self, fetcher: BatchFetcher, task: Task, result: TaskResult) -> np.ndarray | None:
@@ -139,10 +138,6 @@ class RayWorker:
     def begin_epoch(self, shards: dict[int, StreamShard]) -> None:
         """Begin a new epoch."""
         self._worker_context.begin_epoch(shards)
-
-    def rewind(self) -> None:
-        """Restore the random states to what they were before the first task."""
-        self._worker_context.rewind()
 
     def leave(self) -> None:
         """End this process as a program ends: exit handlers that the dataset has registered are run."""

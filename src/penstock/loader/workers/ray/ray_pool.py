@@ -44,7 +44,6 @@ class RayPool:
         reported_workers: what `get_worker_info().num_workers` returns.
         base_seed: worker k's random states begin with base_seed + k, as torch's.
         init_fn: called in each worker with its number.
-        detect_dependence: whether to detect samples that depend on their worker.
 
     Raises:
         UnpicklableError: the spec cannot travel.
@@ -60,16 +59,13 @@ class RayPool:
         reported_workers: int,
         base_seed: int,
         init_fn: Callable[[int], Any] | None,
-        detect_dependence: bool,
     ) -> None:
         self.size = workers
         self.processes: list[Any] = []
         self._cluster = cluster
         self._ray = cluster.ray
         self._dataset = worker_spec.dataset
-        self._options = WorkerOptions(
-            worker=0, workers=reported_workers, base_seed=base_seed, init_fn=None, detect_dependence=detect_dependence
-        )
+        self._options = WorkerOptions(worker=0, workers=reported_workers, base_seed=base_seed, init_fn=None)
         self._shards: Sequence[StreamShard] = ()
         """Of an iterable dataset, as a worker that arrives now has to begin them."""
         self._owner = os.getpid()
@@ -110,10 +106,6 @@ class RayPool:
         actor = self._placement.members[worker]
         return actor is not None and actor.is_open
 
-    def assignable(self) -> int:
-        """Return how many workers are ready, from the first one on."""
-        return next((number for number in range(self.size) if not self.is_ready(number)), self.size)
-
     def _on_arrival(self, actor: RemoteActor) -> list[TaskResult | WorkerCrash]:
         number = self._placement.take_number(actor)
         try:
@@ -141,12 +133,6 @@ class RayPool:
         self._tasks.add(task)
         self._tasks.send(self._placement.members)
 
-    def rewind(self, worker: int) -> None:
-        """Restore a worker's random states to what they were before its first task."""
-        actor = self._placement.members[worker]
-        if actor is not None and actor.arrival is not None:
-            actor.handle.rewind.remote()
-
     def current_task(self, worker: int) -> tuple[Task | None, int]:
         """Return the task that a worker makes; its row is known on its machine only."""
         actor = self._placement.members[worker]
@@ -154,14 +140,15 @@ class RayPool:
             return None, 0
         return next((remote.task for remote in actor.tasks if remote.result is None), None), 0
 
-    def cancel(self, shards: Sequence[StreamShard]) -> list[Task]:
+    def cancel(self, shards: Sequence[StreamShard], *, finish: bool) -> list[Task]:
         """Cancel all tasks and begin a new epoch with these shards; return the tasks that no worker had taken.
 
         A worker finishes the tasks that it has, two at most: calls under `ray.cancel` have been seen never to return.
+        With `finish` it makes all that are meant for it, except those of a stream, whose new epoch begins at once.
         """
         self._cluster.require()
         self._shards = [*shards]
-        untaken = self._tasks.cancel()
+        untaken = self._tasks.cancel(finish=finish and not self._shards)
         for actor in self._placement.everybody():
             own = shards_of_worker(self._shards, actor.number, self.size) if actor.number is not None else {}
             actor.handle.begin_epoch.remote(own)

@@ -63,11 +63,13 @@ class TaskQueue:
         for task in tasks:
             del self.outstanding[task.seq]
 
-    def cancel(self) -> list[Task]:
-        """Cancel all tasks; return those that no worker has."""
-        untaken = [*self._shared, *(task for own in self._own.values() for task in own)]
+    def cancel(self, *, finish: bool) -> list[Task]:
+        """Cancel all tasks; return those that no worker will get: with `finish`, not those for one worker only."""
+        untaken = [*self._shared]
         self._shared.clear()
-        self._own.clear()
+        if not finish:
+            untaken += [task for own in self._own.values() for task in own]
+            self._own.clear()
         self.forget(untaken)
         for task in self.outstanding.values():
             task.cancelled = True

@@ -13,6 +13,7 @@ from penstock.core.units import size_text
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.record import rates
 from penstock.observe.record.finding import Finding
+from penstock.observe.record.group_loaders import iterator_text
 from penstock.observe.record.run_record import LoaderRecord, RunRecord
 
 _SHOWN_INDICES = 8
@@ -43,7 +44,7 @@ def _merge_alike(loaders: Sequence[LoaderRecord]) -> list[LoaderRecord]:
     """Return the loaders; those that a program created again and again (for every epoch, say) are merged into one."""
     groups: dict[str, list[LoaderRecord]] = {}
     for loader in loaders:
-        key = f"{loader.name.partition(' #')[0]}: {loader.statistics.length}, {dict(loader.settings)}"
+        key = f"{loader.name.partition(' #')[0]} {loader.made_at}: {loader.statistics.length}, {dict(loader.settings)}"
         groups.setdefault(key, []).append(loader)
     return [
         replace(group[0], statistics=rates.combine_statistics([one.statistics for one in group]))
@@ -87,6 +88,16 @@ def _bottleneck(loader: LoaderRecord, record: RunRecord) -> Finding | None:
     if not _waits(loader):
         return None
     counted, stages = loader.statistics, loader.statistics.stages
+    if loader.is_watched:
+        return Finding(
+            name="loading-bound",
+            cause="The step waits for a loader that is not penstock's.",
+            evidence=(
+                f"{loader.label}: the loop waited {rates.stall_fraction(counted):.0%} of {rates.loop_s(counted):.1f} s "
+                f"({iterator_text(loader)})"
+            ),
+            remedy="`penstock doctor module:function` shows which part of loading takes the time",
+        )
     workers = max(1, min(counted.workers, record.cpus)) if counted.worker_type != "inline" else 1
     parts = {
         "dataset": stages.fetch_s / workers,
@@ -97,7 +108,7 @@ def _bottleneck(loader: LoaderRecord, record: RunRecord) -> Finding | None:
     waited = rates.stall_fraction(counted)
     where = "this process" if counted.worker_type == "inline" else f"{counted.workers} workers"
     evidence = (
-        f"{loader.name}: the loop waited {waited:.0%} of {rates.loop_s(counted):.1f} s; making samples took "
+        f"{loader.label}: the loop waited {waited:.0%} of {rates.loop_s(counted):.1f} s; making samples took "
         f"{stages.fetch_s:.1f} s in {where}, collate {stages.collate_s:.1f} s, transport {stages.transport_s:.1f} s"
     )
     causes = {
@@ -146,7 +157,7 @@ def _too_many_workers(loader: LoaderRecord, record: RunRecord) -> Finding | None
     return Finding(
         name="too-many-workers",
         cause="There are more workers than cores: they share the cores, and each takes memory.",
-        evidence=f"{loader.name}: {counted.workers} workers, {record.cpus} cores",
+        evidence=f"{loader.label}: {counted.workers} workers, {record.cpus} cores",
         remedy=f"num_workers={max(1, record.cpus - 1)}, unless samples wait for a network",
     )
 
@@ -158,7 +169,7 @@ def _batches_held(loader: LoaderRecord) -> Finding | None:
     return Finding(
         name="batches-held",
         cause="The program kept more batches than the ring has room for, and they were copied.",
-        evidence=f"{loader.name}: {ring.copied_out} batches copied out of {size_text(ring.budget_nbytes)} of slots",
+        evidence=f"{loader.label}: {ring.copied_out} batches copied out of {size_text(ring.budget_nbytes)} of slots",
         remedy=f"release batches earlier (`del batch`), or ring_bytes={2 * ring.budget_nbytes}",
     )
 
@@ -172,7 +183,7 @@ def _worker_crashes(loader: LoaderRecord) -> Finding | None:
         name="workers-crashed",
         cause="Worker processes crashed and were replaced.",
         evidence=(
-            f"{loader.name}: {counted.restarts} crashes" + (f"; at samples {quarantined}" if quarantined else "")
+            f"{loader.label}: {counted.restarts} crashes" + (f"; at samples {quarantined}" if quarantined else "")
         ),
         remedy="check those samples, or the memory that workers take (a kernel that is out of memory kills them)",
     )
@@ -186,7 +197,7 @@ def _skipped_samples(loader: LoaderRecord) -> Finding | None:
     return Finding(
         name="samples-skipped",
         cause="Samples that raised an exception were skipped or replaced.",
-        evidence=f"{loader.name}: {counted.skipped} of {counted.samples + counted.skipped}, as in dataset[{shown}]",
+        evidence=f"{loader.label}: {counted.skipped} of {counted.samples + counted.skipped}, as in dataset[{shown}]",
         remedy="fix them, or remove them from the dataset",
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
+from penstock.loader import stateful_loader
 from penstock.loader.dataloader import DataLoader as PenstockLoader
 from penstock.loader.dataloader import config_of
 
@@ -38,7 +39,7 @@ def build_variant(loader: DataLoader[Any], *, penstock: bool | None = None, **ch
         options.update(multiprocessing_context=None)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")  # the trial shows how many are too many
-        return PenstockLoader(**options) if is_penstock else DataLoader(**options)
+        return stateful_loader.DataLoader(**options) if is_penstock else DataLoader(**options)
 
 
 def _sampling(loader: DataLoader[Any]) -> dict[str, Any]:

@@ -1,0 +1,62 @@
+"""Watches torchdata's StatefulDataLoader, which is left alone: its order and its states remain torchdata's."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from penstock.core.errors import OptionError
+from penstock.loader.dataloader import DataLoader
+from penstock.loader.torch_watch import TorchWatch
+
+_MODULE = "torchdata.stateful_dataloader.stateful_dataloader"
+
+
+def watch_stateful_loader(watch: TorchWatch, register: Callable[[Any], object], *, distributed: bool) -> None:
+    """Call `register` with each new StatefulDataLoader, and time its iterators. `watch.remove` undoes it.
+
+    Args:
+        watch: times the iterators.
+        register: called with each loader at the end of its constructor.
+        distributed: whether loaders that shuffle must shard their samples over ranks, which these cannot.
+    """
+    module: Any = importlib.import_module(_MODULE)
+
+    def around_init(construct: Any) -> Any:
+        def init(self: Any, *args: Any, **options: Any) -> None:
+            if distributed:
+                _check_is_sharded(inspect.signature(construct).bind(self, *args, **options).arguments)
+            construct(self, *args, **options)
+            register(self)
+
+        return init
+
+    def around_get_iterator(get_iterator: Any) -> Any:
+        def uncounted(self: Any) -> Any:
+            with watch.not_counting():  # a stream without a state is run through, up to where it resumes
+                return get_iterator(self)
+
+        return uncounted
+
+    watch.replace(module.StatefulDataLoader, "__init__", around_init)
+    watch.replace(module.StatefulDataLoader, "_get_iterator", around_get_iterator)
+    for name in ("_StatefulSingleProcessDataLoaderIter", "_StatefulMultiProcessingDataLoaderIter"):
+        if (kind := getattr(module, name, None)) is not None:  # another version of torchdata may have others
+            watch.time_iterators(kind)
+    if issubclass(module.StatefulDataLoader, DataLoader):
+        # Penstock's warns at the end of penstock's constructor, which is not called.
+        torch_loader: Any = DataLoader.__base__
+        module.StatefulDataLoader.check_worker_number_rationality = torch_loader.check_worker_number_rationality
+
+
+def _check_is_sharded(arguments: dict[str, Any]) -> None:
+    has_sampler = arguments.get("sampler") is not None or arguments.get("batch_sampler") is not None
+    if arguments.get("shuffle") and not has_sampler and not isinstance(arguments["dataset"], IterableDataset):
+        raise OptionError(
+            "--distributed cannot shard the samples of a StatefulDataLoader, whose order is torchdata's; give it a "
+            "StatefulDistributedSampler, or leave out --distributed"
+        )

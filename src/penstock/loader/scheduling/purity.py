@@ -1,0 +1,113 @@
+"""Purity: a proof, made before the first batch, that no sample can tell which worker makes it, or what that has made.
+
+    dataset      torch's TensorDataset; a list, tuple, range, tensor or array of plain data; a source that
+                 `penstock.open` returns; and of such: Subset (random_split), ConcatDataset, StackDataset, and a
+                 source's `select`, `filter`, `select_fields` and `map(Tokenized(...))`
+    collate_fn   torch's default_collate or default_convert, or PadCollate
+    nothing else of the program's runs in a worker: no worker_init_fn, no function for `errors`
+
+Only then may any free worker make a batch, or some rows of one. Everything else may keep a generator, a counter or a
+cache that changes what comes next, and no test of its samples could show that it does not. Types must be exactly
+these, because a subclass may override anything.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset, default_collate, default_convert
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from penstock.data import source as sources
+from penstock.loader.padding import PadCollate
+from penstock.loader.workers.worker_spec import WorkerSpec
+
+_SCALARS = frozenset({int, float, complex, bool, str, bytes, type(None), torch.Tensor})
+_ARRAYS = frozenset({np.ndarray, np.memmap})
+_COLLECTIONS = frozenset({list, tuple, dict})
+_PLAIN = _SCALARS | _ARRAYS | _COLLECTIONS
+
+_MOST_VALUES = 1_000_000
+"""Lists with more values at one depth are not looked through: that would take longer than 0.1 s."""
+
+_DEEPEST = 8
+"""How deep lists are looked through; one may contain itself."""
+
+
+def why_impure(worker_spec: WorkerSpec, init_fn: Callable[[int], Any] | None) -> str:
+    """Return what may make samples depend on their worker; an empty string if it is proven that nothing does.
+
+    >>> dataset = Subset(TensorDataset(torch.arange(4)), [1, 2])
+    >>> spec = dict(iterable=False, auto_collation=True, drop_last=False)
+    >>> why_impure(WorkerSpec(dataset=dataset, collate_fn=default_collate, **spec), None)
+    ''
+    >>> why_impure(WorkerSpec(dataset=dataset, collate_fn=lambda samples: samples, **spec), None)
+    'collate_fn may keep a state'
+    """
+    if init_fn is not None:
+        return "worker_init_fn may make workers differ"
+    if callable(worker_spec.errors):
+        return "the function for errors= may keep a state"
+    if not _is_pure_collate(worker_spec.collate_fn):
+        return "collate_fn may keep a state"
+    impure = _impure_part(worker_spec.dataset)
+    return "" if impure is None else f"{type(impure).__qualname__} may keep a state"
+
+
+def _is_pure_collate(collate_fn: Any) -> bool:
+    if type(collate_fn) is PadCollate:
+        return True
+    # A program may have registered functions of its own for types of samples.
+    return collate_fn in (default_collate, default_convert) and all(
+        function.__module__.startswith(("torch.", "penstock.")) for function in default_collate_fn_map.values()
+    )
+
+
+def _impure_part(dataset: Any) -> Any:
+    """Return the part of a dataset of which nothing is known; None if all of it is pure."""
+    parts: Collection[Any]
+    if type(dataset) is TensorDataset:
+        parts = [*dataset.tensors]
+    elif type(dataset) is Subset:
+        parts = [dataset.dataset, dataset.indices]
+    elif type(dataset) is ConcatDataset:
+        parts = dataset.datasets
+    elif type(dataset) is StackDataset:
+        parts = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
+    elif type(dataset) in (sources.Mapped, sources.Subset):
+        parts = dataset.parts
+    elif type(dataset).__module__.startswith("penstock.data."):
+        parts = []
+    else:
+        return None if type(dataset) is range or _is_plain(dataset) else dataset
+    return next((impure for part in parts if (impure := _impure_part(part)) is not None), None)
+
+
+def _is_plain(data: Any) -> bool:
+    """Return whether `data` is numbers, text, tensors, arrays, or lists, tuples and dicts of such."""
+    level = [data]
+    for _ in range(_DEEPEST):
+        kinds = set(map(type, level))
+        if not all(kind in _PLAIN or _is_numpys(kind) for kind in kinds):
+            return False
+        if kinds & _ARRAYS and any(type(one) in _ARRAYS and one.dtype.hasobject for one in level):
+            return False
+        if not kinds & _COLLECTIONS:
+            return True
+        values = itertools.chain.from_iterable(_values(one) for one in level if type(one) in _COLLECTIONS)
+        level = [*itertools.islice(values, _MOST_VALUES + 1)]
+        if len(level) > _MOST_VALUES:
+            return False
+    return False
+
+
+def _is_numpys(kind: type) -> bool:
+    return issubclass(kind, np.generic) and kind.__module__ == "numpy"
+
+
+def _values(collection: Any) -> Any:
+    return itertools.chain(collection, collection.values()) if type(collection) is dict else collection

@@ -1,0 +1,72 @@
+"""penstock.DataLoader: the loader with what torch's has not, its position as a state and the number of its epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils.data import IterDataPipe, MapDataPipe
+
+from penstock.core.errors import StateError
+from penstock.loader import dataloader
+from penstock.loader.dataloader import T_co, config_of, runtime_of
+from penstock.loader.fallback import why_torch_iterator
+from penstock.loader.state_dict import load_state_dict, state_dict_of
+
+
+class DataLoader(dataloader.DataLoader[T_co]):  # noqa: D101  the base class's, which has all arguments
+    __doc__ = dataloader.DataLoader.__doc__
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the loop: which samples of this epoch have been handed out.
+
+        The state is small, whatever the position, and describes the pass that was begun last. Take it between two
+        batches; a batch that raised counts as not handed out until a later one is. Save one for each rank (or rank
+        0's only, for map-style datasets with `in_order=True`, where all ranks take as many batches).
+
+        A dataset, sampler or iterator with `state_dict` and `load_state_dict` is asked for its own state, too.
+
+        Raises:
+            StateError: the dataset is a legacy DataPipe, or keeps a state that several threads change.
+
+        >>> import torch
+        >>> loader = DataLoader(torch.arange(6), batch_size=2, num_workers=2)
+        >>> batches = iter(loader)
+        >>> next(batches)
+        tensor([0, 1])
+        >>> state = loader.state_dict()
+        >>> other = DataLoader(torch.arange(6), batch_size=2)
+        >>> other.load_state_dict(state)
+        >>> list(other)
+        [tensor([2, 3]), tensor([4, 5])]
+        """
+        self._check_has_state()
+        return state_dict_of(config_of(self), runtime_of(self))
+
+    def load_state_dict(self, state: dict[str, Any] | Sequence[dict[str, Any]]) -> None:
+        """Make the next pass resume where a state was taken, with exactly the samples not handed out by then.
+
+        The number of workers, the worker type, the batch size and the number of ranks may differ, unless a map-style
+        dataset keeps a state of its own. No sample is made again, except for iterable datasets that keep no state:
+        those are run through from the beginning. Workers that persist are replaced.
+
+        Args:
+            state: what `state_dict` returned; of all ranks, where one rank's is not enough. {} changes nothing.
+
+        Raises:
+            StateError: the state belongs to another dataset or sampler, has another format, or the states of other
+                ranks, or as many workers, are needed.
+        """
+        self._check_has_state()
+        load_state_dict(config_of(self), runtime_of(self), state)
+        self._iterator = None  # persistent workers have random states and datasets of another position
+
+    def _check_has_state(self) -> None:
+        if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
+            raise StateError("legacy DataPipes have no state here; use an IterableDataset, or `penstock.open`")
+        if reason := why_torch_iterator(config_of(self)):
+            raise StateError(f"this loop has no state, because torch's iterator runs it: {reason}")
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass that of `epoch`; without this call they are counted from 0."""
+        runtime_of(self).next_epoch = epoch
