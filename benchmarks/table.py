@@ -84,7 +84,13 @@ def markdown_table(report: dict[str, Any], name: str = "check") -> str:
     """
     if report.get("benchmark") == "scale":
         return scale_table(report, name)
-    kinds = {"device": _device_table, "fit": _fit_table, "sources": _sources_table, "tune": _tune_table}
+    kinds = {
+        "device": _device_table,
+        "everyday": _everyday_table,
+        "fit": _fit_table,
+        "sources": _sources_table,
+        "tune": _tune_table,
+    }
     return kinds.get(report.get("benchmark", ""), _loader_table)(report)
 
 
@@ -122,6 +128,29 @@ def _device_table(report: dict[str, Any]) -> str:
         for name, rates in row["samples_per_s"].items():
             step = f"{row['name']}, {row['step_ms']:.1f} ms" if name == "resident" else ""
             lines.append(f"| {step} | {name} | {_range(rates, 0)} | {_range(row['of_the_bound'][name], 3)} |")
+    return "\n".join(lines)
+
+
+def _everyday_table(report: dict[str, Any]) -> str:
+    machine = report["machine"]
+    rows: dict[str, dict[str, dict[str, str]]] = {}
+    for result in map(Result.from_json, report["results"]):
+        name, _, workers = result.name.rpartition(", ")
+        rows.setdefault(name, {}).setdefault(workers, {})[result.unit] = _range(result.ratios["torch"], 2)
+    workers = list(dict.fromkeys(number for row in rows.values() for number in row))
+    heads = [f"{number}, {unit}" for number in workers for unit in ("wall", "CPU")]
+    lines = [
+        f"`{report['command']}` on {machine['cores']} cores of {machine['cpu']}, Python {machine['python']}, torch "
+        f"{machine['torch']}, {machine['date']}. Torch's time divided by penstock's, median of interleaved rounds "
+        "(least … most): above 1, penstock is faster.",
+        "",
+        f"| loop | {' | '.join(heads)} |",
+        f"| --- |{' --- |' * len(heads)}",
+    ]
+    for name, row in rows.items():
+        found = (row.get(number, {}) for number in workers)
+        cells = [one.get(unit, "") for one in found for unit in ("samples/s", "samples/CPU s")]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

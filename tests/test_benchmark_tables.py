@@ -22,6 +22,12 @@ def test_the_tables_of_the_readme_match_their_files() -> None:
     assert fill_in_tables(readme, ROOT) == readme
 
 
+def test_the_table_of_everyday_loops_matches_its_file() -> None:
+    page = (ROOT / "docs/everyday.md").read_text()
+    assert "<!-- bench: ../benchmarks/results/everyday-2core.json -->" in page
+    assert fill_in_tables(page, ROOT / "docs") == page
+
+
 def test_a_figure_changed_by_hand_is_detected() -> None:
     readme = (ROOT / "README.md").read_text()
     for figure in ("| 8.86 |", "| 57.2 (", "| 0.941 ("):
@@ -55,7 +61,7 @@ def test_a_report_from_a_gpu_becomes_a_table() -> None:
     assert "0 wrong elements in 100000 batches" in table
 
 
-@pytest.mark.parametrize("name", ["device", "fit", "fuzz", "loader", "observe", "scale", "sources", "tune"])
+@pytest.mark.parametrize("name", ["device", "everyday", "fit", "fuzz", "loader", "observe", "scale", "sources", "tune"])
 def test_a_benchmark_starts(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", "--help"], cwd=ROOT, capture_output=True, text=True

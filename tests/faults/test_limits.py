@@ -169,7 +169,7 @@ def test_a_full_disk_stops_no_epoch_and_loses_only_run_json(tmp_path: Path) -> N
         "import torch\nfrom torch.utils.data import DataLoader\n"
         "for method in ('fork', 'forkserver', 'spawn'):\n"
         "    if __name__ == '__main__':\n"
-        "        loader = DataLoader(torch.zeros(64, 3, 64, 64), 8, num_workers=2, multiprocessing_context=method)\n"
+        "        loader = DataLoader(torch.zeros(64, 3, 128, 128), 8, num_workers=2, multiprocessing_context=method)\n"
         "        print(method, len(list(loader)), flush=True)\n"
     )
     done = subprocess.run(

@@ -74,7 +74,7 @@ def test_ready_batches_and_working_workers_are_counted(worker_type: str, gates: 
 
 
 def test_a_loop_without_workers_has_slots_and_nothing_ready() -> None:
-    loader = DataLoader(torch.zeros(8, 100_000), batch_size=4)
+    loader = DataLoader(torch.zeros(8, 100_000), batch_size=4, errors="skip")
     assert take_snapshot(runtime_of(loader).counters) == LoopSnapshot()
     iterator = iter(loader)
     batch = next(iterator)
@@ -85,7 +85,7 @@ def test_a_loop_without_workers_has_slots_and_nothing_ready() -> None:
 
 
 def test_snapshots_do_not_disturb_a_loop() -> None:
-    loader = DataLoader(torch.arange(4000), batch_size=4, num_workers=2)
+    loader = DataLoader(torch.arange(4000), batch_size=4, num_workers=2, dispatch="demand")
     over = threading.Event()
 
     def take_snapshots() -> None:

@@ -154,7 +154,7 @@ def arena_needed(sample: Any, total: int) -> tuple[int, bool]:
     The size is 0 when no slot would pay. A copy by itself costs about 5 µs, which small samples save by being stacked
     at the end; a list of large samples costs fresh pages for every batch.
     """
-    sizes = _array_nbytes(sample)
+    sizes = array_nbytes(sample)
     nbytes = sum(sizes)
     if nbytes * total <= INLINE_NBYTES:
         return 0, False
@@ -244,14 +244,14 @@ def _make_node(
     return _Column(columns, start, in_sequence)
 
 
-def _array_nbytes(value: Any) -> list[int]:
+def array_nbytes(value: Any) -> list[int]:
     """Return the bytes of each array in `value` that `_make_node` would give rows to."""
     if _is_plain(value) or (type(value) in PLAIN_ARRAYS and torch_dtype(value.dtype) is not None):
         return [value.nbytes]
     if type(value) is dict:
-        return [nbytes for part in value.values() for nbytes in _array_nbytes(part)]
+        return [nbytes for part in value.values() for nbytes in array_nbytes(part)]
     if _is_plain_sequence(value):
-        return [nbytes for part in value for nbytes in _array_nbytes(part)]
+        return [nbytes for part in value for nbytes in array_nbytes(part)]
     return []
 
 

@@ -6,6 +6,7 @@ arrays are replaced.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -20,12 +21,76 @@ from penstock.loader.transport.codec import INLINE_NBYTES
 _TORCH_STACK = default_collate_fn_map[torch.Tensor]
 _TORCH_ARRAYS = default_collate_fn_map[np.ndarray]
 
+_TORCH_MAP = dict(default_collate_fn_map)
+
 PLAIN_ARRAYS = (np.ndarray, np.memmap)
+
+
+def collates_as_torch() -> bool:
+    """Return whether `default_collate` is torch's own in all it does, and makes tensors on the host.
+
+    A program may put functions into its map, or choose another default device.
+    """
+    return default_collate_fn_map == _TORCH_MAP and torch.get_default_device().type == "cpu"
 
 
 def collate_samples(samples: Sequence[Any], arena: Arena | None) -> Any:
     """Return `default_collate(samples)`, its large tensors stacked in `arena` when there is one."""
     return collate(samples, collate_fn_map=collate_map(arena))
+
+
+def fast_map() -> dict[Any, Callable[..., Any]]:
+    """Return torch's map with functions for the most usual samples that do the same in less time.
+
+    A function that the program has put into torch's map stays, and then nothing is replaced.
+    """
+    if torch.get_default_device().type != "cpu":
+        return dict(default_collate_fn_map)
+    own = collate_map(None)
+    if not collates_as_torch():
+        return own
+    usual = {torch.Tensor: _stack_usual, int: _integers, float: _floats}
+    return {**own, **usual, dict: _dicts, tuple: _sequences, list: _sequences}
+
+
+def _stack_usual(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    first = batch[0]
+    if first.layout is torch.strided and not first.is_nested and torch.utils.data.get_worker_info() is None:
+        return torch.stack(batch, 0)
+    return _TORCH_STACK(batch, collate_fn_map=collate_fn_map)
+
+
+def _integers(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    if set(map(type, batch)) == {int}:
+        with contextlib.suppress(OverflowError):
+            return torch.from_numpy(np.fromiter(batch, np.int64, len(batch)))
+    return _TORCH_MAP[int](batch, collate_fn_map=collate_fn_map)
+
+
+def _floats(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    if set(map(type, batch)) == {float}:
+        return torch.from_numpy(np.fromiter(batch, np.float64, len(batch)))
+    return _TORCH_MAP[float](batch, collate_fn_map=collate_fn_map)
+
+
+def _dicts(batch: Any, *, collate_fn_map: Any) -> Any:
+    first = batch[0]
+    if type(first) is not dict:
+        return _with_torchs_containers(batch, collate_fn_map)
+    return {key: collate([sample[key] for sample in batch], collate_fn_map=collate_fn_map) for key in first}
+
+
+def _sequences(batch: Any, *, collate_fn_map: Any) -> Any:
+    first = batch[0]
+    if type(first) not in (tuple, list) or set(map(len, batch)) != {len(first)}:
+        return _with_torchs_containers(batch, collate_fn_map)
+    return [collate(column, collate_fn_map=collate_fn_map) for column in zip(*batch, strict=True)]
+
+
+def _with_torchs_containers(batch: Any, fast: dict[Any, Callable[..., Any]]) -> Any:
+    """Collate samples of a subclass of dict, tuple or list, or such as torch refuses."""
+    containers = (dict, tuple, list)
+    return collate(batch, collate_fn_map={kind: made for kind, made in fast.items() if kind not in containers})
 
 
 def collate_map(arena: Arena | None) -> dict[Any, Callable[..., Any]]:

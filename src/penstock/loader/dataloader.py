@@ -72,7 +72,10 @@ class DataLoader(TorchDataLoader[T_co]):
             none where making a batch takes less time than fetching it. Where samples may depend on their worker, which
             is everywhere but on demand (see `dispatch`), the number changes only between epochs, and the batches of an
             epoch are torch's for its number; for an iterable dataset it is one fewer than the cores, at most 8.
-            `statistics().workers_reason` gives the reason.
+            `statistics().workers_reason` gives the reason. No
+            worker is started, whatever the number, for tensors, arrays, numbers, and a TensorDataset, Subset or
+            ConcatDataset of them, with torch's collate function and batches of at most 1 MiB: gathering such a batch
+            takes less time than handing it over. `dispatch="round_robin"` has the workers nonetheless.
             (least, most), for worker_type="ray" only: the same, between these bounds.
         worker_type: "process"; "thread" for datasets that release the GIL (`worker_init_fn` is called once in each
             thread, and changes no random state: threads share those of the process); or "ray": actors on the machines

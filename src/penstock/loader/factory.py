@@ -13,12 +13,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch.utils.data import default_collate
+
 from penstock.core.host import available_nbytes, pinnable_nbytes
 from penstock.core.numa import cores_near, prefer_memory
 from penstock.loader.checkpoint.epoch_state import EpochState
 from penstock.loader.config import LoaderConfig
+from penstock.loader.in_memory import lies_in_memory, row_nbytes
 from penstock.loader.runtime import LoaderRuntime
 from penstock.loader.sampling.own_sampler import draws_unnoticed
+from penstock.loader.scheduling.direct import DirectScheduler
 from penstock.loader.scheduling.dispatch_policy import Dispatch, Mode
 from penstock.loader.scheduling.inline import InlineScheduler
 from penstock.loader.scheduling.purity import why_impure
@@ -33,6 +37,8 @@ from penstock.loader.workers.ray.ray_pool import RayPool
 from penstock.loader.workers.thread_pool import ThreadPool
 
 _LEAST_RING_NBYTES = 64 << 20
+_QUICK_BATCH_NBYTES = 1 << 20
+"""Gathering so much takes less than handing over a batch; a larger one is better made while the step runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,11 +63,11 @@ class Pipeline:
     @property
     def is_open(self) -> bool:
         """Whether the workers have not been stopped."""
-        return isinstance(self.scheduler, Scheduler) and self.scheduler.close.alive
+        return not isinstance(self.scheduler, Scheduler) or self.scheduler.close.alive
 
     def begin(self, epoch: EpochState) -> None:
         """Begin another epoch with the same workers."""
-        assert isinstance(self.scheduler, Scheduler)
+        assert isinstance(self.scheduler, (Scheduler, DirectScheduler))
         if isinstance(self.batches, Prefetcher):
             self.batches.close()
         self.scheduler.begin(epoch.indices, epoch.epoch_seed, epoch.shards, epoch.turn)
@@ -72,7 +78,7 @@ def build_pipeline(config: LoaderConfig, runtime: LoaderRuntime, epoch: EpochSta
     pinning = pinning_of(config.pin_memory, config.pin_memory_device, config.device)
     runtime.counters.pinning = pinning.reason
     ring = _ring(config, runtime, pinning)
-    scheduler = _inline_scheduler(config, runtime, epoch, ring)
+    scheduler = _inline_scheduler(config, runtime, epoch, ring, pinning)
     if scheduler is None:
         scheduler = _started_scheduler(config, runtime, epoch, ring, pinning)
     batches: Scheduler | InlineScheduler | Prefetcher = scheduler
@@ -99,14 +105,23 @@ def _nothing_to_stop() -> None:
 
 
 def _inline_scheduler(
-    config: LoaderConfig, runtime: LoaderRuntime, epoch: EpochState, ring: Ring
+    config: LoaderConfig, runtime: LoaderRuntime, epoch: EpochState, ring: Ring, pinning: Pinning
 ) -> Scheduler | InlineScheduler | None:
     """Return a scheduler that loads in this process; None where there are workers."""
+    runtime.why_inline = ""
+    can_be_direct = _is_plain(config, epoch) and not pinning.is_needed
     if config.num_workers > 0:
-        return None
-    if config.timeout != 0:
+        runtime.why_inline = _why_inline(config) if can_be_direct else ""
+        if not runtime.why_inline:
+            return None
+    elif config.timeout != 0:
         raise AssertionError("num_workers=0 loads in the training process, which cannot time out; use timeout=0")
-    inline = InlineScheduler(
+    make = (
+        functools.partial(DirectScheduler, trial=runtime.slot_trial, workers=config.num_workers)
+        if can_be_direct
+        else InlineScheduler
+    )
+    inline = make(
         config.worker_spec(),
         ring,
         runtime.counters,
@@ -119,6 +134,30 @@ def _inline_scheduler(
     )
     epoch.read_shards_with(inline.current_shard)
     return inline
+
+
+def _is_plain(config: LoaderConfig, epoch: EpochState) -> bool:
+    """Return whether nothing was asked for but torch's batches."""
+    is_one_stream = not config.is_iterable or (len(epoch.shards) == 1 and not epoch.shards[0].of)
+    collates_into_slots = hasattr(config.collate_fn, "collate_into")
+    keeps_state = not config.is_iterable and bool(epoch.shards)
+    is_usual = config.errors == "raise" and config.seed is None and not keeps_state
+    return is_usual and is_one_stream and not collates_into_slots
+
+
+def _why_inline(config: LoaderConfig) -> str:
+    """Return why the workers that were asked for would cost more than they save; empty if they may not.
+
+    Nothing that a user can see differs: such a dataset makes the same samples in any process.
+    """
+    if config.is_iterable or config.collate_fn is not default_collate or config.worker_init_fn is not None:
+        return ""
+    size = getattr(config.batch_sampler, "batch_size", None)
+    if config.worker_type == "ray" or config.dispatch != "auto" or not isinstance(size, int):
+        return ""
+    if not lies_in_memory(config.dataset) or size * row_nbytes(config.dataset) > _QUICK_BATCH_NBYTES:
+        return ""
+    return "none: the dataset lies in memory, and a worker would take longer to hand over a batch than to make it"
 
 
 def _started_scheduler(

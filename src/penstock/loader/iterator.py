@@ -100,10 +100,12 @@ class LoaderIterator:
                 counters.recorder.add("step", self._returned_ns, began, counters.epochs, self._yielded - 1)
         wait_ns, inline_ns = counters.wait_ns, counters.inline_ns
         try:
-            with torch.autograd.profiler.record_function(self._profile_name):
-                batch = self.pipeline.batches.next_batch()
-                if self.pipeline.finish_pinning is not None:
-                    batch = self.pipeline.finish_pinning(batch)
+            # torch's record_function takes 15 µs, also when nothing is recorded.
+            if torch._C._autograd._profiler_enabled():
+                with torch.autograd.profiler.record_function(self._profile_name):
+                    batch = self._next_batch()
+            else:
+                batch = self._next_batch()
         except StopIteration:
             self._finish()
             raise
@@ -123,6 +125,11 @@ class LoaderIterator:
         if self._announced is not None and self._yielded > self._announced:
             self._warn_of_length()
         return batch
+
+    def _next_batch(self) -> Any:
+        pipeline = self.pipeline
+        batch = pipeline.batches.next_batch()
+        return batch if pipeline.finish_pinning is None else pipeline.finish_pinning(batch)
 
     def _finish(self) -> None:
         self.is_over = True

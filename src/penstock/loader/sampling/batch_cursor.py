@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from penstock.core.errors import StateError
+from penstock.loader.sampling.index_tensors import index_tensors
 from penstock.loader.sampling.orders import Order, OrderState, is_same_state, plain_batches
 from penstock.loader.sampling.sharding import Share, numbers
 
@@ -109,6 +110,7 @@ class BatchCursor(Iterator[Any]):
         self._in_order = in_order
         self._cut = plain_batches(sampler)
         self._makes_batches = self._cut is not None
+        self._draws_tensors = False
         self._out: dict[int, Any] = {}
         """Batches drawn and not handed out, by number."""
         self._number = 0
@@ -130,13 +132,21 @@ class BatchCursor(Iterator[Any]):
             self._order.note_drawn(self._place(self._drawn))
         return batch
 
+    def draw_tensors(self) -> bool:
+        """Have the batches that torch's own samplers draw come as tensors; return whether no others are tensors.
+
+        Called before the first batch.
+        """
+        self._draws_tensors = self._makes_batches and self._start.order_state is None
+        return self._draws_tensors
+
     def consume(self, numbers: Iterable[int]) -> None:
         """Record that batches with these numbers have been handed out (or had nothing to hand out)."""
         for number in numbers:
             self._out.pop(number, None)
             self._used = max(self._used, number + 1)
         if self._used % _TIDY_EVERY == 0:
-            self.state()  # the order forgets what lies before it
+            self._order.forget(self._place(self._taken()))
 
     @property
     def has_drawn(self) -> bool:
@@ -145,13 +155,8 @@ class BatchCursor(Iterator[Any]):
 
     def state(self) -> CursorState:
         """Return how much has been taken until now."""
-        ahead, pending = 0, []
-        for number, batch in sorted(self._out.items()):
-            if number >= self._used:
-                ahead += self._count(batch)
-            else:
-                pending.append(batch)
-        taken, share = self._drawn - ahead, self._order.share
+        pending = [batch for number, batch in sorted(self._out.items()) if number < self._used]
+        taken, share = self._taken(), self._order.share
         return CursorState(
             start=self._start_after(taken),
             rank=share.rank,
@@ -179,6 +184,10 @@ class BatchCursor(Iterator[Any]):
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
 
+    def _taken(self) -> int:
+        """Return how many indices have been drawn up to the last batch that was handed out."""
+        return self._drawn - sum(self._count(batch) for number, batch in self._out.items() if number >= self._used)
+
     def _place(self, taken: int) -> int:
         """Return how many indices have been drawn of the order itself when `taken` of this pass are."""
         return self._start.position + max(0, taken - len(self._start.leftover))
@@ -198,7 +207,10 @@ class BatchCursor(Iterator[Any]):
     def _noted_batches(self, sampler: Any) -> Iterator[Any]:
         indices = self._order.begin()
         self._order.note_state()
-        yield from iter(sampler) if indices is None else self._batched(indices)
+        if indices is not None:
+            yield from self._batched(indices)
+        else:
+            yield from index_tensors(sampler) if self._draws_tensors else iter(sampler)
 
     def _foreseen(self, sampler: Any, order_state: OrderState) -> Iterator[Any]:
         """Yield the epoch that a state before its first index has foreseen.

@@ -75,6 +75,10 @@ class Order(Protocol):
         """
         ...
 
+    def forget(self, taken: int) -> None:
+        """Forget what only a state with fewer indices than `taken` would need; called after every few batches."""
+        ...
+
     def replay(self, state: OrderState, position: int) -> Iterable[Any]:
         """Return the indices of the same epoch from `position` on."""
         ...
@@ -112,6 +116,9 @@ class SequentialOrder:
     def capture(self, taken: int, drawn: int) -> OrderState:
         """Return nothing."""
         return {}
+
+    def forget(self, taken: int) -> None:
+        """There is nothing to forget."""
 
     def foresee(self, begin: torch.Tensor | None, first: torch.Tensor) -> OrderState | None:
         """Return None: the order does not depend on it."""
@@ -335,10 +342,14 @@ class UnknownOrder:
             return self._noted
         if taken == drawn and self._states[-1][0] < drawn:
             self._keep_state(drawn, self._now())
-        while len(self._states) > 1 and self._states[1][0] <= taken:
-            self._states.popleft()
+        self.forget(taken)
         at, state = self._states[0]
         return {**state, "at": at}
+
+    def forget(self, taken: int) -> None:
+        """Forget the states before the last one from which nothing is missing."""
+        while len(self._states) > 1 and self._states[1][0] <= taken:
+            self._states.popleft()
 
     def foresee(self, begin: torch.Tensor | None, first: torch.Tensor) -> OrderState | None:
         """Return what the sampler's iterator was made from, or torch's random states if it will draw from these."""

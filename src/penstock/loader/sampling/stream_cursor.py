@@ -8,14 +8,13 @@ shard in each worker, of which that state is all.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from penstock.loader.workers.stream_shard import StreamShard
 
 
-@dataclass(frozen=True, slots=True)
-class Consumed:
+class Consumed(NamedTuple):
     """What handing out one batch consumes: its number, and the shard that it came from."""
 
     number: int
@@ -42,26 +41,37 @@ class StreamCursor:
         size: int | None,
         current: Callable[[int, StreamShard], StreamShard] | None = None,
     ) -> None:
-        self.shards = [*shards]
+        self._shards = [*shards]
+        self._batches = [0] * len(self._shards)
+        """Handed out, by shard, since its entry in `_shards` was made."""
         self.current = current
         self._size = size
         self.turn = turn
 
+    @property
+    def shards(self) -> list[StreamShard]:
+        """The shards as they are now."""
+        for place, batches in enumerate(self._batches):
+            self._shards[place] = self._shards[place].after(self._size, batches=batches)
+        self._batches = [0] * len(self._shards)
+        return self._shards
+
     def consume(self, batches: Sequence[Consumed]) -> None:
         """Record that these batches have been handed out."""
         for batch in batches:
-            self.turn = (batch.shard + 1) % len(self.shards)
+            self.turn = (batch.shard + 1) % len(self._shards)
             if batch.has_ended:
                 self.shards[batch.shard] = replace(self.shards[batch.shard], has_ended=True, end=batch.state)
-            else:
+            elif batch.state is not None:
                 self.shards[batch.shard] = self.shards[batch.shard].after(self._size, batch.state)
+            else:
+                self._batches[batch.shard] += 1
 
     def state(self) -> list[dict[str, Any]]:
         """Return the shards as plain values."""
-        return [self._shard_state(place) for place in range(len(self.shards))]
+        return [self._shard_state(place, shard) for place, shard in enumerate(self.shards)]
 
-    def _shard_state(self, place: int) -> dict[str, Any]:
-        shard = self.shards[place]
+    def _shard_state(self, place: int, shard: StreamShard) -> dict[str, Any]:
         if self.current is not None:
             shard = self.current(place, shard)
         where: dict[str, Any] = {"ended": shard.has_ended, "end": shard.end}

@@ -41,6 +41,7 @@ class InlineScheduler:
         turn: int = 0,
         init_fn: Callable[[int], Any] | None = None,
     ) -> None:
+        self._worker_spec = worker_spec
         self._ring = ring
         self._counters = counters
         self._indices = indices

@@ -44,6 +44,11 @@ class Pinning:
     reason: str = ""
     """Whether batches are pinned, and why, for people."""
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything is to be done to slots or batches."""
+        return self.pin is not None or self.finish is not None
+
 
 def pinning_of(wanted: PinMemory, torchs_device: str, target: Device | None) -> Pinning:
     """Return how to pin for `pin_memory=wanted`, `pin_memory_device=torchs_device` and `device=target`."""

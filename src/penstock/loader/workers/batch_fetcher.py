@@ -21,7 +21,7 @@ from penstock.loader.collate import collate_samples
 from penstock.loader.transport.arena import Arena, ArenaFullError
 from penstock.loader.workers.fetch_result import FetchResult, NothingLeftError
 from penstock.loader.workers.sample_fetcher import SampleFetcher, Tick, add_origin
-from penstock.loader.workers.sample_seed import making
+from penstock.loader.workers.sample_seed import Making
 from penstock.loader.workers.worker_random_states import keep_states
 from penstock.loader.workers.worker_spec import RowRange, WorkerSpec
 
@@ -43,7 +43,7 @@ class BatchFetcher:
     def pass_over(self, count: int, epoch_seed: int | None) -> None:
         """Make a batch of the iterable dataset and drop it; what fails in it has failed before, too."""
         self._samples.epoch_seed = epoch_seed
-        with contextlib.suppress(Exception), self._keep_states(), making(self._samples):
+        with contextlib.suppress(Exception), self._keep_states(), Making(self._samples):
             self._samples.fetch_next(count, FetchResult(), None)
 
     def _keep_states(self) -> contextlib.AbstractContextManager[None]:
@@ -67,7 +67,7 @@ class BatchFetcher:
             NothingLeftError: every sample was skipped.
         """
         self._samples.epoch_seed = epoch_seed
-        with self._keep_states(), making(self._samples):
+        with self._keep_states(), Making(self._samples):
             return self._make(indices, arena, tick, rows, enlarge)
 
     def _make(
@@ -110,7 +110,7 @@ class BatchFetcher:
         if tick is not None:
             tick(0)
         began = time.perf_counter_ns()
-        self._samples.begin_sample(f"batch of {indices[0]}" if indices else None)
+        self._samples.begin_bulk(indices)
         try:
             samples = self._worker_spec.dataset.__getitems__(indices)
         except Exception as error:
@@ -220,7 +220,7 @@ class BatchFetcher:
         if self._must_be_refilled(len(samples), wanted):
             samples = list(itertools.islice(itertools.cycle(samples), wanted))
         fetched.samples = len(samples)
-        self._samples.begin_sample(f"collate after {self._samples.index}")
+        self._samples.begin_collate()
         if self._by_rows:
             fetched.batch = collate_samples(samples, fetched.arena)
         elif self._collate_into is not None and fetched.arena is not None and enlarge is not None:

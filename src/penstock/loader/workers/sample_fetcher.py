@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -34,8 +36,10 @@ class SampleFetcher:
         self._auto_collation = worker_spec.auto_collation
         self._index: Any = None
         self._serial = 0
-        self._unticked: tuple[Sequence[Any], list[Any]] | None = None
-        """Indices and samples of a batch of which no sample is noted: the sample after the last one is being made."""
+        self._unticked: tuple[Sequence[Any] | None, Iterator[Any], int] | None = None
+        """Of a batch of which no sample is noted: its indices (None for a stream), an iterator whose length hint is the
+        number of samples that have not been begun, and how many there are in all."""
+        self._is_collating = False
         self._is_stream = worker_spec.iterable
         self._stream: Iterator[Any] = iter(())
         self._ended = False
@@ -108,6 +112,10 @@ class SampleFetcher:
         if self._ended:
             fetched.ended = True
             return samples
+        if tick is None and self.is_plain:
+            samples = self.fetch_next_plain(count)
+            fetched.ended = not samples and fetched.samples == 0
+            return samples
         while len(samples) < count:
             if tick is not None:
                 tick(len(samples))
@@ -115,10 +123,7 @@ class SampleFetcher:
             try:
                 samples.append(next(self._stream))
             except StopIteration:
-                if self._state_before_end is not None:  # the restored end had nothing left: start over, as iter() does
-                    self._dataset.load_state_dict(self._state_before_end)
-                    self._state_before_end = None
-                    self._stream = iter(self._dataset)
+                if self._restart_at_end():
                     continue
                 self._ended = self._auto_collation or self._ended
                 fetched.ended = not samples and fetched.samples == 0
@@ -129,24 +134,69 @@ class SampleFetcher:
             self._position += 1
         return samples
 
+    def fetch_next_plain(self, count: int) -> list[Any]:
+        """Return up to `count` samples of a plain stream: `next` is called as torch calls it, without a word between.
+
+        Fewer only at the end.
+        """
+        # Not islice, which calls iter() on the stream: a dataset that is its own iterator would begin again.
+        streams = itertools.repeat(self._stream, count)
+        self._serial += 1
+        self._unticked = None, streams, count
+        try:
+            samples = list(map(next, streams))
+        except BaseException as error:
+            self._position += count - 1 - operator.length_hint(streams)
+            if isinstance(error, Exception):
+                add_origin(error, f"sample {self._position} of {self._whole()}")
+            raise
+        finally:
+            self._unticked, self._is_collating = None, False
+        if not samples and self._restart_at_end():
+            return self.fetch_next_plain(count)
+        self._state_before_end = None
+        self._position += len(samples)
+        is_short = len(samples) < count
+        self._index = f"{self._shard}/{self._position - (not is_short)}"
+        self._ended = self._ended or (is_short and self._auto_collation)
+        return samples
+
+    def _restart_at_end(self) -> bool:
+        """Start over, as iter() does, if the stream was restored at an end and had nothing left; return whether."""
+        if self._state_before_end is None:
+            return False
+        self._dataset.load_state_dict(self._state_before_end)
+        self._state_before_end = None
+        self._stream = iter(self._dataset)
+        return True
+
     # ── samples of a map-style dataset ──────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing has to be done for each sample but to fetch it."""
+        return self._errors == "raise" and not self._seeded
+
+    def fetch_plain(self, indices: Sequence[Any]) -> list[Any]:
+        """Return the samples of `indices` of a plain dataset, as torch fetches them."""
+        dataset = self._dataset
+        left = iter(indices)
+        self._serial += 1
+        self._unticked = indices, left, len(indices)
+        try:
+            samples = [dataset[index] for index in left]
+        except Exception as error:
+            add_origin(error, f"sample {self.current()[0]!r} of the dataset")
+            raise
+        self._index, self._unticked, self._is_collating = indices[-1] if indices else None, None, False
+        return samples
 
     def fetch(self, indices: Sequence[Any], fetched: FetchResult, tick: Tick | None, first_row: int = 0) -> list[Any]:
         """Return the samples of `indices`, which are rows `first_row`, `first_row + 1` ... of their batch."""
+        if tick is None and self.is_plain:
+            return self.fetch_plain(indices)
         dataset = self._dataset
         samples: list[Any] = []
-        if tick is None and self._errors == "raise" and not self._seeded:
-            self.begin_sample(None)
-            self._unticked = indices, samples
-            try:
-                for index in indices:
-                    samples.append(dataset[index])  # noqa: PERF401  `current` counts them
-            except Exception as error:
-                add_origin(error, f"sample {indices[len(samples)]!r} of the dataset")
-                raise
-            self._index = indices[-1] if indices else None
-            self._unticked = None
-            return samples
         for row, index in enumerate(indices, first_row):
             if tick is not None:
                 tick(row)
@@ -159,21 +209,31 @@ class SampleFetcher:
 
     # ── which sample is being made ──────────────────────────────────────────────────────────────────────────
 
-    @property
-    def index(self) -> Any:
-        """The index of the sample that was begun last."""
-        return self._index
-
     def current(self) -> tuple[Any, int, int]:
         """Return the index of the sample that is being made, and two numbers that tell it from all others."""
         if self._unticked is None:
-            return self._index, self._serial, 0
-        indices, samples = self._unticked
-        return indices[len(samples)], self._serial, len(samples)
+            index = f"collate after {self._index}" if self._is_collating else self._index
+            return index, self._serial, 0
+        indices, left, count = self._unticked
+        row = count - 1 - operator.length_hint(left)
+        index = f"{self._shard}/{self._position + row}" if indices is None else indices[row]
+        return index, self._serial, row
 
     def begin_sample(self, index: Any) -> None:
         """Note that the sample of `index` is being made from now on, and seed the random states for it."""
-        self._index, self._unticked = index, None
+        self._index, self._unticked, self._is_collating = index, None, False
+        self._serial += 1
+        if self._seeded:
+            seed_states()
+
+    def begin_bulk(self, indices: Any) -> None:
+        """Note that the dataset is asked for all samples of a batch at once from now on."""
+        is_known = isinstance(indices, (list, tuple)) and len(indices) > 0
+        self.begin_sample(f"batch of {indices[0]}" if is_known else None)
+
+    def begin_collate(self) -> None:
+        """Note that the samples are being collated from now on; that has randomness of its own."""
+        self._is_collating, self._unticked = True, None
         self._serial += 1
         if self._seeded:
             seed_states()
@@ -182,13 +242,15 @@ class SampleFetcher:
         """Apply the error policy to a sample that raised: raise, leave it out, or replace it."""
         policy = self._errors
         if policy == "raise":
-            whole = "its worker's stream" if self._shard else "the dataset"
-            add_origin(error, f"sample {index!r} of {whole}")
+            add_origin(error, f"sample {index!r} of {self._whole()}")
             raise error
         replacement = SKIP if policy == "skip" else policy(error, index)
         fetched.skipped.append((index, f"{type(error).__name__}: {error}"))
         if replacement is not SKIP:
             samples.append(replacement)
+
+    def _whole(self) -> str:
+        return "its worker's stream" if self._shard else "the dataset"
 
 
 def add_origin(error: Exception, origin: str) -> None:

@@ -2,7 +2,7 @@
 
     seed of a sample = hash of the epoch's seed and the sample's index; the epoch's = hash of the loader's and the epoch
 
-A fetcher announces itself with `making`; a dataset calls `sample_seed` or `sample_rng` for its randomness.
+A fetcher announces itself with `Making`; a dataset calls `sample_seed` or `sample_rng` for its randomness.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import hashlib
 import operator
 import random
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -93,15 +91,21 @@ def derive_seed(seed: int, index: Any) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-@contextmanager
-def making(fetcher: Fetcher) -> Iterator[None]:
-    """Have `sample_seed` and `sample_rng` ask `fetcher` which sample this thread makes, while the context lasts."""
-    outer, _thread.fetcher = _thread.fetcher, fetcher
-    _thread.sample = None
-    try:
-        yield
-    finally:
-        _thread.fetcher = outer
+class Making:
+    """Has `sample_seed` and `sample_rng` ask `fetcher` which sample this thread makes, while the context lasts."""
+
+    __slots__ = ("_fetcher", "_outer")
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+        self._outer: Fetcher | None = None
+
+    def __enter__(self) -> None:
+        self._outer, _thread.fetcher = _thread.fetcher, self._fetcher
+        _thread.sample = None
+
+    def __exit__(self, *exception: object) -> None:
+        _thread.fetcher = self._outer
 
 
 def seed_states() -> None:

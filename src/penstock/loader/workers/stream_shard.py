@@ -47,8 +47,8 @@ class StreamShard:
     is_restored: bool = True
     """Whether it begins in a process that has not reached that end (for a map-style dataset: that state) itself."""
 
-    def after(self, size: int | None, state: Any = None) -> StreamShard:
-        """Return the shard after another batch of `size`, and with the state that was taken then, if one was.
+    def after(self, size: int | None, state: Any = None, *, batches: int = 1) -> StreamShard:
+        """Return the shard after more batches of `size`, and with the state that was taken then, if one was.
 
         Of a map-style dataset no batch can be made again from its size, which is None here.
 
@@ -57,11 +57,11 @@ class StreamShard:
         """
         if state is not None:
             return replace(self, state=state, since=())
-        if size is None:
+        if size is None or not batches:
             return self
         if self.since and self.since[-1][1] == size:
-            return replace(self, since=(*self.since[:-1], (self.since[-1][0] + 1, size)))
-        return replace(self, since=(*self.since, (1, size)))
+            return replace(self, since=(*self.since[:-1], (self.since[-1][0] + batches, size)))
+        return replace(self, since=(*self.since, (batches, size)))
 
 
 def shards_of_worker(shards: Sequence[StreamShard], worker: int, workers: int) -> dict[int, StreamShard]:

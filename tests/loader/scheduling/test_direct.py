@@ -1,0 +1,141 @@
+"""Loading without workers as torch does: what is measured, what is noted, and that batches stay torch's."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data._utils.collate import collate
+
+from penstock import DataLoader
+from penstock.loader.collate import fast_map
+from penstock.loader.sampling.index_tensors import index_tensors
+from penstock.loader.scheduling.direct import SlotTrial
+
+Point = namedtuple("Point", "x y")
+
+
+class Large(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((300_000,), float(index))
+
+
+class OwnIterator(IterableDataset[int]):
+    """Begins again whenever it is asked for an iterator, as many people write it."""
+
+    def __iter__(self) -> OwnIterator:
+        self.at = -1
+        return self
+
+    def __next__(self) -> int:
+        self.at += 1
+        if self.at == 7:
+            raise StopIteration
+        return self.at
+
+
+@pytest.mark.parametrize(("slot_ns", "uses_slots"), [(50.0, True), (98.0, False), (200.0, False)])
+def test_slots_are_used_where_they_were_clearly_faster(slot_ns: float, uses_slots: bool) -> None:
+    trial = SlotTrial()
+    trial.look(2 << 20)
+    while trial.is_undecided:
+        trial.add(slot_ns if trial.uses_slots else 100.0)
+    assert trial.uses_slots is uses_slots
+
+
+def test_small_batches_are_not_tried_in_slots() -> None:
+    trial = SlotTrial()
+    trial.look(1000)
+    assert (trial.is_undecided, trial.uses_slots) == (False, False)
+
+
+def test_large_batches_are_right_while_both_ways_are_tried() -> None:
+    loader = DataLoader(Large(), batch_size=2)
+    kept = list(loader)
+    assert [batch[:, 0].tolist() for batch in kept] == [[float(i), float(i + 1)] for i in range(0, 40, 2)]
+    assert loader.statistics().samples == 40
+
+
+@pytest.mark.parametrize("batch_size", [3, 7, None])
+def test_a_stream_that_is_its_own_iterator_goes_on(batch_size: int | None) -> None:
+    torchs, ours = (list(kind(OwnIterator(), batch_size=batch_size)) for kind in (TorchDataLoader, DataLoader))
+    assert list(map(str, torchs)) == list(map(str, ours))
+
+
+def test_an_error_in_a_stream_leaves_it_where_torch_leaves_it() -> None:
+    class Failing(OwnIterator):
+        def __next__(self) -> int:
+            value = super().__next__()
+            if value == 2:
+                raise ValueError("sample 2")
+            return value
+
+    seen = []
+    for kind in (TorchDataLoader, DataLoader):
+        batches = iter(kind(Failing(), batch_size=2))
+        found = [next(batches).tolist()]
+        with pytest.raises(ValueError, match="sample 2"):
+            next(batches)
+        seen.append([*found, *(batch.tolist() for batch in batches)])
+    assert seen[0] == seen[1] == [[0, 1], [3, 4], [5, 6]]
+
+
+@pytest.mark.parametrize(
+    "batches", [[(0, 1), (2,)], [range(2)], [{3}], [torch.tensor([1, 2])], [iter([4, 5])]], ids=str
+)
+def test_a_batch_of_indices_may_be_any_iterable(batches: Any) -> None:
+    (batch,) = list(DataLoader(Large(), batch_sampler=batches[:1]))
+    assert batch.shape[1] == 300_000
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("sampler", [SequentialSampler(range(10)), RandomSampler(range(10))])
+def test_index_tensors_are_the_samplers_batches(sampler: Any, drop_last: bool) -> None:
+    batches = BatchSampler(sampler, 4, drop_last)
+    torch.manual_seed(3)
+    expected = list(batches)
+    torch.manual_seed(3)
+    assert [batch.tolist() for batch in index_tensors(batches)] == expected
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [1, 2],
+        [1, True],
+        [True, False],
+        [1, 2.5],
+        [2.5, 1],
+        [2**63 - 1, -(2**63)],
+        [2**63, 1],
+        [0.1, float("nan")],
+        [{"a": 1, "b": [1, 2]}, {"b": [3, 4], "a": 2}],
+        [{"a": 1}, {"b": 2}],
+        [(1, "x"), (2, "y")],
+        [[1, 2], [3]],
+        [[torch.ones(2)], [torch.zeros(2)]],
+        [OrderedDict(a=1), OrderedDict(a=2)],
+        [Point(1, 2.0), Point(3, 4.0)],
+        [torch.ones(2), torch.ones(3)],
+        [torch.eye(2).to_sparse()] * 2,
+        [object(), object()],
+        [None],
+    ],
+    ids=str,
+)
+def test_usual_samples_are_collated_as_by_torch(samples: Any) -> None:
+    results = []
+    for make in (default_collate, lambda batch: collate(batch, collate_fn_map=fast_map())):
+        try:
+            batch = make(samples)
+            results.append((type(batch), repr(batch)))
+        except Exception as error:  # noqa: BLE001  compared
+            results.append((type(error), str(error)))
+    assert results[0] == results[1]
