@@ -196,7 +196,7 @@ def test_threads_give_torchs_batches() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_kept_batches_stay_right(workers: int) -> None:
-    loader = DataLoader(Numbered(104, (3, 128, 128)), batch_size=8, num_workers=workers, ring_bytes=6 << 20)
+    loader = DataLoader(Numbered(104, (3, 128, 128)), batch_size=8, num_workers=workers, ring_bytes=7 << 20)
     batches = list(loader)
     counts = loader.statistics().ring
     assert counts.nbytes <= counts.budget_nbytes
