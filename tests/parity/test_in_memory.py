@@ -72,7 +72,6 @@ NOT_GATHERED = {
         {"batch_size": 1, "shuffle": True},
         {"batch_size": None, "shuffle": True},
     ],
-    ids=str,
 )
 def test_gathered_batches_are_torchs(name: str, arguments: dict[str, Any]) -> None:
     assert gather_of(GATHERED[name]) is not None
@@ -135,7 +134,7 @@ def test_odd_indices_mean_what_they_mean_to_torch(sampler: Any) -> None:
     compare(PAIR, sampler=sampler, batch_size=4)
 
 
-@pytest.mark.parametrize("batches", [[[0, 1], (2,)], [torch.tensor([3, 1])], [range(3)], [[]]], ids=str)
+@pytest.mark.parametrize("batches", [[[0, 1], (2,)], [torch.tensor([3, 1])], [range(3)], [[]]])
 def test_odd_batches_of_indices_mean_what_they_mean_to_torch(batches: Any) -> None:
     if batches == [[]]:
         for kind in (TorchDataLoader, DataLoader):
@@ -189,7 +188,7 @@ def test_a_dataset_in_memory_is_loaded_without_its_workers_and_says_so() -> None
     assert "lies in memory" in statistics.workers_reason
 
 
-@pytest.mark.parametrize("data", [[1, 2, 3, 4, 5], [0.5, 1.5, 2.0], ["a", "b", "c"], (True, False, True)], ids=str)
+@pytest.mark.parametrize("data", [[1, 2, 3, 4, 5], [0.5, 1.5, 2.0], ["a", "b", "c"], (True, False, True)])
 def test_lists_of_numbers_and_text_need_no_workers(data: Any) -> None:
     assert lies_in_memory(data)
     assert compare(data, batch_size=2, num_workers=1).statistics().workers == 0
@@ -213,7 +212,6 @@ def test_an_error_without_the_workers_names_the_worker_it_would_have_been() -> N
         {"batch_size": None},
         {"errors": "skip"},
     ],
-    ids=str,
 )
 def test_workers_are_started_where_they_can_be_seen(arguments: dict[str, Any]) -> None:
     loader = DataLoader(PAIR, num_workers=1, **arguments)

@@ -87,9 +87,7 @@ def test_an_error_in_a_stream_leaves_it_where_torch_leaves_it() -> None:
     assert seen[0] == seen[1] == [[0, 1], [3, 4], [5, 6]]
 
 
-@pytest.mark.parametrize(
-    "batches", [[(0, 1), (2,)], [range(2)], [{3}], [torch.tensor([1, 2])], [iter([4, 5])]], ids=str
-)
+@pytest.mark.parametrize("batches", [[(0, 1), (2,)], [range(2)], [{3}], [torch.tensor([1, 2])], [iter([4, 5])]])
 def test_a_batch_of_indices_may_be_any_iterable(batches: Any) -> None:
     (batch,) = list(DataLoader(Large(), batch_sampler=batches[:1]))
     assert batch.shape[1] == 300_000
@@ -128,7 +126,6 @@ def test_index_tensors_are_the_samplers_batches(sampler: Any, drop_last: bool) -
         [object(), object()],
         [None],
     ],
-    ids=str,
 )
 def test_usual_samples_are_collated_as_by_torch(samples: Any) -> None:
     results = []
