@@ -26,7 +26,7 @@ quick: $(READY)
 
 # Three processes, on two cores too: tests wait for other processes a good part of their time.
 test: $(READY) browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile -m "not alone" $(TESTS) || [ $$? = 5 ]
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not alone" $(TESTS) || [ $$? = 5 ]
 	$(BIN)/python -m pytest -m alone $(or $(TESTS),tests) || [ $$? = 5 ]
 
 # The same with many more of hypothesis' examples, for a nightly run.

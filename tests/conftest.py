@@ -148,7 +148,8 @@ def _quick(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none."""
+    """Begin with the modules that take longest, so that none is left at the end; skip what needs a GPU."""
+    items.sort(key=lambda item: (item.get_closest_marker("ray") is None, item.get_closest_marker("long") is None))
     wanting = [item for item in items if item.get_closest_marker("cuda")]
     if not wanting:
         return

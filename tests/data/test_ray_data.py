@@ -12,6 +12,7 @@ from machines import held
 from scripts import run
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.ray,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed"),
 ]

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-pytestmark = pytest.mark.usefixtures("preloaded_python")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("preloaded_python")]
 
 SCRIPT = Path(__file__).with_name("training.py")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("preloaded_python")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("preloaded_python")]
 
 TRAINING = """
     import argparse

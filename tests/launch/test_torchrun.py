@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from launch.programs import python, script
 
-pytestmark = pytest.mark.usefixtures("preloaded_python")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("preloaded_python")]
 
 TRAINING = """
     import os, signal, sys, time

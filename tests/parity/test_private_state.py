@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, StackDataset, TensorDataset, default_collate, get_worker_info
 
 from penstock import DataLoader
 
@@ -150,7 +150,9 @@ def test_after_an_epoch_that_was_broken_off_they_are_torchs_too(persistent: bool
 
 
 @pytest.mark.parametrize(
-    "dataset", [TensorDataset(torch.arange(40)), [float(i) for i in range(40)]], ids=["tensors", "list"]
+    "dataset",
+    [StackDataset(TensorDataset(torch.arange(40))), [(float(i), str(i)) for i in range(40)]],
+    ids=["tensors", "list"],
 )
 def test_where_it_is_proven_that_there_is_no_state_batches_are_made_on_demand(dataset: Any) -> None:
     theirs = [repr(batch) for batch in TorchDataLoader(dataset, batch_size=4)]
@@ -167,7 +169,7 @@ def test_persistent_workers_of_a_stream_that_was_broken_off_keep_the_state_of_to
 
 
 def test_a_setting_that_takes_the_proof_away_counts_from_the_next_pass_on() -> None:
-    loader = DataLoader([*range(8)], num_workers=2)
+    loader = DataLoader([(number,) for number in range(8)], num_workers=2)
     list(loader)
     assert loader.statistics().dispatch == "demand"
     loader.worker_init_fn = abs

@@ -73,7 +73,7 @@ def test_a_trial_counts_what_the_loop_did() -> None:
         assert trial.work_s >= 0.008
         assert 0.5 < trial.stall_fraction < 1
         assert trial.batch_ms[0] <= trial.batch_ms[1] <= trial.batch_ms[2]
-        assert trial.batch_nbytes == 8 * 3 * 40 * 40 * 4
+        assert trial.batch_nbytes == 8 * (3 * 40 * 40 * 4 + 8)  # images, and labels
         more = bench.measure(Setting(), at_least_s=0.05)
         assert more.batches > trial.batches
 

@@ -37,7 +37,7 @@ from penstock.data.formats.text.jsonl import JsonLinesWriter
 from penstock.data.open import open as open_source
 from penstock.data.schema import Field, Sample
 
-pytestmark = pytest.mark.usefixtures("preloaded_python")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("preloaded_python")]
 
 zarr.config.set({"threading.max_workers": 1})
 with tempfile.TemporaryDirectory() as _folder:  # the package's threads stay for as long as the process does

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 import penstock
 from penstock import DataLoader, StateError
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> list[str]:

@@ -17,6 +17,7 @@ from program import running
 from scripts import run
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.ray,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed"),
 ]

@@ -33,9 +33,12 @@ os.register_at_fork(
 )
 
 
+ROWS = [(number, float(number)) for number in range(8)]
+
+
 @pytest.mark.parametrize("point", ["before", "after, in the parent"])
 def test_an_interrupt_during_a_fork_reaches_the_program(point: str) -> None:
-    loader = DataLoader(torch.arange(8), 2, num_workers=2, multiprocessing_context="fork")
+    loader = DataLoader(ROWS, 2, num_workers=2, multiprocessing_context="fork")
     _ARMED.add(point)
     with pytest.raises(KeyboardInterrupt):
         iter(loader)
@@ -44,7 +47,7 @@ def test_an_interrupt_during_a_fork_reaches_the_program(point: str) -> None:
 
 
 def test_an_interrupt_does_not_end_a_worker_that_is_being_forked() -> None:
-    loader = DataLoader(torch.arange(8), 2, num_workers=2, multiprocessing_context="fork")
+    loader = DataLoader(ROWS, 2, num_workers=2, multiprocessing_context="fork")
     _ARMED.add("after, in the child")
     try:
         assert len([*loader]) == 4
@@ -65,7 +68,7 @@ def test_an_interrupt_while_an_abandoned_loop_is_cleaned_up_reaches_the_program(
         closed.append(pool)
 
     monkeypatch.setattr(ProcessPool, "close", interrupted_close)
-    running = [iter(DataLoader(torch.arange(8), 2, num_workers=1, multiprocessing_context="fork"))]
+    running = [iter(DataLoader(ROWS, 2, num_workers=1, multiprocessing_context="fork"))]
     next(running[0])
 
     def abandon() -> None:

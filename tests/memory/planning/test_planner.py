@@ -20,7 +20,7 @@ from penstock import OptionError, plan, split_batch
 from penstock.memory.planning.activation_checkpointing import checkpoint_blocks
 from penstock.memory.planning.step_variants import Plan
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.long, pytest.mark.slow]
 
 SEEN = [name for name in ZOO if name not in ("LSTM", "routed by value")]
 FLAGGED = {name for name in ZOO if "AMP" in name} | {"ResNet-like", "U-Net", "ViT"}

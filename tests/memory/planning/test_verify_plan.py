@@ -15,6 +15,8 @@ from penstock import plan
 from penstock.memory.planning.step_variants import Plan
 from penstock.memory.planning.verify_plan import Gauge, verify_plan
 
+pytestmark = pytest.mark.long
+
 
 def gpt() -> nn.Module:
     torch.manual_seed(0)

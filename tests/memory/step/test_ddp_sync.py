@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from torchrun import RankCases
 
+pytestmark = pytest.mark.long
+
 CASES = {
     2: ("oom", "unused", "static", "forever", "error", "bad batch", "everywhere", "ended", "smaller"),
     4: ("oom", "forever", "ended", "ragged"),

@@ -8,6 +8,8 @@ import pytest
 from torch.distributed.fsdp import FSDPModule
 from torchrun import RankCases
 
+pytestmark = pytest.mark.long
+
 RECOVERS = hasattr(FSDPModule, "reset_iter_state")
 """Whether this torch can reset a sharded model after a failure: 2.13 can."""
 

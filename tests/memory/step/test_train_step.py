@@ -22,6 +22,8 @@ from penstock.memory.microbatch.split import bucket_of
 from penstock.memory.step.commit import Commit, PartialGradientsError
 from penstock.memory.step.gradient_accumulation import GradientAccumulation
 
+pytestmark = pytest.mark.long
+
 Make = Callable[[], tuple[TrainStep, Callable[[], dict[str, Any]]]]
 
 

@@ -19,9 +19,12 @@ from penstock.observe.record.compare_runs import compare_runs
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="no chromium with chromedriver here (`make browser` installs them on Debian)"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        not (CHROMIUM and DRIVER), reason="no chromium with chromedriver here (`make browser` installs them on Debian)"
+    ),
+]
 
 FIGURES = ["time", "rate", "workers", "queue", "memory", "device"]
 DESK, PHONE = 1200, 360

@@ -13,10 +13,11 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import default_collate
@@ -30,6 +31,8 @@ from penstock.loader.sampling.stream_cursor import Consumed
 from penstock.loader.scheduling.inline import InlineScheduler
 from penstock.loader.workers.sample_fetcher import SampleFetcher, add_origin
 from penstock.loader.workers.sample_seed import Making
+
+_ATOMS = frozenset({int, float, bool, str, bytes})
 
 _LARGE_NBYTES = 1 << 20
 """Of a batch. Smaller ones fit into what the heap keeps, and a slot costs more than it saves."""
@@ -155,6 +158,7 @@ class DirectScheduler(InlineScheduler):
         counters.collate_ns += ended - fetched
         counters.batches += 1
         counters.samples += self._count
+        counters.nbytes += _nbytes_of(batch)
         self.consumed, self.consumed_since = self.consumed_since, []
         if counters.recorder is not None:
             stages = {"fetch_ns": fetched - began, "collate_ns": ended - fetched}
@@ -208,3 +212,16 @@ class DirectScheduler(InlineScheduler):
 
 class _EndedError(Exception):
     """The stream has no more samples, or too few for a batch."""
+
+
+def _nbytes_of(batch: Any, depth: int = 4) -> int:
+    """Return the bytes of the tensors and arrays in a batch, without looking through numbers and text."""
+    if isinstance(batch, torch.Tensor | np.ndarray):
+        return batch.nbytes if isinstance(batch, np.ndarray) or batch.layout is torch.strided else 0
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    elif not isinstance(batch, list | tuple):
+        return 0
+    if not batch or not depth or type(batch[0]) in _ATOMS:
+        return 0
+    return sum(_nbytes_of(part, depth - 1) for part in batch)
