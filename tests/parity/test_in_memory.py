@@ -14,7 +14,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from penstock import DataLoader
 from penstock.loader.collate import fast_map
-from penstock.loader.in_memory import CannotGatherError, gather_of, lies_in_memory
+from penstock.loader.in_memory import CannotGatherError, gather_of
 
 X = torch.randn(23, 3, generator=torch.Generator().manual_seed(1))
 PAIR = TensorDataset(X, torch.arange(23) % 4)
@@ -179,50 +179,6 @@ def test_a_dataset_that_changes_during_the_epoch_changes_as_in_torch() -> None:
         return found
 
     assert same(run(TorchDataLoader), run(DataLoader))
-
-
-def test_a_dataset_in_memory_is_loaded_without_its_workers_and_says_so() -> None:
-    loader = compare(PAIR, batch_size=4, shuffle=True, num_workers=2, persistent_workers=True)
-    statistics = loader.statistics()
-    assert (statistics.worker_type, statistics.workers) == ("inline", 0)
-    assert "lies in memory" in statistics.workers_reason
-
-
-@pytest.mark.parametrize("data", [[1, 2, 3, 4, 5], [0.5, 1.5, 2.0], ["a", "b", "c"], (True, False, True)])
-def test_lists_of_numbers_and_text_need_no_workers(data: Any) -> None:
-    assert lies_in_memory(data)
-    assert compare(data, batch_size=2, num_workers=1).statistics().workers == 0
-
-
-def test_an_error_without_the_workers_names_the_worker_it_would_have_been() -> None:
-    messages = []
-    for kind in (TorchDataLoader, DataLoader):
-        with pytest.raises(IndexError) as caught:
-            list(kind(PAIR, sampler=[1, 2, 23], batch_size=1, num_workers=2))
-        messages.append(str(caught.value).splitlines()[0])
-    assert messages[0] == messages[1] == "Caught IndexError in DataLoader worker process 0."
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"worker_init_fn": print},
-        {"dispatch": "round_robin"},
-        {"collate_fn": list},
-        {"batch_size": None},
-        {"errors": "skip"},
-    ],
-)
-def test_workers_are_started_where_they_can_be_seen(arguments: dict[str, Any]) -> None:
-    loader = DataLoader(PAIR, num_workers=1, **arguments)
-    next(iter(loader))
-    assert loader.statistics().workers == 1
-
-
-def test_batches_that_take_long_to_gather_have_their_workers() -> None:
-    loader = DataLoader(torch.zeros(4, 300_000), batch_size=1, num_workers=1)
-    next(iter(loader))
-    assert loader.statistics().worker_type == "process"
 
 
 def test_a_gather_refuses_what_is_not_a_whole_number_from_0() -> None:

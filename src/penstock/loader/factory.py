@@ -13,13 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import default_collate
-
 from penstock.core.host import available_nbytes, pinnable_nbytes
 from penstock.core.numa import cores_near, prefer_memory
 from penstock.loader.checkpoint.epoch_state import EpochState
 from penstock.loader.config import LoaderConfig
-from penstock.loader.in_memory import lies_in_memory, row_nbytes
 from penstock.loader.runtime import LoaderRuntime
 from penstock.loader.sampling.own_sampler import draws_unnoticed
 from penstock.loader.scheduling.direct import DirectScheduler
@@ -37,8 +34,6 @@ from penstock.loader.workers.ray.ray_pool import RayPool
 from penstock.loader.workers.thread_pool import ThreadPool
 
 _LEAST_RING_NBYTES = 64 << 20
-_QUICK_BATCH_NBYTES = 1 << 20
-"""Gathering so much takes less than handing over a batch; a larger one is better made while the step runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,11 +58,11 @@ class Pipeline:
     @property
     def is_open(self) -> bool:
         """Whether the workers have not been stopped."""
-        return not isinstance(self.scheduler, Scheduler) or self.scheduler.close.alive
+        return isinstance(self.scheduler, Scheduler) and self.scheduler.close.alive
 
     def begin(self, epoch: EpochState) -> None:
         """Begin another epoch with the same workers."""
-        assert isinstance(self.scheduler, (Scheduler, DirectScheduler))
+        assert isinstance(self.scheduler, Scheduler)
         if isinstance(self.batches, Prefetcher):
             self.batches.close()
         self.scheduler.begin(epoch.indices, epoch.epoch_seed, epoch.shards, epoch.turn)
@@ -108,19 +103,12 @@ def _inline_scheduler(
     config: LoaderConfig, runtime: LoaderRuntime, epoch: EpochState, ring: Ring, pinning: Pinning
 ) -> Scheduler | InlineScheduler | None:
     """Return a scheduler that loads in this process; None where there are workers."""
-    runtime.why_inline = ""
-    can_be_direct = _is_plain(config, epoch) and not pinning.is_needed
     if config.num_workers > 0:
-        runtime.why_inline = _why_inline(config) if can_be_direct else ""
-        if not runtime.why_inline:
-            return None
-    elif config.timeout != 0:
+        return None
+    if config.timeout != 0:
         raise AssertionError("num_workers=0 loads in the training process, which cannot time out; use timeout=0")
-    make = (
-        functools.partial(DirectScheduler, trial=runtime.slot_trial, workers=config.num_workers)
-        if can_be_direct
-        else InlineScheduler
-    )
+    can_be_direct = _is_plain(config, epoch) and not pinning.is_needed
+    make = functools.partial(DirectScheduler, trial=runtime.slot_trial) if can_be_direct else InlineScheduler
     inline = make(
         config.worker_spec(),
         ring,
@@ -143,21 +131,6 @@ def _is_plain(config: LoaderConfig, epoch: EpochState) -> bool:
     keeps_state = not config.is_iterable and bool(epoch.shards)
     is_usual = config.errors == "raise" and config.seed is None and not keeps_state
     return is_usual and is_one_stream and not collates_into_slots
-
-
-def _why_inline(config: LoaderConfig) -> str:
-    """Return why the workers that were asked for would cost more than they save; empty if they may not.
-
-    Nothing that a user can see differs: such a dataset makes the same samples in any process.
-    """
-    if config.is_iterable or config.collate_fn is not default_collate or config.worker_init_fn is not None:
-        return ""
-    size = getattr(config.batch_sampler, "batch_size", None)
-    if config.worker_type == "ray" or config.dispatch != "auto" or not isinstance(size, int):
-        return ""
-    if not lies_in_memory(config.dataset) or size * row_nbytes(config.dataset) > _QUICK_BATCH_NBYTES:
-        return ""
-    return "none: the dataset lies in memory, and a worker would take longer to hand over a batch than to make it"
 
 
 def _started_scheduler(
@@ -235,13 +208,22 @@ def _dispatch(config: LoaderConfig, runtime: LoaderRuntime, mode: Mode, reason: 
         reason,
         workers=max(1, workers),
         prefetch_factor=config.prefetch_factor,
-        # The rows of a Ray worker's batch arrive over the network: no machine has the slot that they would share.
-        splittable=config.worker_spec().rows_can_be_split and config.worker_type != "ray",
+        splittable=_may_split(config),
         # Workers that persist remember what they have made, and torch's would have made less.
         may_run_ahead=not config.persistent_workers and draws_unnoticed(config.index_sampler),
         previous=runtime.dispatch,
     )
     return runtime.dispatch
+
+
+def _may_split(config: LoaderConfig) -> bool:
+    """Return whether several workers may fill a batch together: by the user's word only.
+
+    Its dtypes may differ from torch's where samples have several, because torch takes those of a batch's first sample.
+    """
+    # The rows of a Ray worker's batch arrive over the network: no machine has the slot that they would share.
+    is_asked = config.dispatch == "demand" or config.seed is not None or config.worker_type == "thread"
+    return is_asked and config.worker_spec().rows_can_be_split and config.worker_type != "ray"
 
 
 def _dispatch_mode(config: LoaderConfig) -> tuple[Mode, str]:

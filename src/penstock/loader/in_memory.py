@@ -1,4 +1,4 @@
-"""Datasets that lie in memory and only look up: a batch of them is one gather, and no worker can make it sooner.
+"""Datasets that lie in memory and only look up: a batch of them is one gather.
 
     torch.Tensor, numpy.ndarray     row i
     TensorDataset                   row i of each tensor
@@ -23,7 +23,6 @@ from torch.utils.data._utils.collate import collate
 from penstock.loader.collate import PLAIN_ARRAYS, collates_as_torch, fast_map, is_dense, torch_dtype
 
 _ORIGINAL = {kind: kind.__getitem__ for kind in (TensorDataset, Subset, ConcatDataset)}
-_ATOMS = {int, float, bool, str, bytes}
 
 
 class CannotGatherError(Exception):
@@ -35,6 +34,8 @@ class _Rows(Protocol):
 
     is_single: bool
     """Whether a sample is one value, and not a tuple of them."""
+    kind: type
+    """Of the dataset that holds the rows: samples of an array and of a tensor do not go into one batch."""
 
     def take(self, indices: torch.Tensor) -> list[torch.Tensor]:
         """Return a new tensor for each column; raises for indices that are not from 0 to the dataset's length."""
@@ -64,6 +65,8 @@ class Gather:
         try:
             if type(indices) is not torch.Tensor:
                 indices = _index_tensor(indices)
+            if (indices.dtype, indices.dim(), indices.device.type) != (torch.int64, 1, "cpu"):
+                raise CannotGatherError
             if not (len(indices) and self._rows.is_current()):
                 raise CannotGatherError
             columns = self._rows.take(indices)
@@ -85,29 +88,14 @@ def gather_of(dataset: Any) -> Gather | None:
     return None if rows is None else Gather(rows)
 
 
-def lies_in_memory(dataset: Any) -> bool:
-    """Return whether `dataset` only looks up what lies in memory, so that any process makes the same samples.
-
-    True for what has a gather, and for lists and tuples of numbers and text.
-    """
-    if type(dataset) in (list, tuple):
-        return bool(dataset) and set(map(type, dataset)) <= _ATOMS
-    return gather_of(dataset) is not None
-
-
-def row_nbytes(dataset: Any) -> int:
-    """Return the bytes of the first sample of a dataset that lies in memory."""
-    sample = dataset[0]
-    parts = sample if isinstance(sample, tuple) else (sample,)
-    return sum(int(getattr(part, "nbytes", 8)) for part in parts)
-
-
 # ── the types ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class _Tensors:
+    kind: type
+
     def __init__(self, dataset: TensorDataset) -> None:
-        self.is_single = False
+        self.is_single, self.kind = False, TensorDataset
         self._dataset = dataset
         self._tensors = dataset.tensors
 
@@ -122,8 +110,10 @@ class _Tensors:
 
 
 class _Tensor:
+    kind: type
+
     def __init__(self, dataset: torch.Tensor) -> None:
-        self.is_single = True
+        self.is_single, self.kind = True, torch.Tensor
         self._dataset = dataset
 
     def take(self, indices: torch.Tensor) -> list[torch.Tensor]:
@@ -137,8 +127,10 @@ class _Tensor:
 
 
 class _Array:
+    kind: type
+
     def __init__(self, dataset: np.ndarray) -> None:
-        self.is_single = True
+        self.is_single, self.kind = True, np.ndarray
         self._dataset = dataset
 
     def take(self, indices: torch.Tensor) -> list[torch.Tensor]:
@@ -155,8 +147,10 @@ class _Array:
 
 
 class _Subset:
+    kind: type
+
     def __init__(self, dataset: Subset[Any], child: _Rows) -> None:
-        self.is_single = child.is_single
+        self.is_single, self.kind = child.is_single, child.kind
         self._dataset = dataset
         self._child_dataset = dataset.dataset
         self._child = child
@@ -179,8 +173,10 @@ class _Subset:
 
 
 class _Concat:
+    kind: type
+
     def __init__(self, dataset: ConcatDataset[Any], children: list[_Rows]) -> None:
-        self.is_single = children[0].is_single
+        self.is_single, self.kind = children[0].is_single, children[0].kind
         self._dataset = dataset
         self._datasets = list(dataset.datasets)
         self._children = children
@@ -237,7 +233,7 @@ def _concatenated(dataset: ConcatDataset[Any]) -> _Rows | None:
     children = [_rows_of(part) for part in dataset.datasets]
     found = [child for child in children if child is not None]
     if len(found) < len(children) or any(
-        (child.is_single, child.layout()) != (found[0].is_single, found[0].layout()) for child in found
+        (child.kind, child.layout()) != (found[0].kind, found[0].layout()) for child in found
     ):
         return None
     return _Concat(dataset, found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.core.stats import LoaderStatistics, RingCounts
@@ -105,8 +105,6 @@ class LoaderRuntime:
     """Whether copying ahead to the device pays in this loop."""
     slot_trial: SlotTrial = field(default_factory=SlotTrial)
     """Whether batches that are made in this process gain by reused slots."""
-    why_inline: str = ""
-    """Why the last pass has loaded in this process, although workers were asked for."""
     fingerprint: DatasetFingerprint | None = None
     """Of dataset and sampler before the first pass, which may change them."""
     owner: dict[str, Any] | None = None
@@ -130,13 +128,10 @@ class LoaderRuntime:
     def statistics(self) -> LoaderStatistics:
         """Return what has been counted so far."""
         config = self.config
-        has_workers = config.num_workers > 0 and not self.why_inline
-        statistics = self.counters.snapshot(
+        has_workers = config.num_workers > 0
+        return self.counters.snapshot(
             ring=self.ring.counts() if self.ring is not None else RingCounts(),
             worker_type=config.worker_type if has_workers else "inline",
             start_method=config.start_method if has_workers and config.worker_type == "process" else "",
             workers=config.num_workers,
         )
-        if not self.why_inline:
-            return statistics
-        return replace(statistics, workers=0, workers_reason=self.why_inline)

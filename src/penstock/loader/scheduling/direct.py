@@ -13,13 +13,12 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch._utils import ExceptionWrapper
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate
 
@@ -86,28 +85,16 @@ class DirectScheduler(InlineScheduler):
     Args:
         arguments: as of `InlineScheduler`, and so are `others`.
         trial: whether to use slots, as far as earlier epochs have shown.
-        workers: in whose place this process loads; an error then says that it comes from one of them, as in torch.
     """
 
-    def __init__(self, *arguments: Any, trial: SlotTrial, workers: int = 0, **others: Any) -> None:
+    def __init__(self, *arguments: Any, trial: SlotTrial, **others: Any) -> None:
         super().__init__(*arguments, **others)
         self._trial = trial
-        self._workers = workers
         fetcher = self._shards.fetcher(0)
         self._samples = fetcher.samples if fetcher is not None else SampleFetcher(self._worker_spec)
         self._making = Making(self._samples)
         self._count = 0
         self._fetched_ns = 0
-        self._begin()
-
-    def begin(self, indices: Iterator[Any], epoch_seed: int, shards: Any = (), turn: int = 0) -> None:
-        """Begin another epoch of a map-style dataset, where persistent workers would."""
-        self._indices, self._epoch_seed = indices, epoch_seed
-        self._number = -1
-        self.consumed_since, self.consumed = [], ()
-        self._begin()
-
-    def _begin(self) -> None:
         spec = self._worker_spec
         self._samples.epoch_seed = self._epoch_seed
         self._getitems = getattr(spec.dataset, "__getitems__", None)
@@ -148,10 +135,6 @@ class DirectScheduler(InlineScheduler):
             self._waiting.clear()
             self.consumed_since[-1] = Consumed(self._number, has_ended=True)
             raise StopIteration from None
-        except Exception:
-            if self._workers:
-                ExceptionWrapper(where=f"in DataLoader worker process {self._number % self._workers}").reraise()
-            raise
         ended, fetched = time.perf_counter_ns(), self._fetched_ns
         counters.inline_ns += ended - began
         counters.fetch_ns += fetched - began
@@ -222,6 +205,6 @@ def _nbytes_of(batch: Any, depth: int = 4) -> int:
         batch = list(batch.values())
     elif not isinstance(batch, list | tuple):
         return 0
-    if not batch or not depth or type(batch[0]) in _ATOMS:
+    if not batch or not depth or (type(batch[0]) in _ATOMS and type(batch[-1]) in _ATOMS):
         return 0
     return sum(_nbytes_of(part, depth - 1) for part in batch)

@@ -77,6 +77,9 @@ class BatchFetcher:
         fetched = FetchResult(arena=arena, began_ns=began)
         if not self._worker_spec.auto_collation:
             self._make_unbatched(indices, fetched, tick)
+        elif len(indices) == 0 and not self._worker_spec.iterable:
+            none: Any = [] if self._getitems is None else self._worker_spec.dataset.__getitems__(indices)
+            fetched.batch = self._worker_spec.collate_fn(none)
         elif self._getitems is not None and not self._worker_spec.iterable:
             self._make_bulk(indices, fetched, tick, enlarge)
         else:
