@@ -37,6 +37,7 @@ ROWS = [(number, float(number)) for number in range(8)]
 
 
 @pytest.mark.parametrize("point", ["before", "after, in the parent"])
+@pytest.mark.slow
 def test_an_interrupt_during_a_fork_reaches_the_program(point: str) -> None:
     loader = DataLoader(ROWS, 2, num_workers=2, multiprocessing_context="fork")
     _ARMED.add(point)
@@ -46,6 +47,7 @@ def test_an_interrupt_during_a_fork_reaches_the_program(point: str) -> None:
     assert len([*loader]) == 4
 
 
+@pytest.mark.slow
 def test_an_interrupt_does_not_end_a_worker_that_is_being_forked() -> None:
     loader = DataLoader(ROWS, 2, num_workers=2, multiprocessing_context="fork")
     _ARMED.add("after, in the child")
@@ -56,6 +58,7 @@ def test_an_interrupt_does_not_end_a_worker_that_is_being_forked() -> None:
     assert loader.statistics().restarts == 0
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_an_abandoned_loop_is_cleaned_up_reaches_the_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -137,6 +137,7 @@ class Batch:
             return self.value
         if self.slot is None:
             assert self.envelope is not None
+            counters.nbytes += codec.nbytes_of(self.envelope) - self.nbytes
             counters.inline_batches += 1
             return codec.decode(self.envelope, None)
         memory = _lend(ring, self.slot, self.nbytes)
