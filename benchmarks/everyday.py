@@ -1,7 +1,7 @@
 """Everyday loops beside torch's DataLoader: `python -m benchmarks.everyday [--quick] [--json FILE] [--cases ...]`.
 
 Each loop of `benchmarks/everyday_loops.py` runs with the same dataset and arguments in both loaders, without workers
-and with 1, 2 and 4 of them (no more than there are cores). One comparison has a fresh process, in which both loaders
+and with 1, 2 and 4 of them. One comparison has a fresh process, in which both loaders
 are open at once. After a warm-up epoch of each, every round runs some epochs of each loader, in an order that is
 reversed from round to round. The loop does nothing with a batch. Wall time and CPU time (of the process and of all its
 workers) give samples per second and per CPU second. A ratio is penstock's figure divided by torch's of the same round:
@@ -14,13 +14,11 @@ import argparse
 import gc
 import json
 import math
-import os
 import re
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,8 +34,8 @@ from benchmarks.everyday_loops import LOOPS, Loop
 from benchmarks.fresh_process import forked
 from benchmarks.interleaved import interleave
 from benchmarks.machine_facts import facts
+from benchmarks.process_tree_cpu import cpu_s
 from benchmarks.table import terminal_table
-from penstock.observe.meters.host_memory import descendants
 
 WORKERS = (0, 1, 2, 4)
 AT_LEAST = 0.97
@@ -59,11 +57,10 @@ def main() -> None:
     """Run the selected loops, print the table and the least ratios, and write the JSON."""
     asked = _arguments()
     console, progress = Console(width=None if sys.stdout.isatty() else WIDTH), Console(stderr=True)
-    cores = len(os.sched_getaffinity(0))
     start = time.perf_counter()
     results: list[Result] = []
     for loop in (loop for loop in LOOPS if _slug(loop.name) in asked.cases):
-        for workers in (number for number in asked.workers if number <= cores):
+        for workers in asked.workers:
             results += measure(loop, workers, quick=asked.quick)
         progress.print(f"{loop.name}: {time.perf_counter() - start:.0f} s", style="dim")
         if asked.json:  # after every loop: a run that is stopped does not lose its figures
@@ -116,21 +113,11 @@ def _rounds(loop: Loop, workers: int, *, repeats: int, least_s: float) -> dict[s
 
 def _turn(loader: Iterable[Any], epochs: int, samples: int) -> Turn:
     gc.collect()
-    cpu, start = _cpu_s(), time.perf_counter()
+    cpu, start = cpu_s(), time.perf_counter()
     for _ in range(epochs):
         for _batch in loader:
             pass
-    return Turn(samples=samples * epochs, seconds=time.perf_counter() - start, cpu_s=_cpu_s() - cpu)
-
-
-def _cpu_s() -> float:
-    """Return the CPU time of this process and of all its descendants so far: all threads that are alive."""
-    own = time.process_time_ns()
-    for pid in descendants(os.getpid()):
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-            for task in Path(f"/proc/{pid}/task").iterdir():
-                own += int((task / "schedstat").read_text().split()[0])
-    return own / 1e9
+    return Turn(samples=samples * epochs, seconds=time.perf_counter() - start, cpu_s=cpu_s() - cpu)
 
 
 def _slug(name: str) -> str:

@@ -53,23 +53,31 @@ def main() -> None:
     if DEVICE.type == "cpu":
         torch.set_num_threads(1)  # threads that wait for one another are where a shared machine is loudest
     row_s = QUICK_ROW_S if asked.quick else ROW_S
-    overhead = [_overhead(name, optimizer, row_s) for name in CASES for optimizer in ("SGD", "AdamW")]
-    plans = [_plan(name) for name in CASES] if DEVICE.type == "cuda" else []
     gpu = {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda} if DEVICE.type == "cuda" else {}
-    found = {
+    found: dict[str, Any] = {
         "benchmark": "fit",
         "quick": asked.quick,
         "machine": {**facts(), **gpu},
         "date": time.strftime("%Y-%m-%d"),
         "block_rounds": BLOCK_ROUNDS,
         "target": TARGET,
-        "overhead": overhead,
-        "plans": plans,
-        "seconds": round(time.perf_counter() - began, 1),
+        "overhead": [],
+        "plans": [],
     }
-    if asked.json:
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        asked.json.write_text(json.dumps(found, indent=1) + "\n")
+
+    def write() -> None:
+        found["seconds"] = round(time.perf_counter() - began, 1)
+        if asked.json:
+            asked.json.parent.mkdir(parents=True, exist_ok=True)
+            asked.json.write_text(json.dumps(found, indent=1) + "\n")
+
+    for name in CASES if DEVICE.type == "cuda" else ():
+        found["plans"].append(_plan(name))
+        write()
+    for name in CASES:
+        for optimizer in ("SGD", "AdamW"):
+            found["overhead"].append(_overhead(name, optimizer, row_s))
+            write()
     _print(found)
 
 

@@ -333,14 +333,15 @@ def tokens(folder: Path, times: int) -> Case:
     count = 16384 * times
     path = folder / "train.bin"
     np.random.default_rng(0).integers(0, 50_000, count * 1024, dtype=np.uint16).tofile(path)
+    source = partial(penstock.open, path, dtype="uint16", length=1024)
     return Case(
         name="tokens",
         reader="np.memmap in torch's DataLoader",
         samples=count,
         batch_size=64,
         usual=lambda workers: _torch_loader(usual.Windows(path, 1024), 64, workers, shuffle=True),
-        ours=lambda workers: _penstock_loader(penstock.open(path, length=1024), 64, workers, shuffle=True),
-        source=lambda: penstock.open(path, length=1024),
+        ours=lambda workers: _penstock_loader(source(), 64, workers, shuffle=True),
+        source=source,
     )
 
 

@@ -1,6 +1,6 @@
 """Format results as tables: for a terminal, and as Markdown. Pure data → text.
 
-`python -m benchmarks.table FILE.json ...` prints the tables. `python -m benchmarks.table --readme README.md` replaces
+`python -m benchmarks.table FILE.json ...` prints the tables. `python -m benchmarks.table --page docs/data.md` replaces
 the text between each marker that names a file, such as `<!-- bench: benchmarks/results/loader-4core.json -->`, and the
 next `<!-- bench:end -->` with the table of that file. For a report with several tables, the marker also names the
 table: `<!-- bench: benchmarks/results/scale-4core.json check -->`.
@@ -85,6 +85,7 @@ def markdown_table(report: dict[str, Any], name: str = "check") -> str:
     if report.get("benchmark") == "scale":
         return scale_table(report, name)
     kinds = {
+        "articles": _articles_table,
         "device": _device_table,
         "everyday": _everyday_table,
         "fit": _fit_table,
@@ -103,6 +104,26 @@ def fill_in_tables(text: str, folder: Path) -> str:
 
     head = r"(?P<head><!-- bench: (?P<file>\S+)( (?P<name>\w+))? -->)"
     return re.sub(head + r"\n.*?<!-- bench:end -->", table, text, flags=re.DOTALL)
+
+
+def _articles_table(report: dict[str, Any]) -> str:
+    machine, load = report["machine"], report["load"]
+    lines = [
+        f"`{report['command']}` on {machine['cores']} cores of {machine['cpu']}, Python {machine['python']}, torch "
+        f"{machine['torch']}, {machine['date']}; other programs ran (load average {load['before'][0]:.1f} before, "
+        f"{load['after'][0]:.1f} after). Medians of {len(report['rows'][0]['speed'])} interleaved rounds (least … "
+        "most).",
+        "",
+        "| loop | setting | samples/s | times as fast | CPU, ms per sample |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    shown = ""
+    for row in report["rows"]:
+        loop, shown = "" if row["loop"] == shown else row["loop"], row["loop"]
+        rate = number_text(Spread.of(row["samples_per_s"]).median)
+        cells = (loop, f"`{row['setting']}`" if "=" in row["setting"] else row["setting"], rate)
+        lines.append(f"| {' | '.join(cells)} | {_range(row['speed'], 2)} | {_range(row['cpu_ms_per_sample'], 3)} |")
+    return "\n".join(lines)
 
 
 def _device_table(report: dict[str, Any]) -> str:
@@ -251,10 +272,10 @@ def _missed(result: Result, target: Target) -> str:
 
 
 def main() -> None:
-    """Print the Markdown table of each file given, or fill in the tables of a README."""
-    if sys.argv[1:2] == ["--readme"]:
-        readme = Path(sys.argv[2])
-        readme.write_text(fill_in_tables(readme.read_text(), readme.parent))
+    """Print the Markdown table of each file given, or fill in the tables of a page."""
+    if sys.argv[1:2] == ["--page"]:
+        page = Path(sys.argv[2])
+        page.write_text(fill_in_tables(page.read_text(), page.parent))
         return
     for name in sys.argv[1:]:
         print(markdown_table(json.loads(Path(name).read_text())), end="\n\n")

@@ -1,17 +1,24 @@
-"""Seven loops to tune, each with another bottleneck, on this machine's cores."""
+"""Loops to tune, each with another bottleneck, on this machine's cores; those of the second group mostly wait."""
 
 from __future__ import annotations
 
+import fcntl
+import multiprocessing
 import os
+import socketserver
+import tempfile
 import time
+import urllib.request
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from benchmarks.epoch_timing import Consumer
 from benchmarks.jpegs import jpeg_workload
@@ -29,6 +36,8 @@ class Loop:
     name: str
     tuned_loop: TunedLoop
     ram_nbytes: int | None = None
+    waits: bool = False
+    """Whether its samples wait, so that the grid has more workers than cores."""
 
 
 class Hoarder(Dataset[Tensor]):
@@ -72,10 +81,122 @@ class Light(Dataset[Tensor]):
         return LENGTH
 
     def __getitem__(self, index: int) -> Tensor:
-        until = time.thread_time() + 0.0001
-        while time.thread_time() < until:
-            pass
+        _compute(0.0001)
         return torch.full((3, 32, 32), float(index))
+
+
+@dataclass
+class Waiting(Dataset[Tensor]):
+    """Samples that sleep, every `period`-th for another time, and compute."""
+
+    sleep_s: float
+    compute_s: float = 0.0
+    slow_s: float = 0.0
+    period: int = 20
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Tensor:
+        time.sleep(self.slow_s if self.slow_s and index % self.period == 0 else self.sleep_s)
+        if self.compute_s:
+            _compute(self.compute_s)
+        return torch.full((3, 32, 32), float(index))
+
+
+@dataclass
+class Remote(Dataset[Tensor]):
+    """Samples from an HTTP server of this machine that takes its time."""
+
+    address: str
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Tensor:
+        with urllib.request.urlopen(f"{self.address}/{index}") as response:
+            return torch.from_numpy(np.frombuffer(response.read(), np.uint8).copy())
+
+
+@dataclass
+class Locked(Dataset[Tensor]):
+    """Samples that are read one at a time, whoever reads: 2 ms under a lock of the system."""
+
+    path: str
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Tensor:
+        with open(self.path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            time.sleep(0.002)
+        return torch.full((3, 32, 32), float(index))
+
+
+class Zipped(Dataset[Tensor]):
+    """Samples that C code unpacks without the GIL, about 1 ms each."""
+
+    def __init__(self) -> None:
+        self.packed = zlib.compress(np.random.default_rng(0).integers(0, 16, 3 * 128 * 128, np.uint8).tobytes() * 6)
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.from_numpy(np.frombuffer(zlib.decompress(self.packed), np.uint8)[: 3 * 128 * 128].copy())
+
+
+class Handwritten(Dataset[Tensor]):
+    """Samples that Python code computes, about 2 ms each."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([sum((index + k) % 7 for k in range(20_000))])
+
+
+class _Slow(BaseHTTPRequestHandler):
+    """Answers after 10 ms."""
+
+    def do_GET(self) -> None:
+        time.sleep(0.01)
+        self.send_response(200)
+        self.send_header("Content-Length", "4096")
+        self.end_headers()
+        self.wfile.write(bytes(4096))
+
+    def log_message(self, format: str, *values: object) -> None:
+        """Print nothing."""
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 256
+
+
+def _compute(seconds: float) -> None:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+@contextmanager
+def _empty_file() -> Iterator[str]:
+    with tempfile.NamedTemporaryFile() as file:
+        yield file.name
+
+
+def _serve(stack: ExitStack) -> str:
+    """Start the server in a process of its own; return its address."""
+    server: socketserver.BaseServer = _Server(("127.0.0.1", 0), _Slow)
+    process = multiprocessing.get_context("fork").Process(target=server.serve_forever, daemon=True)
+    process.start()
+    stack.callback(process.join)
+    stack.callback(process.terminate)
+    host, port = server.server_address[:2]
+    server.server_close()
+    return f"http://{host!s}:{port}"
 
 
 def loops(stack: ExitStack) -> Iterator[Loop]:
@@ -90,6 +211,17 @@ def loops(stack: ExitStack) -> Iterator[Loop]:
     yield _loop("storage-bound", Distant(), 16, step_s=0.014)
     yield _loop("compute-bound", Light(), 32, step=_Compute())
     yield _loop("memory-capped", Hoarder(LENGTH), 16, step_s=0.004, ram_nbytes=150 << 20)
+    yield _loop("sleep 5 ms", Waiting(0.005), 16, waits=True)
+    yield _loop("sleep 50 ms", Waiting(0.05), 16, waits=True)
+    yield _loop("sleep and compute", Waiting(0.004, 0.001), 16, waits=True)
+    yield _loop("uneven waits", Waiting(0.002, slow_s=0.06), 16, step_s=0.002, waits=True)
+    yield _loop("HTTP", Remote(_serve(stack)), 16, waits=True)
+    yield _loop("behind a lock", Locked(stack.enter_context(_empty_file())), 16, waits=True)
+    yield _loop("hidden waits", Waiting(0.005), 16, step_s=0.1, waits=True)
+    yield _loop("zlib", Zipped(), 32)
+    yield _loop("pure Python", Handwritten(), 16)
+    yield _loop("TensorDataset", TensorDataset(torch.arange(LENGTH)), 64)
+    yield _loop("large batches", Waiting(0.001), 512, step_s=0.02, waits=True)
 
 
 class _Compute:
@@ -112,6 +244,8 @@ def _loop(
     step: Callable[[Tensor], object] | None = None,
     step_s: float = 0.0,
     ram_nbytes: int | None = None,
+    waits: bool = False,
 ) -> Loop:
     loader = DataLoader(dataset, batch_size=batch_size, shuffle=True)
-    return Loop(name=name, tuned_loop=TunedLoop(loader=loader, step=step, step_s=step_s), ram_nbytes=ram_nbytes)
+    tuned_loop = TunedLoop(loader=loader, step=step, step_s=step_s)
+    return Loop(name=name, tuned_loop=tuned_loop, ram_nbytes=ram_nbytes, waits=waits)

@@ -1,11 +1,12 @@
 """The tuner against a full grid: `python -m benchmarks.tune [--quick] [--json FILE]`.
 
-For each of seven loops (`benchmarks.tunable`) the tuner looks for a setting; then every setting of a grid is measured
-for two seconds, with workers of its own, as a person would: no workers, and 1 to cores + 1 processes and threads with
-prefetch_factor 1, 2, 4, 8. The grid's three fastest (of those within the memory, where there is a limit) and the
-tuner's choice are then measured once more, interleaved, and compared round by round; the fastest there is the best.
-Where memory is limited, a thread samples every 50 ms what all processes take while the tuner runs. Before all that,
-`benchmarks.autoscale_response` measures how soon num_workers="auto" follows a change of costs.
+For each loop of `benchmarks.tunable` the tuner looks for a setting; then every setting of a grid is measured for two
+seconds, with workers of its own, as a person would: no workers, and 1 to cores + 1 processes and threads with
+prefetch_factor 1, 2, 4, 8; where samples wait, 8, 16, 32 and 64 with prefetch_factor 2 and 4 too. The grid's three
+fastest (of those within the memory, where there is a limit) and the tuner's choice are then measured once more,
+interleaved, and compared round by round; the fastest there is the best. Where memory is limited, a thread samples every
+50 ms what all processes take while the tuner runs. Before all that, `benchmarks.autoscale_response` measures how soon
+num_workers="auto" follows a change of costs.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from penstock.tune.trial_bench import TrialBench, process_tree_nbytes
 from penstock.tune.trial_result import SettingTrial
 from penstock.tune.tuned_loop import TunedLoop
 
-NEAR, FAST = 0.95, 0.1
-"""The targets: the chosen setting's speed by the best one's, the tuner's time by the grid's."""
+NEAR, ENOUGH, FAST = 0.95, 0.9, 0.1
+"""The targets: the chosen setting's speed by the best one's (in most loops, in all), the tuner's time by the grid's."""
 
 WORKER_TYPES: tuple[WorkerType, ...] = ("process", "thread")
 
@@ -55,7 +56,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", message="This DataLoader will create")  # the grid goes to one beyond the cores
     torch.set_num_threads(1)  # a step that takes all cores would be measured, and not the loaders
     began, rows = time.perf_counter(), []
-    online = [follow() for _ in range(1 if asked.quick else 5)]
+    online = [] if asked.loops else [follow() for _ in range(1 if asked.quick else 5)]
     with ExitStack() as stack:
         for loop in loops(stack):
             if asked.loops and loop.name not in asked.loops:
@@ -67,7 +68,7 @@ def main() -> None:
                 "quick": asked.quick,
                 "machine": facts(),
                 "load": os.getloadavg()[0],
-                "targets": {"of_best": NEAR, "of_grid_time": FAST},
+                "targets": {"of_best": NEAR, "of_best_in_all": ENOUGH, "of_grid_time": FAST},
                 "rows": rows,
                 "online": online,
                 "seconds": round(time.perf_counter() - began, 1),
@@ -82,11 +83,11 @@ def _row(loop: Loop, *, quick: bool) -> dict[str, Any]:
     with _watched() if loop.ram_nbytes else nullcontext([0]) as peak:
         found = tune(loop.tuned_loop, ram_nbytes=loop.ram_nbytes)
     began = time.perf_counter()
-    grid = [_alone(loop.tuned_loop, setting, 0.5 if quick else 2.0) for setting in _grid(quick=quick)]
+    grid = [_alone(loop.tuned_loop, setting, 0.5 if quick else 2.0) for setting in _grid(quick=quick, waits=loop.waits)]
     grid_s = time.perf_counter() - began
     allowed = [trial for trial in grid if loop.ram_nbytes is None or trial.ram_nbytes <= loop.ram_nbytes]
     best = sorted(allowed, key=lambda trial: -trial.samples_per_s)[:3]
-    ratios, against = _side_by_side(loop, found, [trial.setting for trial in best], rounds=3 if quick else 7)
+    ratios, against = _side_by_side(loop, found, [trial.setting for trial in best], rounds=2 if quick else 7)
     return {
         "name": loop.name,
         "choice": found.choice.line(),
@@ -105,12 +106,14 @@ def _row(loop: Loop, *, quick: bool) -> dict[str, Any]:
     }
 
 
-def _grid(*, quick: bool) -> Iterator[Setting]:
+def _grid(*, quick: bool, waits: bool) -> Iterator[Setting]:
     cores = len(os.sched_getaffinity(0))
     yield Setting()
     for worker_type in WORKER_TYPES:
-        for workers in range(1, cores + 2, 2 if quick else 1):
-            for prefetch_factor in (2,) if quick else (1, 2, 4, 8):
+        few = [(workers, (2,) if quick else (1, 2, 4, 8)) for workers in range(1, cores + 2, 2 if quick else 1)]
+        many = [(workers, (2,) if quick else (2, 4)) for workers in (8, 16, 32, 64)[quick:] if waits]
+        for workers, prefetch_factors in few + many:
+            for prefetch_factor in prefetch_factors:
                 yield Setting(workers=workers, worker_type=worker_type, prefetch_factor=prefetch_factor)
 
 
@@ -175,18 +178,18 @@ def _print(rows: list[dict[str, Any]], online: list[dict[str, Any]], seconds: fl
             f"{size_text(row['tuner_peak_nbytes'])} / {budget}" if row["ram_nbytes"] else "–",
         )
     Console(width=150).print(table)
-    late = [run["followed_after_batches"] for run in online]
-    times = statistics.median(run["seconds"] / run["seconds_with_4"] for run in online)
-    print(
-        f"online: a change of cost was followed after {late} batches; {times:.3f} of the time with 4 workers throughout"
-    )
-    near = sum(statistics.median(row["of_best"]) >= NEAR for row in rows)
+    if online:
+        late = [run["followed_after_batches"] for run in online]
+        times = statistics.median(run["seconds"] / run["seconds_with_4"] for run in online)
+        print(f"online: a change of cost was followed after {late} batches; {times:.3f} of the time with 4 workers")
+    speeds = [statistics.median(row["of_best"]) for row in rows]
+    near, enough = sum(speed >= NEAR for speed in speeds), sum(speed >= ENOUGH for speed in speeds)
     quick = sum(row["tuner_s"] <= FAST * row["grid_s"] for row in rows)
     capped = [row for row in rows if row["ram_nbytes"]]
     within = sum(row["tuner_peak_nbytes"] <= row["ram_nbytes"] for row in capped)
     print(
-        f"tune: within 5 % of the best in {near} of {len(rows)}, a tenth of the grid's time or less in {quick} of "
-        f"{len(rows)}, within the memory in {within} of {len(capped)}; {seconds:.0f} s"
+        f"tune: within 5 % of the best in {near} and 10 % in {enough} of {len(rows)}, a tenth of the grid's time or "
+        f"less in {quick} of {len(rows)}, within the memory in {within} of {len(capped)}; {seconds:.0f} s"
     )
 
 

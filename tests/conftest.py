@@ -10,15 +10,18 @@ import multiprocessing.resource_tracker
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import effort
 import preloaded
 import pytest
+from _pytest.doctest import DoctestModule
 from machines import HOLDERS
 from quick import Stops
 
@@ -33,6 +36,12 @@ _SERVERS: set[int] = set()
 """The process that `preloaded_python` asks for others: it stays, what it started must not."""
 
 
+_FRAMEWORKS = (
+    *("scipy.signal", "scipy.stats", "huggingface_hub", "boto3", "jinja2", "PIL.Image"),
+    *("transformers.utils", "transformers.tokenization_utils_base", "transformers.image_utils"),
+)
+
+
 @dataclass(frozen=True)
 class Belongings:
     """What this process holds at one moment, each thing with a name that a person can use."""
@@ -45,6 +54,7 @@ class Belongings:
     @classmethod
     def now(cls) -> Belongings:
         multiprocessing.active_children()  # reaps those that have ended
+        _leave_template()
         return cls(
             processes=frozenset(_descendants()),
             threads=frozenset(f"{thread.name} ({thread.ident})" for thread in threading.enumerate()),
@@ -87,9 +97,23 @@ def _python_server() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def preloaded_python(_python_server: str) -> Iterator[None]:
     """Start the Python processes of this module's tests, and theirs, with torch imported (see support/preloaded.py)."""
+    with _asking(_python_server):
+        yield
+
+
+@pytest.fixture(scope="module")
+def preloaded_frameworks() -> Iterator[None]:
+    """The same, with what Lightning and Transformers import that knows nothing of torch's DataLoader."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    with preloaded.serving(_SERVERS, *_FRAMEWORKS, environment=environment) as server, _asking(server):
+        yield
+
+
+@contextlib.contextmanager
+def _asking(server: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         preloaded.install(patch.setattr)
-        patch.setenv(preloaded.SERVER, _python_server)
+        patch.setenv(preloaded.SERVER, server)
         yield
 
 
@@ -147,6 +171,13 @@ def _quick(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Look for no examples in the documentation of tests: only that of src has any, and each process would look."""
+    found = yield
+    return [one for one in found if not isinstance(one, DoctestModule)]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the modules that take longest, so that none is left at the end; skip what needs a GPU."""
     items.sort(key=lambda item: (item.get_closest_marker("ray") is None, item.get_closest_marker("long") is None))
@@ -182,6 +213,15 @@ def _descendants() -> list[str]:
             if pid not in helpers | _SERVERS and not _is_resource_tracker(pid):
                 found.append(f"{name} (pid {pid})")
     return found
+
+
+def _leave_template() -> None:
+    """End what spawned workers are forked from. (pytest writes each test's name into the environment, so no two tests
+    could have the same.)"""
+    module: Any = sys.modules.get("penstock.loader.workers.spawn_template")
+    if module is not None:
+        module.leave()
+        module.reap()
 
 
 def _children(parent: int) -> list[int]:

@@ -1,7 +1,9 @@
-"""The README's tables match the committed results, and every benchmark starts."""
+"""The pages' tables match the committed results, and every benchmark starts."""
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,28 +13,35 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # the benchmarks are not part of the package
 
+from benchmarks import chart  # noqa: E402
 from benchmarks.observe import ALONE, OBSERVED, OFTEN, LapTiming, share_of_alone  # noqa: E402
 from benchmarks.table import fill_in_tables, markdown_table  # noqa: E402
 
-
-def test_the_tables_of_the_readme_match_their_files() -> None:
-    readme = (ROOT / "README.md").read_text()
-    for name in ("fit", "loader", "sources", "tune"):
-        assert f"<!-- bench: benchmarks/results/{name}-4core.json -->" in readme
-    assert fill_in_tables(readme, ROOT) == readme
+PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
-def test_the_table_of_everyday_loops_matches_its_file() -> None:
-    page = (ROOT / "docs/everyday.md").read_text()
-    assert "<!-- bench: ../benchmarks/results/everyday-2core.json -->" in page
-    assert fill_in_tables(page, ROOT / "docs") == page
+def test_the_tables_of_the_pages_match_their_files() -> None:
+    shown = set()
+    for page in PAGES:
+        if page.name == "scale.md":
+            continue  # which has its own test
+        text = page.read_text()
+        shown |= set(re.findall(r"<!-- bench: \.\./benchmarks/results/(\S+)\.json", text))
+        assert fill_in_tables(text, page.parent) == text, page
+    wanted = {"fit-4core", "loader-4core", "sources-4core", "tune-4core", "everyday-2core", "everyday-2core-2workers"}
+    assert wanted | {"articles-2core"} <= shown
 
 
 def test_a_figure_changed_by_hand_is_detected() -> None:
-    readme = (ROOT / "README.md").read_text()
-    for figure in ("| 8.86 |", "| 57.2 (", "| 0.941 ("):
-        assert figure in readme
-        assert fill_in_tables(readme.replace(figure, "| 9.99"), ROOT) == readme
+    for name, figure in {"benchmarks": "| 8.86 |", "data": "| 57.2 (", "workers": "| 0.941 ("}.items():
+        page = (ROOT / f"docs/{name}.md").read_text()
+        assert figure in page
+        assert fill_in_tables(page.replace(figure, "| 9.99"), ROOT / "docs") == page
+
+
+def test_the_chart_is_of_the_committed_results() -> None:
+    reports = {name: json.loads(path.read_text()) for name, path in chart.RESULTS.items()}
+    assert chart.picture(reports) == chart.PICTURE.read_text()
 
 
 def test_a_report_from_a_gpu_becomes_a_table() -> None:
@@ -61,7 +70,10 @@ def test_a_report_from_a_gpu_becomes_a_table() -> None:
     assert "0 wrong elements in 100000 batches" in table
 
 
-@pytest.mark.parametrize("name", ["device", "everyday", "fit", "fuzz", "loader", "observe", "scale", "sources", "tune"])
+@pytest.mark.usefixtures("preloaded_python")
+@pytest.mark.parametrize(
+    "name", ["articles", "device", "everyday", "fit", "fuzz", "loader", "observe", "scale", "sources", "tune"]
+)
 def test_a_benchmark_starts(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", "--help"], cwd=ROOT, capture_output=True, text=True

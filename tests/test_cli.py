@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -35,7 +36,19 @@ def test_the_verbs_and_their_flags_are_these() -> None:
             "-m",
         ],
         "watch": ["--help", "--json", "-h"],
-        "doctor": ["--check", "--device", "--dtype", "--help", "--json", "--seconds", "--shape", "--transfer", "-h"],
+        "doctor": [
+            "--check",
+            "--device",
+            "--dtype",
+            "--help",
+            "--json",
+            "--pid",
+            "--seconds",
+            "--shape",
+            "--transfer",
+            "-h",
+            "-m",
+        ],
         "tune": ["--cpus", "--help", "--json", "--no-cache", "--ram", "--step", "--step-ms", "-h"],
         "plan": ["--budget", "--help", "--json", "-h"],
         "report": ["--help", "--html", "--json", "--merge", "--tensorboard", "--trace", "-h"],
@@ -108,6 +121,23 @@ def test_a_reader_that_has_read_enough_is_no_error() -> None:
     assert (reader.stdout, reader.stderr) == ("x", "")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+def test_a_full_disk_behind_the_output_is_one_line() -> None:
+    show = (
+        "from penstock import cli; cli.Report.run = lambda *_: print('x' * 10**6) or 0; "
+        "raise SystemExit(cli.main(['report', 'run.json']))"
+    )
+    done = subprocess.run(["sh", "-c", f'{sys.executable} -c "$0" > /dev/full', show], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "penstock: the output cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize(("word", "meant"), [("--hlep", "--help"), ("rnu", "run"), ("docter", "doctor")])
+def test_a_misspelt_command_is_recognised(word: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([word])
+    assert f"there is no {word!r}; did you mean {meant!r}?" in capsys.readouterr().err
+
+
 def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--version"])
@@ -146,6 +176,7 @@ def test_plan_prints_what_fits(tmp_path, capsys: pytest.CaptureFixture[str], mon
     assert "'ten' is not a size" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_tune_prints_the_line_to_paste_and_keeps_it(
     tmp_path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

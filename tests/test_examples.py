@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("preloaded_python")]
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def test_the_example_reaches_95_percent_and_the_same_losses_without_penstock(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, EXAMPLES / "make_digits.py"], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run([sys.executable, str(EXAMPLES / "make_digits.py")], cwd=tmp_path, check=True, capture_output=True)
     train = [str(EXAMPLES / "train_digits.py"), "--epochs", "3"]
     plain = subprocess.run([sys.executable, *train], cwd=tmp_path, check=True, capture_output=True, text=True)
     under = [sys.executable, "-m", "penstock", "run", "--quiet", *train]
@@ -27,10 +27,10 @@ def test_the_example_reaches_95_percent_and_the_same_losses_without_penstock(tmp
     assert float(found[1]) > 95
 
 
-def test_the_plan_in_the_readme_is_what_the_command_prints() -> None:
+def test_the_plan_in_the_guide_is_what_the_command_prints() -> None:
     command = [sys.executable, "-m", "penstock", "plan", "small_gpt:step", "--budget", "100MiB"]
     printed = subprocess.run(command, cwd=EXAMPLES, check=True, capture_output=True, text=True).stdout.splitlines()
-    readme = (EXAMPLES.parent / "README.md").read_text()
-    shown = readme.partition("penstock plan small_gpt:step --budget 100MiB\n")[2].partition("```")[0].splitlines()
+    page = (EXAMPLES.parent / "docs/memory.md").read_text()
+    shown = page.partition("penstock plan small_gpt:step --budget 100MiB\n")[2].partition("```")[0].splitlines()
     assert len(shown) > 5
     assert [line for line in shown if line != "  ..." and line not in printed] == []

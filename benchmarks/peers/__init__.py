@@ -5,7 +5,8 @@ from __future__ import annotations
 from benchmarks.adapters import OURS, TORCH, DataLoaderAdapter, LoaderAdapter
 from benchmarks.peers.dali import Dali
 from benchmarks.peers.ffcv_loader import Ffcv
-from benchmarks.peers.spdl_pipeline import SpdlSubprocess, SpdlThreads
+from benchmarks.peers.grain_loader import Grain
+from benchmarks.peers.spdl_pipeline import SpdlSubprocess, SpdlThreads, SpdlTorch
 from benchmarks.peers.tf_data import TfData
 from benchmarks.peers.torchdata_nodes import TorchdataNodes
 
@@ -15,6 +16,8 @@ PEERS: tuple[LoaderAdapter, ...] = (
     TorchdataNodes("process"),
     SpdlThreads(),
     SpdlSubprocess(),
+    SpdlTorch(),
+    Grain(),
     Dali(),
     Ffcv(),
     TfData(),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.jpegs import jpeg_workload
-from penstock.loader.transport.shared_segment import PrivateSegment
+from penstock.core.shared_segment import PrivateSegment
 
 _COPIED_NBYTES = 32 << 20
 _MEBIBYTE = 1 << 20

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from penstock.data.convert import Conversion, convert
     from penstock.data.formats.tokens.token_batches import TokenBatches
     from penstock.data.formats.tokens.tokenize import Tokenized
+    from penstock.data.mixture import Mixture, mix
     from penstock.data.open import open
     from penstock.data.ray_data import ray_dataset
+    from penstock.data.shared import shared
     from penstock.data.source import Source
     from penstock.data.stream import Stream
     from penstock.device import Sim
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from penstock.memory.microbatch.split import split_batch
     from penstock.memory.planning.planner import plan
     from penstock.memory.planning.step_variants import Plan
+    from penstock.memory.step.cut_check import CutCheck
     from penstock.memory.step.oom_guard import OOMGuard
     from penstock.memory.step.train_step import StepStatistics, TrainStep
 
@@ -52,11 +55,13 @@ __version__ = "0.1.0"
 __all__ = [
     "SKIP",
     "Conversion",
+    "CutCheck",
     "DataLoader",
     "ExtraError",
     "Leak",
     "Ledger",
     "LoaderStatistics",
+    "Mixture",
     "OOMGuard",
     "OptionError",
     "OutOfMemoryError",
@@ -88,12 +93,14 @@ __all__ = [
     "convert",
     "infer",
     "ledger",
+    "mix",
     "open",
     "plan",
     "ray_dataset",
     "release",
     "sample_rng",
     "sample_seed",
+    "shared",
     "split_batch",
     "watch_leaks",
 ]
@@ -121,7 +128,9 @@ _HOMES = {
     "penstock.loader.inference": ("infer",),
     "penstock.loader.stateful_loader": ("DataLoader",),
     "penstock.loader.padding": ("PadCollate",),
+    "penstock.data.shared": ("shared",),
     "penstock.data.source": ("Source",),
+    "penstock.data.mixture": ("Mixture", "mix"),
     "penstock.data.open": ("open",),
     "penstock.data.ray_data": ("ray_dataset",),
     "penstock.data.stream": ("Stream",),
@@ -130,6 +139,7 @@ _HOMES = {
     "penstock.loader.workers.worker_spec": ("SKIP",),
     "penstock.loader.workers.sample_seed": ("sample_rng", "sample_seed"),
     "penstock.memory.explain": ("OutOfMemoryError",),
+    "penstock.memory.step.cut_check": ("CutCheck",),
     "penstock.memory.step.oom_guard": ("OOMGuard",),
     "penstock.memory.accounting.ledger": ("Ledger", "ledger"),
     "penstock.memory.accounting.leaks": ("Leak", "watch_leaks"),

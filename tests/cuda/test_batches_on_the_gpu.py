@@ -13,9 +13,9 @@ from scripts import run
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from penstock import DataLoader, infer
+from penstock.core.shared_segment import PrivateSegment
 from penstock.core.tree import map_leaves
 from penstock.device import device_of
-from penstock.loader.transport.shared_segment import PrivateSegment
 from penstock.observe.meters.transfer import measure_transfer
 
 pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
@@ -209,7 +209,7 @@ def test_the_limit_on_locked_memory_is_obeyed_or_reported() -> None:
         import resource, warnings
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (1 << 16, 1 << 16))
         from penstock.device import device_of
-        from penstock.loader.transport.shared_segment import PrivateSegment
+        from penstock.core.shared_segment import PrivateSegment
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             segment = PrivateSegment(64 << 20)

@@ -130,3 +130,11 @@ def test_what_belongs_to_a_process_travels_closed() -> None:
     assert pickle.loads(pickle.dumps(opened)).get() == []
     opened.close()
     assert opened.get() == []
+
+
+def test_what_a_dropped_source_had_opened_is_closed() -> None:
+    closed: list[str] = []
+    opened = PerProcess(lambda: "handle", closed.append)
+    opened.get()
+    del opened
+    assert closed == ["handle"]

@@ -2,30 +2,53 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
+import threading
 from typing import Any
 
 import pytest
 import torch
 
-from penstock.device import cuda
+from penstock.device import captures, cuda
 from penstock.device.cuda import Cuda
 
 
 class Notes:
-    """A driver whose every call succeeds, but those in `refusing`."""
+    """A driver whose every call succeeds, but those in `refusing`. The first `active` of its GPUs are in use."""
 
-    def __init__(self, **refusing: int) -> None:
+    def __init__(self, *, active: int = 1, **refusing: int) -> None:
         self.refusing = refusing
+        self.active = active
         self.calls: list[str] = []
+        self.recorded: list[int] = []
+
+    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
+        count._obj.value = 4
+        return 0
+
+    def cuDeviceGet(self, device: Any, index: int) -> int:  # noqa: N802
+        device._obj.value = index
+        return 0
+
+    def cuDevicePrimaryCtxGetState(self, device: Any, flags: Any, is_active: Any) -> int:  # noqa: N802
+        is_active._obj.value = device.value < self.active
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context: Any, device: Any) -> int:  # noqa: N802
+        assert device.value < self.active, "a context of a GPU that the program does not use"
+        context._obj.value = 100 + device.value
+        return 0
+
+    def cuCtxRecordEvent(self, context: Any, event: Any) -> int:  # noqa: N802
+        self.recorded.append(context.value)
+        return self.refusing.get("cuCtxRecordEvent", 0)
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("cu"):
             raise AttributeError(name)
 
         def call(*_: Any) -> int:
-            if name != "cuThreadExchangeStreamCaptureMode":  # around every other
+            if name not in {"cuThreadExchangeStreamCaptureMode", "cuStreamIsCapturing"}:  # around others
                 self.calls.append(name)
             return self.refusing.get(name, 0)
 
@@ -34,8 +57,14 @@ class Notes:
 
 def made(driver: Notes, *, has_fence: bool = True) -> Cuda:
     device = object.__new__(Cuda)
-    device._driver, device._context, device.has_fence = driver, ctypes.c_void_p(1), has_fence
+    device._driver, device._contexts, device.has_fence = driver, cuda._Contexts(driver), has_fence
+    device._context = device._contexts.of(0)
     return device
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
 
 def page() -> memoryview:
@@ -50,7 +79,8 @@ def test_memory_is_registered_in_the_context_and_unregistered_when_nothing_reads
     driver.calls.clear()
     registration.close()
     registration.close()
-    assert driver.calls == ["cuCtxPushCurrent_v2", "cuCtxSynchronize", "cuMemHostUnregister", "cuCtxPopCurrent_v2"]
+    push, pop = "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"
+    assert driver.calls == [push, "cuCtxSynchronize", pop, push, "cuMemHostUnregister", pop]
 
 
 def test_a_refusal_is_one_warning_and_no_registration() -> None:
@@ -86,12 +116,11 @@ def test_every_call_is_made_in_a_mode_that_a_capture_allows() -> None:
     assert modes == [cuda._RELAXED, 0]
 
 
-def test_a_fence_is_an_event_of_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+def test_a_fence_is_an_event_of_the_context() -> None:
     driver = Notes(cuEventQuery=600)
     fence = made(driver).fence()
     assert fence is not None
-    assert "cuCtxRecordEvent" in driver.calls
+    assert driver.recorded == [100]
     assert not fence.query()
     driver.refusing.clear()
     assert fence.query()
@@ -111,10 +140,97 @@ def test_there_is_no_fence_while_a_graph_is_captured_or_where_the_driver_has_non
 
 
 def test_a_forked_child_leaves_the_driver_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     driver = Notes()
     registration, fence = made(driver).register(page()), made(driver).fence()
     driver.calls.clear()
     monkeypatch.setattr(cuda.os, "getpid", lambda: -1)
     del registration, fence
     assert driver.calls == []
+
+
+def test_fences_and_waits_cover_every_gpu_in_use() -> None:
+    driver = Notes(active=1)
+    device = made(driver)
+    assert device.fence() is not None
+    driver.active = 3  # the program has copied something to two more
+    fence = device.fence()
+    assert driver.recorded == [100, 100, 101, 102]
+    passed = iter([0, 0, 600])
+    driver.cuEventQuery = lambda _: next(passed)  # type: ignore[method-assign]
+    assert fence is not None
+    assert not fence.query()
+    registration = device.register(page())
+    assert registration is not None
+    driver.calls.clear()
+    registration.close()
+    assert driver.calls.count("cuCtxSynchronize") == 3
+
+
+class Graph:
+    """In the place of torch's CUDAGraph."""
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        if capture_error_mode == "refused":
+            raise RuntimeError("it cannot begin")
+
+    def capture_end(self) -> None:
+        pass
+
+
+@pytest.fixture
+def graph(monkeypatch: pytest.MonkeyPatch) -> type[Graph]:
+    watched = type("Watched", (Graph,), {})
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", watched)
+    captures.watch.__wrapped__()
+    return watched
+
+
+def test_a_capture_in_another_thread_puts_off_what_would_break_it(graph: type[Graph]) -> None:
+    driver = Notes()
+    device = made(driver)
+    registration = device.register(page())
+    assert registration is not None
+    capturing = graph()
+    thread = threading.Thread(target=capturing.capture_begin)
+    thread.start()
+    thread.join()
+    driver.calls.clear()
+    assert device.fence() is None
+    registration.close()
+    assert driver.calls == driver.recorded == []
+    capturing.capture_end()
+    assert "cuMemHostUnregister" in driver.calls
+    assert device.fence() is not None
+
+
+def test_a_capture_that_could_not_begin_or_was_dropped_is_not_waited_for(graph: type[Graph]) -> None:
+    device = made(Notes())
+    refused, dropped = graph(), graph()
+    with pytest.raises(RuntimeError, match="cannot begin"):
+        refused.capture_begin(capture_error_mode="refused")
+    dropped.capture_begin()
+    assert device.fence() is None
+    del dropped
+    assert device.fence() is not None
+
+
+def test_a_capture_of_another_library_on_a_blocking_stream_is_seen_by_the_default_stream() -> None:
+    driver = Notes(cuStreamIsCapturing=cuda._CAPTURE_IMPLICIT)
+    assert made(driver).fence() is None
+    assert driver.recorded == []
+
+
+@pytest.mark.parametrize(
+    ("capability", "chosen", "kib"),
+    [((9, 0), None, 33 << 10), ((8, 0), None, 9344), ((9, 0), ":16:8", 1152), ((8, 0), ":4096:2:16:8", 9344)],
+)
+def test_the_workspaces_of_matrix_products_are_those_that_torch_takes(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], chosen: str | None, kib: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.delenv("CUBLASLT_WORKSPACE_SIZE", raising=False)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", chosen)
+    assert cuda.blas_workspace_nbytes(torch.device("cuda", 0)) == kib << 10
+    assert cuda.blas_workspace_nbytes(torch.device("cpu")) == 0

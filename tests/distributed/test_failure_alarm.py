@@ -1,8 +1,7 @@
-"""A failure alarm reaches all ranks in the pass in which it is signalled, and in no other."""
+"""A failure alarm reaches all ranks once, whatever passes each of them has begun."""
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator
 
@@ -15,17 +14,16 @@ from penstock.distributed.failure_alarm import FailureAlarm
 
 
 @pytest.fixture
-def in_pass(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], list[FailureAlarm]]]:
-    """Return what makes the alarms of two ranks in the pass with a number."""
+def after(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], list[FailureAlarm]]]:
+    """Return what makes the alarms of two ranks after so many failures."""
     # libuv keeps a pipe for the whole process.
     stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False)]
     monkeypatch.setattr(failure_alarm, "_get_default_store", lambda: stores[0])
     made: list[FailureAlarm] = []
 
     def make(number: int) -> list[FailureAlarm]:
-        for rank in range(2):
-            monkeypatch.setattr(failure_alarm, "_passes", itertools.count(number))
-            made.append(FailureAlarm(rank))
+        monkeypatch.setattr(failure_alarm, "_failures", number)
+        made.extend(FailureAlarm(rank, 2) for rank in range(2))
         return made[-2:]
 
     yield make
@@ -45,31 +43,51 @@ def received(one: FailureAlarm) -> str:
 
 
 def test_a_rank_receives_which_other_rank_failed_and_its_error(
-    in_pass: Callable[[int], list[FailureAlarm]], capfd: pytest.CaptureFixture[str]
+    after: Callable[[int], list[FailureAlarm]], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    first, second = in_pass(0)
+    first, second = after(0)
     first.signal(ValueError("sample 3 is empty"))
     words = "the loader of rank 0 failed: ValueError: sample 3 is empty"
     assert received(first) == received(second) == f"{words}; no rank can continue without it"
     assert capfd.readouterr().err == f"penstock: rank 1 has received: {words}\n"
 
 
-def test_a_failure_in_one_pass_is_not_signalled_in_the_next(in_pass: Callable[[int], list[FailureAlarm]]) -> None:
-    first, second = in_pass(0)
+def test_the_rank_that_fails_does_not_go_on_before_the_others_know(
+    after: Callable[[int], list[FailureAlarm]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second = after(0)
+    first.signal(ValueError("sample 3 is empty"))
+    with pytest.raises(RankError, match="sample 3 is empty"):
+        second.check()
+    assert "rank 1 has received" in capfd.readouterr().err
+
+
+def test_a_rank_that_has_begun_a_pass_alone_is_still_heard(after: Callable[[int], list[FailureAlarm]]) -> None:
+    _, second = after(0)
+    FailureAlarm(0, 2).close()
+    first = FailureAlarm(0, 2)
+    first.signal(ValueError("of its second pass"))
+    first.close()
+    assert "of its second pass" in received(second)
+    assert failure_alarm._failures == 1
+
+
+def test_a_failure_in_one_pass_is_not_signalled_in_the_next(after: Callable[[int], list[FailureAlarm]]) -> None:
+    first, second = after(0)
     first.signal(ValueError("of the first pass"))
     assert "of the first pass" in received(second)
-    third, fourth = in_pass(1)
+    third, fourth = after(1)
     third.signal(KeyError("of the second pass"))
     assert "of the second pass" in received(fourth)
 
 
 def test_an_alarm_without_its_store_does_nothing(
-    in_pass: Callable[[int], list[FailureAlarm]], monkeypatch: pytest.MonkeyPatch
+    after: Callable[[int], list[FailureAlarm]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone(*_: object) -> bool:
         raise OSError("connection reset")
 
-    first, _ = in_pass(0)
-    monkeypatch.setattr(first, "_store", type("Gone", (), {"check": gone, "set": gone})())
+    first, _ = after(0)
+    monkeypatch.setattr(first, "_store", type("Gone", (), {"check": gone, "set": gone, "add": gone})())
     first.signal(ValueError("nobody hears it"))
     first.check()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from launch.programs import penstock, python, script
+from scripts import written
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset
 from torch.utils.data import dataloader as torch_module
@@ -167,7 +168,7 @@ def test_the_report_and_run_json_say_what_iterates_each_loader(tmp_path: Path) -
         "iterator: fell back to torch's, because Process of its multiprocessing context is Thread, which is no process",
     ):
         assert words in run.stderr
-    loaders = json.loads((tmp_path / "run.json").read_text())["loaders"]
+    loaders = json.loads(written(tmp_path).read_text())["loaders"]
     found = {
         (one["loader_class"], one["iterator"], one["is_iterated"], one["statistics"]["samples"]) for one in loaders
     }
@@ -191,7 +192,7 @@ def test_a_loader_that_is_left_alone_is_not_compared(tmp_path: Path) -> None:
     """
     run = penstock(tmp_path, "run", "--baseline", script(tmp_path, text).name)
     assert "no comparison: nothing was replaced" in run.stderr
-    baseline = json.loads((tmp_path / "run.json").read_text())["baseline"]
+    baseline = json.loads(written(tmp_path).read_text())["baseline"]
     assert (baseline["torch"], baseline["penstock"]) == (None, None)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import made_runs
 import pytest
+from scripts import written
 from test_run import TRAINING, penstock, script
 
 from penstock import cli
@@ -32,11 +33,36 @@ SERVED = """
 def test_a_run_leaves_its_report_beside_run_json(tmp_path: Path) -> None:
     run = penstock(tmp_path, "run", "--quiet", str(script(tmp_path, TRAINING)))
     assert run.returncode == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "run.json", "train.py"]
-    assert "train.py" in (tmp_path / "report.html").read_text()
-    saved = run_record.load(tmp_path / "run.json")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["penstock-runs", "train.py"]
+    assert "train.py" in written(tmp_path, "report.html").read_text()
+    saved = run_record.load(written(tmp_path))
     assert saved.machine["cores"] >= 1
     assert saved.started_unix_ns > 1_700_000_000 * 10**9
+
+
+def test_a_second_run_keeps_the_files_of_the_first_and_is_the_one_that_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = script(tmp_path, TRAINING)
+    first = penstock(tmp_path, "run", str(path))
+    second = penstock(tmp_path, "run", str(path), "--epochs", "1")
+    folders = sorted((tmp_path / "penstock-runs").iterdir())
+    assert len(folders) == 2
+    for run, folder in zip((first, second), folders, strict=True):
+        assert run.stderr.splitlines()[-1] == f"  report: penstock-runs/{folder.name}/report.html"
+    monkeypatch.chdir(tmp_path)
+    cli.main(["report"])
+    assert "40 samples in 5 batches" in capsys.readouterr().out
+    cli.main(["report", str(folders[0])])
+    assert "80 samples in 10 batches" in capsys.readouterr().out
+
+
+def test_where_there_is_no_run_the_command_asks_for_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["report"]) == 2
+    assert "there is no run in penstock-runs/; give a file" in capsys.readouterr().err
 
 
 def test_a_traced_run_names_every_batch_of_every_process(tmp_path: Path) -> None:
@@ -63,7 +89,7 @@ def test_a_report_that_cannot_be_written_is_one_line_and_the_runs_own_exit_code(
 
 @pytest.mark.usefixtures("fresh_python")
 def test_nothing_that_is_only_needed_at_the_end_is_imported_before_the_program(tmp_path: Path) -> None:
-    heavy = ("plotly", "rich", "torch", "tensorboard", "prometheus_client", "selenium")
+    heavy = ("rich", "torch", "tensorboard", "prometheus_client", "selenium")
     path = script(tmp_path, f"import sys; print([name for name in {heavy} if name in sys.modules])")
     assert penstock(tmp_path, "run", "--quiet", str(path)).stdout == "[]\n"
 

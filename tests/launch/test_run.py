@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from scripts import written
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("preloaded_python")]
 
@@ -53,13 +54,17 @@ def penstock(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return python(folder, "-m", "penstock", *command)
 
 
+@pytest.mark.parametrize(
+    "args", [("--epochs", "3"), ("--start-method", "spawn", "--epochs", "1"), ("--no-such-option",)]
+)
+def test_a_training_script_prints_and_ends_as_under_python(tmp_path: Path, args: tuple[str, ...]) -> None:
+    _assert_as_under_python(script(tmp_path, TRAINING), args)
+
+
 @pytest.mark.usefixtures("fresh_python")
 @pytest.mark.parametrize(
     ("text", "args"),
     [
-        pytest.param(TRAINING, ("--epochs", "3"), id="training with arguments"),
-        pytest.param(TRAINING, ("--start-method", "spawn", "--epochs", "1"), id="spawned workers import the script"),
-        pytest.param(TRAINING, ("--no-such-option",), id="argparse refuses"),
         pytest.param("import sys; print(sys.argv, __name__); sys.exit(3)", ("a", "--b"), id="exit code"),
         pytest.param("import sys; sys.exit('no data')", (), id="exit with words"),
         pytest.param("def f():\n    raise ValueError('x')\nf()\n", (), id="uncaught exception"),
@@ -100,9 +105,12 @@ def penstock(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_a_script_prints_and_ends_as_under_python(tmp_path: Path, text: str, args: tuple[str, ...]) -> None:
-    path = script(tmp_path, text)
-    plain = python(tmp_path, path.name, *args)
-    run = penstock(tmp_path, "run", "--quiet", path.name, *args)
+    _assert_as_under_python(script(tmp_path, text), args)
+
+
+def _assert_as_under_python(path: Path, args: tuple[str, ...]) -> None:
+    plain = python(path.parent, path.name, *args)
+    run = penstock(path.parent, "run", "--quiet", path.name, *args)
     assert run.stdout == plain.stdout
     assert run.stderr == plain.stderr
     assert run.returncode == plain.returncode
@@ -140,6 +148,20 @@ def test_a_module_that_cannot_import_something_says_what(tmp_path: Path) -> None
     assert run.returncode == 1
 
 
+@pytest.mark.parametrize("prefix", ["/home/me/.cache/uv/archive-v0/x", "/home/me/.local/share/pipx/venvs/penstock"])
+def test_in_an_environment_of_its_own_it_says_how_to_run_in_the_scripts(tmp_path: Path, prefix: str) -> None:
+    path = script(tmp_path, "import timm_or_such.models")
+    code = f"import sys; sys.prefix = {prefix!r}; from penstock.cli import main; sys.exit(main(['run', {str(path)!r}]))"
+    run = python(tmp_path, "-c", code)
+    assert run.returncode == 1
+    assert (
+        f"timm_or_such is not installed beside penstock, which runs in an environment of its own ({prefix})"
+        in run.stderr
+    )
+    assert "uv run --with penstock penstock run" in run.stderr
+    assert "environment of its own" not in penstock(tmp_path, "run", str(path)).stderr
+
+
 def test_the_report_covers_what_threads_load_after_the_scripts_last_line(tmp_path: Path) -> None:
     path = script(
         tmp_path,
@@ -161,7 +183,7 @@ def test_a_run_json_that_cannot_be_written_does_not_change_the_exit_code(tmp_pat
     path = script(tmp_path, "import sys; sys.exit(4)")
     run = penstock(tmp_path, "run", "--json", "no/such/folder/run.json", path.name)
     assert run.returncode == 4
-    assert "cannot be written" in run.stderr.splitlines()[-1]
+    assert "cannot be written" in run.stderr.splitlines()[-2]
 
 
 def test_loaders_made_anew_for_every_epoch_are_reported_as_one(tmp_path: Path) -> None:
@@ -212,7 +234,7 @@ def test_the_report_and_run_json_say_where_the_time_went(tmp_path: Path) -> None
     for word in (
         "Pairs",
         "samples/s",
-        "stalled",
+        "waited for data",
         "read+decode",
         "collate",
         "transport",
@@ -228,14 +250,14 @@ def test_the_report_and_run_json_say_where_the_time_went(tmp_path: Path) -> None
     assert loader["settings"]["num_workers"] == 2
     assert data["host"]["memory"]["peak_pss_nbytes"] > 0
     again = penstock(tmp_path, "report", "kept.json")
-    assert again.stdout == run.stderr
+    assert again.stdout + run.stderr.splitlines(keepends=True)[-1] == run.stderr
 
 
 def test_the_report_is_written_also_when_the_script_fails(tmp_path: Path) -> None:
     path = script(tmp_path, "raise KeyError('label')")
     run = penstock(tmp_path, "run", path.name)
     assert run.returncode == 1
-    assert json.loads((tmp_path / "run.json").read_text())["exit"] == {"code": 1, "error": "KeyError: 'label'"}
+    assert json.loads(written(tmp_path).read_text())["exit"] == {"code": 1, "error": "KeyError: 'label'"}
 
 
 def test_quiet_says_nothing_of_its_own(tmp_path: Path) -> None:
@@ -275,6 +297,8 @@ def test_tuned_loaders_change_nothing_that_the_script_prints(tmp_path: Path) -> 
     plain = python(tmp_path, str(file))
     tuned = penstock(tmp_path, "run", "--tune", "--quiet", str(file))
     assert (tuned.stdout, tuned.returncode) == (plain.stdout, plain.returncode)
-    loaders = json.loads((tmp_path / "run.json").read_text())["loaders"]
-    assert [loader["statistics"]["workers_reason"].startswith("auto") for loader in loaders] == [True, True]
+    loaders = json.loads(written(tmp_path).read_text())["loaders"]
+    reasons = [loader["statistics"]["workers_reason"] for loader in loaders]
+    assert [reason.startswith("auto") for reason in reasons] == [True, True]
+    assert [reason.partition("; the script asked for ")[2] for reason in reasons] == ["none", "2"]
     assert all(loader["statistics"]["workers"] >= 1 for loader in loaders)

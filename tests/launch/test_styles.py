@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from launch.programs import python
+from page_blocks import recipe
+from scripts import written
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("preloaded_python")]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("preloaded_frameworks")]
 
 STYLES = Path(__file__).parent / "styles"
 QUIET = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "PYTHONHASHSEED": "0"}
@@ -52,7 +54,13 @@ def test_a_script_does_under_penstock_what_it_does_under_python(
     assert run.stdout == plain.stdout
     assert run.returncode == plain.returncode
     assert _lasting(run.stderr) == _lasting(plain.stderr)
-    assert (tmp_path / "run.json").exists()
+    assert written(tmp_path).exists()
+
+
+def test_the_recipe_on_the_site_trains_with_hugging_faces_trainer(tmp_path: Path) -> None:
+    (tmp_path / "recipe.py").write_text(recipe("Hugging Face Trainer"))
+    done = python(tmp_path, "recipe.py", **QUIET)
+    assert done.returncode == 0, done.stderr
 
 
 def _lasting(stderr: str) -> list[str]:

@@ -9,9 +9,10 @@ import pytest
 import torch
 from sample_sets import Raising
 from torch.utils.data import IterableDataset
+from torch.utils.data.distributed import DistributedSampler
 
 import penstock
-from penstock import DataLoader, OptionError
+from penstock import DataLoader, OptionError, RankError, StateError
 
 BAD = [index for index in range(40) if index % 10 == 3]
 
@@ -156,3 +157,43 @@ def test_statistics_add_up() -> None:
     assert counted.length == 11
     assert 0 <= counted.stall_fraction <= 1
     assert (counted.ring.filling, counted.ring.ready, counted.ring.held) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("bad", "before"), [((4, 6), 1), ((16, 18), 4)], ids=["in the middle", "at the end"])
+def test_a_rank_does_not_end_with_fewer_batches_than_the_others(
+    workers: int, bad: tuple[int, int], before: int
+) -> None:
+    class Broken(Raising):
+        def __getitem__(self, index: int) -> int:
+            if index in bad:
+                raise OSError
+            return index
+
+    sampler = DistributedSampler(Broken(20), 2, 0, shuffle=False)
+    loader = DataLoader(Broken(20), 2, sampler=sampler, num_workers=workers, errors="skip")
+    batches = iter(loader)
+    for _ in range(before):
+        assert len(next(batches)) == 2
+    with pytest.raises(RankError, match=r"all samples of a batch of rank 0 have failed .* indices [46], [46]|1[68]"):
+        next(batches)
+
+
+def test_ranks_that_may_have_other_batches_need_the_states_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loader(rank: int) -> DataLoader[Any]:
+        monkeypatch.setattr("penstock.loader.config.rank_and_world_size", lambda group=None: (rank, 2))
+        return DataLoader(Raising(40), 1, errors="skip", distributed=True, uneven="join")
+
+    states, seen = [], []
+    for rank in range(2):
+        one = loader(rank)
+        iterator = iter(one)
+        seen += [int(next(iterator)[1]) for _ in range(3)]
+        states.append(one.state_dict())
+    with pytest.raises(StateError, match="load the states of all"):
+        loader(0).load_state_dict(states[0])
+    for rank in range(2):
+        other = loader(rank)
+        other.load_state_dict(states)
+        seen += [int(index) for _, index in other]
+    assert sorted(seen) == [index for index in range(40) if index not in BAD]

@@ -61,3 +61,21 @@ def test_a_context_with_processes_of_its_own_is_not_left_to_torch() -> None:
 
     batches = DataLoader(torch.arange(10), 4, num_workers=1, multiprocessing_context=Processes())
     assert type(iter(batches)).__module__ == "penstock.loader.iterator"
+
+
+def test_accelerate_does_not_silently_put_torchs_loader_in_the_place_of_penstocks(tmp_path: Any) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    one, other = (DataLoader(range(8), 2, shuffle=True, seed=1) for _ in range(2))  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="without seed=; leave it out of prepare"):
+        accelerator.prepare(one)
+    with pytest.warns(UserWarning, match="uses torch's DataLoader; for penstock's, leave it out"):
+        plain = accelerator.prepare(DataLoader(range(8), 2))  # type: ignore[arg-type]
+    assert [batch.tolist() for batch in plain] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    accelerator.register_for_checkpointing(one)
+    iterator = iter(one)
+    next(iterator)
+    accelerator.save_state(str(tmp_path))
+    accelerator._custom_objects[:] = [other]
+    accelerator.load_state(str(tmp_path))
+    assert [batch.tolist() for batch in other] == [batch.tolist() for batch in iterator]

@@ -133,3 +133,21 @@ def test_leaving_a_live_source_ends_its_thread() -> None:
 def test_options_that_need_samples_say_so() -> None:
     with pytest.raises(OptionError, match="pass batch_size as well"):
         infer(torch.neg, [DATA], max_latency_s=0.1)
+
+
+def test_an_output_that_is_copied_to_a_device_and_dropped_is_not_overwritten() -> None:
+    sim = Sim(by_hand=True)
+    behind = sim.stream("behind")  # runs when nothing else can
+    copies = []
+    for output in infer(torch.clone, TorchDataLoader(DATA, batch_size=16), device=sim):
+        copies.append(sim.to(output, behind))
+        del output
+    sim.synchronize()
+    assert torch.equal(torch.cat(copies), DATA)
+
+
+def test_outputs_are_pageable_where_a_device_has_no_fence() -> None:
+    sim = Sim(has_fence=False)
+    outputs = list(infer(torch.clone, TorchDataLoader(DATA, batch_size=16), device=sim))
+    assert torch.equal(torch.cat(outputs), DATA)
+    assert sim.counts["registered"] == 0

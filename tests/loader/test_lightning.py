@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from page_blocks import recipe
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -101,3 +102,10 @@ def test_checkpoints_resume_alike_whether_torchs_loader_was_replaced_or_not(tmp_
     assert len(plain) >= 12
     assert seen(tmp_path / "saved", replaced, contextlib.nullcontext) == plain
     assert seen(tmp_path / "loaded", contextlib.nullcontext, replaced) == plain
+
+
+@pytest.mark.parametrize("name", ["Fabric", "Lightning"])
+def test_the_recipe_on_the_site_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(recipe(name), f"docs/recipes.md, {name}", "exec"), {"__name__": "a_page"})

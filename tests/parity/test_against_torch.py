@@ -23,6 +23,7 @@ from torch.utils.data import (
     default_collate,
 )
 from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from penstock import DataLoader
 
@@ -196,7 +197,7 @@ def test_threads_give_torchs_batches() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_kept_batches_stay_right(workers: int) -> None:
-    loader = DataLoader(Numbered(104, (3, 128, 128)), batch_size=8, num_workers=workers, ring_bytes=7 << 20)
+    loader = DataLoader(Numbered(8 * 65, (3, 128, 128)), batch_size=8, num_workers=workers, ring_bytes=7 << 20)
     batches = list(loader)
     counts = loader.statistics().ring
     assert counts.nbytes <= counts.budget_nbytes
@@ -268,3 +269,59 @@ def test_a_batch_sampler_that_draws_when_its_iterator_is_made_gives_torchs_batch
         return [[batch.tolist() for batch in loader] for _ in range(2)]
 
     assert epochs(DataLoader) == epochs(TorchDataLoader)
+
+
+class OddBatches:
+    """Batches of indices in whatever can be iterated."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield {1, 2}
+        yield dict.fromkeys([3, 4])
+        yield iter([5, 6])
+        yield np.array([7, 8])
+        yield torch.tensor([9, 10])
+        yield range(3)
+
+
+class Keeping(Numbered):
+    """Has a state that it is asked for."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "dataset",
+    [Numbered(11), Bulk(11), Keeping(11), TensorDataset(torch.arange(11))],
+    ids=lambda one: type(one).__name__,
+)
+def test_a_batch_of_indices_may_be_anything_that_can_be_iterated(dataset: Any, workers: int) -> None:
+    theirs = TorchDataLoader(dataset, batch_sampler=OddBatches())
+    assert same(list(DataLoader(dataset, batch_sampler=OddBatches(), num_workers=workers)), list(theirs))
+
+
+def test_a_set_of_indices_is_in_the_order_that_it_has_in_torchs_workers() -> None:
+    compare(range(22), batch_sampler=[{5, 10, 21, 13}], num_workers=1)  # pickling changes it
+
+
+class Columns(Numbered):
+    """Makes all samples of a batch as something else than a list."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return torch.tensor(indices) if indices[0] else {"index": np.array(indices), "more": 1, "and": 2}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_may_make_a_whole_batch_as_anything(workers: int) -> None:
+    compare(Columns(8), batch_size=4, collate_fn=double_of, num_workers=workers)
+
+
+def double_of(batch: Any) -> Any:
+    return [batch, batch]
+
+
+def test_an_iterator_is_known_as_a_loaders() -> None:
+    assert isinstance(iter(DataLoader(range(3))), _BaseDataLoaderIter)  # Lightning leaves such out of its pickles

@@ -176,3 +176,28 @@ def test_a_setting_that_takes_the_proof_away_counts_from_the_next_pass_on() -> N
     list(loader)
     assert loader.statistics().dispatch == "round_robin"
     assert "worker_init_fn" in loader.statistics().dispatch_reason
+
+
+class Rewinding(IterableDataset[Any]):
+    """Its own iterator, which begins again when it is asked after its end."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Rewinding:
+        return self
+
+    def __next__(self) -> int:
+        self.at += 1
+        if self.at % 4 == 0:
+            raise StopIteration
+        return self.at
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_a_worker_whose_stream_has_ended_does_not_ask_it_again(batch_size: int | None) -> None:
+    def epochs(kind: type[TorchDataLoader]) -> list[Any]:
+        loader = kind(Rewinding(), batch_size=batch_size, num_workers=1, persistent_workers=True, prefetch_factor=3)
+        return [[batch.tolist() if batch_size else batch for batch in loader] for _ in range(3)]
+
+    assert epochs(DataLoader) == epochs(TorchDataLoader)

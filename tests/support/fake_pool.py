@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from torch._utils import ExceptionWrapper
 
+from penstock.core.shared_segment import PAGE, PrivateSegment, SharedSegment
 from penstock.core.units import round_up
 from penstock.loader.transport import codec
 from penstock.loader.transport.arena import Arena
-from penstock.loader.transport.shared_segment import PAGE, PrivateSegment, SharedSegment
 from penstock.loader.workers.batch_fetcher import BatchFetcher
 from penstock.loader.workers.pool import PoolSnapshot, Task, TaskResult, WorkerCrash
 from penstock.loader.workers.stream_shard import StreamShard

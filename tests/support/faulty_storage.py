@@ -60,6 +60,8 @@ class Server(http.server.ThreadingHTTPServer):
         self.range_barrier: threading.Barrier | None = None
         """Requests for ranges are answered when all of its parties are waiting."""
         self.ended = threading.Event()
+        self.stalls_over = 0
+        """Answers that stalled and have been given up."""
 
     @property
     def url(self) -> str:
@@ -157,6 +159,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._send(status, headers, body[:half], length=len(body))
             if fault == "stall":
                 self.server.ended.wait(_MAX_HELD_S)
+                self.server.stalls_over += 1
             self._disconnect(resets=fault == "reset")
         elif fault == "slow":
             self._send(status, headers, body[:half], length=len(body))

@@ -18,11 +18,29 @@ from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from typing import Any
 
+import preloaded
+import pytest
+import ray_python
+
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # what it says, on Linux: 127.0.0.1 stays 127.0.0.1
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_enable_pipe_based_agent_to_parent_health_check": "1",  # a forked agent's parent is the server of Pythons
 }
+
+_MODULES = (
+    "aiohttp.web",
+    "google.protobuf.json_format",
+    "grpc.aio",
+    "jsonschema",
+    "msgpack",
+    "psutil",
+    "requests",
+    "tqdm.auto",
+    "yaml",
+)
+"""What Ray imports. Ray itself reads variables when it is imported that each of its processes has of its own."""
 
 _NODE = {"node_ip_address": "127.0.0.1", "object_store_memory": 80 << 20, "include_dashboard": False}
 
@@ -81,13 +99,24 @@ class Machines:
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[dict[str, str]]:
-    """Yield the environment of scripts that use a cluster of this machine, which is gone afterwards."""
+    """Yield the environment of scripts that use a cluster of this machine, which is gone afterwards.
+
+    All Python processes meanwhile, Ray's and those of the test, are forked from one that has imported torch and Ray.
+    """
     modules = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, **ENVIRONMENT, "TMPDIR": str(folder), "PYTHONPATH": modules}
     # Ray's own folder: not where it would tell other programs of this cluster, and not too long for socket names.
-    with tempfile.TemporaryDirectory(prefix="ray-") as home, (folder / "holder.log").open("wb") as log:
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-") as home,
+        (folder / "holder.log").open("wb") as log,
+        contextlib.ExitStack() as stack,
+    ):
         path = str(Path(home, "machines"))
         environment |= {"RAY_TMPDIR": home, "MACHINES": path}
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        preloaded.install(patch.setattr)
+        server = preloaded.serving(HOLDERS, *_MODULES, environment=environment)
+        environment[preloaded.SERVER] = stack.enter_context(server)
         holder = subprocess.Popen(
             [sys.executable, __file__, path], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
         )
@@ -111,6 +140,7 @@ def main(path: str) -> None:
     from ray.cluster_utils import Cluster
 
     threading.Thread(target=_watch, daemon=True).start()
+    sys.executable = ray_python.write(Path(path).parent)  # what Ray puts in the commands of its processes
     cluster = Cluster(
         initialize_head=True,
         head_node_args={

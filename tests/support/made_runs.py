@@ -6,6 +6,7 @@ import math
 import random
 
 from penstock.core.stats import LoaderStatistics, RingCounts, StageTimes
+from penstock.observe.meters.device_meter import DeviceMemory
 from penstock.observe.meters.host_memory import HostMemory
 from penstock.observe.record.finding import Finding
 from penstock.observe.record.run_record import LoaderRecord, RunRecord
@@ -45,6 +46,7 @@ def ordinary(*, points: int = 240, wall_s: float = 120.0, device: bool = True, s
                 slots_nbytes=0 if k < 4 else 320 << 20,
                 host_nbytes=None if k % 4 else int((1.2 + 0.9 * min(1, k / 20)) * (1 << 30)) + (k << 19),
                 device_nbytes=int((3.1 + 0.2 * math.sin(k / 3)) * (1 << 30)) if device and k >= 4 else None,
+                device_peak_nbytes=int((3.6 if k < 60 else 3.8) * (1 << 30)) if device and k >= 4 else None,
                 device_reserved_nbytes=int(4.4 * (1 << 30)) if device and k >= 4 else None,
                 device_utilization=(step / period_s * 0.96 if k >= 4 else 0.0) if device else None,
             )
@@ -58,6 +60,7 @@ def ordinary(*, points: int = 240, wall_s: float = 120.0, device: bool = True, s
         cpus=8,
         machine={"processor": "AMD EPYC 7B13", "cores": 8, "memory_nbytes": 64 << 30, "system": "Linux 6.1"},
         memory=HostMemory(peak_pss_nbytes=3 << 30, peak_rss_nbytes=2 << 30, processes=6),
+        device_memory=_device_memory() if device else None,
         loaders=(
             loader("ImageFolder", last.batches, last.stages),
             loader(
@@ -82,6 +85,19 @@ def ordinary(*, points: int = 240, wall_s: float = 120.0, device: bool = True, s
                 gain=1.2,
             ),
         ),
+    )
+
+
+def _device_memory() -> DeviceMemory:
+    gib = 1 << 30
+    return DeviceMemory(
+        peak_nbytes=int(3.8 * gib),
+        peak_reserved_nbytes=int(4.4 * gib),
+        total_nbytes=8 * gib,
+        retries=2,
+        weights_nbytes=gib // 2,
+        gradients_nbytes=gib // 2,
+        optimizer_nbytes=gib,
     )
 
 

@@ -5,9 +5,10 @@ the fixture `preloaded_python` (in tests/conftest.py), `subprocess.Popen` and mu
 and in the processes that it starts, ask a server for such a process: the server forks, the fork takes over the standard
 streams, the environment, the working directory and the command line, and runs the program as `__main__`.
 
-What differs from a process of its own: torch and penstock are imported already (so nothing that happens on their
-import can be tested this way), and the process is a grandchild of whoever asked for it. Commands that are not
-`python script`, `python -c` or `python -m`, and unusual arguments of `Popen`, start a real process.
+What differs from a process of its own: torch (with its compiler, which the first optimizer imports, and FSDP) and
+penstock are imported already, so nothing that happens on their import can be tested this way; and the process is a
+grandchild of whoever asked for it. Commands that are not `python script`, `python -c` or `python -m`, and unusual
+arguments of `Popen`, start a real process.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import atexit
 import contextlib
 import fcntl
 import gc
+import importlib
 import io
 import json
 import multiprocessing.process
@@ -36,8 +38,13 @@ from multiprocessing import popen_fork, popen_spawn_posix
 from pathlib import Path
 from typing import Any, NoReturn
 
+from penstock.loader.workers import spawn_template
+
 SERVER = "PENSTOCK_TESTS_PYTHON_SERVER"
 """The environment variable with the path of the server's socket."""
+
+TOGETHER = "PENSTOCK_TESTS_END_TOGETHER"
+"""The environment variable for processes that are killed when whoever asked for them ends, as on a lost machine."""
 
 _LENGTH = struct.Struct("!I")
 _MAX_FDS = 64
@@ -68,6 +75,7 @@ class PreloadedPopen(REAL_POPEN):
             "descriptors": [0, 1, 2, *pass_fds],
             "new_session": new_session,
             "group": group,
+            "ends_with_asker": TOGETHER in environment,
         }
         body = json.dumps(request).encode()
         try:
@@ -110,6 +118,7 @@ def install(patch: Callable[[Any, str, Any], None]) -> None:
     patch(subprocess, "Popen", PreloadedPopen)
     patch(multiprocessing.util, "spawnv_passfds", _spawn)
     patch(popen_spawn_posix.Popen, "poll", _poll)
+    patch(spawn_template, "failures", [os.getpid()])  # workers come from the server, and not from a template
 
 
 _spawned: dict[int, PreloadedPopen] = {}
@@ -160,11 +169,18 @@ def _read(connection: socket.socket, count: int) -> bytes:
 
 
 @contextlib.contextmanager
-def serving(started: set[int]) -> Iterator[str]:
-    """Yield the path of a server's socket; its process number is in `started` meanwhile."""
+def serving(started: set[int], *modules: str, environment: dict[str, str] | None = None) -> Iterator[str]:
+    """Yield the path of a new server's socket; its process number is in `started` meanwhile.
+
+    Args:
+        started: the ids of processes that belong to no single test.
+        modules: what it imports besides torch and penstock.
+        environment: its environment variables, where they matter to the modules.
+    """
     with tempfile.TemporaryDirectory(prefix="python-") as folder:
         path = str(Path(folder, "socket"))
-        server = REAL_POPEN([sys.executable, __file__, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        command = [sys.executable, __file__, path, *modules]
+        server = REAL_POPEN(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         started.add(server.pid)
         assert server.stdin is not None
         assert server.stdout is not None
@@ -182,13 +198,17 @@ def serving(started: set[int]) -> Iterator[str]:
 # ── the server ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _serve(path: str) -> Callable[[], None] | None:
+def _serve(path: str, *modules: str) -> Callable[[], None] | None:
     """Fork for every request until standard input ends. In a fork, return the program that it is to run."""
     install(setattr)
+    import torch._dynamo
+    import torch.distributed.fsdp
     import torch.utils.data  # noqa: F401
 
     import penstock.loader.dataloader  # noqa: F401
 
+    for module in modules:
+        importlib.import_module(module)
     base = [entry for entry in sys.path[1:] if entry not in _python_path(os.environ)]
     gc.collect()
     gc.freeze()  # a collection in a fork would copy every page that holds an object
@@ -198,10 +218,14 @@ def _serve(path: str) -> Callable[[], None] | None:
     listener.listen(16)
     os.write(1, b"ready\n")
     while True:
-        readable, _, _ = select.select([listener, 0], [], [])
+        readable, _, _ = select.select([listener, 0, *_watched], [], [])
         if 0 in readable:
             listener.close()
             return None
+        for one in set(readable) & set(_watched):
+            _end(one)
+        if listener not in readable:
+            continue
         connection, _ = listener.accept()
         head, descriptors, _, _ = socket.recv_fds(connection, _LENGTH.size, _MAX_FDS)
         request = json.loads(_read(connection, *_LENGTH.unpack(head)))
@@ -212,6 +236,8 @@ def _serve(path: str) -> Callable[[], None] | None:
             connection.detach()
             return _become(request, descriptors, base)
         _running[pid] = connection.detach()
+        if request["ends_with_asker"]:
+            _watched[_running[pid]] = pid
         with contextlib.suppress(OSError):  # whoever asked may have ended
             os.write(_running[pid], struct.pack("!i", pid))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
@@ -221,6 +247,19 @@ def _serve(path: str) -> Callable[[], None] | None:
 
 _running: dict[int, int] = {}
 """The connection on which the end of a process is to be reported."""
+
+_watched: dict[int, int] = {}
+"""The processes, by their connections, that end when whoever asked for them does."""
+
+
+def _end(connection: int) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    pid = _watched.pop(connection)
+    if pid in _running:
+        _running[pid] = -1
+        os.kill(pid, signal.SIGKILL)
+    os.close(connection)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
 
 
 def _report(*_: object) -> None:
@@ -232,7 +271,8 @@ def _report(*_: object) -> None:
             connection = _running.pop(pid)
             with contextlib.suppress(OSError):
                 os.write(connection, struct.pack("!i", status))
-            os.close(connection)
+            if connection not in (-1, *_watched):
+                os.close(connection)
 
 
 def _become(request: dict[str, Any], descriptors: list[int], base: list[str]) -> Callable[[], None]:
@@ -324,6 +364,6 @@ def _run(program: Callable[[], None]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    program = _serve(sys.argv[1])
+    program = _serve(*sys.argv[1:])
     if program is not None:
         _run(program)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 
 import torch
 import torch.distributed as dist
@@ -89,10 +88,8 @@ def run_case(case: str) -> None:  # noqa: C901  one branch for each case
         for number in range(1, 4):
             # another rank each time, early and late, once and twice in a row
             at = {1: [3], 2: [counting.count // 2, counting.count // 2 + 60], 3: [counting.count // 3]}[number]
-            began = time.monotonic()
             with FailAt(at if rank == number % world else ()):
                 step(batch_of(rank, number))
-            assert time.monotonic() - began < 2
         assert_everywhere_as(expected, model)
         assert step.statistics().steps == 4
     elif case == "forever":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -15,22 +16,10 @@ from hypothesis.extra import numpy as npst
 import penstock
 from penstock.core.errors import RecordError
 from penstock.data.format_registry import format_named, format_of_path
+from penstock.data.schema import DTYPES as EVERY_DTYPE
 from penstock.data.schema import Field, Sample, Schema, schema_of, widened
 
-DTYPES = (
-    "bool",
-    "uint8",
-    "int8",
-    "uint16",
-    "int16",
-    "uint32",
-    "int32",
-    "uint64",
-    "int64",
-    "float16",
-    "float32",
-    "float64",
-)
+DTYPES = tuple(name for name in EVERY_DTYPE if not name.startswith("complex"))
 NAMES = st.text("abcxyz_0189", min_size=1, max_size=6).filter(lambda name: name[0].isalpha())
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
 
@@ -149,3 +138,20 @@ def assert_all_same(some: list[Sample], others: list[Sample]) -> None:
     assert len(some) == len(others)
     for one, other in zip(some, others, strict=True):
         assert_same(one, other)
+
+
+def mutated(data: bytes, rng: random.Random) -> bytes:
+    """Return the bytes with a few of them changed, inserted or removed."""
+    mutant = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(mutant) + 1)
+        what = rng.random()
+        if what < 0.6 and at < len(mutant):
+            mutant[at] = rng.choice([mutant[at] ^ (1 << rng.randrange(8)), 0, 0xFF, rng.randrange(256)])
+        elif what < 0.75:
+            mutant[at:at] = rng.randbytes(rng.randint(1, 9))
+        elif what < 0.9:
+            del mutant[at : at + rng.randint(1, 9)]
+        else:
+            del mutant[at:]
+    return bytes(mutant)

@@ -26,3 +26,9 @@ def run(
         env=environment,
         **arguments,
     )
+
+
+def written(folder: Path, name: str = "run.json") -> Path:
+    """Return a file of the only run that was started in `folder`."""
+    (file,) = folder.glob(f"penstock-runs/*/{name}")
+    return file

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from effort import places
 from end_together import run_cases
 from scarcity import FailAt
 from torch import Tensor, nn
@@ -76,11 +76,9 @@ def assert_as(expected: nn.Module, model: nn.Module) -> None:
 
 
 def raised_by(step: TrainStep, batch: Any) -> str:
-    began = time.monotonic()
     try:
         step(batch)
     except (ValueError, OutOfMemoryError, RankError) as error:
-        assert time.monotonic() - began < 5
         return f"{type(error).__name__}: {error}"
     raise AssertionError("it went through")
 
@@ -96,7 +94,7 @@ def whole(rank: int) -> None:
 
 
 def everywhere(rank: int) -> None:
-    """One failure at every third operation of one rank's later steps, FSDP's own included."""
+    """One failure at any operation of one rank's later steps, FSDP's own included."""
     step = step_of(model := sharded(depth=1))
     step(batch_of(rank, 0))
     batch = batch_of(rank, 1)
@@ -104,7 +102,7 @@ def everywhere(rank: int) -> None:
         step(batch)
     counts = [torch.zeros((), dtype=torch.int64) for _ in range(dist.get_world_size())]
     dist.all_gather(counts, torch.tensor(counting.count))
-    failing = range(0, int(counts[0]), 3)  # all of them: a minute more
+    failing = places(int(counts[0]), "sharded", stride=6)
     steps = 2 + len(failing)
     for number, at in enumerate(failing, start=2):
         batch = batch_of(rank, number)
@@ -112,14 +110,14 @@ def everywhere(rank: int) -> None:
             step(batch)
     assert_as(alone(of_all_ranks(steps), depth=1), model)
     assert step.statistics().steps == steps
-    assert (step.statistics().out_of_memory > 50) == (rank == 0), step.statistics()
+    assert (step.statistics().out_of_memory > len(failing) // 2) == (rank == 0), step.statistics()
 
 
 def first_step(rank: int) -> None:
     """Failures in the first micro-batch of all, when nobody knows yet which collectives there are."""
     expected = alone(of_all_ranks(2))
     first, second = batch_of(rank, 0), batch_of(rank, 1)
-    for at in range(0, 150, 7):
+    for at in places(150, "first step", stride=14):
         step = step_of(model := sharded())
         with FailAt([at] if rank == 1 else ()):
             step(first)

@@ -22,7 +22,7 @@ def per_token(model: nn.Module, tokens: Tensor) -> tuple[Tensor, int]:
     return F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten(), reduction="sum"), tokens.numel()
 
 
-def images(size: int = 8, side: int = 32) -> tuple[Tensor, Tensor]:
+def images(size: int = 4, side: int = 16) -> tuple[Tensor, Tensor]:
     return torch.randn(size, 3, side, side), torch.randint(0, 10, (size,))
 
 
@@ -191,11 +191,11 @@ def amp(loss: Callable[[nn.Module, Any], tuple[Tensor, int]]) -> Callable[[nn.Mo
     return under_autocast
 
 
-def tokens(size: int = 8) -> Tensor:
+def tokens(size: int = 4) -> Tensor:
     return torch.randint(0, 256, (size, 64))
 
 
-def graph(size: int = 8) -> dict[str, Tensor]:
+def graph(size: int = 4) -> dict[str, Tensor]:
     edges = {key: torch.randint(0, 40, (size, 120)) for key in ("source", "target")}
     return {"nodes": torch.randn(size, 40, 32), **edges, "labels": torch.randint(0, 10, (size,))}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from sample_sets import Numbered
@@ -12,6 +14,8 @@ from penstock import OptionError
 from penstock.tune import search
 from penstock.tune.search_result import TuneResult
 from penstock.tune.setting import Setting
+from penstock.tune.trial_bench import TrialBench
+from penstock.tune.trial_result import SettingTrial
 from penstock.tune.tuned_loop import TunedLoop
 
 GRID = [
@@ -76,6 +80,20 @@ def test_workers_that_sleep_may_be_more_than_the_cores(monkeypatch) -> None:
     assert found_on(Machine(step_ms=5, work_ms=50), monkeypatch).choice.workers <= 4
 
 
+@pytest.mark.parametrize("busy", [0.5, 0.2, 0.05, 0.01])
+@pytest.mark.parametrize("gil", [True, False])
+def test_workers_that_wait_are_within_a_tenth_of_a_wide_grids_best_with_few_trials(gil, busy, monkeypatch) -> None:
+    machine = Machine(step_ms=0.01, work_ms=80, busy=busy, cores=2, gil=gil, noise=0.01)
+    found = found_on(machine, monkeypatch, cpus=2)
+    wide = [
+        Setting(workers=workers, worker_type=worker_type)
+        for worker_type in ("process", "thread")
+        for workers in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+    ]
+    assert machine.period_ms(found.choice) <= min(map(machine.period_ms, wide)) / 0.9
+    assert len(machine.tried) <= 30
+
+
 def test_prefetch_is_raised_only_where_the_step_still_waits(monkeypatch) -> None:
     assert found_on(Machine(step_ms=10, work_ms=25, jitter=0.5), monkeypatch).choice.prefetch_factor > 2
     steady = Machine(step_ms=10, work_ms=25)
@@ -136,11 +154,26 @@ def test_the_result_is_lines_with_the_choice_marked_and_a_line_to_paste(monkeypa
     assert TuneResult.from_json(found.to_json()) == found
 
 
-@pytest.mark.alone
-def test_a_real_loop_that_waits_gets_workers_and_one_that_does_not_gets_none() -> None:
-    slow = DataLoader(Numbered(4000, delay_s=0.004), batch_size=8)
-    found = search.tune(TunedLoop(loader=slow, step_s=0.02), cpus=4, trial_s=0.1)
-    assert found.choice.workers >= 2
-    quick = DataLoader(TensorDataset(torch.zeros(4000, 4)), batch_size=8)
-    found = search.tune(TunedLoop(loader=quick, step_s=0.02), cpus=4, trial_s=0.1)
-    assert found.choice == Setting()
+class ScriptedBench(TrialBench):
+    """Runs the real loop and its workers, a batch or two for each trial; the figures are those of a machine."""
+
+    machine: Machine
+
+    def measure(
+        self, setting: Setting, *, at_least_s: float, at_least: int = 16, at_most_s: float = 2.0
+    ) -> SettingTrial:
+        real = super().measure(setting, at_least_s=0.0, at_least=1, at_most_s=0.0)
+        assert real.batches >= 1
+        trial = self.machine.measure(setting, at_least_s=at_least_s)
+        return replace(trial, mode=real.mode)
+
+
+def test_a_real_loop_that_waits_gets_workers_and_one_that_does_not_gets_none(monkeypatch) -> None:
+    monkeypatch.setattr(search, "TrialBench", ScriptedBench)
+    loop = TunedLoop(loader=DataLoader(Numbered(4000), batch_size=8))
+    ScriptedBench.machine = Machine(step_ms=20, work_ms=32, busy=0.1)
+    found = search.tune(loop, cpus=4)
+    assert found.choice == Setting(workers=2, worker_type="process")
+    assert found.choice_trial.mode == "round_robin"
+    ScriptedBench.machine = Machine(step_ms=20, work_ms=0.1)
+    assert search.tune(loop, cpus=4).choice == Setting()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import errno
 import os
 import signal
 import sys
@@ -42,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         verb.add_arguments(sub)
         sub.set_defaults(verb=verb)
-    args = parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    _suggest(parser, words)
+    args = parser.parse_args(words)
     if isinstance(args.verb, Run):  # the program handles interrupts and its stdout itself
         return _run_verb(args)
     try:
@@ -54,7 +58,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has closed the pipe; devnull keeps Python from flushing into it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        print(f"penstock: the output cannot be written: {os.strerror(errno.ENOSPC)}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return code
+
+
+def _suggest(parser: argparse.ArgumentParser, words: list[str]) -> None:
+    """End with what was probably meant, if the first word is neither a command nor an option."""
+    known = ["--help", "--version", *(verb.name for verb in VERBS)]
+    if words and words[0] not in [*known, "-h"] and (meant := difflib.get_close_matches(words[0], known, 1)):
+        parser.error(f"there is no {words[0]!r}; did you mean {meant[0]!r}?")
 
 
 def _run_verb(args: argparse.Namespace) -> int:

@@ -6,22 +6,30 @@ import argparse
 import contextlib
 import json
 import sys
+from dataclasses import asdict
 
-from penstock.cli.import_object import import_object
+from penstock.cli.examined_program import is_object, load_loop
+from penstock.cli.run import command_of
 from penstock.core.errors import PenstockError
 
 
 class Doctor:
     """Find the bottleneck of a training loop, and the line to change.
 
-    LOOP is a DataLoader (torch's or penstock's); a function that returns one; a pair (loader, step), or a function that
-    returns one, where step(batch) is the training step; or a function that runs a training loop: the doctor calls it,
-    examines its first loop over a DataLoader, and ends it inside of that loop. Functions take no arguments. The code
-    needs no changes. The doctor loads real samples and runs real training steps.
+    A script, or a module after -m, is run as `penstock run` does: its first training loop over a DataLoader is
+    examined, and the program is ended inside of that loop. module:object, as in train:main, is a DataLoader (torch's or
+    penstock's); a function that returns one; a pair (loader, step), or a function that returns one, where step(batch)
+    is the training step; or a function that runs a training loop. Functions are called without arguments; what follows
+    a "--" is the program's sys.argv. The code needs no changes. The doctor loads real samples and runs real training
+    steps.
 
     Storage, decoding, transforms, collate, transport, copies to the device and the step are measured separately. Each
     proposed change is tried in the loop itself, interleaved with the unchanged loop; a difference within the spread of
     the measurement is reported as such.
+
+    --pid: look into a running Python program, started by penstock or not, from outside and without stopping it (py-spy
+    does; it is in penstock[doctor]): how long its loop waits for batches, which lines of the dataset and of the step it
+    is at, which workers stand still. Nothing is tried there.
 
     --transfer: measure only the copies of a batch to the device: from pageable, pinned and slot memory, blocking or
     not, ahead of the step or in front of it. Without an accelerator, only copies within the host.
@@ -33,33 +41,61 @@ class Doctor:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the verb's arguments."""
+        parser.usage = (
+            "penstock doctor [-h] [options] (script.py [args ...] | -m MODULE [args ...] | module:object [-- args ...])"
+        )
+        _add_options(parser)
         parser.add_argument(
-            "loop",
-            nargs="?",
-            metavar="LOOP",
-            help="module:object, as in train:main; the current folder is searched first",
+            "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module, as python -m does"
         )
         parser.add_argument(
-            "--seconds", type=float, default=20.0, metavar="S", help="how long to measure (default: %(default)s)"
+            "command",
+            nargs=argparse.REMAINDER,
+            metavar="script.py",
+            help="a script and its arguments; or module:object, as in train:main; the current folder is searched first",
         )
-        parser.add_argument("--check", action="store_true", help="exit with 1 if there is something to change")
-        parser.add_argument("--transfer", action="store_true", help="measure the copies of a batch instead")
-        parser.add_argument(
-            "--shape", default="64,3,224,224", metavar="N,...", help="shape of that batch (default: %(default)s)"
-        )
-        parser.add_argument("--dtype", default="float32", help="torch dtype of that batch (default: %(default)s)")
-        parser.add_argument("--device", help="cuda, cuda:1, sim, cpu ... (default: the accelerator)")
-        parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
     def run(self, args: argparse.Namespace) -> int:
         """Measure and print."""
+        args.command = command_of(args.module, args.command)
+        if args.command and is_object(args.command):
+            args.command = _take_options(args)
         if args.transfer:
             return _transfer(args)
-        if args.loop is None:
-            raise PenstockError("nothing to examine; give a loop or a loader, as in train:main, or --transfer")
         if args.seconds <= 0:
             raise PenstockError(f"--seconds must be positive, got {args.seconds:g}; 20 is usual")
+        if args.pid is not None:
+            return _look_into(args)
+        if not args.command:
+            raise PenstockError(
+                "nothing to examine; give a script, a loop or a loader as in train:main, --pid or --transfer"
+            )
         return _examine(args)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, metavar="S", help="how long to measure (default: %(default)s)"
+    )
+    parser.add_argument("--check", action="store_true", help="exit with 1 if there is something to change")
+    parser.add_argument("--pid", type=int, metavar="N", help="look into this running program instead")
+    parser.add_argument("--transfer", action="store_true", help="measure the copies of a batch instead")
+    parser.add_argument(
+        "--shape", default="64,3,224,224", metavar="N,...", help="shape of that batch (default: %(default)s)"
+    )
+    parser.add_argument("--dtype", default="float32", help="torch dtype of that batch (default: %(default)s)")
+    parser.add_argument("--device", help="cuda, cuda:1, sim, cpu ... (default: the accelerator)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def _take_options(args: argparse.Namespace) -> list[str]:
+    """Read the doctor's own options between module:object and "--" into `args`; return the command without them."""
+    name, *rest = args.command
+    end = rest.index("--") if "--" in rest else len(rest)
+    parser = argparse.ArgumentParser(prog="penstock doctor module:object", allow_abbrev=False)
+    _add_options(parser)
+    parser.parse_args(rest[:end], namespace=args)
+    return [name, *rest[end + 1 :]]
 
 
 def _examine(args: argparse.Namespace) -> int:
@@ -67,14 +103,33 @@ def _examine(args: argparse.Namespace) -> int:
     from penstock.observe.doctor.examine import examine
     from penstock.observe.doctor.rendering import as_json, render
 
-    with contextlib.redirect_stdout(sys.stderr):  # the program's output is not part of the result
-        found = examine(import_object(args.loop), name=args.loop, seconds=args.seconds)
+    argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
+    name = " ".join(args.command[:2] if args.command[0] == "-m" else args.command[:1])
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # the program's output is not part of the result
+            found = examine(load_loop(args.command), name=name, seconds=args.seconds)
+    finally:
+        sys.argv, sys.path[:], sys.modules["__main__"] = argv, path, main
     diagnosis = diagnose(found)
     if args.json:
         print(json.dumps(as_json(found, diagnosis), indent=2, default=repr))
     else:
         print(render(found, diagnosis), end="")
-    return 1 if args.check and (diagnosis.findings or diagnosis.verdict.name != "healthy") else 0
+    is_faulty = diagnosis.verdict.name != "healthy" or any(not finding.is_uncertain for finding in diagnosis.findings)
+    return 1 if args.check and is_faulty else 0
+
+
+def _look_into(args: argparse.Namespace) -> int:
+    from penstock.observe.doctor.attached import render, summarize
+    from penstock.observe.doctor.probes.process_stacks import sample_stacks
+
+    if args.command or args.check:
+        raise PenstockError(
+            "--pid looks into a program that runs already: give no other program with it, and no --check"
+        )
+    seen = summarize(sample_stacks(args.pid, args.seconds))
+    print(json.dumps(asdict(seen), indent=2) if args.json else render(seen), end="\n" if args.json else "")
+    return 0
 
 
 def _transfer(args: argparse.Namespace) -> int:

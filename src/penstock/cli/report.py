@@ -12,7 +12,7 @@ from penstock.observe.record.run_record import RunRecord
 
 
 class Report:
-    """Print the report of a saved run, compare two runs, or export them to other tools.
+    """Print the report of a saved run (the newest, if none is given), compare two runs, or export them to other tools.
 
     With two files, the first run is compared with the second. With --html, --trace or --tensorboard, files are written
     and nothing is printed.
@@ -22,9 +22,15 @@ class Report:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the verb's arguments."""
-        parser.add_argument("file", type=Path, metavar="FILE", help="a run.json that `penstock run` wrote")
         parser.add_argument(
-            "other", type=Path, nargs="?", metavar="OTHER", help="another run.json, to compare the first with"
+            "file",
+            type=Path,
+            nargs="?",
+            metavar="RUN",
+            help="a run.json that `penstock run` wrote, or its folder; the newest in penstock-runs by default",
+        )
+        parser.add_argument(
+            "other", type=Path, nargs="?", metavar="OTHER", help="another one, to compare the first with"
         )
         parser.add_argument("--html", type=Path, metavar="FILE", help="write a page for a browser; it needs no network")
         parser.add_argument(
@@ -43,16 +49,17 @@ class Report:
 
     def run(self, args: argparse.Namespace) -> int:
         """Print or write the run."""
+        from penstock.launch.run_folder import run_file
         from penstock.observe.record import comparison_text, run_record, text_report
         from penstock.observe.record.compare_runs import compare_runs
 
         if args.merge and args.trace is None:
             raise OptionError("--merge needs a file to merge into; give --trace FILE as well")
-        saved = run_record.load(args.file)
+        saved = run_record.load(run_file(args.file))
         comparison, names = None, [str(args.file), str(args.other)]
         if args.other is not None:
             names = names if args.file.name == args.other.name else [args.file.name, args.other.name]
-            comparison = compare_runs(saved, run_record.load(args.other), names[1])
+            comparison = compare_runs(saved, run_record.load(run_file(args.other)), names[1])
         written = _write(saved, comparison, args)
         if args.json:
             data = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from penstock.core.errors import PenstockError
@@ -13,13 +14,14 @@ class Run:
 
     A panel in the terminal's last rows shows progress, samples per second, how long the step waited for data, the
     workers and memory; without a terminal, a line is printed every five seconds. At the end it prints a short report
-    and writes report.html and run.json. The exit code and traceback are the script's own. `penstock watch` shows the
-    panel in another terminal. Under torchrun (`torchrun --nproc-per-node 2 -m penstock run train.py`) there is one
-    report for all ranks.
+    and writes report.html and run.json to a new folder in penstock-runs. The exit code and traceback are the script's
+    own. `penstock watch` shows the panel in another terminal. Under torchrun (`torchrun --nproc-per-node 2 -m penstock
+    run train.py`) there is one report for all ranks.
 
-    --tune: loaders choose their number of workers while the script runs. If samples draw random numbers, a loader keeps
-    the script's number of workers during its first epoch. If the script uses no workers, random numbers then come from
-    a worker's generator.
+    --tune: loaders choose their number of workers while the script runs; the report names the script's own beside it.
+    Where samples may depend on their worker, as random numbers do, the number stays the same during an epoch: in the
+    first one the script's, or more if the first batch is seen to wait. If the script uses no workers, random numbers
+    then come from a worker's generator.
     """
 
     name = "run"
@@ -37,16 +39,14 @@ class Run:
         parser.add_argument(
             "--json",
             type=Path,
-            default=Path("run.json"),
             metavar="FILE",
-            help="where to write the run as data (default: %(default)s)",
+            help="where to write the run as data (default: run.json in a new folder of penstock-runs)",
         )
         parser.add_argument(
             "--html",
             type=Path,
-            default=Path("report.html"),
             metavar="FILE",
-            help="where to write the report for a browser (default: %(default)s)",
+            help="where to write the report for a browser (default: report.html, beside run.json)",
         )
         parser.add_argument(
             "--trace",
@@ -75,14 +75,18 @@ class Run:
 
     def run(self, args: argparse.Namespace) -> int:
         """Run the script."""
+        from penstock.core.ranks import Ranks
         from penstock.launch import Outputs, run
+        from penstock.launch.run_folder import run_folder
 
-        command = _command(args.module, args.command)
+        command = command_of(args.module, args.command)
         if not command:
             raise PenstockError("nothing to run; give a script, as in `penstock run train.py`")
+        folder = run_folder(command, Ranks.of(os.environ, os.getppid())).absolute()
         outputs = Outputs(
-            json_file=args.json.absolute(),
-            html_file=args.html.absolute(),
+            folder=folder,
+            json_file=args.json.absolute() if args.json else folder / "run.json",
+            html_file=args.html.absolute() if args.html else folder / "report.html",
             trace_file=args.trace and args.trace.absolute(),
             prometheus_port=args.prometheus,
             quiet=args.quiet,
@@ -90,15 +94,15 @@ class Run:
         return run(command, outputs, tune=args.tune, baseline=args.baseline, distributed=args.distributed)
 
 
-def _command(module: list[str] | None, rest: list[str]) -> list[str]:
+def command_of(module: list[str] | None, rest: list[str]) -> list[str]:
     """Return what to run: `[script, *args]` or `["-m", name, *args]`.
 
     A "--" before it ends penstock's own options; a later one is the program's, as for `python`. argparse ends the
     arguments of -m there, and takes the "--" and what follows for the command.
 
-    >>> _command(None, ["--", "-m", "pytest", "-x"])
+    >>> command_of(None, ["--", "-m", "pytest", "-x"])
     ['-m', 'pytest', '-x']
-    >>> _command(["pytest"], ["--", "tests"])
+    >>> command_of(["pytest"], ["--", "tests"])
     ['-m', 'pytest', '--', 'tests']
     """
     if module is not None:

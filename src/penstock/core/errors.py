@@ -100,7 +100,7 @@ class ExtraError(PenstockError, ImportError):
 
 
 class RankError(PenstockError, RuntimeError):
-    """Another rank failed, so no rank continues."""
+    """Another rank failed, or this one has other batches than the others, so no rank continues."""
 
 
 class ScriptError(PenstockError, RuntimeError):

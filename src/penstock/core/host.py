@@ -9,6 +9,8 @@ import math
 import os
 from pathlib import Path
 
+from penstock.core.ranks import Ranks
+
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -16,6 +18,14 @@ def usable_cores() -> int:
     """Return how many cores this process can keep busy, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(cores, _quota_cores())))
+
+
+def cores_of_rank() -> int:
+    """Return how many cores this rank can keep busy: a part, where this machine's ranks may use all of its cores."""
+    cores, all_cores = usable_cores(), os.cpu_count() or 1
+    has_its_own = hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) < all_cores
+    ranks = 1 if has_its_own else Ranks.of(os.environ, os.getppid()).local_world_size
+    return max(1, cores // ranks)
 
 
 def available_nbytes() -> int:
@@ -34,6 +44,15 @@ def resident_nbytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
+
+
+def private_nbytes(pid: int) -> int | None:
+    """Return the memory that a process shares with no other; None if it has ended, or the system does not tell."""
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return None
+    return sum(int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Private_"))
 
 
 def pinnable_nbytes() -> int:

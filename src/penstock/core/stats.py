@@ -73,6 +73,34 @@ class RingCounts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class IndexDigest:
+    """The digest of the indices that a loop has been handed in one pass, up to some batch.
+
+    The same indices in the same order have the same digest, in any process and on any machine, whatever the number and
+    type of workers, in all versions of penstock with the same version of states (with `in_order=False`, the order is
+    that in which batches were handed out). Ranks that share out samples have different ones. Indices of samples that
+    `errors=` has left out count. Of a stream of penstock's, or of one with a state, the digest is of the positions in
+    its shards, so it takes the same number of workers.
+    """
+
+    epoch: int
+    """Of the pass, from 0."""
+
+    batches: int
+    """Handed out in this epoch, those before a resume included."""
+
+    digest: str
+    """64 bits, as 16 hexadecimal digits; see `penstock.loader.sampling.index_digest` for the formula."""
+
+    start: int = 0
+    """Where it begins: 0, or, after a resume from another rank's state or another number of ranks, how many indices of
+    the epoch's order (of all ranks) came before."""
+
+    is_end: bool = False
+    """Whether the pass ended here."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderStatistics:
     """A snapshot of one DataLoader, over all its epochs so far."""
 
@@ -93,9 +121,6 @@ class LoaderStatistics:
 
     stages: StageTimes = field(default_factory=StageTimes)
     """Seconds by stage."""
-
-    stall_fraction: float = 0.0
-    """wait_s over (wait_s + step_s + transport_s + in-process loading), between 0 and 1; with the first batch."""
 
     worker_type: str = "inline"
     """What runs the dataset: inline, thread, or process."""
@@ -159,3 +184,34 @@ class LoaderStatistics:
 
     prefetch: str = ""
     """How many batches are copied ahead to the device, and the measurement behind it, as text."""
+
+    index_digests: tuple[IndexDigest, ...] = ()
+    """Digests of the indices handed out: after 1, 2, 4, 8, ... batches, at the end of each pass, and now. 128 at most:
+    those within earlier passes are dropped first, and then the earliest passes."""
+
+    index_digest_reason: str = ""
+    """Why the pass begun last has no digest, as text; empty if it has one."""
+
+    @property
+    def loading_s(self) -> float:
+        """Seconds that loops over the loader waited for data: for a batch that was not ready, for its transport and,
+        without workers, for the dataset and the collate function, which then run in the loop.
+        """
+        stages = self.stages
+        inline_s = stages.fetch_s + stages.collate_s if self.worker_type == "inline" else 0.0
+        return stages.wait_s + stages.transport_s + inline_s
+
+    @property
+    def loop_s(self) -> float:
+        """Seconds spent in loops over the loader: waiting for data, and the steps."""
+        return self.loading_s + self.stages.step_s
+
+    @property
+    def stall_fraction(self) -> float:
+        """The share of the loops' time that the step waited for data, between 0 and 1; the rest is the step's."""
+        return self.loading_s / self.loop_s if self.loop_s > 0 else 0.0
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples per second of loop; 0 before the first batch."""
+        return self.samples / self.loop_s if self.loop_s > 0 else 0.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.core.errors import OptionError
@@ -75,8 +76,8 @@ class Format:
 
     @property
     def why_unsupported(self) -> WhyUnsupported:
-        """Returns why samples of a schema cannot be written."""
-        return self.load().why_unsupported
+        """Returns why samples of a schema cannot be written. No format writes Python objects."""
+        return partial(_why_unsupported, self.load().why_unsupported)
 
     def check_options(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
         """Check the names of options against the keyword-only arguments of `open_files` or `writer`.
@@ -90,6 +91,13 @@ class Format:
             if name not in known:
                 known_options = ", ".join(f"{one}=" for one in known) or "none"
                 raise OptionError(f"{self.name} has no option {name}=; it has {known_options} ({self.load.__module__})")
+
+
+def _why_unsupported(ask: WhyUnsupported, schema: Schema, /) -> str:
+    for name, one in schema.items():
+        if one.kind == "object":
+            return f"field {name!r} is {one.words()}, and only arrays, numbers, text and bytes are written"
+    return ask(schema)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

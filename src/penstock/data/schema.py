@@ -4,6 +4,9 @@
     number   a NumPy scalar (or bool, int, float of Python, which are bool, int64 and float64)
     text     str
     bytes    bytes: encoded images, or anything else that a decoder reads
+    object   what is none of these, as Python has it: lists of text, dicts, Decimal. Only some formats give them
+
+Parquet and Arrow give None for text, bytes and objects that are null.
 
 torch's default_collate, and penstock's, make tensors of arrays and numbers, and lists of text and bytes.
 """
@@ -20,7 +23,7 @@ import torch
 from penstock.core.errors import SourceError
 
 Sample = dict[str, Any]
-Kind = Literal["array", "number", "text", "bytes"]
+Kind = Literal["array", "number", "text", "bytes", "object"]
 Errors = Literal["raise", "skip"]
 """What to do with a record that is broken."""
 
@@ -50,13 +53,16 @@ class Field:
     """What one field holds."""
 
     kind: Kind
-    """array, number, text or bytes."""
+    """array, number, text, bytes or object."""
 
     dtype: str = ""
-    """NumPy's name for it, as in "float32"; empty for text and bytes."""
+    """NumPy's name for it, as in "float32"; empty for text, bytes and objects."""
 
     shape: tuple[int | None, ...] = ()
     """Of arrays; None where samples differ."""
+
+    unit: str = ""
+    """What the file says of its values beyond their dtype, as in "timestamp[us, tz=UTC]"; of objects, what they are."""
 
     @property
     def is_ragged(self) -> bool:
@@ -66,16 +72,17 @@ class Field:
     def words(self) -> str:
         """Return it as text, as in "float32[3, ?, ?]".
 
-        >>> Field("array", "float32", (3, None)).words(), Field("text").words()
-        ('float32[3, ?]', 'text')
+        >>> Field("array", "float32", (3, None)).words(), Field("number", "int32", unit="date32[day]").words()
+        ('float32[3, ?]', 'int32 (date32[day])')
         """
+        words = self.dtype if self.kind == "number" else self.kind
         if self.kind == "array":
-            return f"{self.dtype}[{', '.join('?' if size is None else str(size) for size in self.shape)}]"
-        return self.dtype if self.kind == "number" else self.kind
+            words = f"{self.dtype}[{', '.join('?' if size is None else str(size) for size in self.shape)}]"
+        return f"{words} ({self.unit})" if self.unit else words
 
     def nbytes(self) -> int:
         """Return the bytes of one; 0 where samples differ."""
-        if self.kind in ("text", "bytes") or self.is_ragged:
+        if self.kind in ("text", "bytes", "object") or self.is_ragged:
             return 0
         return int(np.prod([size or 0 for size in self.shape], dtype=np.int64)) * np.dtype(self.dtype).itemsize
 

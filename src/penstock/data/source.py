@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -83,6 +84,37 @@ class Source(Dataset[Any]):
     def chunk_starts(self) -> np.ndarray | None:
         """Where each chunk of samples that are read together begins, and the number of samples; None without chunks."""
         return None
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What its samples are made with, of which each may be a source: none for a format."""
+        return ()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the samples of another epoch: of the mixtures in it. Other sources have the same in each."""
+        for part in self.parts:
+            if isinstance(part, Source):
+                part.set_epoch(epoch)
+
+    def begin_epoch(self, number: int) -> int | None:
+        """Begin a pass: penstock's DataLoader calls it before its workers do.
+
+        Args:
+            number: of the epoch, if `set_epoch` was not called since the pass before.
+
+        Returns:
+            The epoch whose samples it has now; None where all epochs have the same.
+        """
+        for part in self.parts:
+            if isinstance(part, Source):
+                part.begin_epoch(number)
+        return self.epoch
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch whose samples it has now; None where all epochs have the same."""
+        epochs = (part.epoch for part in self.parts if isinstance(part, Source))
+        return next((epoch for epoch in epochs if epoch is not None), None)
 
     def map(self, function: Callable[[Any], Any]) -> Mapped:
         """Return a source of `function(sample)` for each sample; it is called again each time a sample is read."""
@@ -238,6 +270,8 @@ class Subset(Source):
 class PerProcess(Generic[_Handle]):
     """Something that each process opens for itself: a file handle, a database environment.
 
+    It is closed with the object, too.
+
     Args:
         make: opens it.
         close: closes it.
@@ -276,6 +310,11 @@ class PerProcess(Generic[_Handle]):
         handle, self._handle = self._handle, None
         if handle is not None and self._pid == os.getpid():
             self._close(handle)
+
+    def __del__(self) -> None:
+        """Close the handle of a source that was dropped."""
+        with contextlib.suppress(Exception):  # at the interpreter's end, half of what it needs is gone
+            self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_make": self._make, "_close": self._close}

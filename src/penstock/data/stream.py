@@ -63,6 +63,8 @@ class Stream(IterableDataset[Any]):
         self._has_begun = False
         self._is_epoch_set = False
         self._ranks: tuple[int, int] | None = None
+        """Of the process that has pickled it, for workers."""
+        self._group: tuple[int, int] | None = None
         self._current: _SamplePass | None = None
         self._resume_from: dict[str, Any] | None = None
 
@@ -116,6 +118,11 @@ class Stream(IterableDataset[Any]):
         self._is_epoch_set = True
 
     @property
+    def is_epoch_set(self) -> bool:
+        """Whether `set_epoch` was called since the last pass began."""
+        return self._is_epoch_set
+
+    @property
     def epoch(self) -> int:
         """The epoch that workers are reading, or that this process begins next."""
         return self._epoch
@@ -125,6 +132,19 @@ class Stream(IterableDataset[Any]):
         if self._has_begun and not self._is_epoch_set:
             self._epoch += 1
         self._has_begun, self._is_epoch_set = True, False
+
+    def share_out(self, group: tuple[int, int] | None) -> None:
+        """Have the next passes share out the shards over a group of ranks: penstock's DataLoader calls it before them.
+
+        Args:
+            group: this process's rank in it, and how many there are; None for all ranks.
+        """
+        self._group = group
+
+    @property
+    def draws_order(self) -> bool:
+        """Whether the order of a pass depends on torch's random state."""
+        return self.order.shuffle and self.order.seed is None
 
     # ── what it holds ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -166,7 +186,7 @@ class Stream(IterableDataset[Any]):
         else:
             position = Position.from_state(saved["position"])
             records = self._records(PassSpec(**saved["spec"]), position, saved["splits"])
-        self._epoch = records.spec.epoch + 1
+        self._epoch, self._is_epoch_set = records.spec.epoch + 1, False
         self._current = _SamplePass(self, records)
         return self._current
 
@@ -211,8 +231,7 @@ class Stream(IterableDataset[Any]):
             worker: among `workers`.
             workers: how many each rank has.
         """
-        is_drawn = self.order.shuffle and self.order.seed is None
-        seed = base_seed if is_drawn else self.order.seed or 0
+        seed = base_seed if self.draws_order else self.order.seed or 0
         spec = PassSpec(seed=seed, epoch=epoch, rank=rank, ranks=ranks, worker=worker, workers=workers)
         begin = {"spec": asdict(spec), "position": asdict(Position()), "splits": []}
         return {"version": _STATE_VERSION, "shards": self._shards_digest(), "epoch": epoch + 1, "pass": begin}
@@ -237,7 +256,7 @@ class Stream(IterableDataset[Any]):
         rank, ranks = self._rank()
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info is not None else (0, 1)
-        if self.order.seed is not None or not self.order.shuffle:
+        if not self.draws_order:
             seed = self.order.seed or 0
         elif info is not None:
             seed = info.seed - info.id  # the same in all workers of a loader
@@ -250,6 +269,8 @@ class Stream(IterableDataset[Any]):
         return f"{len(self.shards)} shards, {hashlib.sha256(names.encode()).hexdigest()[:16]}"
 
     def _rank(self) -> tuple[int, int]:
+        if self._group is not None:
+            return self._group
         return rank_and_world_size() if self._ranks is None or get_worker_info() is None else self._ranks
 
     def _with_stage(self, kind: Literal["map", "filter"], function: Callable[[Any], Any]) -> Stream:

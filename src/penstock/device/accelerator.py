@@ -6,9 +6,12 @@ On a backend without streams (MPS), a copy blocks until it is done, as on the ho
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
+from penstock.core.errors import OptionError
 from penstock.device.base import CompletedEvent, CopyPairs, Event, Registration, TensorSpec
 
 
@@ -26,8 +29,8 @@ class Accelerator:
     def __init__(self, device: torch.device) -> None:
         self.torch_device = device
         self.name = str(self.torch_device)
-        self._up = _stream(self.torch_device)
-        self._down = _stream(self.torch_device)
+        self._up = self._new_stream()
+        self._down = self._new_stream()
 
     def outside_capture(self) -> contextlib.AbstractContextManager[object]:
         """Return a context that does nothing: torch has no graph capture for accelerators in general."""
@@ -36,6 +39,14 @@ class Accelerator:
     def empty(self, spec: TensorSpec) -> torch.Tensor:
         """Return memory from torch's caching allocator, on the current stream."""
         return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=self.torch_device)
+
+    def current_stream(self) -> object:
+        """Return torch's current stream of this device in this thread."""
+        return None if self._up is None else torch.accelerator.current_stream(self.torch_device)
+
+    def record_use(self, tensor: torch.Tensor) -> None:
+        """Have torch's allocator wait for the current stream before it reuses the memory."""
+        tensor.record_stream(torch.accelerator.current_stream(self.torch_device))
 
     def record_event(self) -> Event:
         """Return an event on the current stream."""
@@ -72,13 +83,33 @@ class Accelerator:
             for destination, source in copies:
                 destination.copy_(source)
             return CompletedEvent()
-        with stream:
+        with self._on(stream):
             if isinstance(after, torch.Event):
                 stream.wait_event(after)
             for destination, source in copies:
                 destination.copy_(source, non_blocking=True)
             done: Event = stream.record_event()
         return done
+
+    def _new_stream(self) -> torch.Stream | None:
+        try:
+            return torch.Stream(self.torch_device)
+        except (RuntimeError, NotImplementedError):  # a backend without streams
+            return None
+
+    @contextlib.contextmanager
+    def _on(self, stream: torch.Stream) -> Iterator[None]:
+        """Make a stream current for a block.
+
+        `with stream:` keeps what was current before on the stream, which threads share.
+        """
+        index, before = torch.accelerator.current_device_index(), torch.accelerator.current_stream(self.torch_device)
+        torch.accelerator.set_stream(stream)
+        try:
+            yield
+        finally:
+            torch.accelerator.set_stream(before)
+            torch.accelerator.set_device_index(index)
 
 
 def free_and_total_nbytes(device: torch.device) -> tuple[int, int]:
@@ -87,7 +118,7 @@ def free_and_total_nbytes(device: torch.device) -> tuple[int, int]:
     Both respect the limit of `set_per_process_memory_fraction`.
     """
     module = torch.get_device_module(device)
-    free, total = module.mem_get_info(device)
+    free, total = _memory_info(module)(device)
     fraction = (
         module.get_per_process_memory_fraction(device) if hasattr(module, "get_per_process_memory_fraction") else 1.0
     )
@@ -95,8 +126,13 @@ def free_and_total_nbytes(device: torch.device) -> tuple[int, int]:
     return max(0, min(int(free), limit - int(torch.accelerator.memory_reserved(device)))), min(int(total), limit)
 
 
-def _stream(device: torch.device) -> torch.Stream | None:
-    try:
-        return torch.Stream(device)
-    except (RuntimeError, NotImplementedError):  # a backend without streams
-        return None
+def _memory_info(module: Any) -> Callable[[torch.device], tuple[int, int]]:
+    """Return the function for an accelerator's free and total bytes: the backend's own, else that of torch 2.10."""
+    of_all = getattr(torch.accelerator, "get_memory_info", None)
+    found: Callable[[torch.device], tuple[int, int]] | None = getattr(module, "mem_get_info", of_all)
+    if found is None:
+        raise OptionError(
+            f"{module.__name__} does not tell how much memory its device has, and torch {torch.__version__} has no "
+            "torch.accelerator.get_memory_info; pass a budget, or use torch 2.10 or later"
+        )
+    return found

@@ -77,7 +77,8 @@ class Device(Protocol):
 
     **How often, in which order**: `register` once per shared segment, before copies from it, and its `close` when the
     loader ends. Then, per batch and within `outside_capture`: `empty` for each tensor, `record_event`, `upload` after
-    that event, and, when the batch is handed out, `wait_event`. For results: `download`, whose event is waited for.
+    that event, and, when the batch is handed out, `wait_event`; `record_use` as well if the consumer uses another
+    stream by then. For results: `download`, whose event is waited for.
 
     **After a failure**: `empty` may raise `torch.OutOfMemoryError`; nothing has been submitted then, and the caller may
     drop other batches and call it again. `register` and `fence` return None when they are refused, and the caller uses
@@ -112,6 +113,17 @@ class Device(Protocol):
 
         Raises:
             torch.OutOfMemoryError: there is not enough.
+        """
+        ...
+
+    def current_stream(self) -> object:
+        """Return the consumer's stream; two are equal if they are the same. A program may change it at any time."""
+        ...
+
+    def record_use(self, tensor: torch.Tensor) -> None:
+        """Reuse the memory of `tensor`, when it has died, only after what the consumer's stream has been given by then.
+
+        For memory of `empty` that is handed out on another stream than it was allocated on.
         """
         ...
 

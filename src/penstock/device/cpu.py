@@ -26,6 +26,12 @@ class Cpu:
         """Return uninitialised memory."""
         return torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype)
 
+    def current_stream(self) -> None:
+        """Return None: the host has one."""
+
+    def record_use(self, tensor: torch.Tensor) -> None:
+        """Do nothing: what uses it has returned."""
+
     def record_event(self) -> Event:
         """Return an event that has passed."""
         return CompletedEvent()

@@ -2,8 +2,9 @@
 
 - Existing memory can be page-locked (`cuMemHostRegister`), so a slot is the source of the copy. torch's host allocator
   does not know of such memory and guards it with no event; that is done here.
-- One event can stand for everything on every stream of the context (`cuCtxRecordEvent`, CUDA 12.5). It guards copies
-  that the user makes. It would break a graph capture, so none is recorded during one.
+- One event can stand for everything on every stream of a context (`cuCtxRecordEvent`, CUDA 12.5). One for each GPU in
+  use guards the copies that the user makes. It would break a graph capture, so none is recorded during one. Captures
+  by other libraries than torch are seen on the current stream and on streams that synchronize with the default one.
 
 The driver is called rather than the runtime, because an error of a runtime call would stay behind as its "last error"
 and be raised by some later, unrelated call of torch.
@@ -16,6 +17,7 @@ import contextlib
 import ctypes
 import functools
 import os
+import re
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -27,6 +29,7 @@ import torch
 from penstock.core.host import memlock_nbytes
 from penstock.core.numa import node_of_pci
 from penstock.core.units import size_text
+from penstock.device import captures
 from penstock.device.accelerator import Accelerator
 from penstock.device.base import Event, Registration
 
@@ -34,6 +37,9 @@ _PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: page-locked for every context
 _NO_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _NOT_READY = 600  # CUDA_ERROR_NOT_READY
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
+_LEGACY_STREAM = ctypes.c_void_p(1)  # CU_STREAM_LEGACY
+_CAPTURE_IMPLICIT = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 
 
 class Cuda(Accelerator):
@@ -41,12 +47,16 @@ class Cuda(Accelerator):
 
     def __init__(self, device: torch.device) -> None:
         torch.cuda.init()
+        self._driver: Any = None if torch.version.hip else _driver()
+        self._contexts = None if self._driver is None else _contexts_of(self._driver)
+        self._context = None if self._contexts is None else self._contexts.of(device.index)
         super().__init__(device)
-        driver = None if torch.version.hip else _driver()
-        self._driver: Any = driver
-        self._context = _primary_context(driver, self.torch_device.index) if driver is not None else None
-        self.has_fence = self._context is not None and _records_contexts(driver, self._context)
-        self.numa_node = None if driver is None else node_of_pci(_pci_address(driver, self.torch_device.index))
+        self._outside = self._new_stream()
+        self.numa_node = None if self._driver is None else node_of_pci(_pci_address(self._driver, device.index))
+        self.has_fence = False
+        if self._context is not None:
+            captures.watch()
+            self.has_fence = hasattr(self._driver, "cuCtxRecordEvent") and self._record_contexts() is not None
 
     @contextlib.contextmanager
     def outside_capture(self) -> Iterator[None]:
@@ -58,45 +68,132 @@ class Cuda(Accelerator):
         if not torch.cuda.is_current_stream_capturing():
             yield
             return
+        assert self._outside is not None
         with _relaxed(self._driver):
-            outside = torch.cuda.Stream(self.torch_device)
-            with torch.cuda.stream(outside):
+            with self._on(self._outside):
                 yield
-            outside.synchronize()
+            self._outside.synchronize()
 
     def register(self, memory: memoryview) -> Registration | None:
         """Page-lock `memory`; warn once if the system refuses."""
         if self._context is None:
             return None
-        address = np.frombuffer(memory, np.uint8).ctypes.data
+        captures.catch_up()
+        array = np.frombuffer(memory, np.uint8)
         with _current(self._driver, self._context):
             result = self._driver.cuMemHostRegister_v2(
-                ctypes.c_void_p(address), ctypes.c_size_t(len(memory)), _PORTABLE
+                ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(len(memory)), _PORTABLE
             )
         if result:
             _warn_of_refusal(_error_name(self._driver, result), len(memory))
             return None
-        return _HostRegistration(self._driver, self._context, address)
+        return _HostRegistration(self._driver, self._context, self._contexts, array)
 
     def fence(self) -> Event | None:
-        """Return an event after all work of the context; None during a capture."""
-        if not self.has_fence or torch.cuda.is_current_stream_capturing():
+        """Return an event after all work of all GPUs that this process uses; None while a graph is captured.
+
+        A user may copy a batch to any of them, whichever one is current.
+        """
+        if not self.has_fence:
             return None
-        event = _ContextEvent(self._driver, self._context)
-        return event if event.is_recorded else None
+        captures.catch_up()
+        with captures.held_back() as is_free:
+            return self._record_contexts() if is_free else None
+
+    def _record_contexts(self) -> Event | None:
+        assert self._contexts is not None
+        events = [_ContextEvent(self._driver, context) for context in self._contexts.active()]
+        if not all(event.is_recorded for event in events):
+            return None
+        return events[0] if len(events) == 1 else _Events(events)
+
+    def _new_stream(self) -> torch.Stream | None:
+        """Return a stream of its own: torch's come from a pool, where the user gets the same ones again."""
+        if self._context is None:
+            return super()._new_stream()
+        stream = ctypes.c_void_p()
+        with _current(self._driver, self._context):
+            result = self._driver.cuStreamCreate(ctypes.byref(stream), _NON_BLOCKING)
+        if result:
+            return super()._new_stream()
+        external = torch.cuda.ExternalStream(stream.value, device=self.torch_device)
+        # torch.Stream.wait_event does not wait for an event that a torch.cuda.Stream has recorded.
+        return torch.Stream(
+            stream_id=external.stream_id, device_index=external.device_index, device_type=external.device_type
+        )
+
+
+def blas_workspace_nbytes(device: torch.device) -> int:
+    """Return what matrix products take from torch's allocator once and for good: the workspaces of cuBLAS and cuBLASLt.
+
+    Source: torch's notes on CUDA semantics, "cuBLAS workspaces" (CUBLAS_WORKSPACE_CONFIG, CUBLASLT_WORKSPACE_SIZE).
+    """
+    if device.type != "cuda" or torch.version.hip:
+        return 0
+    chosen = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    is_hopper = torch.cuda.get_device_capability(device)[0] in (9, 10)
+    default = [(4096, 8)] if is_hopper else [(4096, 2), (16, 8)]
+    lt_kib = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "1024")
+    kib = sum(int(size) * int(count) for size, count in chosen or default)
+    return (kib + (int(lt_kib) if lt_kib.isdigit() else 1024)) << 10
+
+
+class _Contexts:
+    """The primary context of every GPU that this process uses."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+        count = ctypes.c_int()
+        driver.cuDeviceGetCount(ctypes.byref(count))
+        self._unused = [*range(count.value)]
+        self._used: dict[int, Any] = {}
+
+    def of(self, index: int) -> Any:
+        """Return the context that torch uses on device `index` of those visible to this process, or None."""
+        if index not in self._used:
+            device, context = ctypes.c_int(), ctypes.c_void_p()
+            if self._driver.cuDeviceGet(ctypes.byref(device), index) or self._driver.cuDevicePrimaryCtxRetain(
+                ctypes.byref(context), device
+            ):
+                return None
+            self._used[index] = context
+            self._unused = [other for other in self._unused if other != index]
+        return self._used[index]
+
+    def active(self) -> list[Any]:
+        """Return those that are in use. A copy to a device cannot have begun before its context was."""
+        for index in self._unused:
+            device, flags, is_active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
+            self._driver.cuDeviceGet(ctypes.byref(device), index)
+            self._driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(is_active))
+            if is_active.value:
+                self.of(index)
+        return [*self._used.values()]
+
+
+@functools.cache
+def _contexts_of(driver: Any) -> _Contexts:
+    return _Contexts(driver)
 
 
 class _HostRegistration:
-    def __init__(self, driver: Any, context: Any, address: int) -> None:
-        self.close = weakref.finalize(self, _unregister, driver, context, address, os.getpid())
+    def __init__(self, driver: Any, context: Any, contexts: Any, array: np.ndarray) -> None:
+        # The finalizer keeps the memory: during a capture it is unlocked later.
+        self.close = weakref.finalize(self, _unregister, driver, context, contexts, array, os.getpid())
 
 
-def _unregister(driver: Any, context: Any, address: int, owner: int) -> None:
+def _unregister(driver: Any, context: Any, contexts: _Contexts, array: np.ndarray, owner: int) -> None:
     if os.getpid() != owner:  # a forked child must not touch CUDA, and the memory is its parent's
         return
-    with _current(driver, context):
-        driver.cuCtxSynchronize()  # a copy that still reads it would go wrong; this happens when a loader ends
-        driver.cuMemHostUnregister(ctypes.c_void_p(address))
+
+    def unregister() -> None:
+        for used in contexts.active():
+            with _current(driver, used):
+                driver.cuCtxSynchronize()  # a copy that still reads it would go wrong; this happens when a loader ends
+        with _current(driver, context):
+            driver.cuMemHostUnregister(ctypes.c_void_p(array.ctypes.data))
+
+    captures.after_captures(unregister)
 
 
 class _ContextEvent:
@@ -106,11 +203,15 @@ class _ContextEvent:
         self._driver = driver
         self._context = context
         self._event = ctypes.c_void_p()
+        self.is_recorded = False
         with _current(driver, context):
-            is_created = driver.cuEventCreate(ctypes.byref(self._event), _NO_TIMING) == 0
-        self.is_recorded = is_created and driver.cuCtxRecordEvent(context, self._event) == 0
-        if is_created:
-            weakref.finalize(self, _destroy, driver, self._event, os.getpid())
+            status = ctypes.c_int()
+            if driver.cuStreamIsCapturing(_LEGACY_STREAM, ctypes.byref(status)) == _CAPTURE_IMPLICIT:
+                return
+            if driver.cuEventCreate(ctypes.byref(self._event), _NO_TIMING):
+                return
+            self.is_recorded = driver.cuCtxRecordEvent(context, self._event) == 0
+        weakref.finalize(self, _destroy, driver, self._event, os.getpid())
 
     def query(self) -> bool:
         with _current(self._driver, self._context):
@@ -119,6 +220,20 @@ class _ContextEvent:
     def synchronize(self) -> None:
         with _current(self._driver, self._context):
             self._driver.cuEventSynchronize(self._event)
+
+
+class _Events:
+    """Passes when all of several events have passed."""
+
+    def __init__(self, events: list[_ContextEvent]) -> None:
+        self._events = events
+
+    def query(self) -> bool:
+        return all(event.query() for event in self._events)
+
+    def synchronize(self) -> None:
+        for event in self._events:
+            event.synchronize()
 
 
 def _destroy(driver: Any, event: Any, owner: int) -> None:
@@ -163,24 +278,12 @@ def _driver() -> Any:
     return None
 
 
-def _primary_context(driver: Any, index: int) -> Any:
-    """Return the context that torch uses on device `index` of those visible to this process, or None."""
-    device, context = ctypes.c_int(), ctypes.c_void_p()
-    if driver.cuDeviceGet(ctypes.byref(device), index):
-        return None
-    return None if driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) else context
-
-
 def _pci_address(driver: Any, index: int) -> str:
     """Return the PCI address of device `index`, as in "0000:3b:00.0"; empty if the driver does not report it."""
     device, address = ctypes.c_int(), ctypes.create_string_buffer(32)
     if driver.cuDeviceGet(ctypes.byref(device), index) or driver.cuDeviceGetPCIBusId(address, len(address), device):
         return ""
     return address.value.decode()
-
-
-def _records_contexts(driver: Any, context: Any) -> bool:
-    return hasattr(driver, "cuCtxRecordEvent") and _ContextEvent(driver, context).is_recorded
 
 
 def _error_name(driver: Any, result: int) -> str:

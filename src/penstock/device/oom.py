@@ -16,7 +16,10 @@ _CUDA_ERROR_MEMORY_ALLOCATION = 2
 _STATUS_NAMES = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",  # since cuDNN 9
+    "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
     "CUSOLVER_STATUS_ALLOC_FAILED",
+    "CUSPARSE_STATUS_ALLOC_FAILED",
     "CUSPARSE_STATUS_INSUFFICIENT_RESOURCES",
     "CUFFT_ALLOC_FAILED",
     "HIPBLAS_STATUS_ALLOC_FAILED",
@@ -25,7 +28,12 @@ _STATUS_NAMES = (
 _MESSAGES = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
-    "Failed to CUDA calloc",  # NCCL's
+    "CUDA driver error: out of memory",
+    "CUDA error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "Cuda failure 2 'out of memory'",  # NCCL's
+    "Cuda failure 'out of memory'",
+    "Failed to CUDA calloc",
     "Failed to CUDA host alloc",
     "MPS backend out of memory",
 )
@@ -48,7 +56,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if isinstance(error, torch.AcceleratorError):
         return getattr(error, "error_code", None) == _CUDA_ERROR_MEMORY_ALLOCATION
-    if type(error) is not RuntimeError:
+    if type(error) is not RuntimeError and type(error).__name__ != "DistBackendError":
         return False
     text = str(error)
     return any(name in text for name in _STATUS_NAMES + _MESSAGES)

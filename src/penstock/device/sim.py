@@ -112,6 +112,7 @@ class Sim:
         self.has_fence = has_fence
         self.numa_node = numa_node
         self.consumer = SimStream("consumer")
+        """The stream that is current. A program may set another one."""
         self.capturing = False
         """Set it to simulate a capture: then `fence` returns None, and calls must be made in `outside_capture`."""
         self._is_outside_capture = False
@@ -128,7 +129,12 @@ class Sim:
         self._registered: dict[int, memoryview] = {}
         self._error: BaseException | None = None
         self._numbers = itertools.count()
-        self._blocks: dict[int, list[np.ndarray]] = {}
+        self._blocks: dict[tuple[int, int], list[np.ndarray]] = {}
+        """Free memory, by the stream that it was allocated on and its size."""
+        self._uses: dict[int, list[SimStream]] = {}
+        """Other streams that use memory, by its address."""
+        self._in_use: list[tuple[list[SimEvent], tuple[int, int], np.ndarray]] = []
+        """Memory that has been dropped, and is free when these events have passed."""
         self._nbytes = 0
         self._allocations = 0
         self._failing: set[int] = set()
@@ -155,10 +161,19 @@ class Sim:
         nbytes = round_up(spec.nbytes, _BLOCK)
         memory = self._take_block(nbytes)
         view = memory[:]  # the tensor keeps this one alive; the block is given back when it dies
-        weakref.finalize(view, self._blocks.setdefault(nbytes, []).append, memory).atexit = False
+        weakref.finalize(view, self._give_back, (id(self.consumer), nbytes), memory).atexit = False
         self._submit(self.consumer, lambda: memory.fill(POISON))
         flat = torch.frombuffer(view, dtype=spec.dtype, count=spec.size.numel())
         return flat.as_strided(spec.size, spec.stride)
+
+    def current_stream(self) -> SimStream:
+        """Return `consumer`."""
+        return self.consumer
+
+    def record_use(self, tensor: torch.Tensor) -> None:
+        """Free the memory, when it is dropped, only after what `consumer` has been given by then."""
+        if tensor.nbytes:
+            self._uses.setdefault(tensor.data_ptr(), []).append(self.consumer)
 
     def record_event(self) -> SimEvent:
         """Return an event on the consumer's stream."""
@@ -259,16 +274,28 @@ class Sim:
         if self.capturing and not self._is_outside_capture:
             raise RuntimeError("sim: operation not permitted when stream is capturing")
 
+    def _give_back(self, key: tuple[int, int], memory: np.ndarray) -> None:
+        events = [self._record(stream) for stream in self._uses.pop(memory.ctypes.data, ())]
+        self._in_use.append((events, key, memory))
+
     def _take_block(self, nbytes: int) -> np.ndarray:
         number = self._allocations
         self._allocations += 1
-        free = self._blocks.get(nbytes)
+        in_use, self._in_use = self._in_use, []
+        for dropped in in_use:
+            events, key, memory = dropped
+            if all(event.query() for event in events):
+                self._blocks.setdefault(key, []).append(memory)
+            else:
+                self._in_use.append(dropped)
+        free = self._blocks.get((id(self.consumer), nbytes))
         fits = self._capacity is None or self._nbytes + nbytes <= self._capacity
         if not free and not fits:
             self.synchronize()  # as returning blocks to the driver does
-            self._nbytes -= sum(size * len(blocks) for size, blocks in self._blocks.items())
-            for blocks in self._blocks.values():
-                blocks.clear()
+            self._nbytes -= sum(size * len(blocks) for (_, size), blocks in self._blocks.items())
+            self._nbytes -= sum(size for _, (_, size), _ in self._in_use)
+            self._blocks.clear()
+            self._in_use.clear()
             fits = self._capacity is None or self._nbytes + nbytes <= self._capacity
         if number in self._failing or not (free or fits):
             raise torch.OutOfMemoryError(

@@ -3,5 +3,6 @@
 - `rank`: this process's rank and the world size.
 - `rank_group`: the ranks of one model: votes, sums, broadcasts.
 - `collectives`: the collectives inside a sharded model, and completing them with zeros on a rank that failed.
+- `collective_count`: whether this rank has taken part in a collective since some moment.
 - `failure_alarm`: one rank whose loader fails stops all others.
 """

@@ -5,20 +5,40 @@ from __future__ import annotations
 import os
 
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
+from penstock.core.errors import OptionError
 from penstock.core.ranks import Ranks
 
 
-def rank_and_world_size(group: dist.ProcessGroup | None = None) -> tuple[int, int]:
+def rank_and_world_size(group: dist.ProcessGroup | DeviceMesh | None = None) -> tuple[int, int]:
     """Return (rank, world size): of `torch.distributed` if it is initialized, else of torchrun's environment variables.
 
     Args:
-        group: the process group; the default one without it.
+        group: the process group, or a mesh of one dimension; the default group without it. The rank of a process that
+            is not in the group is -1.
+
+    Raises:
+        OptionError: the mesh has several dimensions, or this process is not in it.
 
     >>> rank_and_world_size()
     (0, 1)
     """
+    if isinstance(group, DeviceMesh):
+        group = _group_of(group)
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(group), dist.get_world_size(group)
     ranks = Ranks.of(os.environ, os.getppid())
     return ranks.rank, ranks.world_size
+
+
+def _group_of(mesh: DeviceMesh) -> dist.ProcessGroup:
+    if mesh.ndim != 1:
+        names = mesh.mesh_dim_names or ()
+        raise OptionError(
+            f"distributed= is a mesh of {mesh.ndim} dimensions {names}, and ranks along some of them may need the same "
+            "samples; give the one along which samples are shared out, as in mesh['dp'] (_flatten() makes several one)"
+        )
+    if mesh.get_coordinate() is None:
+        raise OptionError("distributed= is a mesh that this process is not in; give the one that it is in")
+    return mesh.get_group()

@@ -117,11 +117,13 @@ def rank_group_of(model: nn.Module) -> tuple[nn.Module, RankGroup | None]:
         )
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         return model, RankGroup(_shard_group(model), broadcasts_buffers=False)
+    _reject_distributed_tensors(model)
     if not isinstance(model, DistributedDataParallel):
         _reject_parallel_parts(model)
         return model, None
     inner: nn.Module = model.module
     _reject_meeting_layers(inner)
+    _reject_communication_hooks(model)
     return inner, RankGroup(model.process_group, broadcasts_buffers=model.broadcast_buffers)
 
 
@@ -159,6 +161,26 @@ def _reject_parallel_parts(model: nn.Module) -> None:
         raise OptionError(
             f"DistributedDataParallel is inside a {type(model).__name__}, where its ranks communicate in backward, and "
             "one rank's out-of-memory hangs the others; make it the outermost module, around the whole model"
+        )
+
+
+def _reject_distributed_tensors(model: nn.Module) -> None:
+    held = [*model.named_parameters(), *model.named_buffers()]
+    name = next((name for name, tensor in held if isinstance(tensor, DTensor)), None)
+    if name is not None:
+        raise OptionError(
+            f"{name} is a distributed tensor, as of a tensor-parallel model (parallelize_module): its ranks "
+            "communicate inside forward and backward, where one rank's out-of-memory shifts the collectives of the "
+            "others; shard the model with fully_shard over one mesh of one dimension instead, or step it by hand"
+        )
+
+
+def _reject_communication_hooks(model: DistributedDataParallel) -> None:
+    hooks = [getattr(hook, "__qualname__", type(hook).__name__) for hook, _ in getattr(model, "_comm_hooks", ())]
+    if hooks:
+        raise OptionError(
+            f"the model has a communication hook ({hooks[0]}), and TrainStep adds up gradients by itself, after "
+            "backward, without it; make the model without the hook, or step it by hand"
         )
 
 

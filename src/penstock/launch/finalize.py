@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import OptionError, PenstockError
 from penstock.launch.outputs import Outputs
+from penstock.launch.run_folder import previous_run_file
 from penstock.observe.doctor.causes import findings_of_run
 from penstock.observe.live.loader_registry import LoaderRegistry
+from penstock.observe.meters import nvml
 from penstock.observe.meters.clock import Clock
 from penstock.observe.record import text_report
 from penstock.observe.record.baseline import Baseline
-from penstock.observe.record.compare_runs import Comparison
-from penstock.observe.record.run_record import RunRecord, save
+from penstock.observe.record.compare_runs import Comparison, predicted_and_achieved
+from penstock.observe.record.run_record import RunRecord, load, save
 from penstock.observe.record.run_summary import RunSummary
 
 
@@ -33,12 +37,19 @@ def write_outputs(record: RunRecord, outputs: Outputs, *, is_last: bool) -> None
     record = replace(record, findings=findings_of_run(record))
     if is_last and not outputs.quiet:
         sys.stdout.flush()
-        print(text_report.render(record), end="", file=sys.stderr, flush=True)
+        print(text_report.render(record) + _prediction(record, outputs), end="", file=sys.stderr, flush=True)
+        _print_note(nvml.missing_package() if "accelerators" in record.machine else None)
+    files = (outputs.json_file, outputs.html_file)
+    if outputs.folder is not None and any(file is not None and file.parent == outputs.folder for file in files):
+        _print_error(functools.partial(_make_folder, outputs.folder))
     if outputs.json_file is not None:
         json_file = outputs.json_file
         _print_error(lambda: save(record, json_file))
     if outputs.html_file is not None:
         _print_error(lambda: _write_html(record, outputs))
+    written = [str(file) for file in files if file is not None and file.exists()]
+    if is_last and written and not outputs.quiet:
+        print(f"  report: {_relative(written[-1])}", file=sys.stderr, flush=True)
 
 
 def write_trace_file(registry: LoaderRegistry, clock: Clock, outputs: Outputs) -> None:
@@ -52,8 +63,21 @@ def write_trace_file(registry: LoaderRegistry, clock: Clock, outputs: Outputs) -
     _print_error(lambda: perfetto_trace.write_trace(perfetto_trace.trace_of_events(events, clock, os.getpid()), file))
 
 
+def _prediction(record: RunRecord, outputs: Outputs) -> str:
+    """Return a line on what the run before this one predicted, if its advice was followed; empty otherwise."""
+    file = previous_run_file(outputs.folder) if outputs.folder is not None else None
+    try:
+        earlier = load(file) if file is not None else None
+    except OptionError:  # damaged, or of another version
+        return ""
+    if file is None or earlier is None or earlier.command[:1] != record.command[:1]:
+        return ""
+    sentence = predicted_and_achieved(earlier, record, if_followed=True)
+    return f"  {sentence} ({_relative(str(file.parent))} was before)\n" if sentence else ""
+
+
 def _write_html(record: RunRecord, outputs: Outputs) -> None:
-    from penstock.observe.page import write_html  # imports plotly, for which no program must wait at its start
+    from penstock.observe.page import write_html  # no program must wait for it at its start
 
     assert outputs.html_file is not None
     write_html(record, outputs.html_file, _baseline_comparison(record.baseline))
@@ -77,8 +101,27 @@ def _baseline_comparison(baseline: Baseline | None) -> Comparison | None:
     )
 
 
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise OptionError(f"{folder} cannot be made: {reason}; pass --json FILE and --html FILE elsewhere") from error
+
+
+def _relative(file: str) -> str:
+    """Return a path as seen from the current folder, if it is below it."""
+    relative = os.path.relpath(file)
+    return file if relative.startswith(os.pardir) else relative
+
+
 def _print_error(write: Callable[[], None]) -> None:
     try:
         write()
     except PenstockError as error:
         print(f"penstock: {error}", file=sys.stderr, flush=True)
+
+
+def _print_note(sentence: str | None) -> None:
+    if sentence is not None:
+        print(f"penstock: {sentence}", file=sys.stderr, flush=True)

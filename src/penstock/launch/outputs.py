@@ -12,6 +12,9 @@ from penstock.core.ranks import Ranks
 class Outputs:
     """Where a run is written; None for not at all."""
 
+    folder: Path | None = None
+    """Where files are that the user has not named; made when they are written."""
+
     json_file: Path | None = None
     """run.json: the run as data."""
 

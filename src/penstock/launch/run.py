@@ -17,6 +17,7 @@ from typing import NoReturn
 from penstock.core.errors import OptionError, ScriptError
 from penstock.core.ranks import Ranks
 from penstock.launch.baseline_run import BaselineRun, announcement
+from penstock.launch.isolation import isolation_hint
 from penstock.launch.outputs import Outputs
 from penstock.launch.patch_torch import TorchPatch, on_torch_import
 from penstock.launch.program import load_program, trim_traceback
@@ -65,6 +66,9 @@ def run(
     except BaseException as error:  # noqa: BLE001  whatever ends the program ends it here
         session.exit_code = 1
         session.error = _print(error)
+        hint = isolation_hint(error)
+        if hint is not None and not outputs.quiet:
+            print(f"penstock: {hint}", file=sys.stderr, flush=True)
     return session.exit_code
 
 

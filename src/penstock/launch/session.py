@@ -28,6 +28,7 @@ from penstock.observe.live.poller_thread import PollerThread
 from penstock.observe.live.status_file import StatusFile, active_runs, private_folder
 from penstock.observe.live.terminal import StatusRows
 from penstock.observe.meters.clock import read_clock
+from penstock.observe.meters.device_meter import DeviceMeter
 from penstock.observe.meters.host_memory import MemoryMeter
 from penstock.observe.meters.machine import describe_machine
 from penstock.observe.record.run_record import RunRecord
@@ -78,6 +79,7 @@ class Session:
         self._rank_files: RankFiles | None = None
         self._supervisor: Supervisor | None = None
         self._poller_thread: PollerThread | None = None
+        self._devices: DeviceMeter | None = None
         self.exit_code = 0
         self.error: str | None = None
 
@@ -94,13 +96,15 @@ class Session:
             lambda: self._record(exit_code=None),
             prints_lines=is_visible and not has_panel,
         )
-        # After the fork of the supervisor: the poller loads the GPU's driver library.
+        # After the fork of the supervisor: the meter loads the GPU's driver library.
+        self._devices = DeviceMeter()
         poller = RunPoller(
             self._registry,
             self._memory,
             command=self._command,
             began=self._clock.monotonic_ns / 1e9,
             rank=(self._ranks.rank, self._ranks.world_size),
+            devices=self._devices,
         )
         self._poller_thread = PollerThread(poller, self._memory, self._timeline, live_output.write)
         atexit.register(self._end)
@@ -114,7 +118,7 @@ class Session:
             from penstock.loader.dataloader import can_autoscale, enable_autoscaling  # torch is imported by now
 
             if can_autoscale(loader):
-                enable_autoscaling(loader)
+                enable_autoscaling(loader, asked=loader.num_workers)
         self._registry.register(loader)
         self._poller_thread.start()
         if self._endpoint is not None:
@@ -145,8 +149,8 @@ class Session:
 
         def finish_killed_run() -> None:
             final = rank_files.end(None)
-            if final.record is not None:
-                finalize.write_outputs(final.record, outputs, is_last=final.is_last)
+            if final.is_last and final.record is not None:
+                finalize.write_outputs(final.record, outputs, is_last=True)
             if final.is_last:
                 rank_files.remove()
 
@@ -164,7 +168,9 @@ class Session:
         if self._rank_files is not None:
             final = self._rank_files.end(record)
             record, is_last = final.record or record, final.is_last
-        finalize.write_outputs(record, self._outputs, is_last=is_last)
+        if is_last or self._supervisor is None:
+            # Otherwise the last one writes, or its supervisor: what a slower rank wrote might replace that.
+            finalize.write_outputs(record, self._outputs, is_last=is_last)
         if self._rank_files is not None and is_last:
             self._rank_files.remove()
         finalize.write_trace_file(self._registry, self._clock, self._outputs)
@@ -192,6 +198,7 @@ class Session:
             cpus=usable_cores(),
             machine=describe_machine(),
             memory=self._memory.peak(),
+            device_memory=self._devices.peak() if self._devices is not None else None,
             loaders=self._registry.records(),
             timeline=self._timeline.points(),
             baseline=self._baseline.result() if self._baseline is not None else None,

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from penstock.core.errors import OptionError
+from penstock.data.source import Source
 from penstock.data.stream import Stream
+from penstock.distributed.collective_count import collective_count
 from penstock.loader.checkpoint.dataset_fingerprint import DatasetFingerprint
 from penstock.loader.checkpoint.epoch_state import EpochState
 from penstock.loader.checkpoint.resume import Resume
 from penstock.loader.config import LoaderConfig
 from penstock.loader.runtime import LoaderRuntime
 from penstock.loader.sampling.batch_cursor import BatchCursor, foreseen_start
-from penstock.loader.sampling.orders import UnknownOrder, drawn_from, plain_batches, seed_drawn_from
-from penstock.loader.sampling.sharding import RankSampler
+from penstock.loader.sampling.orders import drawn_from, plain_batches, seed_drawn_from
+from penstock.loader.sampling.pass_digest import DigestLog, PassDigest
+from penstock.loader.sampling.rank_sampler import RankSampler
 from penstock.loader.sampling.stream_cursor import StreamCursor
+from penstock.loader.sampling.unknown_order import UnknownOrder
 from penstock.loader.workers.sample_fetcher import restore_end
 from penstock.loader.workers.sample_seed import derive_seed
+from penstock.loader.workers.stateful import is_stateful
 from penstock.loader.workers.stream_shard import StreamShard
 
 
@@ -37,11 +45,15 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
         config.generator.set_state(resume.generator)
     ends = [(end, True) for end in resume.ends] if resume is not None else _previous_ends(config, runtime)
     before_end = _restore_before_draws(config, ends) if config.num_workers == 0 and len(ends) == 1 else None
+    if resume is None:
+        _repeat_if_alone(config, runtime)
     number = _epoch_number(config, runtime, resume)
-    batch_cursor, (base_seed, epoch_seed) = _draw(config, runtime, resume, number, base_seed)
-    runtime.next_epoch = number + 1
-    stream_epoch = _begin_stream(config, resume)
+    digest = _begin_digest(config, runtime, resume, number)
+    batch_cursor, (base_seed, epoch_seed) = _draw(config, runtime, resume, number, base_seed, digest)
+    runtime.next_epoch, runtime.is_epoch_set = number + 1, False
+    stream_epoch = _begin_dataset(config, resume, number)
     shards, turn = _shards(config, resume, epoch_seed, ends)
+    shards = tuple(replace(shard, stream_epoch=stream_epoch) for shard in shards)
     if before_end is not None:
         shards = (replace(shards[0], before_end=before_end),)
     size = (config.batch_size or 1) if config.is_iterable else None
@@ -58,6 +70,8 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
         world=config.world_size,
         stream_epoch=stream_epoch,
         order=runtime.order,
+        digest=digest,
+        collectives=collective_count() if resume is None and _draws_by_epoch(config) else None,
         keeps_dataset=_keeps_dataset(config),
     )
     return runtime.epoch
@@ -112,6 +126,44 @@ def fingerprint_of(config: LoaderConfig, runtime: LoaderRuntime) -> DatasetFinge
     return runtime.fingerprint
 
 
+def _draws_by_epoch(config: LoaderConfig) -> bool:
+    """Return whether ranks share out samples in an order that depends on the epoch, so that all must be in the same."""
+    if config.world_size == 1:
+        return False
+    if isinstance(config.dataset, Stream):
+        return config.dataset.order.shuffle
+    has_epochs = isinstance(config.dataset, Source) and config.dataset.epoch is not None
+    return isinstance(config.sampler, RankSampler) and (config.sampler.shuffle or has_epochs)
+
+
+def _repeat_if_alone(config: LoaderConfig, runtime: LoaderRuntime) -> None:
+    """Have the epoch of the last pass come again if this rank may have been the only one to begin it.
+
+    Ranks share out the samples, and must be in the same epoch. A pass that was left before its end may have been for a
+    look at a batch. One without a collective of `torch.distributed` was in step with nobody. This rank alone can tell,
+    and all ranks of a program tell the same, without waiting for each other.
+    """
+    left = runtime.epoch
+    shares_out = config.is_distributed or isinstance(config.dataset, Stream)
+    if left is None or config.world_size == 1 or not shares_out or (left.finished and not left.ran_alone):
+        return
+    if isinstance(config.dataset, Stream) and left.stream_epoch is not None and not config.dataset.is_epoch_set:
+        config.dataset.set_epoch(left.stream_epoch)
+    if runtime.is_epoch_set or getattr(config.sampler, "is_epoch_set", False):
+        return
+    runtime.next_epoch = left.number
+    if left.handed_out > 1:
+        how = f"left after {left.handed_out} batches"
+        if left.finished:
+            how = "passed through without a collective of torch.distributed, so perhaps by this rank alone"
+        warnings.warn(
+            f"epoch {left.number} was {how}, and begins again in the same order, as with torch's DistributedSampler: "
+            "without this, a rank that began a pass alone would be an epoch ahead of the others. Call "
+            "loader.set_epoch(epoch) before each pass to go on to another epoch",
+            stacklevel=6,
+        )
+
+
 def _epoch_number(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume | None) -> int:
     number = runtime.next_epoch if resume is None else resume.epoch
     is_resumed_inside = resume is not None and resume.knows_order
@@ -120,8 +172,34 @@ def _epoch_number(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume |
     return number
 
 
+def _begin_digest(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume | None, number: int) -> PassDigest:
+    """Begin the digest of what the pass hands out; after a resume, where that of the same rank had been."""
+    counters = runtime.counters
+    if counters.digests is None:
+        counters.digests = DigestLog()
+    begun: Sequence[int] = ()
+    if resume is not None and resume.has_begun:
+        begun = resume.digest or [resume.start.position if resume.start is not None else 0]
+    digest = counters.digests.begin(number, *begun)
+    if not config.is_iterable:
+        return digest
+    if isinstance(config.dataset, Stream):
+        is_whole = resume is None or not resume.has_begun or resume.digest is not None
+        digest.reason = "" if is_whole else "the stream was resumed from the states of other ranks"
+    elif not is_stateful(config.dataset):
+        digest.reason = "the stream keeps no state, so nobody knows which samples it gives"
+    elif config.num_workers == 0:
+        digest.reason = "without workers, the stream's own state is asked for only by state_dict()"
+    return digest
+
+
 def _draw(
-    config: LoaderConfig, runtime: LoaderRuntime, resume: Resume | None, number: int, base_seed: int | None
+    config: LoaderConfig,
+    runtime: LoaderRuntime,
+    resume: Resume | None,
+    number: int,
+    base_seed: int | None,
+    digest: PassDigest,
 ) -> tuple[BatchCursor | None, tuple[int, int]]:
     """Make the sampler's iterator and draw the seeds, in torch's order: both may use one generator."""
     if config.is_iterable:
@@ -129,11 +207,11 @@ def _draw(
     is_continued = resume is not None and (resume.has_begun or _has_seeded_workers(config, resume))
     starts_workers = config.num_workers > 0 and base_seed is None and not is_continued
     if not starts_workers:
-        return _batch_cursor(config, runtime, resume), _seeds(config, resume, number, base_seed)
+        return _batch_cursor(config, runtime, resume, digest), _seeds(config, resume, number, base_seed)
     if isinstance(runtime.order, UnknownOrder):
         iter(config.index_sampler)  # torch drops this one, and makes another for the workers
     seeds = _seeds(config, resume, number, base_seed)
-    return _batch_cursor(config, runtime, resume), seeds
+    return _batch_cursor(config, runtime, resume, digest), seeds
 
 
 def _seeds(config: LoaderConfig, resume: Resume | None, number: int, base_seed: int | None) -> tuple[int, int]:
@@ -156,21 +234,41 @@ def _has_seeded_workers(config: LoaderConfig, resume: Resume) -> bool:
     return config.persistent_workers and resume.workers_seed is not None
 
 
-def _batch_cursor(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume | None) -> BatchCursor:
+def _batch_cursor(
+    config: LoaderConfig, runtime: LoaderRuntime, resume: Resume | None, digest: PassDigest
+) -> BatchCursor:
+    share = runtime.order.share
+    # Batches of which nothing is left are passed over, on one rank and not on another.
+    may_differ = config.errors != "raise" and share.world > 1 and share.uneven == "join"
     return BatchCursor(
         config.index_sampler,
         runtime.order,
         start=resume.start if resume is not None else None,
-        in_order=config.in_order,
+        in_order=config.in_order and not may_differ,
         draws_ahead=config.num_workers > 0 or config.arrives_on_device,
+        handed_out=digest,
     )
 
 
-def _begin_stream(config: LoaderConfig, resume: Resume | None) -> int | None:
-    """Return the epoch of one of penstock's streams, which counts from the resumed one; None for other datasets."""
+def _begin_dataset(config: LoaderConfig, resume: Resume | None, number: int) -> int | None:
+    """Return the epoch of one of penstock's streams or mixtures; None for other datasets.
+
+    A stream counts by itself, from the resumed epoch; a mixture has the loader's.
+    """
     stream = config.dataset
+    if isinstance(stream, Source):
+        if resume is not None and resume.stream_epoch is not None:
+            stream.set_epoch(resume.stream_epoch)
+        epoch = stream.begin_epoch(number)
+        if epoch is not None and config.worker_type == "ray" and config.persistent_workers:
+            raise OptionError(
+                "a mixture has other samples in each epoch, and Ray workers that persist are on machines where they do "
+                "not see which it is; use persistent_workers=False"
+            )
+        return epoch
     if not isinstance(stream, Stream):
         return None
+    stream.share_out((config.rank, config.world_size) if config.is_in_group else None)
     if resume is not None and resume.stream_epoch is not None:
         stream.set_epoch(resume.stream_epoch)
     if config.num_workers > 0 and config.worker_type != "thread":

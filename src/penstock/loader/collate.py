@@ -53,6 +53,13 @@ def fast_map() -> dict[Any, Callable[..., Any]]:
     return {**own, **usual, dict: _dicts, tuple: _sequences, list: _sequences}
 
 
+def in_arena(fast: dict[Any, Callable[..., Any]], arena: Arena) -> dict[Any, Callable[..., Any]]:
+    """Return what `fast_map` has returned, with large tensors and arrays stacked in `arena`."""
+    if fast[torch.Tensor] is not _stack_usual:
+        return collate_map(arena)
+    return {**fast, torch.Tensor: partial(_stack_in, arena), np.ndarray: partial(_stack_arrays, arena)}
+
+
 def _stack_usual(batch: Any, *, collate_fn_map: Any = None) -> Any:
     first = batch[0]
     if first.layout is torch.strided and not first.is_nested and torch.utils.data.get_worker_info() is None:

@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 import torch
 from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import IterableDataset
 
 from penstock.core.errors import OptionError
-from penstock.core.host import usable_cores
+from penstock.core.host import cores_of_rank
 from penstock.core.units import to_nbytes
 from penstock.data.source import Source
 from penstock.data.stream import Stream
@@ -27,6 +28,7 @@ from penstock.loader.workers.worker_spec import ErrorPolicy, WorkerSpec
 
 WorkerType = Literal["process", "thread", "ray"]
 DispatchOption = Literal["auto", "demand", "round_robin"]
+Distributed = bool | ProcessGroup | DeviceMesh
 
 _MOST_AUTO_WORKERS = 8
 """How many workers num_workers="auto" means where the number cannot change during an epoch."""
@@ -79,6 +81,8 @@ class LoaderConfig:
     device_bytes: int = 512 << 20
     seed: int | None = None
     is_distributed: bool = False
+    is_in_group: bool = False
+    """Whether the ranks are those of a given process group or mesh."""
     uneven: Uneven = "pad"
     snapshot_every_n_steps: int | None = 1
     rank: int = 0
@@ -96,7 +100,7 @@ class LoaderConfig:
         device: str | torch.device | Device | None,
         device_bytes: int | str,
         seed: Any,
-        distributed: bool | ProcessGroup,
+        distributed: Distributed,
         **others: Any,
     ) -> LoaderConfig:
         """Return the config of a DataLoader that is called with these arguments.
@@ -129,6 +133,7 @@ class LoaderConfig:
             device_bytes=to_nbytes("device_bytes", device_bytes),
             seed=None if seed is None else _whole_number("seed", seed, least=0),
             is_distributed=distributed is not False,
+            is_in_group=not isinstance(distributed, bool),
             rank=rank,
             world_size=world_size,
             **others,
@@ -229,7 +234,7 @@ class LoaderConfig:
 
 def auto_workers() -> int:
     """Return the number of workers that num_workers="auto" means where the number must not change."""
-    return min(_MOST_AUTO_WORKERS, usable_cores() - 1)
+    return min(_MOST_AUTO_WORKERS, cores_of_rank() - 1)
 
 
 def _check_worker_type(worker_type: str) -> None:
@@ -283,13 +288,20 @@ def _worker_numbers(
     return most, (least, most)
 
 
-def _place(dataset: Any, distributed: bool | ProcessGroup) -> tuple[int, int]:
+def _place(dataset: Any, distributed: Distributed) -> tuple[int, int]:
     """Return this process's rank and the number of ranks that share out the samples."""
+    if not isinstance(distributed, (bool, ProcessGroup, DeviceMesh)):
+        raise OptionError(f"distributed must be True, False, a process group or a DeviceMesh, not {distributed!r}")
     if not distributed and not isinstance(dataset, IterableDataset):
         return 0, 1
     rank, world_size = rank_and_world_size(None if isinstance(distributed, bool) else distributed)
     if rank < 0:
         raise OptionError("distributed= is a process group that this process is not in; give the one that it is in")
+    if world_size < rank_and_world_size()[1] and isinstance(dataset, Stream) and dataset.draws_order:
+        raise OptionError(
+            "this stream is shuffled without a seed, by the random state of each rank, so ranks that are not in the "
+            "group of distributed= and need the same samples would get others; use .shuffle(seed=...)"
+        )
     return rank, world_size
 
 

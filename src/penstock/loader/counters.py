@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.core.events import Recorder
 from penstock.core.stats import LoaderStatistics, RingCounts, StageTimes
+from penstock.loader.sampling.pass_digest import DigestLog
 
 _KEPT_INDICES = 1000
 
@@ -42,6 +43,8 @@ class Counters:
     uploading_nbytes: int = 0
     pinning: str = ""
     prefetch: str = ""
+    digests: DigestLog | None = None
+    """Of the indices handed out, by penstock's iterator."""
     recorder: Recorder | None = None
     """Where events go, if somebody asked for a trace."""
     workers: int | None = None
@@ -62,7 +65,7 @@ class Counters:
 
     def snapshot(self, *, ring: RingCounts, worker_type: str, start_method: str, workers: int) -> LoaderStatistics:
         """Return the counters as they are now."""
-        busy = self.wait_ns + self.transport_ns + self.step_ns + self.inline_ns
+        no_digest = "an iterator that is not penstock's ran this loader" if self.begun_ns else ""
         return LoaderStatistics(
             epochs=self.epochs,
             batches=self.batches,
@@ -76,7 +79,6 @@ class Counters:
                 wait_s=self.wait_ns / 1e9,
                 step_s=self.step_ns / 1e9,
             ),
-            stall_fraction=(self.wait_ns + self.inline_ns) / busy if busy else 0.0,
             worker_type=worker_type,
             start_method=start_method,
             workers=workers if self.workers is None else self.workers,
@@ -98,4 +100,6 @@ class Counters:
             uploading_nbytes=self.uploading_nbytes,
             pinning=self.pinning,
             prefetch=self.prefetch,
+            index_digests=self.digests.digests() if self.digests is not None else (),
+            index_digest_reason=self.digests.reason if self.digests is not None else no_digest,
         )

@@ -14,15 +14,14 @@ from multiprocessing.context import BaseContext
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch.distributed import ProcessGroup
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, MapDataPipe, Sampler
 
-from penstock.core.host import usable_cores
+from penstock.core.host import cores_of_rank
 from penstock.core.interrupts import uninterrupted_finalizer
 from penstock.core.stats import LoaderStatistics
 from penstock.device import Device
-from penstock.loader.config import LoaderConfig, WorkerType, auto_workers, check_can_distribute
+from penstock.loader.config import Distributed, LoaderConfig, WorkerType, auto_workers, check_can_distribute
 from penstock.loader.fallback import why_torch_iterator
 from penstock.loader.iterator import LoaderIterator
 from penstock.loader.runtime import LoaderRuntime
@@ -35,6 +34,9 @@ from penstock.loader.workers.worker_spec import ErrorPolicy
 T_co = TypeVar("T_co", covariant=True)
 
 _MOST_WORKERS = 16
+
+_MOST_WAITING_WORKERS = 32
+"""A forked worker takes 6 to 15 MiB of its own and 25 ms to start; `FirstBatch` looks at the memory besides."""
 
 _TORCH_ATTRIBUTES = {
     "sampler": "sampler",
@@ -68,10 +70,13 @@ class DataLoader(TorchDataLoader[T_co]):
     Args:
         dataset: and all that follow up to `in_order`: as in torch's DataLoader.
         num_workers: also "auto": the number of workers changes while the loop runs, until the step does not wait. It
-            is at most one for each core that this process may use (by affinity and cgroup quota) and at most 16, and
-            none where making a batch takes less time than fetching it. Where samples may depend on their worker, which
-            is everywhere but on demand (see `dispatch`), the number changes only between epochs, and the batches of an
-            epoch are torch's for its number; for an iterable dataset it is one fewer than the cores, at most 8.
+            is at most one for each core that this process may use (by affinity and cgroup quota) and at most 16; at
+            most 32 where workers are seen to wait (for a disk, a network) more than they compute; and none where making
+            a batch takes less time than fetching it. Where samples may depend on their worker, which is everywhere but
+            on demand (see `dispatch`), the number changes only between epochs, and the batches of an epoch are torch's
+            for its number; the first epoch's is one fewer than the cores, at most 8, or more if worker 0 waits while it
+            makes the first batch, and as many as a quarter of the available memory holds. For an iterable dataset it is
+            one fewer than the cores, at most 8.
             `statistics().workers_reason` gives the reason. No
             worker is started, whatever the number, for tensors, arrays, numbers, and a TensorDataset, Subset or
             ConcatDataset of them, with torch's collate function and batches of at most 1 MiB: gathering such a batch
@@ -89,7 +94,8 @@ class DataLoader(TorchDataLoader[T_co]):
             plain data; see `penstock.loader.scheduling.purity`) or the program says so by `seed=`; else round_robin.
             `statistics().dispatch_reason` gives the reason. Threads share one dataset, and always work on demand.
         errors: what to do with a sample that raises: "raise", "skip" (leave it out and count it), or a callable
-            `(exception, index) -> sample` whose result replaces it (`penstock.SKIP` leaves it out).
+            `(exception, index) -> sample` whose result replaces it (`penstock.SKIP` leaves it out). Where ranks share
+            out the samples, a batch of which nothing is left raises RankError, unless uneven="join".
         keep_batch_size: with `errors`, fill up a batch that lost samples by repeating its first good ones.
         max_worker_crashes: how many worker processes may crash on one sample; then the sample is quarantined: it
             raises WorkerKilledError, or is left out with errors="skip". Until then a successor makes the lost batches
@@ -104,11 +110,15 @@ class DataLoader(TorchDataLoader[T_co]):
             there, copied ahead on a side stream from pinned slots, ordered on the current stream.
         device_bytes: with `device`, the most device memory for batches that are copied ahead, as in "512MiB".
         seed: makes everything random depend on the seed, the epoch and the sample's index only, whatever the workers:
-            the order (with `shuffle=True`), `penstock.sample_rng()`, and torch's, Python's and NumPy's random states
+            the order (with `shuffle=True`; that of more than 2 ** 21 samples is computed by index, in constant memory
+            and without a start-up, and shorter ones are those of torch's DistributedSampler),
+            `penstock.sample_rng()`, and torch's, Python's and NumPy's random states
             for each sample (not with threads, which share these states). See `penstock.sample_seed`. A generator of
             the dataset's own is not seeded: with one, give dispatch="round_robin", or draw from `sample_rng()`.
-        distributed: share out the samples over the ranks of torchrun or of `torch.distributed` (or of a given process
-            group), as torch's DistributedSampler does, and count epochs without `set_epoch`.
+        distributed: share out the samples over the ranks of torchrun or of `torch.distributed`, as torch's
+            DistributedSampler does, and count epochs without `set_epoch`. A process group, or a DeviceMesh of one
+            dimension (`mesh["dp"]`): over its ranks, so that ranks at the same place of their groups, as those of one
+            tensor-parallel replica, get the same samples (with `seed=`, the same random changes of them, too).
         uneven: with `distributed`, what to do if the samples cannot be shared out evenly: "pad" (repeat the first
             ones), "drop" (leave out the rest), or "join" (some ranks get one more; see
             `torch.distributed.algorithms.Join`).
@@ -157,7 +167,7 @@ class DataLoader(TorchDataLoader[T_co]):
         device: str | torch.device | Device | None = None,
         device_bytes: int | str = 512 << 20,
         seed: int | None = None,
-        distributed: bool | ProcessGroup = False,
+        distributed: Distributed = False,
         uneven: Uneven = "pad",
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
@@ -214,6 +224,7 @@ class DataLoader(TorchDataLoader[T_co]):
             self._penstock_runtime.autoscale = policy
         elif config.is_auto:
             enable_autoscaling(self)
+        _warm_up(config_of(self))
         for observer in observers:
             observer(self)
 
@@ -289,11 +300,16 @@ def can_autoscale(loader: object) -> bool:
     return not why_torch_iterator(config_of(loader))
 
 
-def enable_autoscaling(loader: DataLoader[Any]) -> None:
+def enable_autoscaling(loader: DataLoader[Any], *, asked: int | None = None) -> None:
     """Let the number of workers change while the loop runs, as num_workers="auto" does; before the first epoch.
 
-    Where samples may depend on their worker, it changes only between epochs, and begins with the loader's own. An
-    iterable dataset keeps its number, because it shares out its samples by it. Without a second core nothing changes.
+    Where samples may depend on their worker, it changes only between epochs. It begins with the loader's own, unless
+    the first batch is seen to wait. An iterable dataset keeps its number, because it shares out its samples by it.
+    Without a second core nothing changes.
+
+    Args:
+        loader: whose number may change.
+        asked: the number that a script has asked for, which is then named beside the reason for another.
     """
     config, runtime = config_of(loader), runtime_of(loader)
     if config.is_iterable:
@@ -302,7 +318,7 @@ def enable_autoscaling(loader: DataLoader[Any]) -> None:
     if config.keeps_state:
         runtime.counters.workers_reason = "fixed: the dataset keeps a state in each worker"
         return
-    if isinstance(config.dataset, MapDataPipe) or usable_cores() == 1:
+    if isinstance(config.dataset, MapDataPipe) or cores_of_rank() == 1:
         return
     if config.num_workers == 0:
         if config.start_method != "fork":
@@ -310,8 +326,18 @@ def enable_autoscaling(loader: DataLoader[Any]) -> None:
         loader.num_workers = auto_workers()
         loader.prefetch_factor = 2
     fixed = loader.num_workers
-    most = max(fixed, min(_MOST_WORKERS, usable_cores()))
-    runtime.autoscale = AutoscalePolicy(workers=min(2, fixed), most=most, fixed=fixed)
+    most = max(fixed, min(_MOST_WORKERS, cores_of_rank()))
+    most_waiting = max(most, _MOST_WAITING_WORKERS)
+    runtime.autoscale = AutoscalePolicy(workers=min(2, fixed), most=most, fixed=fixed, most_waiting=most_waiting)
+    runtime.autoscale.asked = asked
+
+
+def _warm_up(config: LoaderConfig) -> None:
+    """Have torch imported for spawned workers while the program goes on."""
+    if config.shares_memory and config.start_method == "spawn":
+        from penstock.loader.workers.spawn_template import warm_up  # imports what only some systems have
+
+        warm_up(config.context)
 
 
 def _with_own_sampler(config: LoaderConfig) -> LoaderConfig:

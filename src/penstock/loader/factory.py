@@ -10,24 +10,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.core.host import available_nbytes, pinnable_nbytes
 from penstock.core.numa import cores_near, prefer_memory
+from penstock.core.shared_segment import PrivateSegment, SharedSegment, create, memfd_works
 from penstock.loader.checkpoint.epoch_state import EpochState
 from penstock.loader.config import LoaderConfig
 from penstock.loader.runtime import LoaderRuntime
 from penstock.loader.sampling.own_sampler import draws_unnoticed
 from penstock.loader.scheduling.direct import DirectScheduler
 from penstock.loader.scheduling.dispatch_policy import Dispatch, Mode
+from penstock.loader.scheduling.first_batch import FirstBatch
 from penstock.loader.scheduling.inline import InlineScheduler
 from penstock.loader.scheduling.purity import why_impure
 from penstock.loader.scheduling.scheduler import Scheduler
 from penstock.loader.to_device.pinning import Pinning, pinning_of
 from penstock.loader.to_device.prefetch import Prefetcher
 from penstock.loader.transport.ring import Ring
-from penstock.loader.transport.shared_segment import PrivateSegment, SharedSegment, create, memfd_works
 from penstock.loader.workers.pool import Pool
 from penstock.loader.workers.ray.cluster import Cluster
 from penstock.loader.workers.ray.ray_pool import RayPool
@@ -140,10 +141,12 @@ def _started_scheduler(
     workers = config.num_workers
     if runtime.autoscale is not None:
         workers = runtime.autoscale.choose() if mode == "round_robin" else runtime.autoscale.workers
-    dispatch = _dispatch(config, runtime, mode, reason, workers)
+    is_settled = not _waits_for_first_batch(config, runtime, mode)
+    dispatch = _dispatch(config, runtime, mode, reason, workers if is_settled else 1)
+    pool = _pool(config, runtime, mode, workers, epoch.base_seed, pinning.numa_node, is_settled=is_settled)
     scheduler = Scheduler(
         worker_spec=config.worker_spec(),
-        pool=_pool(config, runtime, mode, workers, epoch.base_seed, pinning.numa_node),
+        pool=pool,
         ring=ring,
         dispatch=dispatch,
         counters=runtime.counters,
@@ -153,20 +156,50 @@ def _started_scheduler(
         spare_slots=1 + pinning.slots_in_copies,
         snapshot_every=config.snapshot_every,
         autoscale=runtime.autoscale,
+        first_batch=None if is_settled else _first_batch(config, runtime, pool),
     )
     scheduler.start(epoch.shards)
     scheduler.begin(epoch.indices, epoch.epoch_seed, epoch.shards, epoch.turn)
     return scheduler
 
 
+def _waits_for_first_batch(config: LoaderConfig, runtime: LoaderRuntime, mode: Mode) -> bool:
+    """Return whether the first batch decides how many workers this epoch has.
+
+    Its indices are then drawn before the others' workers are forked: nobody must be able to tell.
+    """
+    return (
+        runtime.autoscale is not None
+        and runtime.autoscale.is_guess
+        and mode == "round_robin"
+        and config.worker_type == "process"
+        and config.in_order
+        and draws_unnoticed(config.index_sampler)
+    )
+
+
+def _first_batch(config: LoaderConfig, runtime: LoaderRuntime, pool: Any) -> FirstBatch:
+    assert runtime.autoscale is not None
+    return FirstBatch(
+        pool, runtime.autoscale, batches=len(config.index_sampler), prefetch_factor=config.prefetch_factor or 2
+    )
+
+
 # ── workers ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _pool(
-    config: LoaderConfig, runtime: LoaderRuntime, mode: Mode, workers: int, base_seed: int, numa_node: int | None
+    config: LoaderConfig,
+    runtime: LoaderRuntime,
+    mode: Mode,
+    workers: int,
+    base_seed: int,
+    numa_node: int | None,
+    *,
+    is_settled: bool,
 ) -> Pool:
-    """Return workers, not started yet."""
-    worker_spec = config.worker_spec()
+    """Return workers, not started yet; one, if it is not settled how many there are, and `workers` is a guess."""
+    worker_spec = replace(config.worker_spec(), measures_waiting=runtime.autoscale is not None)
     if config.worker_type == "thread":
         return ThreadPool(worker_spec, workers, base_seed=base_seed, init_fn=config.worker_init_fn)
     announced = workers if mode == "round_robin" else config.num_workers
@@ -180,12 +213,12 @@ def _pool(
             base_seed=base_seed,
             init_fn=config.worker_init_fn,
         )
-    most = workers if runtime.autoscale is None else runtime.autoscale.most
+    most = workers if runtime.autoscale is None else runtime.autoscale.most_waiting
     from penstock.loader.workers.process_pool import ProcessPool  # imports what only some systems have
 
     return ProcessPool(
         worker_spec,
-        workers,
+        workers if is_settled else 1,
         most=most,
         reported_workers=announced,
         context=config.context,
@@ -193,6 +226,7 @@ def _pool(
         init_fn=config.worker_init_fn,
         named=not memfd_works(),
         cores=cores_near(numa_node, most),
+        is_settled=is_settled,
     )
 
 

@@ -13,6 +13,7 @@ indices are not whole numbers from 0 is left to torch's way, with its errors.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -245,7 +246,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _index_tensor(indices: Any) -> torch.Tensor:
-    if not set(map(type, indices)) <= {int}:  # True, say, is no number when it is an index
+    is_kept = isinstance(indices, Sequence)  # an iterator would be used up here
+    if not is_kept or not set(map(type, indices)) <= {int}:  # True, say, is no number when it is an index
         raise CannotGatherError
     return torch.from_numpy(np.fromiter(indices, np.int64, len(indices)))
 

@@ -11,6 +11,7 @@ import torch
 
 from penstock.core.errors import OptionError
 from penstock.core.host import available_nbytes
+from penstock.core.shared_segment import PrivateSegment
 from penstock.core.tree import map_leaves, tensors
 from penstock.device import Device, Event, device_of
 from penstock.loader.counters import Counters
@@ -19,7 +20,6 @@ from penstock.loader.live_source import LiveBatches
 from penstock.loader.to_device.prefetch import HostBatches, Prefetcher
 from penstock.loader.transport.arena import ALIGNMENT, Arena
 from penstock.loader.transport.ring import Ring
-from penstock.loader.transport.shared_segment import PrivateSegment
 from penstock.loader.transport.slot import Slot
 
 _MAX_IN_FLIGHT = 2
@@ -169,7 +169,9 @@ class _Results:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._ring = Ring(PrivateSegment, max(64 << 20, available_nbytes() // 8), pin=device.register)
+        # The user may copy an output to the device again and drop it: only a fence shows when that copy is over.
+        pin, fence = (device.register, device.fence) if device.has_fence else (None, None)
+        self._ring = Ring(PrivateSegment, max(64 << 20, available_nbytes() // 8), pin=pin, fence=fence)
         self._in_flight: deque[_Result] = deque()
 
     @property

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from penstock.core.errors import RankError
 from penstock.core.interrupts import uninterrupted_finalizer
 from penstock.distributed.failure_alarm import FailureAlarm, start_failure_alarm
 from penstock.loader.begin_epoch import begin_epoch
@@ -20,8 +22,11 @@ from penstock.loader.runtime import LoaderRuntime
 from penstock.loader.to_device.prefetch import InFlightCopies, Prefetcher
 
 
-class LoaderIterator:
+class LoaderIterator(_BaseDataLoaderIter):
     """Iterates over one epoch of a `DataLoader`; over many, where workers are persistent.
+
+    Of torch's class it has only the type, by which frameworks tell a loader's iterator from others (Lightning does, to
+    leave it out when it pickles).
 
     Args:
         runtime: of the loader, which the iterator writes to. Each pass has the config that is the runtime's when the
@@ -120,6 +125,7 @@ class LoaderIterator:
             counters.recorder.add("next", began, self._returned_ns, counters.epochs, self._yielded)
         self._epoch.consume(self.pipeline.batches.consumed)
         self._yielded += 1
+        self._epoch.handed_out = self._yielded
         if self._yielded == 1:
             counters.first_batch_ns = self._returned_ns - self._began_ns
         if self._announced is not None and self._yielded > self._announced:
@@ -128,8 +134,26 @@ class LoaderIterator:
 
     def _next_batch(self) -> Any:
         pipeline = self.pipeline
-        batch = pipeline.batches.next_batch()
+        try:
+            batch = pipeline.batches.next_batch()
+        except StopIteration:
+            self._check_count(len(pipeline.scheduler.consumed_since))
+            raise
+        self._check_count(len(pipeline.batches.consumed) - 1)
         return batch if pipeline.finish_pinning is None else pipeline.finish_pinning(batch)
+
+    def _check_count(self, empty: int) -> None:
+        """Raise if batches were left out because nothing was left of them, and all ranks must have as many."""
+        share, config = self._runtime.order.share, self._config
+        if not empty or config.errors == "raise" or config.is_iterable or share.world == 1 or share.uneven == "join":
+            return
+        indices = ", ".join(map(repr, self._counters.skipped_indices[-3:]))
+        raise RankError(
+            f"all samples of a batch of rank {share.rank} have failed (of those left out, some have the indices "
+            f"{indices}), so it has {empty} fewer batches than other ranks, which would wait for it in their next "
+            "collective; have errors= return a sample in the place of one that fails, make batches larger, or give "
+            "distributed=True, uneven='join' where ranks need not have as many (torch.distributed.algorithms.Join)"
+        )
 
     def _finish(self) -> None:
         self.is_over = True
@@ -183,9 +207,10 @@ def _close(
     alarm: FailureAlarm | None,
 ) -> None:
     """End what an iterator has under way; the next one takes the ring."""
-    if in_flight is not None:
-        in_flight.close()  # its copies read the ring's slots
-    if alarm is not None:
-        alarm.close()
-    stop_workers()
-    return_ring()
+    with contextlib.ExitStack() as stack:  # all of it, whatever fails
+        stack.callback(return_ring)
+        stack.callback(stop_workers)
+        if alarm is not None:
+            stack.callback(alarm.close)
+        if in_flight is not None:
+            in_flight.close()  # its copies read the ring's slots

@@ -11,10 +11,10 @@ from penstock.loader.checkpoint.epoch_state import EpochState
 from penstock.loader.checkpoint.resume import Resume
 from penstock.loader.config import LoaderConfig
 from penstock.loader.counters import Counters
-from penstock.loader.sampling.orders import Order
+from penstock.loader.sampling.order import Order
 from penstock.loader.scheduling.autoscale import AutoscalePolicy
-from penstock.loader.scheduling.direct import SlotTrial
 from penstock.loader.scheduling.dispatch_policy import Dispatch
+from penstock.loader.scheduling.slot_trial import SlotTrial
 from penstock.loader.to_device.prefetch import DEPTH
 from penstock.loader.to_device.prefetch_depth import DepthTrial
 from penstock.loader.transport.ring import Ring
@@ -110,6 +110,8 @@ class LoaderRuntime:
     owner: dict[str, Any] | None = None
     """What states say of dataset and sampler; None until one is taken in this pass."""
     next_epoch: int = 0
+    is_epoch_set: bool = False
+    """Whether the program has set `next_epoch` since the last pass began."""
     epoch: EpochState | None = None
     """The pass that was begun last."""
     resume: Resume | None = None
@@ -122,7 +124,7 @@ class LoaderRuntime:
 
         Rings, counters, connections and the pass under way stay; where to resume and what was measured travel.
         """
-        names = ("config", "autoscale", "depth_trial", "fingerprint", "next_epoch", "resume", "loaded")
+        names = ("config", "autoscale", "depth_trial", "fingerprint", "next_epoch", "is_epoch_set", "resume", "loaded")
         return {name: getattr(self, name) for name in names}
 
     def statistics(self) -> LoaderStatistics:

@@ -11,12 +11,18 @@ from penstock.data.stream import Stream
 from penstock.distributed.rank import rank_and_world_size
 from penstock.loader.begin_epoch import fingerprint_of, foresee_pass
 from penstock.loader.checkpoint.dataset_fingerprint import DatasetFingerprint
+from penstock.loader.checkpoint.numpy_values import with_numpy, without_numpy
+from penstock.loader.checkpoint.rank_states import RankStates, states_for_rank
 from penstock.loader.checkpoint.resume import Resume, resume_from
-from penstock.loader.checkpoint.state import VERSION, check_states, describe_owner
+from penstock.loader.checkpoint.state import VERSION, check_states, describe_owner, packed, unpacked
 from penstock.loader.config import LoaderConfig
 from penstock.loader.runtime import LoaderRuntime
-from penstock.loader.sampling.orders import UnknownOrder, drawn_from, order_for
+from penstock.loader.sampling.orders import drawn_from, order_for
+from penstock.loader.sampling.unknown_order import UnknownOrder
 from penstock.loader.workers.stateful import is_stateful
+
+_OTHERS = ("indices", "sampler", "shards", "next")
+"""What may hold the state of somebody else's dataset or sampler."""
 
 
 def state_dict_of(config: LoaderConfig, runtime: LoaderRuntime) -> dict[str, Any]:
@@ -36,7 +42,7 @@ def state_dict_of(config: LoaderConfig, runtime: LoaderRuntime) -> dict[str, Any
     }
     if epoch is None or epoch.finished:
         state["next"] = foresee_pass(config, runtime)
-    return state
+    return packed(state | {name: without_numpy(state[name]) for name in _OTHERS if name in state})
 
 
 def _not_begun(config: LoaderConfig, runtime: LoaderRuntime) -> dict[str, Any]:
@@ -68,10 +74,11 @@ def load_state_dict(config: LoaderConfig, runtime: LoaderRuntime, state: Any) ->
     Raises:
         StateError: the state belongs to another dataset or sampler, or the states of other ranks are needed.
     """
-    states = list(state["ranks"] if isinstance(state, Mapping) and "ranks" in state else _as_list(state))
-    if not states or not states[0]:
+    given = _as_list(state)
+    if not given or not given[0]:
         return
     _refuse_threads(config)
+    states = _read(given, config)
     sampler = drawn_from(config.index_sampler)
     check_states(states, _owner(config, runtime), DatasetFingerprint.of(config.dataset, sampler))
     states = _of_this_rank(states, config, runtime)
@@ -93,7 +100,8 @@ def load_state_dict(config: LoaderConfig, runtime: LoaderRuntime, state: Any) ->
         )
     _warn_of_repeated_work(resume, config.dataset)
     runtime.resume = resume
-    runtime.loaded = dict(states[0]) if len(states) == 1 else {"ranks": states}
+    plain = [packed(without_numpy(one)) for one in states]
+    runtime.loaded = plain[0] if len(plain) == 1 else packed(without_numpy(states[0]), plain)
 
 
 def _owner(config: LoaderConfig, runtime: LoaderRuntime) -> dict[str, Any]:
@@ -110,6 +118,16 @@ def _as_list(state: Any) -> Sequence[Any]:
     if not isinstance(state, Sequence) or not all(isinstance(one, Mapping) for one in state):
         raise StateError(f"a state is a dict, or a list of the dicts of all ranks, not {str(state)[:100]}")
     return state
+
+
+def _read(given: Sequence[Any], config: LoaderConfig) -> list[dict[str, Any]]:
+    """Return the states that were given, or those that `torch.distributed.checkpoint` has loaded into one."""
+    ranks = given[0].get("all_ranks")
+    saved = ranks.loaded() if type(ranks) is RankStates else []
+    states: list[dict[str, Any]] = with_numpy([one for outer in saved or given for one in unpacked(outer)])
+    if not saved:
+        return states
+    return states_for_rank(states, is_iterable=config.is_iterable, share=(config.rank, config.world_size))
 
 
 def _of_this_rank(states: list[Any], config: LoaderConfig, runtime: LoaderRuntime) -> list[Any]:

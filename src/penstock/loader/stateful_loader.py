@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from penstock.core.errors import StateError
+from penstock.core.errors import OptionError, StateError
 from penstock.loader import dataloader
 from penstock.loader.dataloader import T_co, config_of, runtime_of
 from penstock.loader.fallback import why_torch_iterator
@@ -51,7 +52,8 @@ class DataLoader(dataloader.DataLoader[T_co]):  # noqa: D101  the base class's, 
         those are run through from the beginning. Workers that persist are replaced.
 
         Args:
-            state: what `state_dict` returned; of all ranks, where one rank's is not enough. {} changes nothing.
+            state: what `state_dict` returned; of all ranks, where one rank's is not enough (what
+                `torch.distributed.checkpoint` has loaded is of all ranks). {} changes nothing.
 
         Raises:
             StateError: the state belongs to another dataset or sampler, has another format, or the states of other
@@ -61,6 +63,29 @@ class DataLoader(dataloader.DataLoader[T_co]):  # noqa: D101  the base class's, 
         load_state_dict(config_of(self), runtime_of(self), state)
         self._iterator = None  # persistent workers have random states and datasets of another position
 
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Return False, when Accelerate's `prepare` asks before it builds torch's loader from this one's attributes.
+
+        Raises:
+            OptionError: this loader has options that torch's has not, and other batches without them.
+
+        Warns:
+            UserWarning: otherwise.
+        """
+        config = config_of(self)
+        lost = {
+            "seed=": config.seed is not None,
+            "errors=": config.errors != "raise",
+            "device=": config.device is not None,
+            "distributed=": config.is_distributed,
+        }
+        instead = "leave it out of prepare(), and give distributed=True and device=accelerator.device"
+        if names := " and ".join(name for name, is_given in lost.items() if is_given):
+            raise OptionError(f"accelerator.prepare(loader) would use torch's DataLoader, without {names}; {instead}")
+        warnings.warn(f"accelerator.prepare(loader) uses torch's DataLoader; for penstock's, {instead}", stacklevel=3)
+        return False
+
     def _check_has_state(self) -> None:
         if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
             raise StateError("legacy DataPipes have no state here; use an IterableDataset, or `penstock.open`")
@@ -68,5 +93,11 @@ class DataLoader(dataloader.DataLoader[T_co]):  # noqa: D101  the base class's, 
             raise StateError(f"this loop has no state, because torch's iterator runs it: {reason}")
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass that of `epoch`; without this call they are counted from 0."""
-        runtime_of(self).next_epoch = epoch
+        """Make the next pass that of `epoch`; without this call they are counted from 0.
+
+        Where ranks share out the samples, a pass that is left before its end does not count: its epoch comes again, as
+        with torch's DistributedSampler, because the other ranks may not have begun it. So does the epoch of a whole
+        pass in which this rank took part in no collective of `torch.distributed`, if the samples are shuffled.
+        """
+        runtime = runtime_of(self)
+        runtime.next_epoch, runtime.is_epoch_set = epoch, True

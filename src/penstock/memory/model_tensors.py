@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from penstock.distributed.rank_group import local_tensor
 
@@ -25,6 +26,13 @@ def drop_gradients(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         for param in group["params"]:
             param.grad = None
+
+
+def drop_input_gradients(batch: Any) -> None:
+    """Drop the gradients of a batch's own tensors, where a loss asks for them."""
+    for one in tree_leaves(batch):
+        if isinstance(one, Tensor) and one.is_leaf and one.requires_grad:
+            one.grad = None
 
 
 def state_tensors(optimizer: Optimizer | None, params: Iterable[Tensor] | None = None) -> list[Tensor]:

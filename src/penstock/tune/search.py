@@ -2,7 +2,7 @@
 
     1  no workers             ▶ what a batch costs, what the step takes: is there anything to gain?
     2  one process            ▶ transport, memory; work / (step + transport) predicts how many are enough
-    3  as many as that        ▶ one more while it gains, one fewer while it costs nothing
+    3  as many as that        ▶ more while it gains, fewer while it costs nothing; where they wait, in large steps
     4  one thread, two        ▶ only where the step still waits, or memory is short: is the GIL released?
     5  prefetch               ▶ more only while the step waits, less where memory is short
     6  the best three interleaved, longer each time, until they differ by more than their error
@@ -36,16 +36,22 @@ _HIDDEN = 0.03
 _THREADS_PAY = 1.4
 """Two threads are this many times as fast as one if a dataset releases the GIL."""
 
-_MOST_WORKERS = 32
-_WORKERS_PER_CPU = 8
+_MOST_WORKERS = 64
+_WORKERS_PER_CPU = 32
 """The most workers that share a processor, however much they sleep."""
+
+_FIRST_JUMP = 16
+"""The most workers of the first trial with several: 16 processes take half a second to start."""
+
+_SMALL = 6
+"""From this number on, the next number of workers is another multiple, instead of one more or fewer."""
 
 _PREFETCHES = (4, 8)
 _FINALISTS = 4
 _ROUNDS = 2
 _UNSURE = 0.05
 _DRIFT = 0.3
-_LONG_S = 6.0
+_LONG_S = 8.0
 """A search that has taken longer skips prefetch, compares its finalists once, and reports what is uncertain."""
 
 
@@ -63,7 +69,8 @@ def tune(
         loop: the loader and the step.
         ram_nbytes: the most memory that workers and batches may take; half of what is available by default.
         cpus: the most processors that workers may keep busy; those that this process may use by default. Workers that
-            sleep count by the time they run: with samples that wait for storage there may be up to eight per processor.
+            sleep count by the time they run: with samples that wait for storage there may be 32 per processor, at most
+            64.
         trial_s: how long a trial is at least.
         report: called with a line for each trial.
 
@@ -77,7 +84,7 @@ def tune(
     with TrialBench(
         loop, most=min(_MOST_WORKERS, _WORKERS_PER_CPU * most), one_at_a_time=ram_nbytes is not None
     ) as bench:
-        return _Search(loop, bench, ram, most, trial_s, report).run()
+        return _Search(loop, bench, ram, most, trial_s, report, may_crowd=cpus is None).run()
 
 
 @dataclass(slots=True)
@@ -88,6 +95,8 @@ class _Search:
     cpus: int
     trial_s: float
     report: Callable[[str], None]
+    may_crowd: bool
+    """Whether workers may together compute more than `cpus` at times: those are all there are."""
     trials: dict[Setting, SettingTrial] = field(default_factory=dict)
     left_out: dict[Setting, int] = field(default_factory=dict)
     gil: str = ""
@@ -166,12 +175,12 @@ class _Search:
             self.why = f"the budget holds no {worker_type}"
             return
         if worker_type == "process":
-            self.most = min(_MOST_WORKERS, math.floor(self.cpus / max(1 / _WORKERS_PER_CPU, first.busy_fraction)))
+            self.most = _most_workers(self.cpus, first.busy_fraction, may_crowd=self.may_crowd)
         if first.stall_fraction <= _HIDDEN or self.most == 1:
             self.why = "one worker hides all loading behind the step" if self.most > 1 else "there is one CPU"
             return
         loop_s = first.step_s + first.handling_s
-        workers = min(self.most, max(2, math.ceil(first.work_s / max(1e-9, loop_s))))
+        workers = min(self.most, max(_FIRST_JUMP, self.cpus), max(2, math.ceil(first.work_s / max(1e-9, loop_s))))
         while workers > 1 and (trial := self._try(Setting(workers=workers, worker_type=worker_type))) is None:
             workers -= 1
         if workers == 1:
@@ -183,23 +192,30 @@ class _Search:
 
     def _climb_up(self, trial: SettingTrial, worker_type: WorkerType) -> None:
         while trial.stall_fraction > _HIDDEN:
-            workers = trial.setting.workers + 1
-            if workers > self.most:
+            workers = min(self.most, _more(trial.setting.workers))
+            if workers == trial.setting.workers:
                 self.why = f"{self.most} workers is the most that may run"
                 break
-            more = self._try(replace(trial.setting, workers=workers))
+            more = self._try_at_most(replace(trial.setting, workers=workers), above=trial.setting.workers)
             if more is None:
-                self.why = f"the budget of {size_text(self.ram_nbytes)} holds {workers - 1} workers"
+                self.why = f"the budget of {size_text(self.ram_nbytes)} holds {trial.setting.workers} workers"
                 break
             trial, more = self._again(trial, more)
             if more.samples_per_s < (1 + SAME_SPEED) * trial.samples_per_s:
-                self.why = f"{workers} workers gain less than the noise over {workers - 1}"
+                self.why = f"{more.setting.workers} workers gain less than the noise over {trial.setting.workers}"
                 break
             trial = more
         else:
             self.why = f"{trial.setting.workers} workers hide all loading behind the step"
-        if trial.stall_fraction > _HIDDEN and trial.setting.workers > 2:
+        if trial.stall_fraction > _HIDDEN and trial.setting.workers > 2 and not self._is_long():
             self._climb_down(trial.setting.workers, worker_type)
+
+    def _try_at_most(self, setting: Setting, *, above: int) -> SettingTrial | None:
+        """Measure `setting`, or one with fewer workers, more than `above`, where the memory holds no more."""
+        for workers in range(setting.workers, above, -1):
+            if (trial := self._try(replace(setting, workers=workers))) is not None:
+                return trial
+        return None
 
     def _again(self, trial: SettingTrial, more: SettingTrial) -> tuple[SettingTrial, SettingTrial]:
         """If more workers seem to gain nothing and that is uncertain, measure both once more, interleaved."""
@@ -216,14 +232,14 @@ class _Search:
         """Find out whether fewer workers are as fast: the step may need the cores that they take."""
         best = self.trials[Setting(workers=workers, worker_type=worker_type)]
         while workers > 2:
-            workers -= 1
+            workers = _fewer(workers)
             fewer = self.trials.get(Setting(workers=workers, worker_type=worker_type)) or self._try(
                 Setting(workers=workers, worker_type=worker_type)
             )
             if fewer is None or fewer.samples_per_s < (1 - SAME_SPEED) * best.samples_per_s:
                 break
             best = max(best, fewer, key=speed)
-        self.why = self.why or "one worker fewer makes the step wait"
+        self.why = self.why or "fewer workers make the step wait"
 
     def _is_stalled_or_short(self) -> bool:
         return self._best().stall_fraction > _HIDDEN or bool(self.left_out)
@@ -288,7 +304,7 @@ class _Search:
         Only interleaved trials are compared in the end: a machine that was busy for a while was busy for one setting
         and not for another.
         """
-        rivals = self._rivals([*self.trials.values()], _DRIFT)
+        rivals = self._rivals([*self.trials.values()], _DRIFT / 3 if self._is_long() else _DRIFT)
         if not rivals:
             return []
         for trial in rivals:
@@ -344,3 +360,25 @@ class _Search:
         if others:
             return f"{others[0].setting.describe()} may be as good: the difference is within the noise"
         return ""
+
+
+def _most_workers(cpus: int, busy: float, *, may_crowd: bool) -> int:
+    """Return the most workers that keep the CPUs busy; twice what waits beside those, if they may crowd.
+
+    Waits come as they come: with just as many, a CPU has often nothing to do.
+
+    >>> [_most_workers(4, busy, may_crowd=True) for busy in (1.0, 0.5, 0.01)]
+    [4, 12, 64]
+    >>> [_most_workers(4, busy, may_crowd=False) for busy in (1.0, 0.5, 0.01)]
+    [4, 8, 64]
+    """
+    idle = cpus / max(1 / _WORKERS_PER_CPU, busy) - cpus
+    return min(_MOST_WORKERS, math.floor(cpus + (2 if may_crowd else 1) * idle))
+
+
+def _more(workers: int) -> int:
+    return workers + 1 if workers < _SMALL else 2 * workers
+
+
+def _fewer(workers: int) -> int:
+    return workers - 1 if workers <= _SMALL else workers - max(2, workers // 4)

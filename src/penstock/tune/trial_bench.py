@@ -12,7 +12,8 @@ import torch
 
 from penstock.core.errors import OptionError
 from penstock.loader.dataloader import runtime_of
-from penstock.observe.meters.host_memory import cpu_s, descendants, pss_nbytes
+from penstock.loader.workers.busy_time import process_times
+from penstock.observe.meters.host_memory import descendants, pss_nbytes
 from penstock.observe.record.rates import statistics_between
 from penstock.tune.setting import Setting
 from penstock.tune.trial_result import SettingTrial, TrialTotals
@@ -20,6 +21,8 @@ from penstock.tune.tuned_loop import ManualScalePolicy, TunedLoop
 
 _WARM_S = 0.05
 _LONG_S = 0.5
+_MOST_ROUND = 4
+_ROUNDS = 3
 _SCALING_BATCHES = 50
 """After this many batches, the number of workers has been reached or will not be."""
 
@@ -60,13 +63,18 @@ class TrialBench:
     ) -> SettingTrial:
         """Run the loop under `setting` for a while; return what all its trials have shown so far.
 
+        Workers that wait come in step, all batches of a round at once; so only whole rounds are timed, up to
+        four times `at_most_s`.
+
         Raises:
             OptionError: the loader has no batches.
         """
         run = self._run_of(setting)
         totals = self._totals.setdefault(setting, TrialTotals())
-        before, ran_s = run.loader.statistics(), run.cpu_s()
-        totals.ram_nbytes = max(totals.ram_nbytes, self._ram_nbytes())
+        totals.ram_nbytes = max(totals.ram_nbytes, self._ram_nbytes())  # takes so long that batches pile up
+        run.settle(setting)
+        before, (ran_s, queued_s) = run.loader.statistics(), run.core_times_s()
+        at_least = max(at_least, _ROUNDS * setting.workers)
         began = time.perf_counter()
         periods = []
         while True:
@@ -74,18 +82,22 @@ class TrialBench:
             self._loop.run_step(run.next())
             now = time.perf_counter()
             periods.append(now - start)
-            if now - began >= (at_least_s if len(periods) >= at_least else at_most_s):
+            enough_s = at_least_s if len(periods) >= at_least else at_most_s
+            is_whole = len(periods) % max(1, setting.workers) == 0
+            if now - began >= (enough_s if is_whole else max(_MOST_ROUND * at_most_s, enough_s)):
                 break
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
             periods[-1] += time.perf_counter() - now
         counted = run.loader.statistics()
-        totals.cpu_s += max(0.0, run.cpu_s() - ran_s)
+        now_ran_s, now_queued_s = run.core_times_s()
+        totals.cpu_s += max(0.0, now_ran_s - ran_s)
+        totals.without_core_s += max(0.0, now_queued_s - queued_s)
         totals.seen.append(statistics_between(before, counted))
         totals.drained += max(0, before.ring.ready - counted.ring.ready)
         totals.mode = counted.dispatch
         totals.ram_nbytes = max(totals.ram_nbytes, self._ram_nbytes())
-        totals.add_periods(periods)
+        totals.add_periods(periods, setting.workers)
         return self.trial(setting)
 
     def forget(self, setting: Setting) -> None:
@@ -107,7 +119,6 @@ class TrialBench:
             run = None
         if run is None:
             run = self._open[key] = _LoopRun(self._loop, setting, self._most)
-        run.settle(setting)
         return run
 
     def _ram_nbytes(self) -> int:
@@ -122,9 +133,11 @@ class _LoopRun:
         self.loader = loop.build(setting, most=most)
         self._batches: Iterator[Any] = iter(self.loader)
         self._setting = setting
+        self._taken = 0
 
     def next(self) -> Any:
         """Return the next batch; after the last of an epoch, the first of the next."""
+        self._taken += 1
         try:
             return next(self._batches)
         except StopIteration:
@@ -134,10 +147,11 @@ class _LoopRun:
         except StopIteration:
             raise OptionError("the loader has no batches; give one whose dataset and sampler have some") from None
 
-    def cpu_s(self) -> float:
-        """Return the CPU time of its worker processes so far, in seconds."""
-        processes = getattr(self._batches, "_workers", [])
-        return sum(cpu_s(process.pid) for process in processes if getattr(process, "pid", None))
+    def core_times_s(self) -> tuple[float, float]:
+        """Return the seconds for which its worker processes were on a core so far, and waited for one."""
+        pids = [getattr(process, "pid", None) for process in getattr(self._batches, "_workers", [])]
+        times = [process_times(pid) or (0, 0) for pid in pids if pid]
+        return sum(ran for ran, _ in times) / 1e9, sum(queued for _, queued in times) / 1e9
 
     def change(self, setting: Setting) -> bool:
         """Switch to `setting` and keep the workers; return False if that is impossible."""
@@ -157,7 +171,7 @@ class _LoopRun:
         return True
 
     def settle(self, setting: Setting) -> None:
-        """Run, untimed, until the number of workers is reached and prefetched batches are used up."""
+        """Run, untimed, until the number of workers is reached, prefetched batches are used up, and a round is over."""
         began = time.perf_counter()
         while setting.workers == 0:
             self._loop.run_step(self.next())
@@ -168,9 +182,12 @@ class _LoopRun:
             if self.loader.statistics().workers == setting.workers:
                 break
         ring = self.loader.statistics().ring
-        for _ in range(min(setting.workers * setting.prefetch_factor, ring.ready + ring.filling) + 1):
+        least = min(setting.workers * setting.prefetch_factor, ring.ready + ring.filling) + 1
+        for run in range(1, least + setting.workers):
             self._loop.run_step(self.next())
-            if time.perf_counter() - began > _LONG_S:  # `drained` accounts for those that are left
+            passed_s = time.perf_counter() - began
+            is_over = self._taken % setting.workers == 0 or passed_s > _MOST_ROUND * _LONG_S
+            if is_over and (run >= least or passed_s > _LONG_S):  # `drained` accounts for those that are left
                 break
 
     def close(self) -> None:

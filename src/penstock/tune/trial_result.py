@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass, field
 
 from penstock.core.stats import LoaderStatistics
+from penstock.loader.workers.busy_time import busy_part
 from penstock.tune.setting import Setting
 
 _BLOCKS = 8
@@ -70,13 +72,17 @@ class TrialTotals:
     mode: str = ""
     cpu_s: float = 0.0
     """CPU time of the worker processes."""
+    without_core_s: float = 0.0
+    """How long they waited for a core: they were not computing, and would have been."""
     drained: int = 0
     """Batches that had been prefetched before: while the loop used them up, it was faster than its workers are."""
 
-    def add_periods(self, periods_s: list[float]) -> None:
-        """Add the periods of one trial."""
+    def add_periods(self, periods_s: list[float], workers: int = 0) -> None:
+        """Add the periods of one trial with so many workers, whose batches may come all at once."""
         self.periods_s += periods_s
         size = max(1, len(periods_s) // _BLOCKS)
+        if workers:  # whole rounds
+            size = workers * math.ceil(size / workers)
         self.blocks_s += [statistics.fmean(periods_s[at : at + size]) for at in range(0, len(periods_s), size)]
 
     def result(self, setting: Setting) -> SettingTrial:
@@ -88,11 +94,13 @@ class TrialTotals:
         late_s = len(self.periods_s) * mean_s - total_s
         samples = sum(one.samples for one in self.seen) * per_batch
         blocks = self.blocks_s
-        spread_s = statistics.stdev(blocks) / len(blocks) ** 0.5 if len(blocks) > 2 else mean_s / 4
+        unknown_s = mean_s / (16 if setting.workers > _BLOCKS else 4)  # a round of many workers is a mean already
+        spread_s = statistics.stdev(blocks) / len(blocks) ** 0.5 if len(blocks) > 2 else unknown_s
         low, middle, high = statistics.quantiles(self.periods_s, n=4) if len(self.periods_s) > 1 else [mean_s] * 3
         stages = [one.stages for one in self.seen]
         work_s = sum(one.fetch_s + one.collate_s for one in stages)
         is_known = setting.worker_type == "process" and work_s > 0
+        shares = [round(part_s / max(1e-9, work_s) * 1e9) for part_s in (self.cpu_s, self.without_core_s)]
         return SettingTrial(
             setting=setting,
             samples_per_s=samples / mean_s,
@@ -106,7 +114,7 @@ class TrialTotals:
             step_s=sum(one.step_s for one in stages) * per_batch,
             batch_nbytes=round(sum(one.nbytes for one in self.seen) * per_batch),
             mode=self.mode,
-            busy_fraction=min(1.0, self.cpu_s / work_s) if is_known else 1.0,
+            busy_fraction=busy_part(10**9, *shares) / 1e9 if is_known else 1.0,
         )
 
 

@@ -203,19 +203,46 @@ def test_versions_of_the_format_and_user_blocks(tmp_path: Path, libver: str, use
             assert (sample["name"], sample["compact"]) == (names[number], number)
 
 
-def test_virtual_and_external_data_are_read_by_the_library(tmp_path: Path) -> None:
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """A file with three datasets whose values lie in other files: "virtual", "storage" and "link"."""
     layout = h5py.VirtualLayout((6, 2), "i4")
     for number in range(2):
         with h5py.File(tmp_path / f"{number}.h5", "w") as file:
             file["x"] = np.full((3, 2), number, "i4")
         layout[number * 3 : number * 3 + 3] = h5py.VirtualSource(str(tmp_path / f"{number}.h5"), "x", (3, 2))
+    with h5py.File(tmp_path / "linked.h5", "w") as file:
+        file["deep/y"], file["deep/name"] = np.arange(6), [f"n{number}" for number in range(6)]
     with h5py.File(tmp_path / "all.h5", "w") as file:
         file.create_virtual_dataset("virtual", layout)
         (tmp_path / "raw").write_bytes(np.arange(6, dtype="i4").tobytes())
-        file.create_dataset("external", (6,), "i4", external=[(str(tmp_path / "raw"), 0, 24)])
-    with reading(tmp_path / "all.h5") as source:
+        file.create_dataset("storage", (6,), "i4", external=[(str(tmp_path / "raw"), 0, 24)])
+        file["link"] = h5py.ExternalLink(str(tmp_path / "linked.h5"), "deep")
+    return tmp_path / "all.h5"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (None, "lie in"),
+        (["virtual"], r"'/virtual' lie in '.*0\.h5' \(a virtual dataset\); pass external=True"),
+        (["storage"], r"'/storage' lie in '.*raw' \(external storage\); pass external=True"),
+        (["link/y"], r"'/deep/y' lie in '.*linked\.h5'; pass external=True"),
+    ],
+)
+def test_values_that_lie_in_other_files_are_refused(elsewhere: Path, fields: Any, words: str) -> None:
+    with pytest.raises(SourceError, match=words):
+        reading(elsewhere, fields=fields)
+
+
+def test_values_that_lie_in_other_files_are_read_when_that_is_allowed(elsewhere: Path) -> None:
+    with reading(elsewhere, external=True) as source:
+        assert source.schema.keys() == {"virtual", "storage", "link/y", "link/name"}
         assert [sample["virtual"].tolist() for sample in source] == [[0, 0]] * 3 + [[1, 1]] * 3
-        assert [sample["external"] for sample in source] == list(range(6))
+        assert [sample["storage"] for sample in source] == list(range(6))
+        assert [(sample["link/y"], sample["link/name"]) for sample in source] == [(n, f"n{n}") for n in range(6)]
+    with reading(elsewhere, external=True, group="link") as source:
+        assert source[5] == {"y": 5, "name": "n5"}
 
 
 # ── which datasets are the fields ───────────────────────────────────────────────────────────────────────────
@@ -245,19 +272,75 @@ def test_fields_are_chosen_renamed_and_found_in_groups(tmp_path: Path) -> None:
         reading(tmp_path / "a.h5", group="valid")
 
 
-def test_what_no_field_can_hold_is_refused_until_it_is_left_out(tmp_path: Path) -> None:
+def test_what_no_field_can_hold_is_left_out_and_named(tmp_path: Path) -> None:
+    lists = h5py.vlen_dtype(np.dtype("i4"))
+    record = np.dtype([("x", "f4"), ("of", h5py.ref_dtype), ("long", np.longdouble)])
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"] = np.zeros((3, 2))
         file["reference"] = np.array([file["x"].ref] * 3, h5py.ref_dtype)
-    with pytest.raises(SourceError, match="'/reference' holds references, which no field can hold; choose"):
-        reading(tmp_path / "a.h5")
-    with reading(tmp_path / "a.h5", fields=["x"]) as source:
-        assert len(source) == 3
+        file["long"] = np.ones(3, np.longdouble)
+        file.create_dataset("lists", (3, 2), lists)
+        file.create_dataset("record", (3,), record)
+        file.create_dataset("larger", (9000, 9), h5py.ref_dtype)
+    with pytest.warns(UserWarning, match="left out") as warned, reading(tmp_path / "a.h5") as source:
+        assert_same(source[0], {"x": np.zeros(2), "record/x": np.float32(0)})
+    said = "".join(str(one.message) for one in warned)
+    for words in (
+        "'/reference' holds references, which no field can hold",
+        "'/long' holds float128, which",
+        r"'/lists' holds int32 of variable length of shape (2,) in each sample, which",
+        "'/record', part 'of' holds references, which",
+        "'/record', part 'long' holds float128, which",
+    ):
+        assert words in said
+    for fields in (["reference"], ["record/long"]):
+        with pytest.raises(SourceError, match="which no field can hold; choose other fields with fields="):
+            reading(tmp_path / "a.h5", fields=fields)
     with h5py.File(tmp_path / "b.h5", "w") as file:
-        file["names"] = [["a", "b"], ["c", "d"]]
-        file["none"] = 3
-    with pytest.raises(SourceError, match=r"holds text of shape \(2,\) in each sample"):
+        file.create_dataset("x", (3,), h5py.ref_dtype)
+    with pytest.raises(SourceError, match="holds references"):
         reading(tmp_path / "b.h5")
+
+
+def test_rows_of_text_are_lists(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["names"] = [["a", "ß"], ["c", ""]]
+        file["fixed"] = np.array([[[b"a", b"b"]], [[b"c\0d", b""]]])
+    with reading(tmp_path / "a.h5") as source:
+        assert [sample["names"] for sample in source] == [["a", "ß"], ["c", ""]]
+        assert [sample["fixed"] for sample in source] == [[["a", "b"]], [["c\0d", ""]]]
+        assert source.schema["fixed"] == Field("object", unit="list<list<string>>")
+
+
+def test_a_nul_in_text_of_fixed_length_belongs_to_it_as_for_h5py(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.array([b"a\0b", b"c\0", b"\0d", b""], "S4")
+        file.create_dataset("packed", data=file["x"][:], compression="gzip")
+        expected = [one.decode() for one in file["x"][:]]
+    with reading(tmp_path / "a.h5") as source:
+        assert [sample["x"] for sample in source] == [sample["packed"] for sample in source] == expected
+    assert expected[0] == "a\0b"
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": (2,)}, {"chunks": (2,), "compression": "gzip"}])
+def test_text_that_was_never_written_is_the_fill_value(tmp_path: Path, options: dict[str, Any]) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", (7,), h5py.string_dtype(), fillvalue="größe", **options)
+        file.create_dataset("fixed", (7,), "S6", fillvalue=b"fixed", **options)
+        if options:
+            file["x"][3], file["x"][4] = "written", ""
+    with reading(tmp_path / "a.h5") as source:
+        written = {3: "written", 4: ""} if options else {}
+        assert [sample["x"] for sample in source] == [written.get(number, "größe") for number in range(7)]
+        assert {sample["fixed"] for sample in source} == {"fixed"}
+
+
+def test_classes_that_are_numbered_in_another_way_are_refused(tmp_path: Path) -> None:
+    for number, classes in enumerate(({"cat": 0, "dog": 1}, {"cat": 1, "dog": 0})):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["label"] = np.array([0, 1], h5py.enum_dtype(classes, "u1"))
+    with pytest.raises(SourceError, match=r"1\.h5 is uint8 \(enum cat=1, dog=0\), and that of .*0\.h5 uint8 \(enum c"):
+        reading(tmp_path / "0.h5", tmp_path / "1.h5")
 
 
 def test_a_dataset_of_another_file_is_refused(tmp_path: Path) -> None:
@@ -265,7 +348,7 @@ def test_a_dataset_of_another_file_is_refused(tmp_path: Path) -> None:
         with h5py.File(tmp_path / f"{name}.h5", "w") as file:
             file["x"] = np.zeros(3)
             file["other"] = h5py.ExternalLink(str(tmp_path / "a.h5"), "x")
-    with pytest.raises(SourceError, match="lies in"):
+    with pytest.raises(SourceError, match="lie in"):
         reading(tmp_path / "b.h5", fields=["other"])
     with reading(tmp_path / "b.h5") as source:
         assert set(source[0]) == {"x"}
@@ -356,6 +439,16 @@ def test_threads_that_want_one_chunk_unpack_it_once(images: Any, counted: Counte
         for number, image in enumerate(pool.map(read, range(8))):
             np.testing.assert_array_equal(image, x[number])
     assert sum(counted.counts().values()) == 1
+
+
+def test_the_parts_of_a_compound_share_its_chunks(tmp_path: Path, counted: Counted) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        record = np.zeros(50, [("a", "f4"), ("b", "i4"), ("c", "S3"), ("d", "f8", (2,))])
+        record["b"] = np.arange(50)
+        file.create_dataset("record", data=record, chunks=(10,), compression="gzip")
+    with reading(tmp_path / "a.h5") as source:
+        assert [sample["record/b"] for sample in source] == list(range(50))
+    assert sum(counted.counts().values()) == 5
 
 
 def test_fields_that_are_not_asked_for_are_not_unpacked(images: Any, counted: Counted) -> None:

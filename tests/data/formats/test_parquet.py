@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import pickle
 import random
@@ -18,15 +19,17 @@ from hypothesis import given, settings
 from sample_files import assert_same, datasets, samples_in, write_samples
 
 import penstock
-from penstock.core.errors import RecordError, SourceError
+from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.data.chunk_shuffle import ChunkShuffle
-from penstock.data.formats.arrow import parquet
+from penstock.data.formats.arrow import parquet, parquet_pages
 from penstock.data.formats.arrow.parquet import ParquetSource, ParquetWriter, concat_files
 from penstock.data.formats.arrow.writer import why_unsupported
 from penstock.data.schema import Field, Sample, Schema, plain, schema_of
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
+feather = pytest.importorskip("pyarrow.feather")
+encryption = pytest.importorskip("pyarrow.parquet.encryption")
 
 
 def table(path: Path, columns: dict[str, Any], **options: Any) -> None:
@@ -139,18 +142,24 @@ def test_structs_are_fields_of_their_own(tmp_path: Path) -> None:
     image = pa.array([{"bytes": b"1", "path": None}, None, {"bytes": b"3", "path": "c.jpg"}])
     table(tmp_path / "a.parquet", {"image": image, "label": [1, 2, 3]})
     assert list(penstock.open(tmp_path / "a.parquet").schema) == ["image/bytes", "image/path", "label"]
-    source = penstock.open(tmp_path / "a.parquet", fields={"x": "image/bytes", "y": "label"})
-    assert (source[0], source[2]) == ({"x": b"1", "y": 1}, {"x": b"3", "y": 3})
-    with pytest.raises(
-        RecordError, match=r"a\.parquet: record 1: field 'x': it is null; pass a value to use instead: null="
-    ):
-        source[1]
+    source = penstock.open(tmp_path / "a.parquet", fields={"x": "image/bytes", "y": "label", "z": "image/path"})
+    assert list(source) == [
+        {"x": b"1", "y": 1, "z": None},
+        {"x": None, "y": 2, "z": None},
+        {"x": b"3", "y": 3, "z": "c.jpg"},
+    ]
     source.close()
 
 
 def test_nulls_are_what_the_user_says_or_errors(tmp_path: Path) -> None:
     table(tmp_path / "a.parquet", {"label": pa.array([1, None], pa.int64()), "x": pa.array([[1, None], [2, 3]])})
     assert samples_in(tmp_path / "a.parquet", fields=["label"], null={"label": -1}) == [{"label": 1}, {"label": -1}]
+    source = penstock.open(tmp_path / "a.parquet", fields=["label"])
+    with pytest.raises(
+        RecordError, match=r"a\.parquet: record 1: field 'label': it is null; pass a value to use instead: null="
+    ):
+        source[1]
+    source.close()
     source = penstock.open(tmp_path / "a.parquet", fields=["x"])
     assert source[1]["x"].tolist() == [2, 3]
     with pytest.raises(RecordError, match="nulls between its numbers"):
@@ -167,20 +176,136 @@ def test_lists_that_are_no_array_are_records_in_error(tmp_path: Path) -> None:
     source.close()
 
 
+NESTED = {
+    "messages": pa.array([[{"role": "user", "content": "hi"}, {"role": "bot", "content": None}], []]),
+    "tags": pa.array([["a", "ß"], None], pa.large_list(pa.string())),
+    "map": pa.array([[("a", 1)], [("b", None)]], pa.map_("string", "int8")),
+    "price": pa.array([Decimal("1.50"), Decimal("-2.25")]),
+    "deep": pa.array([{"tools": [["x"]], "n": 1}, {"tools": [], "n": 2}]),
+    "coded": pa.array([["a"], ["b"]], pa.list_(pa.dictionary(pa.int8(), pa.string()))),
+}
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_nested_values_are_the_python_objects_that_pyarrow_gives(tmp_path: Path, suffix: str) -> None:
+    columns = pa.table(NESTED)
+    if suffix == "parquet":
+        pq.write_table(columns, tmp_path / "a.parquet")
+    else:
+        feather.write_feather(columns, tmp_path / "a.arrow", compression="uncompressed")
+    source = penstock.open(tmp_path / f"a.{suffix}")
+    assert {name: (field.kind, field.unit) for name, field in source.schema.items() if name != "deep/n"} == {
+        "messages": ("object", "list<struct<role: string, content: string>>"),
+        "tags": ("object", "list<string>"),
+        "map": ("object", "map<string, int8>"),
+        "price": ("object", "decimal128(3, 2)"),
+        "deep/tools": ("object", "list<list<string>>"),
+        "coded": ("object", "list<string>"),
+    }
+    expected = [{**row, "deep/tools": row["deep"]["tools"], "deep/n": row["deep"]["n"]} for row in columns.to_pylist()]
+    assert list(source) == [{name: value for name, value in row.items() if name != "deep"} for row in expected]
+    assert penstock.open(tmp_path / f"a.{suffix}", fields=["tags"], null={"tags": []})[1] == {"tags": []}
+    assert pickle.loads(pickle.dumps(source))[0]["price"] == Decimal("1.50")
+    source.close()
+
+
+def test_any_column_can_be_a_python_object(tmp_path: Path) -> None:
+    columns = {"x": [[[1], [2, None]], [[3, 4]]], "s": [{"a": 1, "b": ["c"]}, {"a": 2, "b": []}], "n": [1, 2]}
+    table(tmp_path / "a.parquet", {name: pa.array(values) for name, values in columns.items()})
+    source = penstock.open(tmp_path / "a.parquet", objects=["x", "s"])
+    assert [source[index] for index in range(2)] == pa.table(columns).to_pylist()
+    assert source.schema["s"].words() == "object (struct<a: int64, b: list<string>>)"
+    source.close()
+    with pytest.raises(SourceError, match="has no field 'y'"):
+        penstock.open(tmp_path / "a.parquet", objects=["y"])
+    with pytest.raises(OptionError, match=r"has to be a list of columns, as in \['x'\]"):
+        penstock.open(tmp_path / "a.parquet", objects="x")
+
+
+def test_a_column_without_a_type_is_left_out_and_named(tmp_path: Path) -> None:
+    image = pa.array([{"bytes": b"1", "path": None}, {"bytes": b"2", "path": None}])
+    table(tmp_path / "a.parquet", {"image": image, "x": [1, 2]})
+    with pytest.warns(
+        UserWarning, match=r"left out: .*a\.parquet: field 'image/path' cannot be read: all its rows are"
+    ):
+        source = penstock.open(tmp_path / "a.parquet")
+    assert list(source) == [{"image/bytes": b"1", "x": 1}, {"image/bytes": b"2", "x": 2}]
+    source.close()
+    with pytest.raises(SourceError, match=r"field 'image/path' cannot be read: .*; leave it out: fields="):
+        penstock.open(tmp_path / "a.parquet", fields=["image/path"])
+
+
+DAY = datetime.datetime(2020, 1, 1)
+
+
 @pytest.mark.parametrize(
-    "column",
+    ("one", "other", "common"),
     [
-        pa.array([["a"]]),
-        pa.array([Decimal("1.5")]),
-        pa.array([None]),
-        pa.array([[("a", 1)]], pa.map_("string", "int8")),
+        (pa.timestamp("us"), pa.timestamp("ns"), pa.timestamp("ns")),
+        (pa.timestamp("ns", "UTC"), pa.timestamp("ms", "Europe/Berlin"), pa.timestamp("ns", "UTC")),
+        (pa.list_(pa.timestamp("us")), pa.list_(pa.timestamp("ns")), pa.list_(pa.timestamp("ns"))),
+        (pa.duration("ms"), pa.duration("us"), pa.duration("us")),
+        (pa.time32("ms"), pa.time64("us"), pa.time64("us")),
+        (pa.date32(), pa.date64(), pa.date64()),
+        (pa.decimal128(5, 2), pa.decimal128(9, 4), pa.decimal256(9, 4)),
     ],
 )
-def test_columns_that_are_no_field_are_named_and_can_be_left_out(tmp_path: Path, column: Any) -> None:
-    table(tmp_path / "a.parquet", {"other": column, "x": [1]})
-    with pytest.raises(SourceError, match=r"field 'other' cannot be read: it is .*; leave it out: fields="):
-        penstock.open(tmp_path / "a.parquet")
-    assert samples_in(tmp_path / "a.parquet", fields=["x"]) == [{"x": 1}]
+@pytest.mark.parametrize("turned", [False, True])
+def test_units_of_one_folder_are_converted_to_the_finest(
+    tmp_path: Path, one: Any, other: Any, common: Any, turned: bool
+) -> None:
+    value = {
+        "timestamp": DAY,
+        "duration": datetime.timedelta(1),
+        "time": datetime.time(1, 2, 3),
+        "date": DAY.date(),
+        "decimal": Decimal("1.25"),
+        "list<": [DAY],
+    }[next(name for name in ("timestamp", "duration", "time", "date", "decimal", "list<") if str(one).startswith(name))]
+    for number, type in enumerate((other, one) if turned else (one, other)):
+        with pa.OSFile(str(tmp_path / f"{number}.arrow"), "wb") as file:  # Parquet has no date64, and no seconds
+            part = pa.table({"t": pa.array([value], type)})
+            with pa.ipc.new_file(file, part.schema) as writer:
+                writer.write_table(part)
+    source = penstock.open(tmp_path)
+    first, second = (sample["t"] for sample in source)
+    assert_same({"t": first}, {"t": second})
+    assert str(common).removeprefix("list<item: ").removesuffix(">") == source.schema["t"].unit
+    if source.schema["t"].kind == "object":
+        assert str(first) == "1.2500"
+    else:
+        numbers = pa.array([value], common)
+        numbers = numbers.flatten() if isinstance(value, list) else numbers
+        assert np.asarray(first).reshape(1) == numbers.view(f"int{first.dtype.itemsize * 8}").to_numpy()
+    source.close()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (pa.timestamp("us"), pa.timestamp("us", "UTC")),
+        (pa.timestamp("us"), pa.int64()),
+        (pa.duration("us"), pa.timestamp("us")),
+        (pa.date32(), pa.int32()),
+        (pa.decimal256(76, 0), pa.decimal256(76, 70)),
+        (pa.list_(pa.string()), pa.list_(pa.binary())),
+    ],
+)
+def test_values_of_different_meaning_are_refused_with_both_files_named(tmp_path: Path, one: Any, other: Any) -> None:
+    for number, type in enumerate((one, other)):
+        table(tmp_path / f"{number}.parquet", {"t": pa.array([], type)})
+    with pytest.raises(SourceError, match=r"1\.parquet: field 't' is .*, and .* in .*0\.parquet"):
+        penstock.open(tmp_path)
+
+
+def test_a_time_that_a_finer_unit_cannot_hold_is_a_record_in_error(tmp_path: Path) -> None:
+    table(tmp_path / "0.parquet", {"t": pa.array([0], pa.timestamp("ns"))})
+    table(tmp_path / "1.parquet", {"t": pa.array([1 << 60], pa.timestamp("us"))})
+    source = penstock.open(tmp_path)
+    assert source[0]["t"] == 0
+    with pytest.raises(RecordError, match="out of bounds"):
+        source[1]
+    source.close()
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -333,6 +458,43 @@ def test_what_is_no_parquet_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a.parquet").write_bytes(data)
     with pytest.raises(SourceError, match=r"a\.parquet"):
         penstock.open(tmp_path / "a.parquet")
+
+
+class PlainKeys(encryption.KmsClient):
+    """Keeps keys as they are."""
+
+    def __init__(self, _: Any) -> None:
+        super().__init__()
+
+    def wrap_key(self, key: bytes, _: str) -> bytes:
+        return base64.b64encode(key)
+
+
+@pytest.mark.parametrize("plaintext_footer", [True, False])
+def test_what_is_encrypted_is_said_to_be(tmp_path: Path, plaintext_footer: bool) -> None:
+    config = encryption.EncryptionConfiguration(
+        footer_key="f", column_keys={"k": ["x"]}, plaintext_footer=plaintext_footer
+    )
+    keys = encryption.CryptoFactory(PlainKeys).file_encryption_properties(encryption.KmsConnectionConfig(), config)
+    columns = pa.table({"x": [1], "y": [2]})
+    with pq.ParquetWriter(tmp_path / "a.parquet", columns.schema, encryption_properties=keys) as writer:
+        writer.write_table(columns)
+    if not plaintext_footer:
+        with pytest.raises(SourceError, match=r"a\.parquet is a Parquet file whose footer is encrypted"):
+            penstock.open(tmp_path / "a.parquet")
+        return
+    with pytest.raises(RecordError, match="column 'x' is encrypted; leave it out with fields="):
+        penstock.open(tmp_path / "a.parquet")[0]
+    assert penstock.open(tmp_path / "a.parquet", fields=["y"])[0] == {"y": 2}
+
+
+def test_pages_of_other_kinds_are_left_to_pyarrow(tmp_path: Path) -> None:
+    header = bytes([0x15, 0x02, 0x15, 8, 0x15, 8, 0])  # an index page of 4 bytes
+    (tmp_path / "pages").write_bytes(header + b"page")
+    chunk = parquet_pages.Chunk("x", 1, 0, len(header) + 4, is_encrypted=False)
+    parquet_pages.check_pages(str(tmp_path / "pages"), [chunk], ["x"], 4)
+    with pytest.raises(SourceError, match="pages of a row group unpack to 4 bytes"):
+        parquet_pages.check_pages(str(tmp_path / "pages"), [chunk], ["x"], 3)
 
 
 def test_a_flipped_bit_is_noticed_and_other_row_groups_are_read(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import webdataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
-from sample_files import DTYPES, assert_same, datasets, write_samples
+from sample_files import DTYPES, assert_same, datasets, mutated, write_samples
 from torch.utils.data import DataLoader as TorchDataLoader
 from webdataset.autodecode import Decoder
 from webdataset.tariterators import group_by_keys, tar_file_expander
@@ -281,21 +281,62 @@ def test_archives_of_tarfile_give_what_webdataset_finds(tmp_path: Path, form: in
     assert list(penstock.open(path, decode=False)) == expected
 
 
-def test_links_and_folders_are_left_out(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        for name, kind in [
-            ("a.d", tarfile.DIRTYPE),
-            ("a.l", tarfile.SYMTYPE),
-            ("a.h", tarfile.LNKTYPE),
-            ("a.f", tarfile.FIFOTYPE),
-        ]:
+def with_links(path: Path, *kinds: tuple[str, bytes]) -> Path:
+    """An archive of members without data, and of "../../a.txt" behind them."""
+    with tarfile.open(path, "w") as archive:
+        for name, kind in kinds:
             info = tarfile.TarInfo(name)
             info.type, info.linkname = kind, "/etc/passwd"
             archive.addfile(info)
         info = tarfile.TarInfo("../../a.txt")
         info.size = 2
         archive.addfile(info, io.BytesIO(b"ok"))
-    assert list(penstock.open(tmp_path / "a.tar")) == [{"__key__": "../../a", "txt": "ok"}]
+    return path
+
+
+def test_folders_and_devices_are_left_out(tmp_path: Path) -> None:
+    path = with_links(tmp_path / "a.tar", ("a.d", tarfile.DIRTYPE), ("a.f", tarfile.FIFOTYPE))
+    assert list(penstock.open(path)) == [{"__key__": "../../a", "txt": "ok"}]
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
+def test_a_sample_with_a_link_is_broken_and_not_without_it(tmp_path: Path, kind: bytes) -> None:
+    path = with_links(tmp_path / "a.tar", ("b.txt", tarfile.REGTYPE), ("b.jpg", kind))
+    with pytest.warns(UserWarning, match="its member 'b.jpg' is a link to '/etc/passwd', and has no data; make"):
+        assert list(penstock.open(path, errors="skip")) == [{"__key__": "../../a", "txt": "ok"}]
+    assert [sample["txt"] for sample in penstock.open(path, fields=["txt"])] == ["", "ok"]
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+@pytest.mark.parametrize("key", ["b", "a"])
+def test_archives_that_were_put_together_are_read_as_tarfile_does_it(tmp_path: Path, mode: str, key: str) -> None:
+    parts = [
+        archived(tmp_path / f"{number}.tar", (f"{name}.txt", name.encode()), (f"{name}.x", b"x"), mode=mode)
+        for number, name in enumerate(["a", key, "c"])
+    ]
+    path = tmp_path / "all.tar"
+    path.write_bytes(b"".join(Path(part).read_bytes() for part in parts))
+    with tarfile.open(path, ignore_zeros=True) as archive:
+        expected = [archive.extractfile(member).read().decode() for member in archive if member.name.endswith("txt")]
+    found = list(penstock.open(path))
+    assert [sample["txt"] for sample in found] == expected == ["a", key, "c"]
+    assert [sorted(sample) for sample in found] == [["__key__", "txt", "x"]] * 3
+
+
+def test_what_follows_the_end_and_is_no_archive_is_told(tmp_path: Path) -> None:
+    path = archived(tmp_path / "a.tar", ("a.txt", b"a"))
+    with open(path, "ab") as file:
+        file.write(b"signature")
+    with pytest.warns(UserWarning, match="the checksum of its header is wrong"):
+        assert list(penstock.open(path, errors="skip")) == [{"__key__": "a", "txt": "a"}]
+
+
+def test_archives_that_count_their_samples_are_not_read_when_put_together(tmp_path: Path) -> None:
+    for number in range(2):
+        write_samples(tmp_path / f"{number}.tar", [{"x": np.int64(number)}] * 3)
+    (tmp_path / "all.tar").write_bytes(b"".join((tmp_path / f"{number}.tar").read_bytes() for number in range(2)))
+    with pytest.warns(UserWarning, match="it follows the 3 samples that penstock wrote"):
+        assert [sample["x"] for sample in penstock.open(tmp_path / "all.tar", errors="skip")] == [0, 0, 0]
 
 
 def test_large_sizes_and_pax_sizes(tmp_path: Path) -> None:
@@ -494,22 +535,6 @@ def test_a_comment_that_makes_no_sense_is_told(tmp_path: Path, text: str) -> Non
     with pytest.raises(RecordError, match=r"its comment|later version"):
         list(penstock.open(tmp_path / "a.tar"))
     assert list(penstock.open(tmp_path / "a.tar", decode=False)) == []
-
-
-def mutated(data: bytes, rng: random.Random) -> bytes:
-    mutant = bytearray(data)
-    for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(mutant) + 1)
-        what = rng.random()
-        if what < 0.6 and at < len(mutant):
-            mutant[at] = rng.choice([mutant[at] ^ (1 << rng.randrange(8)), 0, 0xFF, rng.randrange(256)])
-        elif what < 0.75:
-            mutant[at:at] = rng.randbytes(rng.randint(1, 9))
-        elif what < 0.9:
-            del mutant[at : at + rng.randint(1, 9)]
-        else:
-            del mutant[at:]
-    return bytes(mutant)
 
 
 @pytest.mark.parametrize("packed", [False, True])

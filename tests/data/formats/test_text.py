@@ -112,6 +112,44 @@ def test_what_pythons_csv_writes_is_read(
     assert found == table[first::step]
 
 
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    table=st.lists(st.tuples(TEXT, TEXT, st.sampled_from(["\n", "\r", "\r\n"])), min_size=1, max_size=6),
+    piece=st.integers(1, 40),
+    is_ended=st.booleans(),
+)
+def test_lines_end_where_pythons_csv_ends_them(table: Any, piece: int, is_ended: bool, tmp_path_factory: Any) -> None:
+    text = "".join(_row(one, two) + end for one, two, end in table)
+    text = "a,b\r" + (text if is_ended else text.rstrip("\r\n"))
+    path = write_text(tmp_path_factory.mktemp("csv") / "a.csv", text)
+    with open(path, newline="", encoding="utf-8") as file:
+        expected = list(csv.reader(file, strict=True))[1:]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines_module, "READ_NBYTES", piece)
+        found = [[sample["a"], sample["b"]] for sample in rows(path, dtypes={"a": "text", "b": "text"})]
+    assert found == expected
+
+
+def _row(bare: str, quoted: str) -> str:
+    return "x" + "".join(set(bare) - set('",\r\n')) + ',"' + quoted.replace('"', '""') + '"'
+
+
+@pytest.mark.parametrize("end", ["\r", "\n", "\r\n"])
+def test_rows_may_end_as_on_any_system(tmp_path: Path, end: str) -> None:
+    path = write_text(tmp_path / "a.csv", end.join(["a,b", "1,x", "2,y\r3,z"]) + end)
+    assert list(rows(path)) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}, {"a": 3, "b": "z"}]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [("1_000", "int64"), ("٣", "int64"), ("1_0.5", "float64"), ("٣.٥", "float64")]
+)
+def test_what_only_python_calls_a_number_is_none_in_late_rows_either(tmp_path: Path, value: str, kind: str) -> None:
+    path = write_text(tmp_path / "a.csv", "n,t\n" + f"{1 if kind == 'int64' else 1.5},a_b\n" * 1001 + f"{value},ü\n")
+    *good, bad = rows(path).read(rows(path).shards[0], 0, 1)
+    assert len(good) == 1001
+    assert f"has '{value}', which is no {kind}" in str(bad)
+
+
 def test_types_are_told_from_the_first_rows(tmp_path: Path) -> None:
     text = 'i,f,e,b,t,q,big,id\n1,1.5,,true,x,"1",99999999999999999999,007\n-2,1e3,2,False,1,"2",1,008\n'
     first, second = rows(write_text(tmp_path / "a.csv", text))
@@ -161,7 +199,7 @@ def test_a_broken_row_is_told_and_the_next_is_read(tmp_path: Path, row: bytes, r
 def test_lines_with_quotes_are_split_alike_quickly_and_by_character(line: str, delimiter: str) -> None:
     finder = RecordSplitter(Storage(), delimiter, 1000)
     quick = finder._whole.fullmatch(line.encode())
-    slow = finder.split(line.encode(), iter(()))
+    slow = finder.split(line.encode(), "\n", iter(()))
     if quick:
         assert CsvRecord(0, 1, line.encode(), finder).values() == slow
     elif isinstance(slow, list):  # a quote within a value that has no quotes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import random
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ SIZES = st.lists(st.integers(0, 12), max_size=12)
 
 def tokens(*paths: Path, fields: Any = None, **options: Any) -> Any:
     names = [str(path) for path in paths]
+    if paths[0].suffix == ".bin":
+        options.setdefault("dtype", "uint16")
     return open_files(names, storage=Storage(), fields=Selection.of(fields), errors="raise", **options)
 
 
@@ -289,6 +292,81 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
         TokenWriter(str(path), {"x": Field("array", "int8", (None,))})
     with pytest.raises(OptionError, match="length=0"):
         tokens(path, length=0)
+
+
+def llm_c(path: Path, values: Any, magic: int = 20240520, version: int = 1, dtype: str = "<u2") -> Path:
+    """As karpathy/llm.c writes its data."""
+    header = np.zeros(256, "<i4")
+    header[:3] = magic, version, len(values)
+    path.write_bytes(header.tobytes() + np.asarray(values, dtype).tobytes())
+    return path
+
+
+def megatron(path: Path, sequences: list[list[int]], code: int, dtype: str, documents: list[int] | None = None) -> Path:
+    """As Megatron-LM's IndexedDatasetBuilder writes it."""
+    sizes = [len(sequence) for sequence in sequences]
+    starts = np.cumsum([0, *sizes])[:-1] * np.dtype(dtype).itemsize
+    places = range(len(sequences) + 1) if documents is None else documents
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, code, len(sizes), len(places))
+    rest = (np.array(one, kind).tobytes() for one, kind in ((sizes, "<i4"), (starts, "<i8"), (places, "<i8")))
+    path.with_suffix(".idx").write_bytes(head + b"".join(rest))
+    np.array(chained(sequences), dtype).tofile(path)
+    return path
+
+
+def test_shards_of_llm_c_are_read_without_their_headers(tmp_path: Path) -> None:
+    for number in range(2):
+        llm_c(tmp_path / f"{number}.bin", range(number * 10, number * 10 + 10))
+    assert chained(sample["tokens"] for sample in everything(penstock.open(tmp_path, length=4))) == list(range(20))
+    wide = llm_c(tmp_path / "llama.bin", [100_000, 2, 3], 20240801, 7, "<u4")
+    assert everything(penstock.open(wide, length=3))[0]["tokens"].tolist() == [100_000, 2, 3]
+    with pytest.raises(OptionError, match=r"dtype='int32', and the header of .*llama\.bin says uint32"):
+        penstock.open(wide, dtype="int32")
+    for version, extra, words in ((2, b"", "has version 2"), (1, b"\0\0", "should have 3 tokens")):
+        other = llm_c(tmp_path / "other.bin", [1, 2, 3], version=version)
+        other.write_bytes(other.read_bytes() + extra)
+        with pytest.raises(SourceError, match=words):
+            penstock.open(other)
+
+
+@pytest.mark.parametrize(("code", "dtype"), [(1, "u1"), (2, "i1"), (3, "<i2"), (4, "<i4"), (5, "<i8"), (8, "<u2")])
+def test_files_of_megatron_are_read_with_the_dtype_of_their_index(tmp_path: Path, code: int, dtype: str) -> None:
+    for number in range(2):
+        megatron(tmp_path / f"{number}.bin", [[number, 2], [3], [4, 100]], code, dtype, [0, 2, 3])
+    found = everything(penstock.open(tmp_path))
+    assert [sample["tokens"].tolist() for sample in found] == [[0, 2, 3], [4, 100], [1, 2, 3], [4, 100]]
+    assert {sample["tokens"].dtype for sample in found} == {np.dtype(dtype)}
+
+
+def test_indexes_of_megatron_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    path = megatron(tmp_path / "a.bin", [[1, 2], [3]], 4, "<i4")
+    with pytest.raises(OptionError, match=r"dtype='uint16', and .*a\.idx says int32"):
+        tokens(path)
+    whole = path.with_suffix(".idx").read_bytes()
+    for changed, words in (
+        (b"TNTIDX" + whole[6:], "no index of Megatron's"),
+        (whole[:20], "no index of Megatron's"),
+        (whole[:17] + b"\6" + whole[18:], "tokens of code 6"),
+        (whole[:-1], "is truncated"),
+        (whole[:34] + b"\1" + whole[35:], "one after another"),
+        (whole[:-8] + bytes(8), "its documents do not go up"),
+    ):
+        path.with_suffix(".idx").write_bytes(changed)
+        with pytest.raises(SourceError, match=words):
+            penstock.open(path)
+    path.with_suffix(".idx").write_bytes(whole)
+    path.write_bytes(path.read_bytes() + b"1234")
+    with pytest.raises(SourceError, match=r"is of 3 tokens of int32, and .* has 16 bytes"):
+        penstock.open(path)
+
+
+def test_bare_integers_need_a_dtype(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.bin", range(2000))
+    with pytest.raises(SourceError, match="holds bare integers, and nothing says of which type; pass dtype="):
+        penstock.open(path)
+    assert len(everything(penstock.open(path, dtype="int32"))) == 0
+    written(tmp_path / "ours.bin", [[1, 2], [3]])
+    assert len(everything(penstock.open(tmp_path / "ours.bin"))) == 2
 
 
 def test_mutated_files_give_the_errors_that_are_told(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import itertools
+import json
 import os
 import pickle
 import random
@@ -16,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import (
@@ -33,6 +36,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from penstock import DataLoader
 from penstock.core.errors import OptionError, StateError
+from penstock.data.source import Source
 from penstock.loader.dataloader import runtime_of
 
 
@@ -107,7 +111,7 @@ ORDERS = {
 WAYS = [(0, "process"), (1, "process"), (2, "process"), (3, "process"), (2, "thread")]
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     count=st.integers(1, 60),
     batch_size=st.integers(1, 9),
@@ -147,7 +151,7 @@ def test_what_had_not_been_handed_out_comes_in_the_same_order(
             assert numbers(other) == following
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     count=st.integers(1, 80),
     batch_size=st.integers(1, 5),
@@ -178,7 +182,35 @@ def test_out_of_order_nothing_is_lost_and_nothing_comes_twice(
         assert sorted(first + again + numbers(third)) == list(range(count))
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+class Gated(Counting):
+    """The first worker waits in its third sample until the second has made all of its own."""
+
+    others_are_made: Any = None
+
+    def __iter__(self) -> Iterator[int]:
+        info = torch.utils.data.get_worker_info()
+        for made, number in enumerate(super().__iter__()):
+            if self.others_are_made is not None and info is not None and info.id == 0 and made == 2:
+                self.others_are_made.wait()
+            yield number
+        if self.others_are_made is not None and info is not None and info.id == 1:
+            self.others_are_made.set()
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_shard_that_has_ended_still_has_the_batches_that_wait_to_be_handed_out(every: int) -> None:
+    dataset = Gated(24)
+    dataset.others_are_made = torch.multiprocessing.Event()
+    loader = DataLoader(dataset, 2, num_workers=2, in_order=False, prefetch_factor=8, snapshot_every_n_steps=every)
+    first: list[int] = []
+    for batch in loader:
+        first += batch.tolist()
+        other = DataLoader(Gated(24), 2, in_order=False)
+        other.load_state_dict(loader.state_dict())
+        assert sorted(first + numbers(other)) == list(range(24))
+
+
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     count=st.integers(0, 60),
     batch_size=st.integers(1, 5),
@@ -197,7 +229,8 @@ def test_an_iterable_dataset_goes_on_with_any_number_of_workers(
     whole = [batch.tolist() for batch in loader(saved)]
     first, state, rest = cut(loader(saved), data.draw(st.integers(0, len(whole))))
     other = loader(resumed)
-    is_run_through = any(shard.get("since") and shard["state"] is None for shard in state.get("shards", ()))
+    shards = state["rest"][0]["shards"] or ()
+    is_run_through = any(shard.get("since") and shard["state"] is None for shard in shards)
     keeps_no_state = kind is Every and is_run_through
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -449,7 +482,7 @@ def test_a_state_does_not_grow_with_the_position() -> None:
     assert sizes[1] <= sizes[0] + 8
 
 
-@pytest.mark.parametrize(("how", "most"), [({}, 2000), ({"seed": 3}, 2000), ({"generator": torch.Generator()}, 13_000)])
+@pytest.mark.parametrize(("how", "most"), [({}, 2100), ({"seed": 3}, 2100), ({"generator": torch.Generator()}, 13_000)])
 def test_a_saved_state_is_as_small_as_the_readme_says(how: dict[str, Any], most: int) -> None:
     loader = DataLoader(Numbers(5000), 2, shuffle=True, num_workers=2, **how)
     next(iter(loader))
@@ -503,7 +536,8 @@ def test_a_batch_that_raised_is_not_handed_out_until_a_later_one_is() -> None:
     gone_on = loader.state_dict()
     for state, expected in ((failed, [2, 3, 4, 5, 6, 7]), (gone_on, [6, 7])):
         other = DataLoader(Numbers(8), 2)
-        other.load_state_dict({**state, "owner": {**state["owner"], "dataset": "Numbers"}})
+        [rest] = state["rest"]
+        other.load_state_dict({**state, "rest": ({**rest, "owner": {**rest["owner"], "dataset": "Numbers"}},)})
         assert numbers(other) == expected
 
 
@@ -620,13 +654,13 @@ def test_a_pending_batch_is_in_pythons_own_numbers() -> None:
     iterator = iter(loader)
     next(iterator)
     state = loader.state_dict()
-    assert all(type(index) is int for index in state["indices"]["pending"])
+    assert all(type(index) is int for index in state["rest"][0]["indices"]["pending"])
 
 
 def test_a_sampler_that_shares_out_by_itself_goes_on_with_each_ranks_own_state(monkeypatch: pytest.MonkeyPatch) -> None:
     def loader(rank: int, world: int) -> DataLoader[Any]:
         monkeypatch.setattr("penstock.loader.config.rank_and_world_size", lambda group=None: (rank, world))
-        for module in ("sampling.orders", "state_dict", "checkpoint.state", "checkpoint.dataset_fingerprint"):
+        for module in ("sampling.unknown_order", "state_dict", "checkpoint.state", "checkpoint.dataset_fingerprint"):
             monkeypatch.setattr(f"penstock.loader.{module}.rank_and_world_size", lambda: (rank, world))
         return DataLoader(Numbers(20), 2, sampler=range(rank, 20, 2))
 
@@ -730,7 +764,7 @@ def test_a_dataset_with_other_contents_is_refused_by_name(saved: Any, other: Any
     state = one.state_dict()
     with pytest.raises(StateError, match=rf"other contents of {said}; resume with the data"):
         DataLoader(other(), 4).load_state_dict(state)
-    del state["fingerprint"]
+    state["fingerprint"] = None
     DataLoader(other(), 4).load_state_dict(state)
 
 
@@ -935,3 +969,192 @@ def test_threads_go_on_where_threads_have_stopped() -> None:
         other = DataLoader(Counting(20), 4, **how)  # type: ignore[arg-type]
         other.load_state_dict(state)
         assert [*first, *numbers(other)] == [*first, *rest]
+
+
+class _Squares(Source):
+    def __len__(self) -> int:
+        return 20
+
+    def read(self, index: int) -> int:
+        return index * index
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_source_that_is_read_by_number_resumes_with_any_number_of_workers(others: int) -> None:
+    one = DataLoader(_Squares().map(int), 3, shuffle=True, seed=0, num_workers=1, distributed=True)
+    batches = iter(one)
+    seen = next(batches).tolist()
+    other = DataLoader(_Squares().map(int), 2, shuffle=True, seed=0, num_workers=others, distributed=True)
+    other.load_state_dict(one.state_dict())
+    del batches
+    seen += [number for batch in other for number in batch.tolist()]
+    assert seen == [number for batch in DataLoader(_Squares(), 3, shuffle=True, seed=0) for number in batch.tolist()]
+
+
+class Rests(Sampler[int]):
+    """A sampler that has no state to tell once it has given all of its indices."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.given: int | None = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(self.given or 0, self.count):
+            self.given = index + 1
+            yield index
+        self.given = None
+
+    def state_dict(self) -> dict[str, int] | None:
+        return None if self.given is None else {"given": self.given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.given = state["given"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sampler_that_tells_no_state_at_its_end_resumes_there_again_and_again(workers: int) -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(Numbers(10), 4, sampler=Rests(10), num_workers=workers)
+
+    one = loader()
+    iterator = iter(one)
+    for _ in range(3):
+        next(iterator)
+    state = one.state_dict()
+    for _ in range(2):
+        other = loader()
+        other.load_state_dict(state)
+        iterator = iter(other)
+        state = other.state_dict()
+        assert list(iterator) == []
+
+
+class Drawn(IterableDataset[float]):
+    """Draws its samples with NumPy, and has a state of NumPy's values."""
+
+    def __init__(self) -> None:
+        self.made = np.int16(0)
+        self.random = np.random.RandomState(3)
+
+    def __iter__(self) -> Iterator[float]:
+        while self.made < 6:
+            self.made += np.int16(1)
+            yield self.random.random_sample()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"made": self.made, "random": self.random.get_state(), "none": np.zeros((0, 2), np.float32)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert type(state["made"]) is np.int16
+        assert (state["none"].dtype, state["none"].shape) == (np.float32, (0, 2))
+        self.made = state["made"]
+        self.random.set_state(state["random"])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_numpy_values_of_a_datasets_state_are_read_with_weights_only(workers: int) -> None:
+    one = DataLoader(Drawn(), 2, num_workers=workers)
+    first, state, rest = cut(one, 1)
+    saved = io.BytesIO()
+    torch.save(state, saved)
+    saved.seek(0)
+    other = DataLoader(Drawn(), 2, num_workers=workers)
+    other.load_state_dict(torch.load(saved, weights_only=True))
+    again = io.BytesIO()
+    torch.save(other.state_dict(), again)
+    assert numbers(other) == rest
+    assert len(first + rest) == 6
+    again.seek(0)
+    assert str(torch.load(again, weights_only=True)) == str(state)
+
+
+class Late(IterableDataset[int]):
+    """Looks at the state it was given only when it is asked for a sample, and tells its old one until then."""
+
+    def __init__(self) -> None:
+        self.first = self.made = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(self.first, 8):
+            self.made = number + 1
+            yield number
+
+    def state_dict(self) -> dict[str, int]:
+        return {"made": self.made}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.first = state["made"]
+
+
+class LateOfIndices(Numbers):
+    """The same, map-style: the sample is how many have been made."""
+
+    first: int | None = None
+    made = 0
+
+    def __getitem__(self, index: int) -> int:
+        self.made, self.first = self.made + 1 if self.first is None else self.first + 1, None
+        return self.made - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"made": self.made}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.first = state["made"]
+
+
+@pytest.mark.parametrize("make", [Late, lambda: LateOfIndices(8)], ids=["iterable", "map-style"])
+def test_a_dataset_is_not_believed_before_its_first_sample_after_a_state(make: Any) -> None:
+    one = DataLoader(make(), 2)
+    _, state, rest = cut(one, 1)
+    other = DataLoader(make(), 2)
+    other.load_state_dict(state)
+    _, state, _ = cut(other, 0)
+    third = DataLoader(make(), 2)
+    third.load_state_dict(state)
+    assert numbers(third) == rest == [2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("batches", [0, 2, 3, 4])
+def test_a_distributed_checkpoint_resumes_in_a_fresh_loader(tmp_path: Any, batches: int) -> None:
+    def loader() -> DataLoader[Any]:
+        torch.manual_seed(1)
+        return DataLoader(Numbers(12), 4, shuffle=True)
+
+    one = loader()
+    iterator = iter(one)
+    for _ in range(batches):
+        next(iterator, None)
+    dcp.save({"loader": one}, checkpoint_id=tmp_path, no_dist=True)
+    expected = numbers(iterator) if batches < 4 else numbers(one)
+    other = loader()
+    torch.manual_seed(2)
+    dcp.load({"loader": other}, checkpoint_id=tmp_path, no_dist=True)
+    assert numbers(other) == expected
+
+
+@pytest.mark.parametrize("name", ["rest", "finished", "fingerprint"])
+def test_a_truncated_state_is_refused(name: str) -> None:
+    one = DataLoader(Numbers(12), 4)
+    state = one.state_dict()
+    del state[name]
+    with pytest.raises(StateError, match=f"this state is not whole: {name} is missing"):
+        one.load_state_dict(state)
+
+
+def test_states_have_the_same_names_at_every_place_and_pass_json_where_they_hold_no_tensors() -> None:
+    one = DataLoader(Numbers(12), 4, shuffle=True, seed=3)
+    iterator = iter(one)
+    states = [DataLoader(Numbers(12), 4).state_dict(), one.state_dict()]
+    next(iterator)
+    states.append(one.state_dict())
+    rest = numbers(iterator)
+    states.append(one.state_dict())
+    assert len({tuple(sorted(state)) for state in states}) == 1
+    other = DataLoader(Numbers(12), 4, shuffle=True, seed=3)
+    other.load_state_dict(json.loads(json.dumps(states[2])))
+    assert numbers(other) == rest

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +33,9 @@ def numbers(batches: Any) -> list[int]:
 
 
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(
     worlds=st.lists(st.tuples(st.sampled_from([1, 2, 3]), st.integers(0, 3)), min_size=2, max_size=3),

@@ -20,6 +20,8 @@ class Loop:
     ):
         self.policy = policy
         self.step_ms, self.work_ms, self.handling_ms = step_ms, work_ms, handling_ms
+        self.busy = 1.0
+        """The fraction of the work that is not waiting."""
         self.number = 0
         self.history: list[int] = []
 
@@ -36,6 +38,7 @@ class Loop:
                 handling_ns=int(self.handling_ms * MS) if workers else 0,
                 wait_ns=int(wait * MS),
                 work_ns=int(work * MS),
+                busy_ns=int(self.busy * work * MS),
             )
             if self.policy.observe(timing) != workers:
                 self.policy.begin(self.number + 1)
@@ -71,6 +74,41 @@ def test_a_cost_that_falls_is_followed_within_20_batches_and_then_it_settles() -
 
 def test_never_more_than_the_most() -> None:
     assert max(Loop(auto(most=3), 1, lambda workers: 1000).run(200)) == 3
+
+
+def test_workers_that_wait_may_be_as_many_as_their_computing_fills_the_cores() -> None:
+    for busy, wanted in ((1.0, 2), (0.4, 5), (0.01, 32)):
+        loop = Loop(AutoscalePolicy(workers=1, most=2, fixed=1, most_waiting=32), 1, lambda workers: 1000)
+        loop.busy = busy
+        assert loop.run(200)[-1] == wanted
+
+
+def test_workers_that_have_waited_and_now_compute_are_as_many_as_the_cores() -> None:
+    loop = Loop(AutoscalePolicy(workers=1, most=2, fixed=1, most_waiting=32), 1, lambda workers: 1000)
+    loop.busy = 0.01
+    assert loop.run(40)[-1] == 32
+    loop.busy = 1.0
+    assert loop.run(20)[-1] == 2
+
+
+@pytest.mark.parametrize("gains", [True, False])
+def test_a_fixed_number_beyond_the_cores_stays_if_the_next_epoch_is_faster(gains: bool) -> None:
+    policy = AutoscalePolicy(workers=1, most=2, fixed=1, most_waiting=32)
+
+    def epoch(workers: int) -> None:
+        speed = workers if gains else 1
+        for number in range(100):
+            wait_ns, work_ns = 160 * MS // speed, 160 * MS * workers // speed
+            policy.note(
+                BatchTiming(number=number, step_ns=MS, handling_ns=0, wait_ns=wait_ns, work_ns=work_ns, busy_ns=MS)
+            )
+
+    epoch(1)
+    # Work of 16 s: with n workers it takes 16 / n s, and starting them n * 20 ms.
+    assert policy.choose() == 28
+    epoch(28)
+    assert (policy.choose() >= 28) == gains
+    assert gains or (policy.fixed, policy.fixed_reason) == (2, "28 made no more than 1")
 
 
 def test_workers_that_make_no_more_together_go_and_are_tried_ever_more_rarely() -> None:

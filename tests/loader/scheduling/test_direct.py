@@ -13,8 +13,7 @@ from torch.utils.data._utils.collate import collate
 
 from penstock import DataLoader
 from penstock.loader.collate import fast_map
-from penstock.loader.sampling.index_tensors import index_tensors
-from penstock.loader.scheduling.direct import SlotTrial
+from penstock.loader.sampling.index_batches import index_batches
 
 Point = namedtuple("Point", "x y")
 
@@ -39,21 +38,6 @@ class OwnIterator(IterableDataset[int]):
         if self.at == 7:
             raise StopIteration
         return self.at
-
-
-@pytest.mark.parametrize(("slot_ns", "uses_slots"), [(50.0, True), (98.0, False), (200.0, False)])
-def test_slots_are_used_where_they_were_clearly_faster(slot_ns: float, uses_slots: bool) -> None:
-    trial = SlotTrial()
-    trial.look(2 << 20)
-    while trial.is_undecided:
-        trial.add(slot_ns if trial.uses_slots else 100.0)
-    assert trial.uses_slots is uses_slots
-
-
-def test_small_batches_are_not_tried_in_slots() -> None:
-    trial = SlotTrial()
-    trial.look(1000)
-    assert (trial.is_undecided, trial.uses_slots) == (False, False)
 
 
 def test_large_batches_are_right_while_both_ways_are_tried() -> None:
@@ -100,7 +84,7 @@ def test_index_tensors_are_the_samplers_batches(sampler: Any, drop_last: bool) -
     torch.manual_seed(3)
     expected = list(batches)
     torch.manual_seed(3)
-    assert [batch.tolist() for batch in index_tensors(batches)] == expected
+    assert [batch.tolist() for batch in index_batches(batches, as_tensors=True)] == expected
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 
 import pytest
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 def pretend_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
     for module in ("config", "dataloader"):
-        monkeypatch.setattr(f"penstock.loader.{module}.usable_cores", lambda: cores)
+        monkeypatch.setattr(f"penstock.loader.{module}.cores_of_rank", lambda: cores)
 
 
 class Scripted(AutoscalePolicy):
@@ -129,45 +130,65 @@ def test_an_exception_in_the_training_process_that_makes_batches_is_raised() -> 
         list(loader)
 
 
-class Changing(Numbered):
-    """From sample `at` on, a sample takes `after_s` instead of `before_s`."""
+class Timed(AutoscalePolicy):
+    """The policy, with timings that are scripted instead of measured: what batch k takes to make, and the step."""
 
-    def __init__(self, size: int, at: int, before_s: float, after_s: float) -> None:
-        super().__init__(size)
-        self.at, self.before_s, self.after_s = at, before_s, after_s
+    def __init__(self, *, step_ms: float, work_ms: Callable[[int], float], workers: int) -> None:
+        super().__init__(workers=workers, most=4, fixed=3)
+        self.step_ns, self.work_ms = int(step_ms * 1e6), work_ms
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        time.sleep(self.before_s if index < self.at else self.after_s)
-        return super().__getitem__(index)
+    def observe(self, timing: BatchTiming) -> int:
+        work_ns = int(self.work_ms(timing.number) * 1e6)
+        wait_ns = max(0, work_ns // self.workers - self.step_ns) if self.workers else work_ns
+        return super().observe(
+            BatchTiming(
+                number=timing.number, step_ns=self.step_ns, handling_ns=200_000, wait_ns=wait_ns, work_ns=work_ns
+            )
+        )
+
+
+def workers_by_batch(loader: DataLoader) -> list[int]:
+    """Return how many workers there were at each batch; new ones are ready before the next is taken."""
+    batches = iter(loader)
+    pool, workers, labels = batches.pipeline.scheduler.pool, [], []
+    for _, numbers in batches:
+        labels += numbers.tolist()
+        while not all(pool.is_ready(worker) for worker in range(pool.size)):
+            time.sleep(0.001)
+        workers.append(loader.statistics().workers)
+    assert labels == list(range(800))
+    return workers
 
 
 @pytest.mark.parametrize("worker_type", ["process", "thread"])
-@pytest.mark.alone
 def test_a_cost_that_changes_in_the_middle_is_followed_within_20_batches(worker_type, monkeypatch) -> None:
     pretend_cores(monkeypatch, 4)
+    loader = DataLoader(Numbered(800), batch_size=10, num_workers="auto", worker_type=worker_type, dispatch="demand")
     # 10 ms a batch, then 60 ms; a step of 20 ms needs one worker, then three.
-    loader = DataLoader(
-        Changing(800, 400, 0.001, 0.006), batch_size=10, num_workers="auto", worker_type=worker_type, dispatch="demand"
-    )
-    workers, labels = [], []
-    for _, numbers in loader:
-        labels += numbers.tolist()
-        time.sleep(0.02)
-        workers.append(loader.statistics().workers)
-    assert labels == list(range(800))
+    runtime_of(loader).autoscale = Timed(step_ms=20, work_ms=lambda batch: 10 if batch < 40 else 60, workers=2)
+    workers = workers_by_batch(loader)
     assert max(workers[30:40]) <= 2
     assert workers[60] >= 3
     assert "the step waited" in loader.statistics().workers_reason
 
 
-@pytest.mark.alone
+@pytest.mark.parametrize("worker_type", ["process", "thread"])
+def test_workers_that_sleep_may_be_more_than_the_cores(worker_type, monkeypatch) -> None:
+    pretend_cores(monkeypatch, 2)
+    monkeypatch.setattr("penstock.loader.dataloader._MOST_WAITING_WORKERS", 5)
+    loader = DataLoader(
+        Numbered(160, delay_s=0.005), batch_size=4, num_workers="auto", worker_type=worker_type, dispatch="demand"
+    )
+    assert labels_of(loader) == list(range(160))
+    assert loader.statistics().workers == 5
+
+
 def test_workers_that_are_no_longer_needed_go() -> None:
-    loader = DataLoader(Changing(800, 300, 0.003, 0.0001), batch_size=10, num_workers="auto", dispatch="demand")
-    runtime_of(loader).autoscale = AutoscalePolicy(workers=3, most=4, fixed=3)
-    batches = iter(loader)
-    for _ in batches:
-        time.sleep(0.01)
-    assert loader.statistics().workers == 1
+    loader = DataLoader(Numbered(800), batch_size=10, num_workers="auto", dispatch="demand")
+    runtime_of(loader).autoscale = Timed(step_ms=10, work_ms=lambda batch: 30 if batch < 30 else 1, workers=3)
+    workers = workers_by_batch(loader)
+    assert workers[29] == 3
+    assert workers[-1] == 1
 
 
 def test_where_samples_may_depend_on_their_worker_the_batches_are_torchs_for_the_same_number(monkeypatch) -> None:

@@ -11,11 +11,11 @@ from fake_pool import FakePool
 from torch.utils.data import default_collate
 
 from penstock.core.errors import WorkerKilledError, WorkerStartError, WorkerTimeoutError
+from penstock.core.shared_segment import PrivateSegment
 from penstock.loader.counters import Counters
 from penstock.loader.scheduling.dispatch_policy import Dispatch, Mode
 from penstock.loader.scheduling.scheduler import Scheduler
 from penstock.loader.transport.ring import Ring
-from penstock.loader.transport.shared_segment import PrivateSegment
 from penstock.loader.workers.pool import TaskResult, WorkerCrash
 from penstock.loader.workers.worker_spec import ErrorPolicy, WorkerSpec
 

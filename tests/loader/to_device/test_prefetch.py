@@ -6,6 +6,7 @@ The last test takes out one guard after the other and demands that the same prop
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -16,13 +17,13 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from penstock.core.shared_segment import PrivateSegment
 from penstock.device import Sim
 from penstock.device.base import CompletedEvent
 from penstock.loader.counters import Counters
 from penstock.loader.to_device.prefetch import Prefetcher
 from penstock.loader.to_device.prefetch_depth import DepthTrial
 from penstock.loader.transport.ring import Ring
-from penstock.loader.transport.shared_segment import PrivateSegment
 
 pytestmark = pytest.mark.slow
 
@@ -67,9 +68,13 @@ def shuffle(sim: Sim, draw: Draw) -> None:
             sim.step(runnable[draw(len(runnable) - 1)])
 
 
-def drive_prefetch(draw: Draw, sim_type: type[Sim], prefetcher_type: type[Prefetcher]) -> None:
-    """Run epochs, some broken off, with a consumer whose kernels lag behind; check every byte that a kernel read."""
+def drive_prefetch(draw: Draw, sim_type: type[Sim], prefetcher_type: type[Prefetcher], *, streams: int = 1) -> None:
+    """Run epochs, some broken off, with a consumer whose kernels lag behind; check every byte that a kernel read.
+
+    With several streams, each batch is asked for and used on any of them.
+    """
     sim = sim_type(by_hand=True, eager=False)
+    consumers = [sim.consumer, *(sim.stream(str(number)) for number in range(1, streams))]
     ring = Ring(PrivateSegment, 1 << 30, pin=sim.register)
     read: list[tuple[int, int]] = []
 
@@ -88,6 +93,8 @@ def drive_prefetch(draw: Draw, sim_type: type[Sim], prefetcher_type: type[Prefet
         )
         number, last = 0, draw(7)
         while number != last:
+            if streams > 1:
+                sim.consumer = consumers[draw(streams - 1)]
             try:
                 batch = prefetcher.next_batch()
             except StopIteration:
@@ -108,6 +115,9 @@ def drive_prefetch(draw: Draw, sim_type: type[Sim], prefetcher_type: type[Prefet
     sim.synchronize()
     assert all(number == value for number, value in read), read
     ring.close()
+
+
+drive_streams = functools.partial(drive_prefetch, streams=2)
 
 
 def kernel_write(tensor: torch.Tensor, value: int) -> Callable[[], None]:
@@ -144,7 +154,7 @@ class BatchSim(Sim):
 
 
 def holds(
-    drive: Callable[[Draw, type[Sim], type[Prefetcher]], None],
+    drive: Callable[[Draw, type[Sim], type[Prefetcher]], object],
     sim_type: type[Sim] = BatchSim,
     prefetcher_type: type[Prefetcher] = Prefetcher,
     *,
@@ -173,8 +183,45 @@ def test_no_byte_is_wrong_and_no_slot_is_used_early() -> None:
     holds(drive_prefetch)
 
 
+def test_a_batch_may_be_used_on_another_stream_than_the_one_before() -> None:
+    holds(drive_streams)
+
+
 def test_no_copy_that_the_user_started_is_overtaken() -> None:
     holds(drive_user_copies)
+
+
+class Broken(BatchSim):
+    """A device whose context a kernel of the program has broken."""
+
+    is_broken = False
+
+    def upload(self, copies: Any, after: Any) -> Any:
+        if self.is_broken:
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+        return super().upload(copies, after)
+
+    def _record(self, stream: Any) -> Any:
+        event = super()._record(stream)
+        event.synchronize = self._fail if self.is_broken else event.synchronize
+        return event
+
+    def _fail(self) -> None:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+
+def test_a_broken_device_is_said_to_be_the_programs_and_everything_is_closed() -> None:
+    sim = Broken(eager=False)
+    ring = Ring(PrivateSegment, 1 << 30, pin=sim.register)
+    prefetcher = Prefetcher(Producer(ring, lambda most: 0, 5), sim, budget_nbytes=1 << 20, counters=Counters())
+    prefetcher.next_batch()
+    sim.is_broken = True
+    with pytest.raises(torch.AcceleratorError) as caught:
+        prefetcher.next_batch()
+    assert "was started by the program before" in caught.value.__notes__[0]
+    prefetcher.close()
+    assert not prefetcher.in_flight.leaving
+    ring.close()
 
 
 # ── mutants: each takes out one guard ───────────────────────────────────────────────────────────────────────
@@ -191,6 +238,13 @@ class ConsumerDoesNotWait(BatchSim):
     """Hands out a batch that has not arrived."""
 
     def wait_event(self, event: Any) -> None:
+        pass
+
+
+class UsesAreForgotten(BatchSim):
+    """Reuses memory as soon as the stream that it was allocated on is through with it."""
+
+    def record_use(self, tensor: torch.Tensor) -> None:
         pass
 
 
@@ -230,6 +284,7 @@ class DropsWhatArrives(Prefetcher):
     [
         pytest.param(drive_prefetch, UploadDoesNotWait, Prefetcher, id="upload does not wait for the consumer"),
         pytest.param(drive_prefetch, ConsumerDoesNotWait, Prefetcher, id="consumer does not wait for the upload"),
+        pytest.param(drive_streams, UsesAreForgotten, Prefetcher, id="no use of another stream recorded"),
         pytest.param(drive_prefetch, BatchSim, DropsHostBatchAtOnce, id="host batch dropped before its copy"),
         pytest.param(drive_prefetch, BatchSim, DropsWhatArrives, id="destination dropped before its copy"),
         pytest.param(drive_user_copies, NoFence, Prefetcher, id="no fence"),

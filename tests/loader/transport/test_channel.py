@@ -90,7 +90,7 @@ def test_a_lock_ends_with_its_holder() -> None:
     pid = os.fork()
     if pid == 0:
         with control.lock():
-            control.cells[1] = 5
+            control.cells[control.claim_cell(0)] = 5
             os.write(tell, b"x")
             signal.pause()
     os.read(ready, 1)

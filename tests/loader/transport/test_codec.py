@@ -126,6 +126,20 @@ def test_tensors_of_every_kind_come_back() -> None:
             assert all(map(torch.equal, left, right))
 
 
+def test_what_is_in_two_places_comes_back_as_one_object() -> None:
+    tensor, names = torch.arange(5), ["a"]
+    first, second, *lists = round_trip([tensor, tensor, names, names])
+    assert first is second
+    assert lists[0] is lists[1] == ["a"]
+
+
+def test_views_of_one_tensor_come_back_as_tensors_of_their_own() -> None:
+    whole = torch.arange(9_000)
+    head, tail = round_trip((whole[:4_000], whole[4_000:]))
+    head.zero_()
+    assert torch.equal(tail, whole[4_000:])
+
+
 class Custom:
     def __init__(self) -> None:
         self.images = torch.randn(100, 100)

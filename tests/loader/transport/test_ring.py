@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from penstock.core.errors import TransportError
+from penstock.core.shared_segment import PrivateSegment
 from penstock.loader.transport.ring import Ring
-from penstock.loader.transport.shared_segment import PrivateSegment
 from penstock.loader.transport.slot import SlotState
 
 BUDGET = 256 << 10

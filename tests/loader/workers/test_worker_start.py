@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import signal
 import threading
+from multiprocessing import forkserver
 from typing import Any
 
 import pytest
@@ -153,3 +155,14 @@ def test_prefetching_nothing_is_refused_instead_of_waiting_for_ever() -> None:
 def test_a_live_iterator_cannot_be_pickled_as_in_torch() -> None:
     with pytest.raises(NotImplementedError, match="cannot be pickled"):
         pickle.dumps(iter(DataLoader(range(4))))
+
+
+def test_what_a_program_has_its_fork_server_import_stays_on_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forkserver._forkserver, "_preload_modules", ["__main__", "colorsys"])
+    pool = ProcessPool.__new__(ProcessPool)
+    pool._context = multiprocessing.get_context("forkserver")
+    for _ in range(2):
+        pool._preload()
+        names = forkserver._forkserver._preload_modules
+        assert names[:2] == ["__main__", "colorsys"]
+        assert names.count("penstock.loader.workers.process_main") == 1

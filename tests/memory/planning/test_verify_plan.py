@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from penstock import plan
 from penstock.memory.planning.step_variants import Plan
 from penstock.memory.planning.verify_plan import Gauge, verify_plan
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.slow]
 
 
 def gpt() -> nn.Module:
@@ -23,8 +25,10 @@ def gpt() -> nn.Module:
     return GPT()
 
 
-def planned(model: nn.Module, budget: int | str = "1GiB") -> Plan:
-    return plan(model, per_token, tokens(), torch.optim.AdamW(model.parameters()), budget=budget)
+@functools.cache
+def planned() -> Plan:
+    model = gpt()
+    return plan(model, per_token, tokens(), torch.optim.AdamW(model.parameters()), budget="1GiB")
 
 
 def counted(model: nn.Module, batch: Tensor) -> Gauge:
@@ -42,7 +46,7 @@ def counted(model: nn.Module, batch: Tensor) -> Gauge:
 
 def test_a_right_prediction_is_confirmed_for_checkpointed_blocks_too() -> None:
     model = gpt()
-    found = planned(model)
+    found = planned()
     checkpointed = next(
         variant for variant in found.variants if variant.checkpoint and not variant.offload and variant.parts == 2
     )
@@ -59,8 +63,8 @@ def test_a_right_prediction_is_confirmed_for_checkpointed_blocks_too() -> None:
 
 def test_a_step_that_takes_more_than_predicted_makes_the_choice_smaller() -> None:
     model = gpt()
-    whole = planned(model).variants[0]
-    found = planned(model, budget=int(1.05 * whole.peak_nbytes))
+    whole = planned().variants[0]
+    found = replace(planned(), budget_nbytes=int(1.05 * whole.peak_nbytes)).choose(planned().variants)
     assert found.choice == whole
     gauge = counted(model, tokens())
     corrected = verify_plan(found, model, per_token, tokens(), torch.chunk, lambda body: 2 * gauge(body))
@@ -81,7 +85,7 @@ def test_a_choice_that_runs_out_of_memory_is_not_chosen() -> None:
             raise torch.OutOfMemoryError("tried to allocate 1.00 GiB")
         return counted(model, tokens())(body)
 
-    found = planned(model)
+    found = planned()
     assert found.choice is not None
     corrected = verify_plan(found, model, per_token, tokens(), torch.chunk, gauge)
     assert corrected.choice is not None
@@ -116,6 +120,6 @@ def test_a_step_that_cannot_be_measured_leaves_the_plan_unverified() -> None:
     def gauge(body: Callable[[], None]) -> int:
         raise RuntimeError("Expected all tensors to be on the same device")
 
-    found = verify_plan(planned(model), model, per_token, tokens(), torch.chunk, gauge)
+    found = verify_plan(planned(), model, per_token, tokens(), torch.chunk, gauge)
     assert found.verified.startswith("not verified by a measured step: RuntimeError: Expected all tensors")
     assert found.choice is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -70,3 +71,14 @@ def test_states_are_read_where_the_words_cannot_be_compared(monkeypatch: pytest.
     assert RandomState.now(()) != state
     state.restore()
     assert random.random() == drawn
+
+
+def test_a_backend_that_shows_no_generators_is_restored_by_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator()
+    module = SimpleNamespace(get_rng_state=generator.get_state, set_rng_state=generator.set_state)
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    state = RandomState.now([torch.device("mps")])
+    drawn = torch.rand(3, generator=generator)
+    assert RandomState.now([torch.device("mps")]) != state
+    state.restore()
+    assert torch.equal(torch.rand(3, generator=generator), drawn)

@@ -157,14 +157,14 @@ def test_a_suspect_result_does_not_get_into_the_optimizers_state() -> None:
         resuming.check([buffer])
 
 
-def test_the_first_step_is_retried_by_operation_and_optimizers_of_the_user_are_chunked() -> None:
+def test_the_first_step_is_retried_by_operation_and_optimizers_of_the_user_are_stepped_from_a_copy() -> None:
     class Own(torch.optim.SGD):
         pass
 
     params = parameters()
     transaction = StepTransaction(torch.optim.SGD(params, lr=0.1, momentum=0.9), log=FailureLog())
     assert not transaction._can_resume([*params])
-    assert StepTransaction(Own(copy.deepcopy(params), lr=0.1), log=FailureLog()).is_chunked
+    assert StepTransaction(Own(copy.deepcopy(params), lr=0.1), log=FailureLog()).whole is not None
 
 
 class Interrupting(torch.optim.SGD):

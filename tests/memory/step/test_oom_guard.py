@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from nested_equal import assert_same
 from scarcity import Capacity, FailAt
 from torch import Tensor, nn
 
@@ -52,6 +53,69 @@ def test_a_loop_under_the_guard_has_the_same_gradients_wherever_it_failed() -> N
         with FailAt([number]):
             gone_through(OOMGuard(model), model, batch)
         assert torch.equal(gradients(model), gradients(clean)), number
+
+
+def test_gradients_of_earlier_batches_are_kept_after_a_failure() -> None:
+    first, second = (torch.full((4, 16), value, dtype=torch.float64) for value in (1.0, 2.0))
+
+    def accumulated(fail_at: list[int], optimizer: bool) -> tuple[Tensor, int]:
+        model = model_of()
+        guard = OOMGuard(model, torch.optim.SGD(model[0].parameters()) if optimizer else None)
+        gone_through(guard, model, first)
+        with FailAt(fail_at) as counting:
+            gone_through(guard, model, second)
+        return gradients(model), counting.count
+
+    for optimizer in (False, True):
+        expected, count = accumulated([], optimizer)
+        for number in range(0, count, 4):
+            assert torch.equal(accumulated([number], optimizer)[0], expected), number
+
+
+class Recalling(nn.Module):
+    """Carries a hidden state over, and counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.hidden, self.calls = torch.zeros(4), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        found: Tensor = self.layer(x) + self.hidden * self.calls
+        self.hidden = found.detach().mean(0)
+        return found
+
+
+def test_what_a_model_remembers_is_as_before_each_try() -> None:
+    def recalled(fail_at: list[int]) -> tuple[Any, int]:
+        torch.manual_seed(0)
+        model, batch = Recalling(), torch.arange(8.0).view(2, 4)
+        with FailAt(fail_at) as counting:
+            gone_through(OOMGuard(model), model, batch)
+        return (model.hidden, model.calls, gradients(model)), counting.count
+
+    expected, count = recalled([])
+    for number in range(count):
+        assert_same(recalled([number])[0], expected, f"{number}")
+
+
+def test_an_optimizer_that_steps_inside_of_a_try_that_fails_is_an_error() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = OOMGuard(model, optimizer)
+
+    def train(failures: int) -> None:
+        for attempt in guard.attempts(torch.ones(2, 4)):
+            with attempt:
+                model(attempt.parts[0]).sum().backward()
+                optimizer.step()
+                if failures:
+                    raise torch.OutOfMemoryError("tried to allocate 1.00 GiB")
+
+    train(0)
+    with pytest.raises(OutOfMemoryError, match=r"had changed (weight|bias) in place.*step belongs after the loop"):
+        train(1)
 
 
 def test_sizes_shrink_to_what_fits_and_are_remembered() -> None:

@@ -12,6 +12,7 @@ from penstock.observe.doctor.probe_results import Hang
 from penstock.observe.doctor.trial import AS_IS, FREE
 from penstock.observe.doctor.trials.batch_source import InlineSource, RepeatedBatchSource
 from penstock.observe.doctor.trials.loop_watchdog import LoopWatchdog
+from penstock.observe.doctor.trials.source_rotation import SourceRotation
 from penstock.observe.doctor.trials.time_budget import TimeBudget, TrialsDoneError
 from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
 from penstock.observe.doctor.trials.window_timer import WindowTimer
@@ -67,6 +68,27 @@ def test_a_loop_gets_more_time_until_its_first_batch() -> None:
     watchdog = LoopWatchdog(TimeBudget(10.0, clock))
     clock.wait(20.0)
     watchdog.check(list)
+
+
+def test_what_the_first_batch_takes_is_taken_off_the_trials_time_but_not_all_of_it() -> None:
+    clock = Clock()
+    budget = TimeBudget(10.0, clock)
+    budget.on_first_batch(clock.wait(3.0), 0.6)
+    assert (budget.spent_s(), budget.left_s()) == (0.0, 7.0)
+    budget = TimeBudget(10.0, clock)
+    budget.on_first_batch(clock.wait(30.0), 0.6)
+    assert budget.left_s() == 6.0
+
+
+def test_sources_for_which_there_is_no_time_are_not_started() -> None:
+    clock = Clock()
+    loader = DataLoader(TensorDataset(torch.arange(64.0)), batch_size=4)
+    sources: list[Any] = [InlineSource(AS_IS, lambda: loader), RepeatedBatchSource(FREE)]
+    sources += [InlineSource(name, lambda: loader) for name in ("first", "second")]
+    budget = TimeBudget(10.0, clock)
+    rotation = SourceRotation(sources, budget, LoopWatchdog(budget))
+    rotation.start_others(torch.zeros(4), batch_s=1.0)
+    assert [source.name for source in rotation.live] == [AS_IS, FREE, "first"]
 
 
 def test_a_loop_is_ended_when_its_workers_hang(monkeypatch: pytest.MonkeyPatch) -> None:

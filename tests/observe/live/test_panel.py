@@ -23,6 +23,7 @@ SNAPSHOT = LiveSnapshot(
         slots_nbytes=80 << 20,
         host_nbytes=3 << 30,
         device_nbytes=12 << 30,
+        device_peak_nbytes=13 << 30,
         device_reserved_nbytes=14 << 30,
         device_utilization=0.87,
     ),
@@ -51,9 +52,15 @@ def test_four_rows_hold_all_figures() -> None:
     for row, expected in enumerate(
         (
             ("Images", "epoch 2, batch 120/400", "0:14 left"),
-            ("12 345 samples/s", "waited for data 12.5%", "3 ready", "2 work, 1 waits, 1 starting, 2 replaced"),
+            ("12 345 samples/s", "waited for data 12 %", "3 ready", "2 work, 1 waits, 1 starting, 2 replaced"),
             ("read+decode 40.0", "collate 1.0", "transport 0.5", "wait 6.2", "step 43.0"),
-            ("host 3.0 GiB in 5 processes", "slots 80.0 MiB", "GPU 12.0 GiB, 14.0 GiB reserved", "GPU 87% busy"),
+            (
+                "host 3.0 GiB in 5 processes",
+                "slots 80.0 MiB",
+                "GPU 12.0 GiB, peak 13.0 GiB",
+                "14.0 GiB res",
+                "GPU 87 % busy",
+            ),
         )
     ):
         assert all(text in shown[row] for text in expected), shown[row]

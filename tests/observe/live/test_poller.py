@@ -7,13 +7,14 @@ import sys
 
 import pytest
 import torch
+from torch.utils.data import DistributedSampler
 
 from penstock import DataLoader
 from penstock.core.stats import LoaderStatistics
 from penstock.loader.dataloader import observers
 from penstock.observe.live.live_snapshot import LiveSnapshot
 from penstock.observe.live.live_text import progress_line
-from penstock.observe.live.loader_registry import LoaderRegistry
+from penstock.observe.live.loader_registry import LoaderRegistry, RegisteredLoader
 from penstock.observe.live.poller import RunPoller, with_position
 from penstock.observe.meters.host_memory import MemoryMeter
 from penstock.observe.record.run_record import label_of
@@ -41,6 +42,15 @@ def test_loaders_that_are_gone_stay_counted_and_are_not_polled() -> None:
     )
     assert len(poller._open) == 1
     assert poller.poll().now.batches == 16
+
+
+def test_a_loader_is_recorded_with_the_class_of_a_sampler_that_shuffles() -> None:
+    data = torch.arange(12.0)
+    ranks = DistributedSampler(data, num_replicas=2, rank=0)
+    in_order = DistributedSampler(data, num_replicas=2, rank=0, shuffle=False)
+    shuffled = [{"shuffle": True}, {"sampler": ranks}, {"sampler": in_order}, {}]
+    found = [RegisteredLoader(DataLoader(data, **options)).record().shuffled_by for options in shuffled]
+    assert found == ["RandomSampler", "DistributedSampler", "", ""]
 
 
 def test_the_position_is_that_of_the_last_batch_handed_out() -> None:

@@ -61,7 +61,7 @@ def test_without_an_accelerator_host_copies_are_measured_and_that_is_said() -> N
 
 
 def test_on_the_simulated_device_a_pinned_slot_frees_the_caller() -> None:
-    found = measure_transfer((1 << 18,), torch.uint8, Sim(bandwidth=1e8))
+    found = measure_transfer((1 << 18,), torch.uint8, Sim(bandwidth=2e7))
     started = found.device_copies[-1]
     assert started.source == "slot"
     assert started.call_s < started.total_s / 2

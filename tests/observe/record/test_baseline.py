@@ -17,6 +17,13 @@ def window(batch_s: float, waited: float, *, noise: float = 0.01) -> TimingWindo
     [
         pytest.param(window(0.02, 0.6), window(0.01, 0.2), "2.00 times the speed", id="faster"),
         pytest.param(window(0.02, 0.01), window(0.02, 0.01), "no gain: your loop is compute-bound", id="bound"),
+        pytest.param(window(0.1, 0.03), window(0.097, 0.001), "no gain: your loop is compute-bound", id="bound, clear"),
+        pytest.param(
+            window(0.1, 0.04, noise=0.2),
+            window(0.12, 0.1, noise=0.2),
+            "no gain: your loop is",
+            id="bound, on a busy machine",
+        ),
         pytest.param(window(0.02, 0.01), window(0.03, 0.3), "slower: 0.67 times", id="slower, honestly"),
         pytest.param(
             window(0.020, 0.3, noise=0.3), window(0.019, 0.3, noise=0.3), "no gain beyond the spread", id="noise"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 
 import made_runs
 
-from penstock.core.stats import StageTimes
+from penstock.core.stats import IndexDigest, StageTimes
+from penstock.observe.doctor.causes import findings_of_run
+from penstock.observe.page import render_html
 from penstock.observe.record import comparison_text
-from penstock.observe.record.compare_runs import Difference, compare_runs
+from penstock.observe.record.compare_runs import Difference, compare_runs, predicted_and_achieved
 from penstock.observe.record.run_summary import summarize_run
 
 
@@ -33,7 +36,7 @@ def test_a_faster_run_is_said_to_be_so_with_the_figures_of_both() -> None:
         _run(wait_s=0.0), compare_runs(_run(wait_s=0.0), _run(wait_s=5.0), "old.json"), "new.json"
     )
     assert "2.00× the throughput of old.json; this run waited for data 0 % of the time against 50 %" in text
-    (line,) = (line for line in text.splitlines() if "blocked for a batch, per batch" in line)
+    (line,) = (line for line in text.splitlines() if "next batch not ready, per batch" in line)
     assert line.split()[-5:] == ["0", "s", "500", "ms", "0.00×"]
 
 
@@ -75,3 +78,74 @@ def test_a_run_without_samples_compares_to_nothing() -> None:
     comparison = compare_runs(made_runs.empty(), made_runs.ordinary(), "other")
     assert comparison_text.verdict(run, comparison) == "There is nothing to compare: this run loaded no samples."
     assert all(row.ratio in ("0.00×", "–") for row in comparison_text.rows(run, comparison.reference))
+
+
+def _advised(wait_s: float, num_workers: int, started: str):
+    stages = StageTimes(step_s=5.0, wait_s=wait_s, fetch_s=18.0)
+    one = made_runs.loader("Images", 10, stages, num_workers=num_workers)
+    statistics = dataclasses.replace(one.statistics, workers=num_workers, first_batch_s=0.0)
+    one = dataclasses.replace(one, made_at="train.py:12", statistics=statistics)
+    run = dataclasses.replace(made_runs.empty(), started=started, loaders=(one,), cpus=8)
+    return dataclasses.replace(run, findings=findings_of_run(run))
+
+
+def test_what_the_earlier_run_predicted_is_compared_with_what_the_later_one_achieved() -> None:
+    old = _advised(5.0, 2, "2026-01-01T00:00:00+00:00")
+    assert [(finding.gain, finding.loader) for finding in old.findings] == [(2.0, "Images (train.py:12)")]
+    new = _advised(1.25, 4, "2026-01-02T00:00:00+00:00")
+    words = "Predicted 2.00×, achieved 1.60× with num_workers=4 in the loop over Images (train.py:12)."
+    for run, reference in ((new, old), (old, new)):  # in whatever order they are given
+        comparison = compare_runs(run, reference, "other")
+        assert words in comparison_text.render(run, comparison, "this")
+        assert comparison_text.as_json(run, comparison, "this")["prediction"] == words
+        assert words in html.unescape(render_html(run, comparison)).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_advice_that_was_not_followed_is_said_to_be_so_and_a_run_without_advice_predicts_nothing() -> None:
+    old = _advised(5.0, 2, "2026-01-01T00:00:00+00:00")
+    other = _advised(4.0, 3, "2026-01-02T00:00:00+00:00")
+    assert "achieved 1.11× without num_workers=4" in predicted_and_achieved(old, other)
+    assert predicted_and_achieved(old, other, if_followed=True) == ""
+    assert predicted_and_achieved(dataclasses.replace(old, findings=()), other) == ""
+
+
+def _digests(*digests: str, **settings: object):
+    """Return a run with digests after 1, 2 and 4 batches of two epochs, which end after 5."""
+    places = [(epoch, batches) for epoch in range(2) for batches in (1, 2, 4, 5)]
+    found = [
+        IndexDigest(epoch=epoch, batches=batches, digest=digest, is_end=batches == 5)
+        for (epoch, batches), digest in zip(places, digests, strict=False)
+    ]
+    run = _run(**settings)
+    statistics = dataclasses.replace(run.loaders[0].statistics, index_digests=tuple(found))
+    return dataclasses.replace(run, loaders=(dataclasses.replace(run.loaders[0], statistics=statistics, rank=1),))
+
+
+def test_where_the_orders_of_two_runs_part_is_said() -> None:
+    run = _digests(*"abcdefgh")
+    for other, where in (
+        ("Abcdefgh", "first in batch 1 of epoch 0 (digests a and A)"),
+        ("abcDEFGH", "first in batch 5 of epoch 0 (digests d and D)"),
+        ("abcdefGH", "first in batches 3 to 4 of epoch 1 (digests g and G)"),
+    ):
+        comparison = compare_runs(run, _digests(*other), "other")
+        (caveat,) = comparison.caveats
+        assert caveat == f"Images of rank 1 was handed other indices, or in another order, {where}"
+        assert caveat in comparison_text.render(run, comparison, "run")
+        assert comparison_text.as_json(run, comparison, "run")["orders"] == {"parted": (caveat,), "equal": ()}
+
+
+def test_equal_orders_are_said_to_be_equal_as_far_as_both_runs_went() -> None:
+    run, shorter = _digests(*"abcdefgh"), _digests(*"abcdef")
+    text = comparison_text.render(run, compare_runs(run, shorter, "other"), "run")
+    assert "Images of rank 1 was handed the same indices in the same order, up to batch 2 of epoch 1" in text
+    # With other sizes of batches, what follows the same number of batches is not the same number of indices.
+    larger = _digests(*"xyzd", batch_size=128)
+    comparison = compare_runs(run, larger, "other")
+    assert comparison.orders.parted == ()
+    assert comparison.orders.equal[0].endswith("up to the end of epoch 0")
+
+
+def test_runs_without_digests_say_nothing_of_their_order() -> None:
+    comparison = compare_runs(_run(), _digests(*"abcd"), "other")
+    assert (comparison.orders.parted, comparison.orders.equal) == ((), ())

@@ -50,7 +50,7 @@ def test_missing_ranks_are_named_with_the_reason() -> None:
     text = text_report.render(both)
     assert "rank 0: no batch (it never started)" in text
     assert "rank 2: no batch (it was killed)" in text
-    assert "rank 1: 10 samples in 5 batches, 2 samples/s, stalled 20.0%, exit code 3" in text
+    assert "rank 1: 10 samples in 5 batches, 2 samples/s, waited for data 20 % of the time, exit code 3" in text
 
 
 def test_no_exit_code_is_known_when_a_rank_was_killed() -> None:

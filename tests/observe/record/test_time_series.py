@@ -20,7 +20,7 @@ def test_spans_are_consecutive_and_their_fractions_add_up_to_one(run) -> None:
     assert spans[-1].to_s == run.timeline[-1].at_s
     assert all(one.to_s == other.from_s for one, other in itertools.pairwise(spans))
     for span in spans:
-        assert span.step + span.waiting + span.transport + span.outside == pytest.approx(1.0)
+        assert span.step + span.waiting + span.outside == pytest.approx(1.0)
 
 
 def test_no_sample_is_lost_between_spans() -> None:
@@ -48,3 +48,12 @@ def test_points_of_the_same_time_are_no_division_by_zero() -> None:
         [TimelinePoint(at_s=1.0, batches=1), TimelinePoint(at_s=1.0, batches=2), TimelinePoint(at_s=2.0, batches=3)]
     )
     assert [span.to_s for span in series.spans] == [1.0, 2.0]
+
+
+def test_no_more_workers_are_busy_than_there_are_and_their_work_is_not_lost() -> None:
+    handed_out = ((1.0, 0.0), (2.0, 1.5), (3.0, 5.5))  # the third second's batches were made in the second one
+    points = [
+        TimelinePoint(at_s=at_s, batches=int(at_s), workers=2, stages=StageTimes(fetch_s=work_s))
+        for at_s, work_s in handed_out
+    ]
+    assert [span.reading for span in build_time_series(points).spans] == [1.5, 2.0, 2.0]

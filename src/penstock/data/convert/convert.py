@@ -60,8 +60,8 @@ def convert(
         shard_size: about the size of each of many files: bytes, or as in "256MiB".
         overwrite: replace what is at `dst` when the result is complete.
         errors: "raise" for the first broken record, or "skip" to leave them out, counted.
-        options: of `src`'s format; see its module. Without them all tokens are written, in parts where no
-            documents are known.
+        options: of `src`'s format; see its module. All tokens are written, in parts where no documents are known,
+            unless one of them is `pack=True`.
         writer_options: of `dst`'s format.
         verify: read the result again and compare every sample; if `dst` exists, only compare.
         progress: called several times a second.
@@ -88,7 +88,7 @@ def convert(
     target = Target.parse(os.fspath(dst), format=to, shards=shards, shard_nbytes=shard_nbytes)
     storage = Storage()
     kind, paths = select_format(path, format, storage)
-    spec = SourceSpec.create(path, format=format, fields=fields, options=options or kind.lossless_options)
+    spec = SourceSpec.create(path, format=format, fields=fields, options={**kind.lossless_options, **(options or {})})
     fingerprint = fingerprint_source(kind, paths, storage)
     if workers is None:
         workers = 0 if fingerprint.nbytes < _SMALL_NBYTES else usable_cores()

@@ -132,7 +132,8 @@ class RecordReader:
         stop = len(source) if wanted.stop is None else wanted.stop
         for index in range(wanted.first, stop, wanted.step):
             try:
-                yield source.read(index)
+                sample = source.read(index)
+                yield _null_error(source, index, sample) or sample
             except RecordError as error:
                 yield error
 
@@ -153,6 +154,15 @@ class RecordReader:
                 self._open = (wanted.shard, wanted.stop, records)
             else:
                 _close(records)
+
+
+def _null_error(source: Source, index: int, sample: Sample) -> RecordError | None:
+    """Return the error for a sample with a null, which no format holds that is written; None for one without."""
+    for name, value in sample.items():
+        if value is None:
+            reason = f"field {name!r}: it is null; pass a value to use instead: options={{'null': {{{name!r}: ...}}}}"
+            return RecordError(source.where, -1, index, reason)
+    return None
 
 
 def _close(records: Iterator[Any] | None) -> None:

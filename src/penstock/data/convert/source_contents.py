@@ -85,6 +85,8 @@ def read_contents(
     for one in results:
         if one.schema is not None:
             schema = one.schema if schema is None else merge_schemas(schema, one.schema, where)
+    if schema is not None and declared is not None:  # samples do not have units
+        schema = {name: replace(field, unit=declared[name].unit) for name, field in schema.items()}
     schema = schema or declared
     if schema is None:
         raise SourceError(f"{where} has no samples, and so no fields")
@@ -132,7 +134,7 @@ def _may_be_fixed_size(source: Source | Stream, declared: Schema) -> bool:
         return False
     try:
         schemas = [schema_of(source[index]) for index in range(min(len(source), _SHAPE_SAMPLES))]
-    except RecordError:  # reported when the record is converted
+    except SourceError:  # reported when the record is converted
         return False
     return all(schema == schemas[0] for schema in schemas) and bool(schemas)
 

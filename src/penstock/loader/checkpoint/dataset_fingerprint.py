@@ -26,6 +26,8 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
 
+from penstock.data.mixture import Mixture
+from penstock.data.shared import SharedList
 from penstock.data.source import Source
 from penstock.distributed.rank import rank_and_world_size
 
@@ -103,7 +105,7 @@ def _parts(dataset: Any, name: str) -> Iterator[tuple[str, Any]]:
         if not left:
             return
         name, one = left.pop(0)
-        if type(one) in (list, tuple, range) or isinstance(one, torch.Tensor | np.ndarray):
+        if type(one) in (list, tuple, range, SharedList) or isinstance(one, torch.Tensor | np.ndarray):
             yield name, one
         elif isinstance(one, TensorDataset):
             yield from ((f"{name}.tensors.{place}", tensor) for place, tensor in enumerate(one.tensors[:_PARTS]))
@@ -115,6 +117,8 @@ def _parts(dataset: Any, name: str) -> Iterator[tuple[str, Any]]:
         elif isinstance(one, Source):
             yield f"{name}.where", [str(one.where)]
             left += [(f"{name}.{key}", inner) for key, inner in vars(one).items() if isinstance(inner, Source)]
+            if isinstance(one, Mixture):  # its `where` says its order
+                left += [(f"{name}.parts.{place}", inner) for place, inner in enumerate(one.parts)]
             yield from _columns(one, name, lambda entry: True)  # which records were picked, say
         elif not isinstance(one, IterableDataset):  # a stream's state says its shards
             yield from _columns(one, name, _is_word)
@@ -140,7 +144,7 @@ def _sampler_parts(sampler: Any, dataset: Any) -> Iterator[tuple[str, Any]]:
 def _has_entries(value: Any) -> bool:
     if isinstance(value, np.ndarray | torch.Tensor):
         return value.ndim > 0 and len(value) > 0
-    return type(value) in (list, tuple) and len(value) > 0
+    return type(value) in (list, tuple, SharedList) and len(value) > 0
 
 
 def _is_word(value: Any) -> bool:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.distributed.collective_count import collective_count
 from penstock.loader.sampling.batch_cursor import BatchCursor
-from penstock.loader.sampling.orders import Order
+from penstock.loader.sampling.order import Order
+from penstock.loader.sampling.pass_digest import PassDigest
 from penstock.loader.sampling.stream_cursor import Consumed, StreamCursor
 from penstock.loader.workers.stream_shard import StreamShard
 
@@ -34,24 +36,48 @@ class EpochState:
     rank: int
     world: int
     stream_epoch: int | None
-    """The epoch that one of penstock's streams was set to."""
+    """The epoch that one of penstock's streams or mixtures was set to."""
     order: Order
     """Of a map-style dataset's indices."""
+    digest: PassDigest
+    """Of what has been handed out."""
     keeps_dataset: bool = False
     """Whether the next pass reads the same dataset object, with what it remembers, and not a new worker's copy."""
+    collectives: int | None = None
+    """What `collective_count` was when the pass began; None where it does not matter whether ranks pass in step."""
+    ran_alone: bool = False
+    """Whether the whole pass has come and gone without a collective."""
     finished: bool = False
+    handed_out: int = 0
+    """Batches of this pass."""
 
     def consume(self, consumed: Sequence[Consumed]) -> None:
-        """Record what has been handed out."""
+        """Record a batch that was handed out, and those before it that had nothing to hand out."""
+        self._advance(consumed)
+        if self.batch_cursor is None:
+            self.digest.add_of_stream(self._positions)
+
+    def finish(self, consumed: Sequence[Consumed]) -> None:
+        """Record the end, and the batches before it that had nothing to hand out."""
+        self._advance(consumed)
+        if self.batch_cursor is None:
+            self.digest.set_position(self._positions())
+        self.digest.leave(is_end=True)
+        is_counted = self.handed_out > 0 and self.collectives is not None
+        self.ran_alone = is_counted and collective_count() == self.collectives
+        self.finished = True
+
+    def _advance(self, consumed: Sequence[Consumed]) -> None:
         if self.batch_cursor is not None:
             self.batch_cursor.consume([one.number for one in consumed])
         if self.shard_cursor is not None:
             self.shard_cursor.consume(consumed)
 
-    def finish(self, consumed: Sequence[Consumed]) -> None:
-        """Record the end, and the batches before it that had nothing to hand out."""
-        self.consume(consumed)
-        self.finished = True
+    def _positions(self) -> list[Any]:
+        """Return where each shard of a stream is."""
+        assert self.shard_cursor is not None
+        names = ("number", "of", "rank", "ended", "state", "since")
+        return [[shard.get(name) for name in names] for shard in self.shard_cursor.state()]
 
     def read_shards_with(self, current: Callable[[int, StreamShard], StreamShard]) -> None:
         """Use `current` to read a shard's state when it is asked for; possible where no batch is made ahead."""
@@ -61,17 +87,21 @@ class EpochState:
     def as_dict(self) -> dict[str, Any]:
         """Return the position as plain values, for a checkpoint."""
         state: dict[str, Any] = {
-            "epoch": self.number,
+            "epoch": self.number - self.ran_alone,  # the next one is this epoch again
             "finished": self.finished,
             "rank": self.rank,
             "world": self.world,
+            "digest": self.digest.state(),
         }
         if self.batch_cursor is not None:
             state["indices"] = self.batch_cursor.state().as_dict()
             if self.finished or not self.batch_cursor.has_drawn:
                 state["sampler"] = self.order.end_state()
         if self.shard_cursor is not None:
-            state |= {"shards": self._shard_states(), "turn": self.shard_cursor.turn, "stream_epoch": self.stream_epoch}
+            state |= {"shards": self._shard_states(), "turn": self.shard_cursor.turn}
+        if self.shard_cursor is not None or self.stream_epoch is not None:
+            epoch = self.stream_epoch
+            state["stream_epoch"] = None if epoch is None else epoch - self.ran_alone
         return state
 
     def _shard_states(self) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import torch
 from penstock.core.errors import StateError
 from penstock.data.stream import Stream
 from penstock.loader.sampling.batch_cursor import CursorState, PassStart, pass_start_after
-from penstock.loader.sampling.orders import Order
+from penstock.loader.sampling.order import Order
 from penstock.loader.sampling.stream_cursor import shard_from
 from penstock.loader.workers.stream_shard import StreamShard
 
@@ -40,6 +40,9 @@ class Resume:
     stream_epoch: int | None = None
     sampler: dict[str, Any] | None = None
     """The sampler's state before the epoch."""
+    digest: Sequence[int] | None = None
+    """Of what this rank had been handed of the pass; None where another rank's state, or another number of ranks', is
+    resumed."""
     ends: tuple[Any, ...] = ()
     """Of a pass that was not begun: the state of the dataset, for each shard, at the end of the one before."""
 
@@ -76,6 +79,9 @@ def resume_from(
         "has_begun": True,
         **{name: own[name] for name in ("seed", "base_seed", "generator")},
     }
+    share, saved = (rank, world) if order is None else (order.share.rank, order.share.world), own.get("indices", own)
+    if (saved["rank"], saved["world"]) == share:
+        begun["digest"] = own.get("digest")
     if order is None:
         shards = _shards_of_rank(states, world, rank, stream, max(1, workers))
         turn = one["turn"] if len(shards) == len(one["shards"]) and len(states) == 1 else 0
@@ -83,7 +89,7 @@ def resume_from(
     start = pass_start_after([CursorState.of(state["indices"]) for state in states], order)
     if _own_datasets(own, world=world, rank=rank, workers=workers):
         begun |= {"shards": tuple(shard_from(shard) for shard in own["shards"]), "turn": own["turn"]}
-    return Resume(**begun, start=start, sampler=own.get("sampler"))
+    return Resume(**begun, start=start, sampler=own.get("sampler"), stream_epoch=own.get("stream_epoch"))
 
 
 def _not_begun(

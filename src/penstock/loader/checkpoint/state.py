@@ -1,20 +1,30 @@
 """The state of a loader as a checkpoint holds it: its fields, and whether it belongs to a loader.
 
-    version, owner      the format; which dataset and sampler the state belongs to
-    fingerprint         digests of what those consist of, on the rank that saved it; see `dataset_fingerprint`
+    version             of this format
     epoch, finished     which pass, and whether it had reached its end
+    rank, world         whose state this is, of how many
+    fingerprint         digests of what dataset and sampler consist of, on this rank; see `dataset_fingerprint`
+    rest                all that follows
+    all_ranks           empty; what `torch.distributed.checkpoint` saves of each rank, where that is imported. See
+                        `rank_states`
+
+    owner               which dataset and sampler the state belongs to
     seed, base_seed     of the samples' randomness (see `sample_seed`), and of the workers' random states, as in torch
     generator           the state of the loader's own generator
     indices, sampler    map-style datasets: the position of the batch cursor; between epochs, the sampler's own state
     shards              iterable datasets: the position of each shard, or the state of its dataset at the end;
                         map-style ones that keep a state: that of each worker
+    digest              of what has been handed out in this epoch, on this rank; see `PassDigest.state`
     next                between epochs: what the next one would draw from torch's random state; see `foresee_pass`
 
-A state consists of numbers, text, lists, dicts and small tensors, and does not grow with the position.
+A state consists of numbers, text, lists, dicts and small tensors, and does not grow with the position. It has the same
+names at every position: `torch.distributed.checkpoint` loads those that a fresh loader's state has. It looks into
+dicts, and not into tuples; so what has other names at other times is in a tuple of one.
 """
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,9 +33,59 @@ from penstock.core.errors import StateError
 from penstock.data.stream import Stream
 from penstock.distributed.rank import rank_and_world_size
 from penstock.loader.checkpoint.dataset_fingerprint import DatasetFingerprint
-from penstock.loader.sampling.orders import Order
+from penstock.loader.checkpoint.rank_states import RankStates
+from penstock.loader.sampling.order import Order
 
-VERSION = 3
+VERSION = 6
+
+_HEAD = ("version", "epoch", "finished", "rank", "world")
+
+_ALWAYS = ("owner", "seed", "base_seed", "generator")
+
+_SOMETIMES = ("indices", "sampler", "shards", "turn", "stream_epoch", "digest", "next")
+
+
+def packed(state: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Return a state in the form that a checkpoint holds.
+
+    Args:
+        state: with the names above that it has.
+        ranks: the states of all ranks, where one is not enough and they were loaded; packed.
+    """
+    rest: dict[str, Any] = {name: state[name] for name in _ALWAYS} | {name: state.get(name) for name in _SOMETIMES}
+    outer = {name: state[name] for name in _HEAD}
+    outer["fingerprint"] = (state["fingerprint"],) if state.get("fingerprint") is not None else None
+    outer["rest"] = ({**rest, "ranks": [*ranks]},)
+    if "torch.distributed.checkpoint" in sys.modules:
+        outer["all_ranks"] = RankStates({**outer})
+    return outer
+
+
+def unpacked(outer: Any) -> list[dict[str, Any]]:
+    """Return the state that `packed` was given; or the states of all ranks, if there were some.
+
+    Raises:
+        StateError: this is no state, or parts of one are missing.
+    """
+    if not isinstance(outer, Mapping) or "version" not in outer:
+        raise StateError(f"this is no state of a penstock.DataLoader: {str(outer)[:200]}")
+    if outer["version"] != VERSION:
+        raise StateError(
+            f"this state has version {outer['version']}, and this penstock reads version {VERSION}; finish the epoch "
+            "with the penstock that saved it"
+        )
+    missing = [name for name in (*_HEAD, "fingerprint", "rest") if name not in outer]
+    rest = {} if missing else outer["rest"][0]
+    missing += [] if missing else [name for name in (*_ALWAYS, *_SOMETIMES, "ranks") if name not in rest]
+    if missing:
+        raise StateError(
+            f"this state is not whole: {', '.join(missing)} is missing; load all that state_dict() returned"
+        )
+    if rest["ranks"]:
+        return [one for rank in rest["ranks"] for one in unpacked(rank)]
+    state = {name: outer[name] for name in _HEAD} | {name: rest[name] for name in _ALWAYS}
+    state["fingerprint"] = outer["fingerprint"][0] if outer["fingerprint"] else None
+    return [state | {name: rest[name] for name in _SOMETIMES if rest[name] is not None}]
 
 
 def describe_owner(dataset: Any, sampler: Any, order: Order | None) -> dict[str, Any]:
@@ -57,19 +117,12 @@ def check_states(states: Sequence[Any], owner: Mapping[str, Any], fingerprint: D
         fingerprint: of its dataset and sampler. Another rank's may differ, and is not compared.
 
     Raises:
-        StateError: a state has another format, another owner, or another fingerprint.
+        StateError: a state has another owner, or another fingerprint.
 
     Warns:
         UserWarning: numbers differ that may be the samples' data, or a cache.
     """
     for state in states:
-        if not isinstance(state, Mapping) or "version" not in state or "owner" not in state:
-            raise StateError(f"this is no state of a penstock.DataLoader: {str(state)[:200]}")
-        if state["version"] != VERSION:
-            raise StateError(
-                f"this state has version {state['version']}, and this penstock reads version {VERSION}; finish the "
-                "epoch with the penstock that saved it"
-            )
         if state["owner"] != owner:
             raise StateError(
                 f"this state belongs to {_owner_text(state['owner'])}, and this loader has {_owner_text(owner)}"
@@ -84,7 +137,7 @@ def _check_fingerprint(state: Mapping[str, Any], owner: Mapping[str, Any], now: 
     if changed := _changed(saved["parts"], now.parts):
         raise StateError(
             f"this state belongs to another {_owner_text(owner)}: other contents of {', '.join(changed)}; resume with "
-            "the data it was saved with, or, if the samples are equal nonetheless, without state['fingerprint']"
+            "the data it was saved with, or, if the samples are equal nonetheless, set state['fingerprint'] = None"
         )
     if changed := _changed(saved["entries"], now.entries):
         warnings.warn(

@@ -20,9 +20,14 @@ import numpy as np
 import torch
 
 from penstock.core.errors import StateError
-from penstock.loader.sampling.index_tensors import index_tensors
-from penstock.loader.sampling.orders import Order, OrderState, is_same_state, plain_batches
-from penstock.loader.sampling.sharding import Share, numbers
+from penstock.loader.sampling.index_batches import index_batches
+from penstock.loader.sampling.index_digest import digest_after, index_words
+from penstock.loader.sampling.indexed_order import WhatIsLeft, batches, blocks_of_rank, numbers
+from penstock.loader.sampling.order import Order, OrderState
+from penstock.loader.sampling.orders import plain_batches
+from penstock.loader.sampling.pass_digest import PassDigest
+from penstock.loader.sampling.sharding import Share
+from penstock.loader.sampling.unknown_order import is_same_state
 
 _TIDY_EVERY = 64
 
@@ -37,10 +42,12 @@ class PassStart:
     """How the order was drawn; None while it is still to be drawn."""
     is_foreseen: bool = False
     """Whether no index was drawn yet, and `order_state` is how the order would have been drawn then."""
+    digest: int | None = None
+    """Of the indices before `position`, where it takes a sampler of the program's own to draw them again."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain values, for a checkpoint."""
-        return {name: getattr(self, name) for name in ("position", "leftover", "order_state", "is_foreseen")}
+        return {name: getattr(self, name) for name in ("position", "leftover", "order_state", "is_foreseen", "digest")}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +64,8 @@ class CursorState:
     pending: list[Any]
     """The indices among them that were not handed out."""
     in_order: bool
+    digest: int | None
+    """As `PassStart.digest`, of the indices that were taken."""
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> CursorState:
@@ -65,7 +74,7 @@ class CursorState:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain values, for a checkpoint."""
-        names = ("rank", "world", "block", "uneven", "taken", "pending", "in_order")
+        names = ("rank", "world", "block", "uneven", "taken", "pending", "in_order", "digest")
         return {"start": self.start.as_dict(), **{name: getattr(self, name) for name in names}}
 
     @property
@@ -83,6 +92,7 @@ class BatchCursor(Iterator[Any]):
         start: where the pass begins; the beginning of an epoch without it.
         in_order: whether batches are handed out in their order.
         draws_ahead: whether batches are drawn before the loop asks for them.
+        handed_out: is given the indices of each batch that is handed out.
 
     >>> from torch.utils.data import BatchSampler, SequentialSampler
     >>> from penstock.loader.sampling.orders import order_for
@@ -103,9 +113,15 @@ class BatchCursor(Iterator[Any]):
         start: PassStart | None = None,
         in_order: bool = True,
         draws_ahead: bool = True,
+        handed_out: PassDigest | None = None,
     ) -> None:
         self._order = order
         self._draws_ahead = draws_ahead
+        self._handed_out = handed_out
+        self._notes_blocks = False
+        """Whether batches are cut from blocks that `handed_out` has been given, and come in their order."""
+        self._words: dict[int, np.ndarray | None] = {}
+        """What a sampler of the program's own, which may change its lists later, has drawn and was not handed out."""
         self._start = start or PassStart()
         self._in_order = in_order
         self._cut = plain_batches(sampler)
@@ -116,6 +132,12 @@ class BatchCursor(Iterator[Any]):
         self._number = 0
         self._drawn = 0
         self._used = 0
+        is_resumed = self._start.order_state is not None and not self._start.is_foreseen
+        self._digest = None if order.is_known else self._start.digest if is_resumed else 0
+        """Of all indices of the order that were drawn."""
+        self._digest_taken = self._digest
+        self._digests: dict[int, int | None] = {}
+        """The digest after each batch that was drawn and not handed out."""
         if self._start.order_state is None:
             self._batches = self._fresh(sampler)
         elif self._start.is_foreseen:
@@ -126,11 +148,16 @@ class BatchCursor(Iterator[Any]):
     def __next__(self) -> Any:
         batch = next(self._batches)
         self._out[self._number] = batch
+        if not self._order.is_known:
+            is_one = not isinstance(batch, (list, tuple, np.ndarray, torch.Tensor))
+            self._words[self._number] = index_words([batch] if is_one else batch)
+            if self._digest is not None:
+                self._add_to_digest(batch)
         self._number += 1
         self._drawn += self._count(batch)
         if self._draws_ahead:
             self._order.note_drawn(self._place(self._drawn))
-        return batch
+        return batch.tolist() if type(batch) is np.ndarray and self._order.is_known else batch
 
     def draw_tensors(self) -> bool:
         """Have the batches that torch's own samplers draw come as tensors; return whether no others are tensors.
@@ -143,8 +170,14 @@ class BatchCursor(Iterator[Any]):
     def consume(self, numbers: Iterable[int]) -> None:
         """Record that batches with these numbers have been handed out (or had nothing to hand out)."""
         for number in numbers:
-            self._out.pop(number, None)
-            self._used = max(self._used, number + 1)
+            batch = self._out.pop(number, None)
+            digest = self._digests.pop(number, None)
+            if self._notes_blocks:
+                self._handed_out.count()  # type: ignore[union-attr]
+            elif self._handed_out is not None:
+                self._hand_out(number, batch)
+            if number >= self._used:
+                self._used, self._digest_taken = number + 1, digest
         if self._used % _TIDY_EVERY == 0:
             self._order.forget(self._place(self._taken()))
 
@@ -166,6 +199,7 @@ class BatchCursor(Iterator[Any]):
             taken=taken,
             pending=_plain([*itertools.chain.from_iterable(pending)] if self._makes_batches else pending),
             in_order=self._in_order,
+            digest=self._digest_taken,
         )
 
     def _start_after(self, taken: int) -> PassStart:
@@ -183,6 +217,19 @@ class BatchCursor(Iterator[Any]):
         return foreseen_start(self._order, None if self._cut is None else now, now)
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _hand_out(self, number: int, batch: Any) -> None:
+        assert self._handed_out is not None
+        if self._order.is_known:
+            self._handed_out.add(batch if self._makes_batches else [batch])
+        else:
+            self._handed_out.add(self._words.pop(number))
+
+    def _add_to_digest(self, batch: Any) -> None:
+        """Note the digest after a batch; what was left over from an earlier pass has its place in it already."""
+        left_over = max(0, len(self._start.leftover) - self._drawn)
+        self._digest = digest_after(self._digest, (batch if self._makes_batches else [batch])[left_over:])
+        self._digests[self._number] = self._digest
 
     def _taken(self) -> int:
         """Return how many indices have been drawn up to the last batch that was handed out."""
@@ -210,7 +257,13 @@ class BatchCursor(Iterator[Any]):
         if indices is not None:
             yield from self._batched(indices)
         else:
-            yield from index_tensors(sampler) if self._draws_tensors else iter(sampler)
+            yield from index_batches(sampler, as_tensors=self._draws_tensors, note=self._noted_blocks)
+
+    def _noted_blocks(self, blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+        if self._handed_out is None or not self._in_order or not self._order.is_known:
+            return blocks
+        self._notes_blocks = True
+        return self._handed_out.draw(blocks, self._cut[1] if self._cut is not None else 1)
 
     def _foreseen(self, sampler: Any, order_state: OrderState) -> Iterator[Any]:
         """Yield the epoch that a state before its first index has foreseen.
@@ -224,15 +277,14 @@ class BatchCursor(Iterator[Any]):
 
     def _resumed(self, order_state: OrderState) -> Iterator[Any]:
         start, share = self._start, self._order.share
-        if share.world > 1:
-            whole = np.fromiter(self._order.replay(order_state, 0), np.int64)
-            left = np.concatenate([np.asarray(start.leftover, np.int64), whole[start.position :]])
-            if share.uneven == "pad" and len(left):
-                left = np.concatenate([left, np.resize(whole, -len(left) % share.world)])
-            rest: Iterable[Any] = numbers(left[share.positions(len(left))])
-        else:
-            rest = itertools.chain(start.leftover, self._order.replay(order_state, start.position))
-        return self._batched(iter(rest)) if self._makes_batches else iter(rest)
+        order = self._order.indexed(order_state)
+        if order is None:
+            rest = itertools.chain(start.leftover, self._order.replay(order_state, start.position, start.digest))
+            return self._batched(rest) if self._cut is not None else rest
+        _, size, drops_last = self._cut or (None, 1, False)
+        blocks = blocks_of_rank(order, share, leftover=start.leftover, position=start.position, multiple_of=size)
+        blocks = self._noted_blocks(blocks)
+        return batches(blocks, size, drops_last=drops_last) if self._cut is not None else numbers(blocks)
 
     def _batched(self, indices: Iterator[Any]) -> Iterator[list[Any]]:
         assert self._cut is not None
@@ -278,8 +330,8 @@ def pass_start_after(states: Sequence[CursorState], order: Order | None) -> Pass
     if len(states) == 1:
         if one.world > 1 and not one.in_order:
             raise StateError(
-                f"with in_order=False each of the {one.world} ranks has handed out other batches; load the states of "
-                "all of them: loader.load_state_dict([state of rank 0, state of rank 1, ...])"
+                f"each of the {one.world} ranks has handed out other batches (in_order=False, or errors= with "
+                "uneven='join'); load the states of all: load_state_dict([state of rank 0, state of rank 1, ...])"
             )
         return _after(one)
     if sorted(state.rank for state in states) != list(range(one.world)):
@@ -297,7 +349,10 @@ def _after(one: CursorState) -> PassStart:
     done = one.taken * one.world
     left_over = [*one.pending, *start.leftover[done:]]
     return PassStart(
-        position=start.position + max(0, done - len(start.leftover)), leftover=left_over, order_state=start.order_state
+        position=start.position + max(0, done - len(start.leftover)),
+        leftover=left_over,
+        order_state=start.order_state,
+        digest=one.digest,
     )
 
 
@@ -308,12 +363,20 @@ def _after_all(states: Sequence[CursorState], order: Order | None) -> PassStart:
     start = drawn[0].start
     assert start.order_state is not None
     assert order is not None
-    everything = [*start.leftover, *order.replay(start.order_state, start.position)]
-    is_left = np.ones(len(everything), bool)
-    for state in states:
-        is_left[state.share.positions(len(everything))[: state.taken]] = False
-    last = int(np.flatnonzero(~is_left).max(initial=-1)) + 1
-    left_over = [everything[place] for place in np.flatnonzero(is_left[:last])]
+    indexed = order.indexed(start.order_state)
+    assert indexed is not None  # it has shares
+    left = WhatIsLeft(indexed, start.leftover, start.position)
+    one = states[0]
+    # As many as every rank has had, in whole blocks, are the beginning; with what came after it memory must not grow.
+    had = min(state.taken for state in states) // one.block * one.block
+    begin = min(had * one.world, left.count)
+    taken = [state.share.places(np.arange(had, state.taken), left.count) for state in states]
+    places = np.concatenate(taken)
+    places = places[places < left.count]
+    last = int(places.max(initial=begin - 1)) + 1
+    is_left = np.ones(last - begin, bool)
+    is_left[places - begin] = False
+    left_over = left.at(begin + np.flatnonzero(is_left)).tolist()
     for state in states:
         left_over += state.pending
     position = start.position + max(0, last - len(start.leftover))

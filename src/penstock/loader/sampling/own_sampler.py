@@ -9,7 +9,8 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 
 from penstock.data.chunk_shuffle import ChunkShuffle
 from penstock.data.source import Source
-from penstock.loader.sampling.sharding import RankSampler, Share, Uneven
+from penstock.loader.sampling.rank_sampler import RankSampler
+from penstock.loader.sampling.sharding import Share, Uneven
 
 _FEWEST_CHUNKS = 3
 """With fewer, a random order of chunks would be hardly random."""
@@ -48,7 +49,7 @@ def own_sampler(
     # Whole batches are dealt out where chunks are read, so that a rank reads chunks of its own.
     block = (batch_size or 1) if chunks is not None else 1
     share = Share(rank=rank, world=world_size, block=block, uneven=uneven)
-    return RankSampler(dataset, share, shuffle=shuffle, seed=seed or 0, runs=chunks)
+    return RankSampler(dataset, share, shuffle=shuffle, seed=seed, runs=chunks)
 
 
 def reads_chunks(sampler: Any) -> bool:

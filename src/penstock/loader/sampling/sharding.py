@@ -1,21 +1,14 @@
-"""Shares: which part of an order that all ranks have is one rank's, and the sampler that draws it."""
+"""Shares: which part of an order that all ranks have is one rank's."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import torch
-from torch.utils.data.distributed import DistributedSampler
 
 from penstock.core.errors import OptionError
-from penstock.data.chunk_shuffle import ChunkShuffle
-
-_AT_A_TIME = 1 << 16
 
 Uneven = Literal["pad", "drop", "join"]
 
@@ -42,12 +35,22 @@ class Share:
 
     def positions(self, count: int) -> np.ndarray:
         """Return the places of this rank's indices in an order of `count`, int64[samples of the rank]."""
-        if self.world == 1:
-            return np.arange(count)
-        total, whole = self._totals(count)
-        places = np.arange(total) % max(1, count)
-        blocks = places[:whole].reshape(-1, self.world, self.block)[:, self.rank].reshape(-1)
-        return np.concatenate([blocks, places[whole:][self.rank :: self.world]])
+        return self.places(np.arange(self.size(count)), count) % max(1, count)
+
+    def places(self, numbers: np.ndarray, count: int) -> np.ndarray:
+        """Return the places of some of this rank's indices, int64[numbers]; places beyond `count` are padding.
+
+        Args:
+            numbers: which of the rank's indices, int64[numbers].
+            count: how many indices all ranks share out.
+        """
+        if self.block == 1:
+            return numbers * self.world + self.rank
+        _, whole = self._totals(count)
+        blocks, inside = np.divmod(numbers, self.block)
+        places: np.ndarray = (blocks * self.world + self.rank) * self.block + inside
+        dealt = whole // self.world
+        return np.where(numbers < dealt, places, whole + self.rank + (numbers - dealt) * self.world)
 
     def size(self, count: int) -> int:
         """Return how many they are.
@@ -67,68 +70,6 @@ class Share:
             "join": count,
         }[self.uneven]
         return total, total - total % (self.world * self.block)
-
-
-class RankSampler(DistributedSampler[Any]):
-    """What `DataLoader(..., distributed=True)` or `seed=` draws from: torch's DistributedSampler, bit for bit.
-
-    Besides, it counts epochs by itself, has the ends that `uneven` says, and deals whole runs.
-
-    Args:
-        dataset: has a length.
-        share: whose part.
-        shuffle: in an order that the seed and the epoch make.
-        seed: of the order, the same on all ranks.
-        runs: an order by runs, in place of a permutation of single samples.
-
-    >>> list(RankSampler(range(5), Share(rank=1, world=2), shuffle=False))
-    [1, 3, 0]
-    """
-
-    def __init__(
-        self, dataset: Any, share: Share, *, shuffle: bool, seed: int = 0, runs: ChunkShuffle | None = None
-    ) -> None:
-        super().__init__(dataset, share.world, share.rank, shuffle, seed, share.uneven == "drop")
-        self.share = share
-        self.runs = runs
-        self._set_by_program: int | None = None
-
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next pass that of `epoch`; without it the loader counts."""
-        self.epoch = self._set_by_program = epoch
-
-    def begin(self, epoch: int) -> int:
-        """Begin the pass of `epoch`, or of the one that `set_epoch` has said; return which it is."""
-        self.epoch = epoch if self._set_by_program is None else self._set_by_program
-        self._set_by_program = None
-        return self.epoch
-
-    def __iter__(self) -> Iterator[int]:
-        order = order_of_ranks(self, self.epoch, self.runs)
-        return numbers(order if self.share.world == 1 else order[self.share.positions(len(order))])
-
-    def __len__(self) -> int:
-        return self.share.size(len(self.dataset))  # type: ignore[arg-type]
-
-
-def numbers(indices: np.ndarray) -> Iterator[int]:
-    """Return an iterator over an array's entries as Python's own whole numbers, of which few are there at a time.
-
-    >>> list(numbers(np.arange(3)))
-    [0, 1, 2]
-    """
-    parts = (indices[at : at + _AT_A_TIME].tolist() for at in range(0, len(indices), _AT_A_TIME))
-    return itertools.chain.from_iterable(parts)
-
-
-def order_of_ranks(sampler: DistributedSampler[Any], epoch: int, runs: ChunkShuffle | None) -> np.ndarray:
-    """Return the order of all ranks in an epoch, int64[samples]: a permutation, or by runs."""
-    count = len(sampler.dataset)  # type: ignore[arg-type]
-    if not sampler.shuffle:
-        return np.arange(count)
-    if runs is not None:
-        return np.fromiter(runs.drawn(sampler.seed, epoch), np.int64, count)
-    return torch.randperm(count, generator=torch.Generator().manual_seed(sampler.seed + epoch)).numpy()
 
 
 def check_uneven(uneven: str) -> None:

@@ -5,6 +5,9 @@
     too many   fewer would do, with a quarter to spare        ▶ fewer, when it has been so for eight batches
     tiny       making a batch takes less than fetching it     ▶ none: the training process makes its batches itself
 
+There are no more workers than cores, except where they wait (for a disk, a network) rather than compute: n workers that
+compute a tenth of their time keep n / 10 cores busy.
+
 The aim is a step that does not wait, not a fast loader: loading that overlaps with the step costs nothing, and a worker
 that is not needed costs a core and its memory.
 """
@@ -37,6 +40,9 @@ _EVERY_NS = 2_000_000
 _USEFUL = 1.05
 """More workers stay if they make this multiple of the batches that fewer made."""
 
+_AHEAD = 2
+"""How many batches each worker may have made ahead (torch's default)."""
+
 _TRIAL_BATCHES = 4
 """After how many batches more workers are judged."""
 
@@ -54,6 +60,14 @@ _TINY = 0.8
 
 _NO_LONGER_TINY = 1.5
 """... and started again above this multiple, so that the number does not oscillate."""
+
+_WAITING = 0.5
+"""A first batch that computes for a smaller fraction of its time gets more workers than there are cores."""
+
+_UNKNOWN_LENGTH = 100
+"""How many batches an epoch is thought to have where nobody knows."""
+
+_GUESS = "a guess, before the first epoch has shown what is needed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +89,9 @@ class BatchTiming:
     work_ns: int
     """Making the batch, summed over its workers."""
 
+    busy_ns: int | None = None
+    """How much of the work was computing rather than waiting. None: all of it."""
+
 
 class AutoscalePolicy:
     """Decides how many workers there should be, from the timing of every batch. Lives as long as its loader.
@@ -83,6 +100,7 @@ class AutoscalePolicy:
         workers: how many there are at first.
         most: how many there may be.
         fixed: how many there are in the first epoch in which the number must not change.
+        most_waiting: how many there may be where they wait rather than compute; as `most`, if left out.
 
     Example:
         >>> policy = AutoscalePolicy(workers=1, most=4, fixed=3)
@@ -91,12 +109,15 @@ class AutoscalePolicy:
         [1, 1, 3, 3]
     """
 
-    def __init__(self, *, workers: int, most: int, fixed: int) -> None:
+    def __init__(self, *, workers: int, most: int, fixed: int, most_waiting: int | None = None) -> None:
         self.workers = workers
         self.most = most
+        self.most_waiting = most if most_waiting is None else most_waiting
         self.fixed = fixed
         self.least = 0
-        self.fixed_reason = "a guess, before the first epoch has shown what is needed"
+        self.asked: int | None = None
+        """The number that a script has asked for, where this policy takes its place."""
+        self.fixed_reason = _GUESS
         self.reason = "to begin with"
         self._timings: deque[BatchTiming] = deque(maxlen=_WINDOW)
         self._counts_from = 0
@@ -106,7 +127,7 @@ class AutoscalePolicy:
         self._handling_ns: float | None = None
         self._before: tuple[int, float] | None = None
         """While more workers are on trial: how many there were, and how many batches they made in a nanosecond."""
-        self._ceiling = most
+        self._ceiling = self.most_waiting
         self._ceiling_for = 0
         self._ceiling_work_ns = 0.0
         """The work of a batch when the ceiling was found; with other work it is another question."""
@@ -114,8 +135,10 @@ class AutoscalePolicy:
         self._calm_for = 0
         self._calm_wanted = _WINDOW
         self._since_fewer = _MAX_RETRY_AFTER
-        self._totals = [0, 0, 0, 0]
-        """Of an epoch with a fixed number: batches, the loop's own time, waiting, work."""
+        self._totals = [0, 0, 0, 0, 0]
+        """Of an epoch with a fixed number: batches, the loop's own time, waiting, work, busy."""
+        self._fixed_before: tuple[int, float] | None = None
+        """While a fixed number beyond the cores is on trial: the one before, and its batches per nanosecond."""
 
     # ── while the number may change ─────────────────────────────────────────────────────────────────────────
 
@@ -138,7 +161,8 @@ class AutoscalePolicy:
             passed_ns + timing.step_ns + timing.handling_ns + timing.wait_ns,
             waited_ns + timing.wait_ns,
         )
-        if len(self._timings) >= _MIN_BATCHES and self._unevaluated_ns[0] >= _EVERY_NS:
+        least = 1 if self.workers == 1 and _waits_long(timing) else _MIN_BATCHES
+        if len(self._timings) >= least and self._unevaluated_ns[0] >= _EVERY_NS:
             if self.workers and len(self._timings) == _WINDOW:
                 self._handling_ns = statistics.median(one.handling_ns for one in self._timings)
             self._evaluate(_Summary(self._timings))
@@ -152,7 +176,7 @@ class AutoscalePolicy:
 
     def limit(self, most: int, reason: str) -> None:
         """Have at most `most` workers from now on, because the system allows no more."""
-        self.most = self._ceiling = most
+        self.most = self.most_waiting = self._ceiling = most
         self._before = None
         self._change(most, reason)
 
@@ -167,6 +191,8 @@ class AutoscalePolicy:
             self._change(
                 0, f"making a batch takes {_ms(summary.typical_ns)}, fetching it {_ms(self._handling_ns or 0)}"
             )
+        elif self.workers > 2 * self._allowed(summary.busy):
+            self._change(self._allowed(summary.busy), "they compute, and have waited before")
         elif summary.stalled > STALLED:
             self._calm_for = 0
             self._consider_more(summary)
@@ -175,8 +201,9 @@ class AutoscalePolicy:
 
     def _consider_more(self, summary: _Summary) -> None:
         if not 1 / _COST_CHANGE < summary.typical_ns / max(1.0, self._ceiling_work_ns) < _COST_CHANGE:
-            self._ceiling = self.most
-        if self._lost_ns < _START_NS or self.workers >= self._ceiling:
+            self._ceiling = self.most_waiting
+        ceiling = min(self._ceiling, self._allowed(summary.busy))
+        if self._lost_ns < _START_NS or self.workers >= ceiling:
             return
         handling = self._handling_ns or 0.0
         if self.workers == 0 and summary.typical_ns < _NO_LONGER_TINY * handling:
@@ -187,7 +214,7 @@ class AutoscalePolicy:
             # The most expensive one: when costs have just risen, the others are out of date.
             highest_ns = max(timing.work_ns for timing in [*self._timings][-_MIN_BATCHES:])
             self._before = (self.workers, self.workers / max(1, highest_ns))
-        wanted = min(self._ceiling, max(self.workers + 1, math.ceil(summary.needed)))
+        wanted = min(ceiling, max(self.workers + 1, math.ceil(summary.needed)))
         self._change(wanted, f"the step waited {summary.stalled:.0%} of the time for {self._workers_text()}")
 
     def _consider_fewer(self, summary: _Summary) -> None:
@@ -196,7 +223,8 @@ class AutoscalePolicy:
             self._calm_for = 0
             return
         self._calm_for += 1
-        if self._calm_for >= self._calm_wanted - _WINDOW + 1:
+        # For so many batches the loop may only use up what more workers than needed have made ahead.
+        if self._calm_for >= max(self._calm_wanted, _AHEAD * self.workers) - _WINDOW + 1:
             self._since_fewer = 0
             self._change(enough, f"the work of a batch fills {summary.needed:.1f} workers while the step runs")
 
@@ -218,10 +246,14 @@ class AutoscalePolicy:
             return False
         return summary.typical_ns < _TINY * self._handling_ns
 
+    def _allowed(self, busy: float) -> int:
+        """Return how many workers there may be that are busy for this fraction of the time that they take."""
+        return max(self.most, min(self.most_waiting, int(self.most / max(busy, 1e-3))))
+
     def _tick_ceiling(self) -> None:
         self._ceiling_for -= 1
         if self._ceiling_for == 0:
-            self._ceiling = self.most
+            self._ceiling = self.most_waiting
 
     def _change(self, workers: int, reason: str) -> None:
         self.workers, self.reason = workers, reason
@@ -237,21 +269,59 @@ class AutoscalePolicy:
 
     # ── where the number is fixed for an epoch ──────────────────────────────────────────────────────────────
 
+    @property
+    def is_guess(self) -> bool:
+        """Whether nothing has been measured yet that would tell what the fixed number should be."""
+        return self.fixed_reason == _GUESS
+
+    def plan_first(self, work_ns: int, busy_ns: int, *, batches: int | None, most: int) -> None:
+        """Choose the number for the first epoch from its first batch: more than the guess only if that has waited.
+
+        Args:
+            work_ns: how long the batch took.
+            busy_ns: how much of that was computing.
+            batches: of the epoch; None where nobody knows.
+            most: how many workers the memory holds.
+        """
+        busy = busy_ns / max(1, work_ns)
+        if busy > _WAITING:
+            self.fixed_reason = f"a guess: the first batch computed for {busy:.0%} of its time"
+            return
+        total_ns = work_ns * (_UNKNOWN_LENGTH if batches is None else batches)
+        workers = min(self._allowed(busy), math.isqrt(total_ns // _START_NS), most)
+        self.most_waiting = max(self.most, min(self.most_waiting, most))
+        if workers <= self.fixed:
+            self.fixed_reason = "a guess: more would not pay for the time that it takes to start them"
+            return
+        self._fixed_before = self.fixed, self.fixed / max(1, work_ns)
+        self.fixed, self.fixed_reason = workers, f"the first batch waited for {1 - busy:.0%} of its time"
+
     def note(self, timing: BatchTiming) -> None:
         """Record a batch of an epoch whose number of workers is fixed."""
-        for at, value in enumerate((1, timing.step_ns + timing.handling_ns, timing.wait_ns, timing.work_ns)):
+        for at, value in enumerate(_totals_of(timing)):
             self._totals[at] += value
 
     def choose(self) -> int:
         """Return the number of workers for an epoch in which it must not change, from the last epochs' timings."""
-        batches, loop_ns, wait_ns, work_ns = self._totals
-        self._totals = [0, 0, 0, 0]
+        batches, loop_ns, wait_ns, work_ns, busy_ns = self._totals
+        self._totals = [0, 0, 0, 0, 0]
         if batches < _WINDOW:
             return self.fixed
+        rate = batches / max(1, loop_ns + wait_ns)
+        # Starting n workers takes n * _START_NS, and they make the epoch in work / n.
+        most = max(self.most, min(self._allowed(busy_ns / max(1, work_ns)), math.isqrt(work_ns // _START_NS)))
+        if self._fixed_before is not None:
+            (fewer, rate_of_fewer), more, self._fixed_before = self._fixed_before, self.fixed, None
+            if rate < _USEFUL * rate_of_fewer and wait_ns > STALLED * (wait_ns + loop_ns):
+                self.most_waiting = self.fixed = max(fewer, self.most)
+                self.fixed_reason = f"{more} made no more than {fewer}"
+                return self.fixed
         needed, stalled = work_ns / max(1, loop_ns), wait_ns / max(1, wait_ns + loop_ns)
         enough = max(1, math.ceil(_SPARE * needed))
-        if stalled > STALLED and self.fixed < self.most:
-            self.fixed = min(self.most, max(self.fixed + 1, math.ceil(needed)))
+        if stalled > STALLED and self.fixed < most:
+            before = self.fixed
+            self.fixed = min(most, max(self.fixed + 1, math.ceil(needed)))
+            self._fixed_before = (before, rate) if self.fixed > self.most else None
             self.fixed_reason = f"the step waited {stalled:.0%} of the last epoch"
         elif stalled <= STALLED and enough < self.fixed:
             self.fixed = enough
@@ -269,8 +339,23 @@ class _Summary:
         """The fraction of the time that the step waited."""
         self.needed = sum(timing.work_ns for timing in timings) / max(1, loop_ns)
         """How many workers the work fills, if the step never waits."""
+        self.busy = sum(_totals_of(timing)[-1] for timing in timings) / max(
+            1, sum(timing.work_ns for timing in timings)
+        )
+        """The fraction of the work that is not waiting."""
         self.typical_ns = statistics.median(timing.work_ns for timing in timings)
         """The median work of a batch, because a few slow samples do not show how workers affect each other."""
+
+
+def _totals_of(timing: BatchTiming) -> tuple[int, int, int, int, int]:
+    busy_ns = timing.work_ns if timing.busy_ns is None else timing.busy_ns
+    return 1, timing.step_ns + timing.handling_ns, timing.wait_ns, timing.work_ns, busy_ns
+
+
+def _waits_long(timing: BatchTiming) -> bool:
+    """Return whether one batch is enough to see that more workers pay: it has waited, for longer than one's start."""
+    _, _, _, work_ns, busy_ns = _totals_of(timing)
+    return work_ns >= _START_NS and busy_ns < _WAITING * work_ns
 
 
 def _ms(ns: float) -> str:

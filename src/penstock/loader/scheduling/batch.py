@@ -49,6 +49,7 @@ class Batch:
     samples: int = 0
     nbytes: int = 0
     work_ns: int = 0
+    busy_ns: int = 0
 
     @property
     def consumed(self) -> Consumed:
@@ -70,6 +71,7 @@ class Batch:
             ring: the ring of the slot.
         """
         self.work_ns += result.fetch_ns + result.collate_ns
+        self.busy_ns += result.busy_ns
         self.state = result.state
         if result.error is not None:
             if self.error is None or row < self.error_row:

@@ -46,31 +46,27 @@ class BatchWindow:
 
     def settle(self, batch: Batch) -> None:
         """Move a finished batch to where it will be handed out."""
-        if self._in_order:
-            return
-        del self._batches[batch.number]
-        if batch.is_empty:
-            self.under_way -= 1
-            self.consumed_since.append(batch.consumed)
-        else:
-            self._ready.append(batch)
+        if not self._in_order:
+            del self._batches[batch.number]
+            self._ready.append(batch)  # an empty one, too: it may be the end of a shard with batches before it here
 
     def pop_ready(self) -> Batch | None:
         """Return the batch to hand out next, if it is finished."""
-        if not self._in_order:
-            if not self._ready:
-                return None
-            self.under_way -= 1
-            self.consumed_since.append(self._ready[0].consumed)
-            return self._ready.popleft()
-        while (batch := self._batches.get(self.next_out)) is not None and batch.tasks_left == 0:
-            del self._batches[self.next_out]
-            self.next_out += 1
+        while (batch := self._pop_finished()) is not None:
             self.under_way -= 1
             self.consumed_since.append(batch.consumed)
             if not batch.is_empty:
                 return batch
         return None
+
+    def _pop_finished(self) -> Batch | None:
+        if not self._in_order:
+            return self._ready.popleft() if self._ready else None
+        batch = self._batches.get(self.next_out)
+        if batch is None or batch.tasks_left:
+            return None
+        self.next_out += 1
+        return self._batches.pop(batch.number)
 
     def take_consumed(self) -> list[Consumed]:
         """Return `consumed_since`, and begin a new one."""
@@ -94,4 +90,5 @@ class BatchWindow:
         May be called by any thread, and raises a RuntimeError if the window changed meanwhile.
         """
         batches = list(self._batches.values())
-        return sum(batch.tasks_left <= finished[batch] and not batch.is_empty for batch in batches) + len(self._ready)
+        finished_batches = [batch for batch in batches if batch.tasks_left <= finished[batch]]
+        return sum(not batch.is_empty for batch in [*finished_batches, *self._ready])

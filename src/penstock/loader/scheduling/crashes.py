@@ -67,7 +67,7 @@ class CrashCounter:
 
     def sample_at_fault(self, task: Task, row: int) -> Any:
         """Return the index that was being made: one sample's, or all indices of a batch made in one call."""
-        if not self._worker_spec.auto_collation or getattr(self._worker_spec.dataset, "__getitems__", None):
+        if not self._worker_spec.auto_collation or self._worker_spec.makes_whole_batches:
             return task.indices
         return task.indices[min(row, len(task.indices) - 1)]
 

@@ -3,15 +3,13 @@
 For loops that ask for nothing else: no error policy, no seed per sample, no pinning. What torch does for a batch takes
 20 µs, so nothing is done here for each sample, and little for each batch.
 
-A dataset that lies in memory is gathered, if that is proven to give the same batch (see `in_memory`). Where batches are
-large, collating them into reused slots may save the page faults of fresh memory. Whether it does depends on the C heap,
-so both ways are measured in the loop's first large batches (`SlotTrial`).
+A dataset that lies in memory is gathered, if that is proven to give the same batch (see `in_memory`). Large batches are
+collated into reused slots where that saves the page faults of fresh memory, which is measured (see `slot_trial`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import statistics
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -22,61 +20,18 @@ import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate
 
-from penstock.loader.batch_writer import array_nbytes
-from penstock.loader.collate import fast_map
+from penstock.loader.batch_writer import arena_needed
+from penstock.loader.collate import fast_map, in_arena
 from penstock.loader.in_memory import CannotGatherError, gather_of
 from penstock.loader.sampling.batch_cursor import BatchCursor
 from penstock.loader.sampling.stream_cursor import Consumed
 from penstock.loader.scheduling.inline import InlineScheduler
+from penstock.loader.scheduling.slot_trial import SlotTrial
+from penstock.loader.transport.arena import Arena
 from penstock.loader.workers.sample_fetcher import SampleFetcher, add_origin
 from penstock.loader.workers.sample_seed import Making
 
 _ATOMS = frozenset({int, float, bool, str, bytes})
-
-_LARGE_NBYTES = 1 << 20
-"""Of a batch. Smaller ones fit into what the heap keeps, and a slot costs more than it saves."""
-
-_WARM_UP = 3
-_PAIRS = 4
-_WORTH = 0.9
-"""Slots must take at most this share of the time."""
-
-
-class SlotTrial:
-    """Measures whether large batches are made faster in reused slots, or in fresh memory as torch makes them.
-
-    Its batches take turns. The first ones in slots are not counted: their pages are new.
-    """
-
-    def __init__(self) -> None:
-        self.uses_slots = False
-        """Where the next batch is to be made."""
-        self._is_large: bool | None = None
-        self._batches = 0
-        self._ns: dict[bool, list[float]] = {True: [], False: []}
-
-    def look(self, nbytes: int) -> None:
-        """Begin, if the loop's first batch is large."""
-        if self._is_large is None:
-            self._is_large = self.uses_slots = nbytes >= _LARGE_NBYTES
-
-    @property
-    def is_undecided(self) -> bool:
-        """Whether the next batch has to be measured, or looked at."""
-        return self._is_large is None or (self._is_large and len(self._ns[False]) < _PAIRS)
-
-    def add(self, ns_per_sample: float) -> None:
-        """Record a batch that was made as `uses_slots` says."""
-        if not self._is_large:
-            return
-        self._batches += 1
-        if self._batches <= _WARM_UP:
-            return
-        self._ns[self.uses_slots].append(ns_per_sample)
-        self.uses_slots = not self.uses_slots
-        if not self.is_undecided:
-            in_slots, fresh = (statistics.median(self._ns[where]) for where in (True, False))
-            self.uses_slots = in_slots <= _WORTH * fresh
 
 
 class DirectScheduler(InlineScheduler):
@@ -84,7 +39,7 @@ class DirectScheduler(InlineScheduler):
 
     Args:
         arguments: as of `InlineScheduler`, and so are `others`.
-        trial: whether to use slots, as far as earlier epochs have shown.
+        trial: whether to use slots.
     """
 
     def __init__(self, *arguments: Any, trial: SlotTrial, **others: Any) -> None:
@@ -99,7 +54,8 @@ class DirectScheduler(InlineScheduler):
         self._samples.epoch_seed = self._epoch_seed
         self._getitems = getattr(spec.dataset, "__getitems__", None)
         self._is_default = spec.auto_collation and spec.collate_fn is default_collate
-        self._collate = partial(collate, collate_fn_map=fast_map()) if self._is_default else spec.collate_fn
+        self._fast_map = fast_map()
+        self._collate = partial(collate, collate_fn_map=self._fast_map) if self._is_default else spec.collate_fn
         self._gather = gather_of(spec.dataset) if self._is_default and not spec.iterable else None
         self._draws_tensors = (
             self._gather is not None and isinstance(self._indices, BatchCursor) and self._indices.draw_tensors()
@@ -112,13 +68,11 @@ class DirectScheduler(InlineScheduler):
             StopIteration: the epoch is over.
         """
         trial = self._trial
-        if self._gather is not None or not self._is_default:
+        if self._gather is not None or not self._is_default or not trial.is_wanted:
             return self._next_direct()
-        if not trial.is_undecided:
-            return super().next_batch() if trial.uses_slots else self._next_direct()
-        began, samples = time.perf_counter_ns(), self._counters.samples
-        batch = super().next_batch() if trial.uses_slots else self._next_direct()
-        trial.add((time.perf_counter_ns() - began) / max(1, self._counters.samples - samples))
+        began, samples = time.thread_time_ns(), self._counters.samples
+        batch = super().next_batch() if trial.uses_slots and trial.by_rows else self._next_direct()
+        trial.add((time.thread_time_ns() - began) / max(1, self._counters.samples - samples))
         return batch
 
     def _next_direct(self) -> Any:
@@ -172,15 +126,28 @@ class DirectScheduler(InlineScheduler):
                 except Exception as error:
                     add_origin(error, f"one of the samples {indices!r} of the dataset")
                     raise
-                self._count = len(found) if hasattr(found, "__len__") else len(indices)
+                self._count = len(found) if hasattr(found, "__len__") else 0
             else:
                 found = samples.fetch_plain(indices if type(indices) is list else [*indices])
                 self._count = len(found)
             self._fetched_ns = time.perf_counter_ns()
-            if self._is_default and self._trial.is_undecided and type(found) is list and found:
-                self._trial.look(sum(array_nbytes(found[0])) * len(found))
             samples.begin_collate()
+            if self._is_default and self._trial.is_wanted and type(found) is list and found:
+                return self._collate_large(found)
             return self._collate(found)
+
+    def _collate_large(self, samples: list[Any]) -> Any:
+        """Collate samples of which nobody knows yet that they make a small batch; in a slot, if that is wanted."""
+        needed, by_rows = arena_needed(samples[0], len(samples))
+        self._trial.look(needed, by_rows=by_rows, epoch=self._counters.length)
+        slot = self._ring.acquire_larger(needed) if needed and self._trial.uses_slots else None
+        if slot is None:
+            return self._collate(samples)
+        arena = Arena(self._lend(slot))
+        self._slot = None
+        batch = collate(samples, collate_fn_map=in_arena(self._fast_map, arena))
+        self._ring.note(slot, arena.used)
+        return batch
 
     def _next_of_stream(self, indices: Any) -> Any:
         """Return the next samples of the stream; without automatic batching the next one, by itself."""

@@ -79,6 +79,18 @@ class Dispatch:
         """Set how many workers there are now, while any worker may take any batch."""
         self.workers = workers
 
+    def add_workers(self, workers: int, sent: int) -> None:
+        """Set how many workers there are for an epoch of which no worker has been given a second batch.
+
+        Args:
+            workers: how many there are.
+            sent: how many batches have been given out.
+        """
+        self.workers = self._takers = workers
+        self.active = [True] * workers
+        self.load = [*self.load, *[0] * workers][:workers]
+        self._next_taker = sent % workers
+
     def learn(self, batch_ns: int) -> None:
         """Record the time that one whole batch took, summed over its workers."""
         self._lost_ns *= _DECAY

@@ -18,6 +18,7 @@ from penstock.loader.sampling.stream_cursor import Consumed
 from penstock.loader.transport.arena import Arena
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.slot import Slot
+from penstock.loader.workers.batch_fetcher import BatchFetcher
 from penstock.loader.workers.fetch_result import FetchResult, NothingLeftError
 from penstock.loader.workers.stream_shard import StreamShard, StreamShards, install_info
 from penstock.loader.workers.worker_spec import WorkerSpec
@@ -110,12 +111,18 @@ class InlineScheduler:
         """Return a shard of an iterable dataset as it is now."""
         fetcher = self._shards.fetcher(position)
         self._shards.deactivate()
-        if fetcher is None:
+        # What has not given a sample since its state was loaded may not have looked at that yet.
+        if fetcher is None or (shard.state is not None and not self._has_given(fetcher, shard)):
             return shard
         if shard.has_ended or fetcher.samples.has_ended:
             return replace(shard, has_ended=True, end=fetcher.samples.end_state(), state=None, since=())
         state = fetcher.samples.stream_state()
         return shard if state is None else replace(shard, state=state, since=())
+
+    def _has_given(self, fetcher: BatchFetcher, shard: StreamShard) -> bool:
+        if not self._worker_spec.iterable:
+            return self._number >= 0
+        return fetcher.samples.has_ended or fetcher.samples.position != shard.state[2]
 
     def try_next(self) -> tuple[Any] | None:
         """Return None: making a batch now would delay the step that is about to start."""

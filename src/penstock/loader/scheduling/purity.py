@@ -2,7 +2,7 @@
 
     dataset      torch's TensorDataset; a list, tuple, range, tensor or array of plain data; a source that
                  `penstock.open` returns; and of such: Subset (random_split), ConcatDataset, StackDataset, and a
-                 source's `select`, `filter`, `select_fields` and `map(Tokenized(...))`
+                 source's `select`, `filter`, `select_fields` and `map(Tokenized(...))`, and mixtures
     collate_fn   torch's default_collate or default_convert, or PadCollate
     nothing else of the program's runs in a worker: no worker_init_fn, no function for `errors`
 
@@ -23,6 +23,7 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset,
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from penstock.data import source as sources
+from penstock.data.mixture import Mixture
 from penstock.loader.padding import PadCollate
 from penstock.loader.workers.worker_spec import WorkerSpec
 
@@ -78,7 +79,7 @@ def _impure_part(dataset: Any) -> Any:
         parts = dataset.datasets
     elif type(dataset) is StackDataset:
         parts = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
-    elif type(dataset) in (sources.Mapped, sources.Subset):
+    elif type(dataset) in (sources.Mapped, sources.Subset, Mixture):
         parts = dataset.parts
     elif type(dataset).__module__.startswith("penstock.data."):
         parts = []

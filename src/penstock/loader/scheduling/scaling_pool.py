@@ -62,13 +62,13 @@ class ScalingPool:
         """Whether the pool has to be resized again, because it could not follow the policy at once."""
         self.is_absent = autoscale is not None and pool.size == 0
         """Whether batches are made in the training process."""
-        self._report_workers()
+        self.report_workers()
 
     def begin_epoch(self) -> None:
         """Begin an epoch: the pipeline is empty, so the timing of the first batch means nothing."""
         self._times_ns = None
 
-    def handed_out(self, number: int, work_ns: int, next_number: int) -> None:
+    def handed_out(self, number: int, work_ns: int, busy_ns: int, next_number: int) -> None:
         """Record that a batch is handed out, and change the number of workers if the policy says so.
 
         Batches from `next_number` on have not been sent yet.
@@ -87,6 +87,7 @@ class ScalingPool:
             handling_ns=now[1] - before[1],
             wait_ns=now[2] - before[2],
             work_ns=work_ns,
+            busy_ns=busy_ns,
         )
         if self._dispatch.mode != "demand":
             policy.note(timing)
@@ -132,9 +133,10 @@ class ScalingPool:
         self._new = set(range(present, self._pool.size))
         if not self._new:
             self._policy.begin(next_number)
-        self._report_workers()
+        self.report_workers()
 
-    def _report_workers(self) -> None:
+    def report_workers(self) -> None:
+        """Count how many workers there are, and why."""
         if self._policy is None:
             return
         self._counters.workers = self._pool.size
@@ -142,7 +144,8 @@ class ScalingPool:
             why = f"{self._policy.fixed_reason}; samples may depend on their worker, so it changes between epochs only"
         else:
             why = self._policy.reason
-        self._counters.workers_reason = f"auto: {why}"
+        asked = f"; the script asked for {self._policy.asked or 'none'}" if self._policy.asked is not None else ""
+        self._counters.workers_reason = f"auto: {why}{asked}"
 
     # ── without workers ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -169,7 +172,7 @@ class ScalingPool:
         arena = Arena(self._memory_of(task, slot))
         fetched = fetcher.make(task.indices, arena, epoch_seed=task.epoch_seed, rows=task.rows, enlarge=enlarge)
         result.samples, result.skipped, result.needed_nbytes = fetched.samples, fetched.skipped, fetched.needed_nbytes
-        result.fetch_ns, result.collate_ns = fetched.fetch_ns, fetched.collate_ns
+        result.fetch_ns, result.collate_ns, result.busy_ns = fetched.fetch_ns, fetched.collate_ns, fetched.busy_ns
         if task.rows is not None:
             result.partial = fetched.partial
             return

@@ -7,6 +7,7 @@ place) → `_hand_out` (decoded into views that hold the slot). All of it happen
 from __future__ import annotations
 
 import itertools
+import pickle
 import time
 import warnings
 import weakref
@@ -15,7 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.core.errors import WorkerError, WorkerTimeoutError
+import numpy as np
+import torch
+
+from penstock.core.errors import TransportError, WorkerError, WorkerStartError, WorkerTimeoutError
 from penstock.core.events import Recorder
 from penstock.core.interrupts import uninterrupted_finalizer
 from penstock.loader.counters import Counters
@@ -26,6 +30,7 @@ from penstock.loader.scheduling.batch import Batch
 from penstock.loader.scheduling.batches_in_flight import BatchWindow
 from penstock.loader.scheduling.crashes import CrashCounter
 from penstock.loader.scheduling.dispatch_policy import Dispatch
+from penstock.loader.scheduling.first_batch import WAIT_S, FirstBatch
 from penstock.loader.scheduling.scaling_pool import ScalingPool
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.slot import Slot
@@ -55,6 +60,7 @@ class Scheduler:
         spare_slots: int = 1,
         snapshot_every: int = 1,
         autoscale: AutoscalePolicy | None = None,
+        first_batch: FirstBatch | None = None,
     ) -> None:
         self._worker_spec = worker_spec
         self._ring = ring
@@ -64,6 +70,8 @@ class Scheduler:
         self._timeout_s = timeout_s or None
         self._spare_slots = spare_slots
         self._snapshot_every = snapshot_every
+        self._first_batch = first_batch
+        """While there is one worker, and its first batch decides how many there will be."""
         self._seq = 0
         self._crashes = CrashCounter(worker_spec, max_worker_crashes)
         self._window = BatchWindow(in_order=in_order)
@@ -119,7 +127,33 @@ class Scheduler:
         self._counters.dispatch, self._counters.dispatch_reason = self._dispatch.mode, self._dispatch.reason
         self._dispatch.begin_epoch([not shard.has_ended for shard in self._shards], turn)
         self.scaling_pool.begin_epoch()
+        if self._first_batch is not None:
+            self._start_others(self._first_batch)
+            self._first_batch = None
         self._send_more()
+
+    def _start_others(self, first_batch: FirstBatch) -> None:
+        """Start as many workers as the first one's first batch shows to be needed, and give each of them a batch."""
+        self._send_more(most=1)
+        batch, began = self._window.get(0), time.perf_counter_ns()
+        events = self.pool.collect(WAIT_S) if batch is not None and batch.tasks_left else []
+        passed_ns = time.perf_counter_ns() - began
+        self._counters.wait_ns += passed_ns
+        self._handle(events)
+        has_crashed = any(isinstance(event, WorkerCrash) for event in events)
+        workers = first_batch.choose(batch, passed_ns, has_crashed=has_crashed)
+        self._dispatch.add_workers(workers, self._window.next_number)
+        while self.pool.size < workers:
+            try:
+                self.pool.resize(self.pool.size + 1)
+            except (WorkerStartError, TransportError):
+                if not first_batch.limit(self.pool.size):
+                    raise
+                workers = self.pool.size
+                self._dispatch.add_workers(workers, self._window.next_number)
+            self._send_more(most=self.pool.size)
+        first_batch.settle()
+        self.scaling_pool.report_workers()
 
     def _cancel(self) -> None:
         finish = self._dispatch.mode != "demand"  # as torch's workers do, because it may change what they make next
@@ -185,7 +219,7 @@ class Scheduler:
         return (self._hand_out(batch),)
 
     def _note_handed_out(self, batch: Batch) -> None:
-        self.scaling_pool.handed_out(batch.number, batch.work_ns, self._window.next_number)
+        self.scaling_pool.handed_out(batch.number, batch.work_ns, batch.busy_ns, self._window.next_number)
 
     def _hand_out(self, batch: Batch) -> Any:
         batch.raise_error(self._ring)
@@ -194,11 +228,12 @@ class Scheduler:
 
     # ── sending ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _send_more(self) -> None:
+    def _send_more(self, most: int | None = None) -> None:
+        """Send batches until as many are under way as there may be, or `most`."""
         dispatch, window = self._dispatch, self._window
         while not self._exhausted:
             limit = 1 if self.scaling_pool.is_absent else dispatch.window()
-            if window.under_way >= limit:
+            if window.under_way >= (limit if most is None else min(limit, most)):
                 break
             if not self._drawn and not self._draw():
                 self._exhausted = True
@@ -218,7 +253,7 @@ class Scheduler:
         if self._has_drawn_all:
             return False
         try:
-            self._drawn.append((next(self._indices), None))
+            self._drawn.append((self._with_rows(next(self._indices)), None))
         except StopIteration:
             self._has_drawn_all = True
             return False
@@ -227,6 +262,16 @@ class Scheduler:
             self._has_drawn_all = True
             self._drawn.append((None, error))
         return True
+
+    def _with_rows(self, indices: Any) -> Any:
+        """Return a batch's indices as something that has rows, which a set or an iterator has not.
+
+        A set may be in another order when it has been pickled, as it is for torch's workers.
+        """
+        spec = self._worker_spec
+        if not spec.auto_collation or isinstance(indices, Sequence | torch.Tensor | np.ndarray):
+            return indices
+        return indices if spec.makes_whole_batches else [*pickle.loads(pickle.dumps(indices))]
 
     def _send(self, slot: Slot | None, limit: int) -> bool:
         """Send the batch that was drawn first; return whether a worker may have it now."""
@@ -249,10 +294,13 @@ class Scheduler:
         return True
 
     def _submit_all(self, batch: Batch) -> None:
-        rows = len(batch.indices) if self._worker_spec.auto_collation else 1
         can_be_split = (
-            self._worker_spec.rows_can_be_split and batch.slot is not None and not self.scaling_pool.is_absent
+            self._worker_spec.rows_can_be_split
+            and batch.slot is not None
+            and not self.scaling_pool.is_absent
+            and isinstance(batch.indices, Sequence)
         )
+        rows = len(batch.indices) if can_be_split else 0
         ways = self._dispatch.split(rows) if can_be_split else 1
         if ways == 1:
             self._submit(batch, batch.indices, None, batch.worker)
@@ -412,8 +460,9 @@ class Scheduler:
             batch.error = self._crashes.quarantine_error(index, crash)
         else:
             self._counters.skip([(index, crash.cause)])
-            kept = [other for other in task.indices if other is not index] if self._worker_spec.auto_collation else []
-            if index is not task.indices and kept:
+            rows = () if index is task.indices else enumerate(task.indices)
+            kept = [other for row, other in rows if row != crash.row and other is not index]
+            if kept:
                 self._submit(batch, kept, None, task.worker)
             else:
                 batch.is_empty = True

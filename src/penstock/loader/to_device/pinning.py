@@ -17,9 +17,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from penstock.core.shared_segment import PrivateSegment
 from penstock.device import Device, Event, Registration, TensorSpec, device_of
 from penstock.loader.to_device.prefetch import DEPTH
-from penstock.loader.transport.shared_segment import PrivateSegment
 
 PinMemory = bool | Literal["auto"] | Device
 

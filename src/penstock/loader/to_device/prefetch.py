@@ -9,18 +9,25 @@ A host batch is kept until the event of its copy has passed; then its views die,
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from penstock.core.tree import map_leaves, tensors
 from penstock.device.base import Device, Event, TensorSpec
+from penstock.device.oom import is_out_of_memory
 from penstock.loader.counters import Counters
 from penstock.loader.sampling.stream_cursor import Consumed
 from penstock.loader.to_device.prefetch_depth import DepthTrial
+
+_WHOSE_ERROR = (
+    "It was reported while penstock asked for a copy, which runs no kernel: what failed was started by the program "
+    "before. CUDA_LAUNCH_BLOCKING=1 shows where. After it this process can use the device no more."
+)
 
 DEPTH = 2
 """Batches copied ahead of the one in use, at most: one overlaps with the step, another absorbs jitter."""
@@ -41,6 +48,16 @@ class HostBatches(Protocol):
         ...
 
 
+class _Memory(NamedTuple):
+    """Where a batch will be on the device."""
+
+    tensors: list[torch.Tensor]
+    free: Event
+    """Behind everything that may still use it."""
+    stream: object
+    """The consumer's, that it was allocated on."""
+
+
 @dataclass(slots=True)
 class _Arrival:
     """A batch whose copy is under way."""
@@ -49,6 +66,8 @@ class _Arrival:
     moved: dict[int, torch.Tensor]
     """The destination of each of its tensors, by the tensor's id."""
     event: Event
+    stream: object
+    """The consumer's stream that the destinations were allocated on."""
     consumed: Sequence[Consumed]
 
     @property
@@ -67,12 +86,12 @@ class InFlightCopies:
 
     def close(self) -> None:
         """Drop what will not be asked for; waits for its copies, so that the memory may be reused."""
-        while self.arriving:
-            arrival = self.arriving.popleft()
-            self.device.wait_event(arrival.event)
-            self.leaving.append((arrival.host, arrival.event))
-        while self.leaving:
-            self.leaving.popleft()[1].synchronize()
+        # After an error that breaks the device nothing runs there any more, and the program has had the error.
+        with contextlib.suppress(torch.AcceleratorError), self.device.outside_capture():
+            for event in [*(arrival.event for arrival in self.arriving), *(event for _, event in self.leaving)]:
+                event.synchronize()
+        self.arriving.clear()
+        self.leaving.clear()
 
 
 class Prefetcher:
@@ -110,7 +129,7 @@ class Prefetcher:
         self._tensor_specs: list[TensorSpec] = []
         self._consumed_of = consumed_of
         self.consumed: Sequence[Consumed] = ()
-        self._reserved: tuple[list[torch.Tensor], Event] | None = None
+        self._reserved: _Memory | None = None
 
     def next_batch(self) -> Any:
         """Return the next batch, on the device and ordered on the current stream.
@@ -119,8 +138,13 @@ class Prefetcher:
             StopIteration: the epoch is over.
             torch.OutOfMemoryError: the device has no room for the batch.
         """
-        with self._device.outside_capture():
-            return self._next_batch()
+        try:
+            with self._device.outside_capture():
+                return self._next_batch()
+        except torch.AcceleratorError as error:
+            if not is_out_of_memory(error):
+                error.add_note(_WHOSE_ERROR)
+            raise
 
     def try_next(self) -> tuple[Any] | None:
         """Return the next batch, in a tuple, if its copy has started, or it is there without waiting."""
@@ -135,8 +159,7 @@ class Prefetcher:
     def close(self) -> None:
         """End the copies under way, and drop their batches."""
         self._reserved = self._error = None
-        with self._device.outside_capture():
-            self.in_flight.close()
+        self.in_flight.close()
         if self._trial is not None:
             self._trial.pause()
 
@@ -155,6 +178,9 @@ class Prefetcher:
         self._counters.uploads += 1
         self._counters.uploads_hidden += arrival.event.query()
         self._device.wait_event(arrival.event)
+        if arrival.stream != self._device.current_stream():
+            for tensor in arrival.moved.values():
+                self._device.record_use(tensor)
         batch = map_leaves(lambda leaf: self._on_device(leaf, arrival), arrival.host)
         # Behind what `_on_device` may have started on the consumer's stream.
         self._leaving.append(
@@ -194,19 +220,19 @@ class Prefetcher:
         if self._reserved is None and self._tensor_specs:
             self._reserved = self._allocate(self._tensor_specs)
 
-    def _allocate(self, tensor_specs: list[TensorSpec]) -> tuple[list[torch.Tensor], Event]:
-        """Return memory, and an event behind everything that may still use it."""
-        return [self._device.empty(tensor_spec) for tensor_spec in tensor_specs], self._device.record_event()
+    def _allocate(self, tensor_specs: list[TensorSpec]) -> _Memory:
+        tensors = [self._device.empty(tensor_spec) for tensor_spec in tensor_specs]
+        return _Memory(tensors, self._device.record_event(), self._device.current_stream())
 
     def _send(self, host: Any) -> None:
         leaves = [leaf for leaf in tensors(host) if _is_copied(leaf)]
         tensor_specs = [TensorSpec.of(leaf) for leaf in leaves]
         fits = self._reserved is not None and tensor_specs == self._tensor_specs
-        memory, after = self._reserved if self._reserved is not None and fits else self._allocate(tensor_specs)
+        memory = self._reserved if self._reserved is not None and fits else self._allocate(tensor_specs)
         self._reserved, self._tensor_specs = None, tensor_specs
-        event = self._device.upload(list(zip(memory, leaves, strict=True)), after)
-        moved = dict(zip(map(id, leaves), memory, strict=True))
-        self._arriving.append(_Arrival(host, moved, event, self._consumed_of()))
+        event = self._device.upload(list(zip(memory.tensors, leaves, strict=True)), memory.free)
+        moved = dict(zip(map(id, leaves), memory.tensors, strict=True))
+        self._arriving.append(_Arrival(host, moved, event, memory.stream, self._consumed_of()))
 
     def _on_device(self, leaf: Any, arrival: _Arrival) -> Any:
         """Return what the device has in place of a leaf of the host batch."""

@@ -32,7 +32,7 @@ class Arena:
         """The slot: uint8[nbytes]. A view of a span keeps this array alive."""
         self.nbytes = memory.nbytes
         self.used = 0
-        self._start = memory.__array_interface__["data"][0] if memory.nbytes else 0
+        self.address: int = memory.__array_interface__["data"][0] if memory.nbytes else 0
 
     def take(self, nbytes: int) -> int:
         """Take a span of `nbytes` and return its offset.
@@ -55,7 +55,7 @@ class Arena:
 
     def offset_of(self, address: int, nbytes: int) -> int | None:
         """Return where in the slot `address` lies, or None when it lies elsewhere."""
-        offset = address - self._start
+        offset = address - self.address
         return offset if 0 <= offset and offset + nbytes <= self.nbytes else None
 
 

@@ -1,15 +1,16 @@
 """Any picklable object as a small envelope, with the bytes of its tensors and arrays beside it in a slot.
 
-It is pickle protocol 5 with out-of-band buffers (PEP 574). NumPy arrays go out of band by themselves; tensors do
-not, so the encoder has its own reducer for them. A buffer that already lies in the slot (collate put it there) is
-only referred to; the others are copied in behind it. When all of them are small, they stay in the envelope (inline),
-and the batch needs no slot.
+A plain tree of tensors (see `plain_tree`) is described; all else is pickled, protocol 5 with out-of-band buffers (PEP
+574). NumPy arrays go out of band by themselves; tensors do not, so the encoder has its own reducer for them. A buffer
+that already lies in the slot (collate put it there) is only referred to; the others are copied in behind it. When all
+of them are small, they stay in the envelope (inline), and the batch needs no slot.
 
 Envelope format, little endian:
 
-    u32 number of buffers | u8 1 when the buffers follow the pickle, 0 when they lie in the slot
+    u64 bytes of all buffers | u32 number of buffers | u8 flags: 1 when the buffers follow the skeleton (else they lie
+    in the slot), 2 when the skeleton is a plain tree's (else it is a pickle with buffers)
     per buffer: u64 offset, u64 length
-    u32 length of the pickle | the pickle | (inline buffers, each at its offset from here)
+    u32 length of the skeleton | the skeleton, pickled | (inline buffers, each at its offset from here)
 
 Decoded tensors and arrays are views. In the slot they keep the slot's lease alive; inline ones keep the message alive.
 """
@@ -17,10 +18,12 @@ Decoded tensors and arrays are views. In the slot they keep the slot's lease ali
 from __future__ import annotations
 
 import copyreg
+import ctypes
 import io
 import pickle
 import struct
-from collections.abc import Callable
+from collections import ChainMap
+from collections.abc import Callable, Sequence
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
 from typing import Any
@@ -30,12 +33,14 @@ import torch
 
 from penstock.core.errors import UnpicklableError
 from penstock.core.units import round_up
+from penstock.loader.transport import plain_tree
 from penstock.loader.transport.arena import ALIGNMENT, Arena, ArenaFullError
 
 INLINE_NBYTES = 16_384
 """Buffers of at most this many bytes together stay in the envelope: below it, a slot costs more than a copy."""
 
-_HEAD = struct.Struct("<IB")
+_HEAD = struct.Struct("<QIB")
+_INLINE, _TREE = 1, 2
 _SPAN = struct.Struct("<QQ")
 _LENGTH = struct.Struct("<I")
 
@@ -44,13 +49,16 @@ Carry = Callable[[Any], tuple[Any, ...] | None]
 """Returns how to pickle a class or a function, as `__reduce__` does; None to pickle it by its name."""
 
 
-def encode(obj: Any, arena: Arena | None, carry: Carry = lambda _: None) -> bytes:
+def encode(obj: Any, arena: Arena | None, carry: Carry | None = None) -> bytes:
     """Return the envelope of `obj`, whose large buffers are or will be in `arena`; without an arena, all are inline.
 
     Raises:
         ArenaFullError: the buffers need more than the slot has.
         UnpicklableError: `obj` holds something that pickle refuses.
     """
+    if (plain := plain_tree.describe(obj)) is not None:
+        node, tensors = plain
+        return pack(pickle.dumps(node, 5), tensors, arena, is_tree=True)
     try:
         skeleton, arrays = flatten(obj, carry=carry)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -62,7 +70,7 @@ def encode(obj: Any, arena: Arena | None, carry: Carry = lambda _: None) -> byte
 
 
 def flatten(
-    obj: Any, visit: Callable[[Any], None] = lambda _: None, carry: Carry = lambda _: None
+    obj: Any, visit: Callable[[Any], None] = lambda _: None, carry: Carry | None = None
 ) -> tuple[bytes, list[np.ndarray]]:
     """Return the pickle of `obj` and the bytes (uint8) it refers to; `visit` sees every object but plain builtins."""
     buffers: list[pickle.PickleBuffer] = []
@@ -71,72 +79,86 @@ def flatten(
     return stream.getvalue(), [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
 
 
-def pack(skeleton: bytes, arrays: list[np.ndarray], arena: Arena | None) -> bytes:
-    """Return the envelope of what `flatten` gave; see `encode`."""
-    total = sum(array.nbytes for array in arrays)
+def pack(
+    skeleton: bytes, pieces: Sequence[np.ndarray | torch.Tensor], arena: Arena | None, *, is_tree: bool = False
+) -> bytes:
+    """Return the envelope of a skeleton and the pieces of memory (contiguous) it refers to; see `encode`."""
+    total = sum(piece.nbytes for piece in pieces)
     inline = arena is None or (arena.used == 0 and total <= INLINE_NBYTES)
-    tail: list[bytes | memoryview] = []
+    tail: list[bytes] = []
     if arena is None or inline:
-        offsets, tail = _line_up(arrays)
+        offsets, tail = _line_up(pieces)
     else:
-        offsets = [_place(array, arena, total + ALIGNMENT * len(arrays)) for array in arrays]
-    spans = (_SPAN.pack(offset, array.nbytes) for offset, array in zip(offsets, arrays, strict=True))
-    head = _HEAD.pack(len(arrays), inline)
+        offsets = [_place(piece, arena, total + ALIGNMENT * len(pieces)) for piece in pieces]
+    spans = [_SPAN.pack(offset, piece.nbytes) for offset, piece in zip(offsets, pieces, strict=True)]
+    head = _HEAD.pack(total, len(pieces), _INLINE * inline + _TREE * is_tree)
     return b"".join((head, *spans, _LENGTH.pack(len(skeleton)), skeleton, *tail))
 
 
-def _line_up(arrays: list[np.ndarray]) -> tuple[list[int], list[bytes | memoryview]]:
-    """Return the offset of each array in the envelope's tail, and the tail."""
+def _line_up(pieces: Sequence[np.ndarray | torch.Tensor]) -> tuple[list[int], list[bytes]]:
+    """Return the offset of each piece in the envelope's tail, and the tail."""
     spans: list[int] = []
-    tail: list[bytes | memoryview] = []
+    tail: list[bytes] = []
     end = 0
-    for array in arrays:
+    for piece in pieces:
         offset = round_up(end, 16)
         spans.append(offset)
-        tail += (bytes(offset - end), array.data)
-        end = offset + array.nbytes
+        if offset > end:
+            tail.append(bytes(offset - end))
+        tail.append(ctypes.string_at(_address_of(piece), piece.nbytes))
+        end = offset + piece.nbytes
     return spans, tail
 
 
-def _place(array: np.ndarray, arena: Arena, needed_for_all: int) -> int:
-    """Return where in `arena` the bytes of `array` are, after copying them there if they were not."""
-    if array.nbytes == 0:
+def _address_of(piece: np.ndarray | torch.Tensor) -> int:
+    return int(piece.__array_interface__["data"][0] if isinstance(piece, np.ndarray) else piece.data_ptr())
+
+
+def _place(piece: np.ndarray | torch.Tensor, arena: Arena, needed_for_all: int) -> int:
+    """Return where in `arena` the bytes of `piece` are, after copying them there if they were not."""
+    if piece.nbytes == 0:
         return 0
-    offset = arena.offset_of(array.ctypes.data, array.nbytes)
+    offset = arena.offset_of(_address_of(piece), piece.nbytes)
     if offset is None:
         try:
-            offset = arena.take(array.nbytes)
+            offset = arena.take(piece.nbytes)
         except ArenaFullError:
             raise ArenaFullError(needed_for_all) from None
-        arena.memory[offset : offset + array.nbytes] = array
+        ctypes.memmove(arena.address + offset, _address_of(piece), piece.nbytes)
     return offset
 
 
 def is_inline(envelope: bytes | memoryview) -> bool:
     """Return whether the envelope needs no slot."""
-    return bool(envelope[4])
+    return bool(envelope[_HEAD.size - 1] & _INLINE)
+
+
+def nbytes_of(envelope: bytes | memoryview) -> int:
+    """Return how many bytes of tensors and arrays the envelope's object has."""
+    return int(_HEAD.unpack_from(envelope)[0])
 
 
 def decode(envelope: bytes | memoryview, memory: np.ndarray | None) -> Any:
     """Rebuild the object of `envelope`; `memory` is its slot (uint8), None when the envelope is inline."""
-    count, inline = _HEAD.unpack_from(envelope)
+    _, count, flags = _HEAD.unpack_from(envelope)
     at = _HEAD.size
     spans = [_SPAN.unpack_from(envelope, at + i * _SPAN.size) for i in range(count)]
     at += count * _SPAN.size
     (length,) = _LENGTH.unpack_from(envelope, at)
     at += _LENGTH.size
     skeleton = memoryview(envelope)[at : at + length]
-    if inline:
+    if flags & _INLINE:
         # A copy, so that the tensors are writable and aligned.
         memory = np.frombuffer(bytearray(memoryview(envelope)[at + length :]), np.uint8) if count else None
+    if flags & _TREE:
+        return plain_tree.rebuild(
+            pickle.loads(skeleton),
+            lambda number, dtype, elements: torch.frombuffer(
+                memory, dtype=dtype, count=elements, offset=spans[number][0]
+            ),
+        )
     buffers = [] if memory is None else [memory[offset : offset + nbytes] for offset, nbytes in spans]
     return pickle.loads(skeleton, buffers=buffers)
-
-
-def nbytes_of(envelope: bytes | memoryview) -> int:
-    """Return how many bytes of tensors and arrays the envelope's object has."""
-    (count, _) = _HEAD.unpack_from(envelope)
-    return sum(_SPAN.unpack_from(envelope, _HEAD.size + i * _SPAN.size)[1] for i in range(count))
 
 
 class _Pickler(ForkingPickler):
@@ -147,81 +169,44 @@ class _Pickler(ForkingPickler):
         stream: io.BytesIO,
         buffer_callback: Callable[[pickle.PickleBuffer], None],
         visit: Callable[[Any], None],
-        carry: Carry,
+        carry: Carry | None,
     ) -> None:
         pickle.Pickler.__init__(self, stream, protocol=5, buffer_callback=buffer_callback)
-        self.dispatch_table = _dispatch_table()
+        self.dispatch_table = _REDUCERS
         self._visit = visit
         self._carry = carry
 
     def reducer_override(self, obj: Any) -> Any:
         self._visit(obj)
         if isinstance(obj, torch.Tensor):
-            if type(obj) is torch.Tensor and _is_plain(obj):
+            if type(obj) is torch.Tensor and plain_tree.is_plain(obj):
                 return _reduce_plain(obj)
             return obj.__reduce_ex__(5) if obj.device.type == "cpu" else NotImplemented
         if isinstance(obj, torch.TypedStorage):
             return _reduce_storage(obj._untyped_storage, obj.dtype)
         if isinstance(obj, torch.UntypedStorage):
             return _reduce_storage(obj, None)
-        if isinstance(obj, type | FunctionType) and (how := self._carry(obj)) is not None:
+        if self._carry is not None and isinstance(obj, type | FunctionType) and (how := self._carry(obj)) is not None:
             return how
         return NotImplemented
 
 
-def _dispatch_table() -> dict[type, Any]:
-    return {**copyreg.dispatch_table, **ForkingPickler._extra_reducers}  # type: ignore[attr-defined]
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether bytes, dtype, size and strides describe `tensor` completely."""
-    return (
-        tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
-        and not tensor.is_quantized
-        and not tensor.is_nested
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-        and (tensor.is_leaf or not tensor.requires_grad)
-        and not tensor.__dict__
-        and not torch._is_functional_tensor(tensor)
-    )
+_REDUCERS: Any = ChainMap(ForkingPickler._extra_reducers, copyreg.dispatch_table)  # type: ignore[attr-defined]
+"""Of multiprocessing and of pickle, as they are at any time."""
 
 
 def _reduce_plain(tensor: torch.Tensor) -> Any:
-    size = tuple(tensor.size())
-    stride: tuple[int, ...] | None = tuple(tensor.stride())
-    span = 1 + sum((n - 1) * step for n, step in zip(size, tensor.stride(), strict=True))
-    flat = tensor.detach()
     if tensor.numel() == 0:
-        return _empty, (tensor.dtype, size, tuple(tensor.stride()), tensor.requires_grad)
-    if tensor.is_contiguous():
-        stride = None
-        flat = flat.view(-1)
-    elif span <= tensor.numel():  # permuted or expanded: ship the memory as it lies, and the strides
-        flat = flat.as_strided((span,), (1,))
-    else:
-        stride = None
-        flat = flat.contiguous().view(-1)
-    return _rebuild, (
-        pickle.PickleBuffer(flat.view(torch.uint8).numpy().data),
-        tensor.dtype,
-        size,
-        stride,
-        tensor.requires_grad,
-    )
-
-
-def _empty(dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
-    return torch.empty_strided(size, stride, dtype=dtype, requires_grad=requires_grad)
+        return plain_tree.empty, (tensor.dtype, tuple(tensor.size()), tuple(tensor.stride()), tensor.requires_grad)
+    flat, stride = plain_tree.memory_of(tensor)
+    buffer = pickle.PickleBuffer(flat.view(-1).view(torch.uint8).numpy().data)
+    return _rebuild, (buffer, tensor.dtype, tuple(tensor.size()), stride, tensor.requires_grad)
 
 
 def _rebuild(
     buffer: Any, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...] | None, requires_grad: bool
 ) -> torch.Tensor:
-    flat = torch.frombuffer(buffer, dtype=dtype)
-    tensor = flat.view(size) if stride is None else flat.as_strided(size, stride)
-    return tensor.requires_grad_() if requires_grad else tensor
+    return plain_tree.shaped(torch.frombuffer(buffer, dtype=dtype), size, stride, requires_grad)
 
 
 def _reduce_storage(storage: torch.UntypedStorage, dtype: torch.dtype | None) -> Any:

@@ -3,8 +3,9 @@
 It has 64-bit cells, few enough to be read by eye in a debugger:
 
     cell 0                the epoch that is running; a worker that finds another one abandons its task
-    cell 1 + 2·w          worker w: sequence number + 1 of the task it claimed, 0 before its first
-    cell 2 + 2·w          worker w: the row of that task which it is making; before its first, 1 when it is ready; IDLE
+    cell 1                twice the number of workers; 1 more when that is settled, because a worker has asked for it
+    cell 2 + 2·w          worker w: sequence number + 1 of the task it claimed, 0 before its first
+    cell 3 + 2·w          worker w: the row of that task which it is making; before its first, 1 when it is ready; IDLE
                           when its result has been sent
 
 and one lock file. A worker takes a message from the shared queue and writes its claim under a POSIX record lock,
@@ -19,10 +20,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.loader.transport.shared_segment import Handle, MemfdSegment, NamedSegment, attach, create
+from penstock.core.shared_segment import Handle, MemfdSegment, NamedSegment, attach, create
 
 IDLE = (1 << 64) - 1
 """In place of a row: the worker has no task."""
+
+_WORKERS = 1
 
 
 class ControlPage:
@@ -36,7 +39,7 @@ class ControlPage:
     @classmethod
     def make(cls, workers: int, *, named: bool) -> ControlPage:
         """Make the page for `workers` workers, all cells 0."""
-        segment = create(8 * (1 + 2 * workers), named=named)
+        segment = create(8 * (2 + 2 * workers), named=named)
         return cls(segment, _lock_file())
 
     @classmethod
@@ -57,21 +60,41 @@ class ControlPage:
         finally:
             fcntl.lockf(self.lock_fd, fcntl.LOCK_UN)
 
+    def plan_workers(self, workers: int) -> int:
+        """Set how many workers there will be, unless that is settled; return how many there will be."""
+        with self.lock():
+            if not self.cells[_WORKERS] & 1:
+                self.cells[_WORKERS] = 2 * workers
+            return self.cells[_WORKERS] >> 1
+
+    def settle_workers(self) -> int:
+        """Return how many workers there are, which must not change from now on."""
+        with self.lock():
+            self.cells[_WORKERS] |= 1
+            return self.cells[_WORKERS] >> 1
+
+    @staticmethod
+    def claim_cell(worker: int) -> int:
+        """Return which cell has the claim of `worker`; the next one has its row."""
+        return 2 + 2 * worker
+
     def claimed(self, worker: int) -> int | None:
         """Return the sequence number of the task that `worker` claimed last."""
-        return self.cells[1 + 2 * worker] - 1 if self.cells[1 + 2 * worker] else None
+        claim = self.cells[self.claim_cell(worker)]
+        return claim - 1 if claim else None
 
     def row(self, worker: int) -> int:
         """Return the row that `worker` was making last."""
-        return self.cells[2 + 2 * worker]
+        return self.cells[self.claim_cell(worker) + 1]
 
     def is_idle(self, worker: int) -> bool:
         """Return whether `worker` has sent what it claimed last, and waits for more."""
-        return self.cells[2 + 2 * worker] == IDLE
+        return self.row(worker) == IDLE
 
     def forget(self, worker: int) -> None:
         """Clear the cells of a worker that is being replaced."""
-        self.cells[1 + 2 * worker] = self.cells[2 + 2 * worker] = 0
+        claim = self.claim_cell(worker)
+        self.cells[claim] = self.cells[claim + 1] = 0
 
     def close(self) -> None:
         """Unmap the page and close the lock file."""

@@ -23,9 +23,9 @@ from typing import Protocol
 import numpy as np
 
 from penstock.core.errors import TransportError
+from penstock.core.shared_segment import PAGE, SharedSegment
 from penstock.core.stats import RingCounts
 from penstock.core.units import round_up, size_text
-from penstock.loader.transport.shared_segment import PAGE, SharedSegment
 from penstock.loader.transport.slot import PageLock, Slot, SlotState
 
 GENEROUS_NBYTES = 256 << 20
@@ -109,8 +109,7 @@ class Ring:
         those whose batches the user holds.
         """
         self._take_returned()
-        elsewhere = SlotState.FREE, SlotState.HELD
-        if not grow and sum(slot.state not in elsewhere for slot in self._all_slots()) >= wanted:
+        if not grow and self._count_in_use() >= wanted:
             return None
         if not (self._can_fill_free() or self._grow(wanted) or (grow and self._await_copies())):
             return None
@@ -125,8 +124,9 @@ class Ring:
 
     def is_tight(self) -> bool:
         """Return whether the user's held batches leave the pipeline fewer than two slots to work with."""
-        working = sum(slot.state in (SlotState.FILLING, SlotState.READY) for slot in self._all_slots())
-        return working < 2 and not self.can_acquire()
+        if self.can_acquire():
+            return False
+        return sum(slot.state in (SlotState.FILLING, SlotState.READY) for slot in self._all_slots()) < 2
 
     def acquire_larger(self, nbytes: int) -> Slot | None:
         """Take a slot of at least `nbytes` bytes; slots made from now on are that large."""
@@ -324,6 +324,10 @@ class Ring:
             for slot in slots
         )
         return sum(busy) + more <= self._budget
+
+    def _count_in_use(self) -> int:
+        """Return how many slots are neither free nor held by the user."""
+        return sum(len(segment.slots) for segment in self._segments.values()) - len(self._free) - len(self._leases)
 
     def _all_slots(self) -> list[Slot]:
         return [slot for segment in list(self._segments.values()) for slot in list(segment.slots)]

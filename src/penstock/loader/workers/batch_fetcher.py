@@ -19,11 +19,15 @@ from penstock.core.batch_spec import ColumnSpec
 from penstock.loader.batch_writer import BatchWriter, arena_needed
 from penstock.loader.collate import collate_samples
 from penstock.loader.transport.arena import Arena, ArenaFullError
+from penstock.loader.workers.busy_time import BusyTime
 from penstock.loader.workers.fetch_result import FetchResult, NothingLeftError
 from penstock.loader.workers.sample_fetcher import SampleFetcher, Tick, add_origin
 from penstock.loader.workers.sample_seed import Making
 from penstock.loader.workers.worker_random_states import keep_states
 from penstock.loader.workers.worker_spec import RowRange, WorkerSpec
+
+_QUICK_NS = 100_000
+"""A sample that takes less is quick: to ask before each of a batch whether to go on would take a good part of that."""
 
 Enlarge = Callable[[int], Arena]
 """Called with the bytes that a batch needs, when its arena is too small; returns one of that size."""
@@ -36,7 +40,7 @@ class BatchFetcher:
         self.worker_spec = self._worker_spec = worker_spec
         self.samples = self._samples = SampleFetcher(worker_spec)
         self._keeps_states = in_training_process and worker_spec.seeded
-        self._getitems = getattr(worker_spec.dataset, "__getitems__", None)
+        self._busy_time = BusyTime(with_process=not in_training_process) if worker_spec.measures_waiting else None
         self._by_rows = worker_spec.auto_collation and worker_spec.collate_fn is default_collate
         self._collate_into = getattr(worker_spec.collate_fn, "collate_into", None)
 
@@ -74,17 +78,22 @@ class BatchFetcher:
         self, indices: Any, arena: Arena | None, tick: Tick | None, rows: RowRange | None, enlarge: Enlarge | None
     ) -> FetchResult:
         began = time.perf_counter_ns()
+        if self._busy_time is not None:
+            self._busy_time.begin()
         fetched = FetchResult(arena=arena, began_ns=began)
         if not self._worker_spec.auto_collation:
             self._make_unbatched(indices, fetched, tick)
-        elif len(indices) == 0 and not self._worker_spec.iterable:
-            none: Any = [] if self._getitems is None else self._worker_spec.dataset.__getitems__(indices)
-            fetched.batch = self._worker_spec.collate_fn(none)
-        elif self._getitems is not None and not self._worker_spec.iterable:
-            self._make_bulk(indices, fetched, tick, enlarge)
-        else:
+        elif self._worker_spec.iterable:
             self._make_by_samples(indices, fetched, tick, rows, enlarge)
-        fetched.collate_ns = time.perf_counter_ns() - began - fetched.fetch_ns
+        elif self._worker_spec.makes_whole_batches:
+            self._make_bulk(indices, fetched, tick, enlarge)
+        elif sequence := indices if isinstance(indices, list) else [*indices]:  # arrays, sets, whatever can be iterated
+            self._make_by_samples(sequence, fetched, tick, rows, enlarge)
+        else:
+            fetched.batch = self._worker_spec.collate_fn([])
+        passed_ns = time.perf_counter_ns() - began
+        fetched.collate_ns = passed_ns - fetched.fetch_ns
+        fetched.busy_ns = passed_ns if self._busy_time is None else self._busy_time.end(passed_ns)
         return fetched
 
     # ── without automatic batching: one sample, or whatever the dataset makes of the index ──────────────────
@@ -107,9 +116,7 @@ class BatchFetcher:
 
     # ── a whole batch in one call of the dataset ────────────────────────────────────────────────────────────
 
-    def _make_bulk(
-        self, indices: Sequence[Any], fetched: FetchResult, tick: Tick | None, enlarge: Enlarge | None
-    ) -> None:
+    def _make_bulk(self, indices: Any, fetched: FetchResult, tick: Tick | None, enlarge: Enlarge | None) -> None:
         if tick is not None:
             tick(0)
         began = time.perf_counter_ns()
@@ -120,7 +127,7 @@ class BatchFetcher:
             if self._worker_spec.errors == "raise":
                 add_origin(error, f"one of the samples {indices!r} of the dataset")
                 raise
-            samples = self._samples.fetch(indices, fetched, tick)
+            samples = self._samples.fetch([*indices], fetched, tick)
         fetched.fetch_ns = time.perf_counter_ns() - began
         self._collate(samples, fetched, 0, enlarge)
 
@@ -140,7 +147,7 @@ class BatchFetcher:
             return
         writer = self._open_writer(head, len(indices), fetched, rows, enlarge)
         if writer is None:
-            rest = self._timed_fetch(indices[1:], 1, fetched, tick)
+            rest = self._timed_fetch(indices[1:], 1, fetched, tick, are_quick=fetched.fetch_ns < _QUICK_NS)
             self._finish_list([*head, *rest], len(indices), fetched, rows, enlarge)
             return
         writer.add(head[0])
@@ -177,12 +184,14 @@ class BatchFetcher:
             return None
         return BatchWriter(head[0], total, fetched.arena, start)
 
-    def _timed_fetch(self, indices: Sequence[Any], row: int, fetched: FetchResult, tick: Tick | None) -> list[Any]:
+    def _timed_fetch(
+        self, indices: Sequence[Any], row: int, fetched: FetchResult, tick: Tick | None, *, are_quick: bool = False
+    ) -> list[Any]:
         began = time.perf_counter_ns()
         if self._worker_spec.iterable:
-            samples = self._samples.fetch_next(len(indices), fetched, tick)
+            samples = self._samples.fetch_next(len(indices), fetched, tick, are_quick=are_quick)
         else:
-            samples = self._samples.fetch(indices, fetched, tick, row)
+            samples = self._samples.fetch(indices, fetched, tick, row, are_quick=are_quick)
         fetched.fetch_ns += time.perf_counter_ns() - began
         return samples
 
@@ -217,12 +226,13 @@ class BatchFetcher:
         """Return whether skipped samples must be replaced by repeating others, to keep the batch size."""
         return got < wanted and self._worker_spec.keep_batch_size and not self._samples.has_ended
 
-    def _collate(self, samples: list[Any], fetched: FetchResult, wanted: int, enlarge: Enlarge | None) -> None:
-        if not samples:
+    def _collate(self, samples: Any, fetched: FetchResult, wanted: int, enlarge: Enlarge | None) -> None:
+        fetched.samples = len(samples) if hasattr(samples, "__len__") else 0
+        if fetched.skipped and not fetched.samples:
             raise NothingLeftError(fetched)
-        if self._must_be_refilled(len(samples), wanted):
+        if self._must_be_refilled(fetched.samples, wanted):
             samples = list(itertools.islice(itertools.cycle(samples), wanted))
-        fetched.samples = len(samples)
+            fetched.samples = wanted
         self._samples.begin_collate()
         if self._by_rows:
             fetched.batch = collate_samples(samples, fetched.arena)

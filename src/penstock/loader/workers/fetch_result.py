@@ -29,6 +29,8 @@ class FetchResult:
     began_ns: int = 0
     fetch_ns: int = 0
     collate_ns: int = 0
+    busy_ns: int = 0
+    """How much of both was computing rather than waiting; see `busy_time`."""
 
 
 class NothingLeftError(Exception):

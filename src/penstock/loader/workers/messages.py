@@ -20,8 +20,8 @@ import pickle
 import struct
 from typing import Any
 
+from penstock.core.shared_segment import Handle, MemfdSegment, NamedSegment, SharedSegment, attach
 from penstock.loader.transport import codec
-from penstock.loader.transport.shared_segment import Handle, MemfdSegment, NamedSegment, SharedSegment, attach
 from penstock.loader.workers.fetch_result import FetchResult
 from penstock.loader.workers.pool import Task, TaskResult
 
@@ -29,8 +29,9 @@ TASK = struct.Struct("<QQBqqqqqqIQB")
 """Head of a task: seq, epoch, has slot, segment, offset, nbytes, start, stop, total (-1: whole batch), shard, epoch's
 seed, whether the shard's state is wanted."""
 
-_RESULT = struct.Struct("<QIBQQQQQI")
-"""Head of a result: seq, worker, outcome, samples, batch bytes, fetch ns, collate ns, began ns, pid."""
+_RESULT = struct.Struct("<QIBQQQQQQI")
+"""Head of a result: seq, worker, outcome, samples, batch bytes, fetch ns, collate ns, busy ns, began ns,
+pid."""
 
 _LENGTH = struct.Struct("<I")
 
@@ -84,7 +85,7 @@ def pack_result(
         segment = handle and (handle.nbytes, handle.name)
         extras = pickle.dumps((fetched.skipped, fetched.needed_nbytes, segment, fetched.state))
     used = fetched.arena.used if fetched.arena is not None else 0
-    times = (fetched.fetch_ns, fetched.collate_ns, fetched.began_ns, pid)
+    times = (fetched.fetch_ns, fetched.collate_ns, fetched.busy_ns, fetched.began_ns, pid)
     head = _RESULT.pack(seq, worker, outcome, fetched.samples, used, *times)
     fds = [handle.fd] if handle is not None and handle.fd is not None else []
     return b"".join((head, _LENGTH.pack(len(extras)), extras, envelope)), fds
@@ -92,9 +93,9 @@ def pack_result(
 
 def unpack_result(message: bytes, fds: list[int]) -> TaskResult:
     """Return the result that a worker has sent; it owns the segment that came with it."""
-    seq, worker, outcome, samples, nbytes, fetch_ns, collate_ns, began_ns, pid = _RESULT.unpack_from(message)
+    seq, worker, outcome, samples, nbytes, fetch_ns, collate_ns, busy_ns, began_ns, pid = _RESULT.unpack_from(message)
     result = TaskResult(seq, worker, samples=samples, nbytes=nbytes, pid=pid, began_ns=began_ns)
-    result.fetch_ns, result.collate_ns = fetch_ns, collate_ns
+    result.fetch_ns, result.collate_ns, result.busy_ns = fetch_ns, collate_ns, busy_ns
     (length,) = _LENGTH.unpack_from(message, _RESULT.size)
     start = _RESULT.size + _LENGTH.size
     if length:

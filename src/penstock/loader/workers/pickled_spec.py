@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from penstock.core.errors import UnpicklableError
+from penstock.core.shared_segment import create
 from penstock.core.units import round_up
 from penstock.loader.transport import codec
 from penstock.loader.transport.arena import ALIGNMENT, Arena
-from penstock.loader.transport.shared_segment import create
 
 
 class PickledSpec:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from penstock.core.shared_segment import SharedSegment
 from penstock.loader.batch_writer import PartialBatch
-from penstock.loader.transport.shared_segment import SharedSegment
 from penstock.loader.transport.slot import Slot
 from penstock.loader.workers.stream_shard import StreamShard
 from penstock.loader.workers.worker_spec import RowRange
@@ -78,6 +78,8 @@ class TaskResult:
     """When it was begun, on the clock of `time.perf_counter_ns`, which all processes share."""
     fetch_ns: int = 0
     collate_ns: int = 0
+    busy_ns: int = 0
+    """How much of both was computing rather than waiting; see `busy_time`."""
     skipped: list[tuple[Any, str]] = field(default_factory=list)
     state: Any = None
     """The state of its shard after it, where one was asked for and the dataset has one."""

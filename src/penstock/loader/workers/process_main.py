@@ -8,13 +8,15 @@ process is killed, and then also in the middle of a sample.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import operator
 import os
 import pickle
 import select
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,11 +24,11 @@ import torch
 from torch._utils import ExceptionWrapper
 
 from penstock.core.errors import TransportError
+from penstock.core.shared_segment import Handle, MemfdSegment, NamedSegment, attach, create
 from penstock.loader.collate import set_current_arena
 from penstock.loader.transport import channel, codec
 from penstock.loader.transport.arena import Arena, ArenaFullError
 from penstock.loader.transport.control_page import IDLE, ControlPage
-from penstock.loader.transport.shared_segment import Handle, MemfdSegment, NamedSegment, attach, create
 from penstock.loader.workers import messages
 from penstock.loader.workers.batch_fetcher import BatchFetcher
 from penstock.loader.workers.fetch_result import FetchResult, NothingLeftError
@@ -62,6 +64,26 @@ def _watch_for_orphanhood(inbox: socket.socket) -> None:
         threading.Thread(target=watch, name="penstock-orphan-watch", daemon=True).start()
 
 
+class _Tick:
+    """Writes to the control page which row is made, and reads there whether its epoch is still running."""
+
+    __slots__ = ("_cell", "_cells", "_epoch")
+
+    def __init__(self, cells: memoryview, cell: int, epoch: int) -> None:
+        self._cells = cells
+        self._cell = cell
+        self._epoch = epoch
+
+    def __call__(self, row: int) -> None:
+        if self._cells[0] != self._epoch:
+            raise _CancelledError
+        self._cells[self._cell] = row
+
+    def notes(self, first_row: int) -> Iterator[None]:
+        cells: Any = self._cells
+        return map(operator.setitem, itertools.repeat(cells), itertools.repeat(self._cell), itertools.count(first_row))
+
+
 class _Worker:
     def __init__(self, options: ProcessOptions, ends: ProcessEnds, pickled_spec: PickledSpec) -> None:
         self._options = options
@@ -75,7 +97,7 @@ class _Worker:
         )
         self._control = ControlPage.attach(handle, ends.lock.fd)
         self._cells = self._control.cells
-        self._claim_cell = 1 + 2 * options.worker
+        self._claim_cell = self._control.claim_cell(options.worker)
         self._segments: dict[int, tuple[MemfdSegment | NamedSegment, np.ndarray]] = {}
         self._is_retired = False
         torch.multiprocessing._set_thread_name("pt_data_worker")
@@ -83,7 +105,11 @@ class _Worker:
             with contextlib.suppress(OSError):  # cores may have been taken away meanwhile; anywhere, then
                 os.sched_setaffinity(0, options.cores)
         self._worker_context = WorkerContext(
-            options, pickled_spec.open, where=f"in DataLoader worker process {options.worker}", dumps=pickle.dumps
+            options,
+            pickled_spec.open,
+            where=f"in DataLoader worker process {options.worker}",
+            dumps=pickle.dumps,
+            settle_workers=None if options.is_settled else self._control.settle_workers,
         )
 
     # ── messages ────────────────────────────────────────────────────────────────────────────────────────────
@@ -160,11 +186,7 @@ class _Worker:
             self._send(seq, messages.ENDED)
             return
 
-        def tick(row: int) -> None:
-            if cells[0] != epoch:
-                raise _CancelledError
-            cells[row_cell] = row
-
+        tick = _Tick(cells, row_cell, epoch)
         while has_slot and segment not in self._segments:
             self._read_inbox()  # its announcement was sent before this task, and is in the inbox or on its way there
         memory = self._segments[segment][1][offset : offset + nbytes] if has_slot else np.empty(0, np.uint8)
@@ -187,7 +209,7 @@ class _Worker:
         seq: int,
         indices: Any,
         arena: Arena,
-        tick: Callable[[int], None],
+        tick: _Tick,
         rows: RowRange | None,
         epoch_seed: int,
         wants_state: bool,

@@ -17,16 +17,16 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from multiprocessing.context import BaseContext
+from multiprocessing.context import BaseContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from penstock.core.errors import WorkerStartError
 from penstock.core.interrupts import hold_interrupts
+from penstock.core.shared_segment import SharedSegment
 from penstock.data.stream import Stream
 from penstock.loader.transport import channel
 from penstock.loader.transport.control_page import ControlPage
-from penstock.loader.transport.shared_segment import SharedSegment
 from penstock.loader.workers import messages, process_main
 from penstock.loader.workers.pickled_spec import PickledSpec, unpicklable_error
 from penstock.loader.workers.pool import PoolSnapshot, Task, TaskResult, WorkerCrash
@@ -54,6 +54,8 @@ class ProcessPool:
         init_fn: called in each worker with its number.
         named: whether shared segments need names, because the system refuses memfds.
         cores: where the workers run, or None for anywhere.
+        is_settled: whether `reported_workers` is final; else `plan_workers` may change it, until a worker asks for it
+            or `settle_workers` is called.
 
     Raises:
         UnpicklableError: the spec cannot travel to the workers (`start`, too).
@@ -72,6 +74,7 @@ class ProcessPool:
         init_fn: Callable[[int], Any] | None,
         named: bool,
         cores: frozenset[int] | None = None,
+        is_settled: bool = True,
     ) -> None:
         self.size = workers
         self._worker_spec = worker_spec
@@ -83,6 +86,7 @@ class ProcessPool:
             init_fn=init_fn,
             named=named,
             cores=cores,
+            is_settled=is_settled,
         )
         self._segments: dict[int, SharedSegment] = {}
         self._outstanding: dict[int, Task] = {}
@@ -99,6 +103,7 @@ class ProcessPool:
         self.processes: list[BaseProcess] = []
         self._pickled_spec = PickledSpec.pack(worker_spec, self._start_method(), named=named)
         self._control = ControlPage.make(most, named=named)
+        self._control.plan_workers(reported_workers)
         self._to_workers, self._queue = channel.pair()
         self._results, self._from_workers = channel.pair()
         self._receiver = channel.Receiver(self._results)
@@ -118,12 +123,20 @@ class ProcessPool:
             TransportError: no descriptor is left.
         """
         if self._start_method() == "forkserver":
-            # So that the server imports torch once, not every worker. No effect on a server that runs already.
-            self._context.set_forkserver_preload(["__main__", process_main.__name__])
+            self._preload()
         for worker in range(self.size):
             options = replace(self._options, shards=shards_of_worker(shards, worker, self.size))
             with self._uninterrupted():
                 self.processes.append(self._spawn(worker, options))
+
+    def _preload(self) -> None:
+        """Have the fork server import torch once, not every worker; without effect on one that runs already."""
+        from multiprocessing import forkserver
+
+        wanted: Any = forkserver._forkserver
+        names = getattr(wanted, "_preload_modules", ["__main__"])
+        if process_main.__name__ not in names:
+            self._context.set_forkserver_preload([*names, process_main.__name__])
 
     def replace(self, worker: int, shards: Sequence[StreamShard]) -> None:
         """Start a successor for a dead worker, with its share of the shards as they are now."""
@@ -160,6 +173,14 @@ class ProcessPool:
         """Return whether a worker has opened its dataset and takes tasks."""
         return self._control.claimed(worker) is not None or self._control.row(worker) > 0
 
+    def plan_workers(self, workers: int) -> int:
+        """Plan to have `workers` workers; return how many there must be: another number, if one is settled already."""
+        return self._control.plan_workers(workers)
+
+    def settle_workers(self) -> None:
+        """Have all workers, and those that replace them, know the number that was planned."""
+        self._options = replace(self._options, workers=self._control.settle_workers(), is_settled=True)
+
     def outstanding(self) -> int:
         """Return how many tasks were submitted and have not been collected."""
         return len(self._outstanding)
@@ -167,6 +188,15 @@ class ProcessPool:
     def _uninterrupted(self) -> contextlib.AbstractContextManager[None]:
         """Hold Ctrl-C back while a worker is forked; other start methods lose none, and may wait for a process."""
         return hold_interrupts() if self._start_method() == "fork" else contextlib.nullcontext()
+
+    def _process_class(self) -> type[BaseProcess]:
+        context: Any = self._context
+        if type(context) is SpawnContext:
+            from penstock.loader.workers.spawn_template import SpawnProcess, can_fork_spawned
+
+            return SpawnProcess if can_fork_spawned(context) else context.Process
+        process_class: type[BaseProcess] = context.Process
+        return process_class
 
     def _spawn(self, worker: int, options: ProcessOptions) -> BaseProcess:
         ours, theirs = channel.pair()
@@ -179,7 +209,7 @@ class ProcessPool:
             control=handle.name if handle.fd is None else Descriptor(handle.fd),  # type: ignore[arg-type]
             lock=Descriptor(self._control.lock_fd),
         )
-        process: BaseProcess = self._context.Process(  # type: ignore[attr-defined]
+        process = self._process_class()(
             target=process_main.main, args=(replace(options, worker=worker), ends, self._pickled_spec), daemon=True
         )
         try:

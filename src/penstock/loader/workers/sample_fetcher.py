@@ -10,8 +10,8 @@ import contextlib
 import copy
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 from penstock.loader.workers.fetch_result import FetchResult
 from penstock.loader.workers.sample_seed import seed_states
@@ -21,8 +21,17 @@ from penstock.loader.workers.worker_spec import SKIP, WorkerSpec
 _LONGEST_ORIGIN = 200
 """Characters that are shown: the indices of a batch may be many."""
 
-Tick = Callable[[int], None]
-"""Called with the row before each sample is made; may raise to abandon the batch."""
+
+class Tick(Protocol):
+    """Told which row of a batch is made."""
+
+    def __call__(self, row: int) -> None:
+        """Note the row before its sample is made; may raise to abandon the batch."""
+        ...
+
+    def notes(self, first_row: int) -> Iterator[Any] | None:
+        """Return an iterator each step of which notes another row, with no line of Python; None if there is none."""
+        ...
 
 
 class SampleFetcher:
@@ -33,7 +42,6 @@ class SampleFetcher:
         self._dataset = worker_spec.dataset
         self._errors = worker_spec.errors
         self._seeded = worker_spec.seeded
-        self._auto_collation = worker_spec.auto_collation
         self._index: Any = None
         self._serial = 0
         self._unticked: tuple[Sequence[Any] | None, Iterator[Any], int] | None = None
@@ -46,7 +54,8 @@ class SampleFetcher:
         self._state_before_end: Any = None
         """The dataset's state before that of an end was restored, until it has given a sample."""
         self._shard = ""
-        self._position = 0
+        self.position = 0
+        """How many samples of the stream have been made or have failed, from its beginning."""
 
     # ── the stream of an iterable dataset ───────────────────────────────────────────────────────────────────
 
@@ -60,7 +69,7 @@ class SampleFetcher:
                 to give starts over, as it would have in the process that had reached the end.
             before_end: what `restore_end` has returned, where an end was restored already.
         """
-        dataset_state, iterator_state, self._position = state or (None, None, 0)
+        dataset_state, iterator_state, self.position = state or (None, None, 0)
         self._state_before_end = before_end
         if dataset_state is not None:
             self._dataset.load_state_dict(dataset_state)
@@ -88,7 +97,7 @@ class SampleFetcher:
         iterator_state = stream.state_dict() if is_stateful(stream) else None  # type: ignore[attr-defined]
         if dataset_state is None and iterator_state is None:
             return None
-        return dataset_state, iterator_state, self._position
+        return dataset_state, iterator_state, self.position
 
     def end_state(self) -> Any:
         """Return the states of the iterable dataset and its iterator at the end of a pass, or None if there is none."""
@@ -106,32 +115,35 @@ class SampleFetcher:
         """Whether the iterable dataset is exhausted."""
         return self._ended
 
-    def fetch_next(self, count: int, fetched: FetchResult, tick: Tick | None) -> list[Any]:
-        """Return up to `count` samples of the stream; sets `fetched.ended` when it has none at all."""
+    def fetch_next(self, count: int, fetched: FetchResult, tick: Tick | None, *, are_quick: bool = False) -> list[Any]:
+        """Return up to `count` samples of the stream; sets `fetched.ended` when it has none at all.
+
+        Quick ones are not told to `tick`.
+        """
         samples: list[Any] = []
         if self._ended:
             fetched.ended = True
             return samples
-        if tick is None and self.is_plain:
+        if (tick is None or are_quick) and self.is_plain:
             samples = self.fetch_next_plain(count)
             fetched.ended = not samples and fetched.samples == 0
             return samples
         while len(samples) < count:
             if tick is not None:
                 tick(len(samples))
-            self.begin_sample(f"{self._shard}/{self._position}")
+            self.begin_sample(f"{self._shard}/{self.position}")
             try:
                 samples.append(next(self._stream))
             except StopIteration:
                 if self._restart_at_end():
                     continue
-                self._ended = self._auto_collation or self._ended
+                self._ended = True
                 fetched.ended = not samples and fetched.samples == 0
                 break
             except Exception as error:
-                self._apply_policy(error, self._position, samples, fetched)
+                self._apply_policy(error, self.position, samples, fetched)
             self._state_before_end = None
-            self._position += 1
+            self.position += 1
         return samples
 
     def fetch_next_plain(self, count: int) -> list[Any]:
@@ -146,19 +158,19 @@ class SampleFetcher:
         try:
             samples = list(map(next, streams))
         except BaseException as error:
-            self._position += count - 1 - operator.length_hint(streams)
+            self.position += count - 1 - operator.length_hint(streams)
             if isinstance(error, Exception):
-                add_origin(error, f"sample {self._position} of {self._whole()}")
+                add_origin(error, f"sample {self.position} of {self._whole()}")
             raise
         finally:
             self._unticked, self._is_collating = None, False
         if not samples and self._restart_at_end():
             return self.fetch_next_plain(count)
         self._state_before_end = None
-        self._position += len(samples)
+        self.position += len(samples)
         is_short = len(samples) < count
-        self._index = f"{self._shard}/{self._position - (not is_short)}"
-        self._ended = self._ended or (is_short and self._auto_collation)
+        self._index = f"{self._shard}/{self.position - (not is_short)}"
+        self._ended = is_short
         return samples
 
     def _restart_at_end(self) -> bool:
@@ -177,24 +189,41 @@ class SampleFetcher:
         """Whether nothing has to be done for each sample but to fetch it."""
         return self._errors == "raise" and not self._seeded
 
-    def fetch_plain(self, indices: Sequence[Any]) -> list[Any]:
-        """Return the samples of `indices` of a plain dataset, as torch fetches them."""
+    def fetch_plain(self, indices: Sequence[Any], notes: Iterator[Any] | None = None) -> list[Any]:
+        """Return the samples of `indices` of a plain dataset, as torch fetches them; a step of `notes` for each."""
         dataset = self._dataset
         left = iter(indices)
         self._serial += 1
         self._unticked = indices, left, len(indices)
         try:
-            samples = [dataset[index] for index in left]
+            if notes is None:
+                samples = [dataset[index] for index in left]
+            else:
+                samples = [dataset[index] for index, _ in zip(left, notes, strict=False)]
         except Exception as error:
             add_origin(error, f"sample {self.current()[0]!r} of the dataset")
             raise
         self._index, self._unticked, self._is_collating = indices[-1] if indices else None, None, False
         return samples
 
-    def fetch(self, indices: Sequence[Any], fetched: FetchResult, tick: Tick | None, first_row: int = 0) -> list[Any]:
-        """Return the samples of `indices`, which are rows `first_row`, `first_row + 1` ... of their batch."""
-        if tick is None and self.is_plain:
-            return self.fetch_plain(indices)
+    def fetch(
+        self,
+        indices: Sequence[Any],
+        fetched: FetchResult,
+        tick: Tick | None,
+        first_row: int = 0,
+        *,
+        are_quick: bool = False,
+    ) -> list[Any]:
+        """Return the samples of `indices`, which are rows `first_row`, `first_row + 1` ... of their batch.
+
+        The batch cannot be abandoned between quick ones.
+        """
+        if self.is_plain:
+            if tick is None:
+                return self.fetch_plain(indices)
+            if are_quick and (notes := tick.notes(first_row)) is not None:
+                return self.fetch_plain(indices, notes)
         dataset = self._dataset
         samples: list[Any] = []
         for row, index in enumerate(indices, first_row):
@@ -216,7 +245,7 @@ class SampleFetcher:
             return index, self._serial, 0
         indices, left, count = self._unticked
         row = count - 1 - operator.length_hint(left)
-        index = f"{self._shard}/{self._position + row}" if indices is None else indices[row]
+        index = f"{self._shard}/{self.position + row}" if indices is None else indices[row]
         return index, self._serial, row
 
     def begin_sample(self, index: Any) -> None:

@@ -35,6 +35,8 @@ class StreamShard:
     """The rank that had begun it."""
     epoch_seed: int | None = None
     """What the randomness of its samples depends on."""
+    stream_epoch: int | None = None
+    """The epoch of one of penstock's streams, which a worker that persists would count by itself."""
     has_ended: bool = False
     state: Any = None
     """What `SampleFetcher.stream_state` has returned."""
@@ -145,6 +147,8 @@ class StreamShards:
             # A process that has reached that end remembers it: the training process, and a persistent worker.
             remembers_end = not shard.is_restored and (self._own is None or is_same)
             end = None if remembers_end else shard.end
+            if shard.stream_epoch is not None:
+                worker_spec.dataset.set_epoch(shard.stream_epoch)
             fetcher.samples.restart(f"{shard.rank}.{shard.number}", shard.state, end, shard.before_end)
             for batches, size in shard.since:
                 for _ in range(batches):

@@ -8,19 +8,20 @@ call, and the random states that it leaves can be dropped.
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from torch._utils import ExceptionWrapper
 
+from penstock.core.shared_segment import PAGE, PrivateSegment, SharedSegment
 from penstock.core.units import round_up
 from penstock.loader.transport import codec
 from penstock.loader.transport.arena import Arena, ArenaFullError
-from penstock.loader.transport.shared_segment import PAGE, PrivateSegment, SharedSegment
 from penstock.loader.workers.fetch_result import NothingLeftError
 from penstock.loader.workers.pool import PoolSnapshot, Task, TaskResult, WorkerCrash
 from penstock.loader.workers.stream_shard import StreamShard, StreamShards, install_info
@@ -34,6 +35,20 @@ class _CancelledError(Exception):
 
 def _wrap_exception(worker: int) -> ExceptionWrapper:
     return ExceptionWrapper(where=f"in DataLoader worker thread {worker}")
+
+
+class _Tick:
+    """Abandons a batch whose epoch is over."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def __call__(self, row: int) -> None:
+        if self._task.cancelled:
+            raise _CancelledError
+
+    def notes(self, first_row: int) -> Iterator[None]:
+        return itertools.repeat(None)
 
 
 class ThreadPool:
@@ -225,22 +240,18 @@ class ThreadPool:
             result.ended = True
             return
 
-        def tick(_: int) -> None:
-            if task.cancelled:
-                raise _CancelledError
-
         def enlarge(needed: int) -> Arena:
             result.oversize = PrivateSegment(round_up(needed, PAGE))
             return Arena(np.frombuffer(result.oversize.memory, np.uint8))
 
         memory = np.frombuffer(task.slot.memory, np.uint8) if task.slot is not None else np.empty(0, np.uint8)
         fetched = fetcher.make(
-            task.indices, Arena(memory), epoch_seed=task.epoch_seed, tick=tick, rows=task.rows, enlarge=enlarge
+            task.indices, Arena(memory), epoch_seed=task.epoch_seed, tick=_Tick(task), rows=task.rows, enlarge=enlarge
         )
         if task.wants_state or fetched.ended:
             result.state = fetcher.samples.end_state() if fetched.ended else fetcher.samples.stream_state()
         result.samples, result.skipped, result.ended = fetched.samples, fetched.skipped, fetched.ended
-        result.needed_nbytes = fetched.needed_nbytes
+        result.needed_nbytes, result.busy_ns = fetched.needed_nbytes, fetched.busy_ns
         result.fetch_ns, result.collate_ns, result.began_ns = fetched.fetch_ns, fetched.collate_ns, fetched.began_ns
         if task.rows is not None:
             result.partial = fetched.partial

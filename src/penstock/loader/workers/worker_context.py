@@ -16,6 +16,7 @@ import numpy as np
 import numpy.random  # now, rather than in every worker: it takes 8 ms
 import torch
 from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import worker
 from torch.utils.data._utils.worker import _generate_state
 
 from penstock.core.errors import UnpicklableError
@@ -39,6 +40,42 @@ class WorkerOptions:
     """The pass of a stream in which the predecessor died; the pickled spec may be of an earlier one."""
 
 
+_settle_workers: Callable[[], int] | None = None
+"""In a worker process that does not know yet how many workers there will be: returns the number, and settles it."""
+
+
+class UnsettledInfo(worker.WorkerInfo):
+    """What `get_worker_info()` returns while the number of workers is not settled: it is, when anything asks for it.
+
+    All attributes count as asking, but those that do not depend on the number.
+    """
+
+    __slots__ = ()
+
+    def __getattribute__(self, name: str) -> Any:
+        global _settle_workers
+        if _settle_workers is not None and name not in ("id", "seed", "dataset"):
+            settle, _settle_workers = _settle_workers, None
+            object.__setattr__(self, "num_workers", settle())
+        return super().__getattribute__(name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Be pickled as torch's own."""
+        own = {name: getattr(self, name) for name in ("id", "num_workers", "seed", "dataset")}
+        return functools.partial(worker.WorkerInfo, **own), ()
+
+
+UnsettledInfo.__name__ = UnsettledInfo.__qualname__ = "WorkerInfo"
+
+
+def _install_unsettled(settle_workers: Callable[[], int]) -> None:
+    """Have `get_worker_info()` find out how many workers there are only when that is asked for."""
+    global _settle_workers
+    info: Any = worker.get_worker_info()
+    worker._worker_info = UnsettledInfo(id=info.id, num_workers=info.num_workers, seed=info.seed, dataset=info.dataset)
+    _settle_workers = settle_workers
+
+
 class WorkerContext:
     """One worker's dataset and its fetchers. A failure to set it up is kept, and is the result of every task.
 
@@ -47,6 +84,7 @@ class WorkerContext:
         open_worker_spec: returns the spec; called once, after the random states are seeded.
         where: for the text of an exception, as in "in DataLoader worker process 0".
         dumps: pickles what travels to the training process; raises if it cannot.
+        settle_workers: where the number of workers is not settled yet, returns it, and settles it by that.
     """
 
     def __init__(
@@ -56,6 +94,7 @@ class WorkerContext:
         *,
         where: str,
         dumps: Callable[[Any], Any],
+        settle_workers: Callable[[], int] | None = None,
     ) -> None:
         self._options = options
         self._where = where
@@ -72,6 +111,8 @@ class WorkerContext:
                 worker_spec.dataset.set_epoch(options.epoch)
             install = functools.partial(install_info, base_seed=options.base_seed)
             install(own, worker_spec)
+            if settle_workers is not None:
+                _install_unsettled(settle_workers)
             if options.init_fn is not None:
                 options.init_fn(options.worker)
             self._shards = StreamShards(

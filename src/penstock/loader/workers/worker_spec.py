@@ -37,6 +37,8 @@ class WorkerSpec:
     keep_batch_size: bool = False
     seeded: bool = False
     """Whether each sample is made with random states of its own seed; see `sample_seed`."""
+    measures_waiting: bool = False
+    """Whether a batch tells how much of its time was computing; see `busy_time`."""
 
     @property
     def rows_can_be_split(self) -> bool:
@@ -46,8 +48,13 @@ class WorkerSpec:
             and self.auto_collation
             and self.collate_fn is default_collate
             and self.errors == "raise"
-            and not getattr(self.dataset, "__getitems__", None)
+            and not self.makes_whole_batches
         )
+
+    @property
+    def makes_whole_batches(self) -> bool:
+        """Whether the dataset is asked for all samples of a batch at once, as torch asks it."""
+        return self.auto_collation and not self.iterable and bool(getattr(self.dataset, "__getitems__", None))
 
 
 @dataclass(frozen=True, slots=True)

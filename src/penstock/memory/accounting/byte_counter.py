@@ -53,6 +53,8 @@ class ByteCounter(TorchDispatchMode):
         self.peak = 0
         self.workspace_ops: set[str] = set()
         """Operations that ran and take a workspace, which is not counted."""
+        self.multiplies = False
+        """Whether matrices were multiplied."""
         self.item_value = item_value
         self.module = ""
         """The child of the model that is running, to which new storages are attributed."""
@@ -107,6 +109,7 @@ class ByteCounter(TorchDispatchMode):
             return self.item_value
         result = func(*args, **(kwargs or {}))
         name = func.name()
+        self.multiplies = self.multiplies or _is_product(name)
         if name not in self.workspace_ops and _takes_workspace(name, result):
             self.workspace_ops.add(name)
         for leaf in tree_leaves(result):
@@ -147,8 +150,11 @@ def _takes_workspace(name: str, result: Any) -> bool:
     """
     if any(word in name for word in _WITH_WORKSPACE):
         return True
-    is_product = any(word in name for word in ("::mm", "::addmm", "::bmm", "::baddbmm"))
-    return is_product and result.device.type == "cpu" and result.dtype in (torch.bfloat16, torch.float16)
+    return _is_product(name) and result.device.type == "cpu" and result.dtype in (torch.bfloat16, torch.float16)
+
+
+def _is_product(name: str) -> bool:
+    return any(word in name for word in ("::mm", "::addmm", "::bmm", "::baddbmm"))
 
 
 def _key(tensor: Tensor) -> int:

@@ -25,6 +25,7 @@ from penstock.memory.accounting.byte_counter import ALLOCATOR_GRAIN_NBYTES, Byte
 from penstock.memory.model_tensors import state_tensors, storage_key
 
 _ITSELF = "(itself)"
+_NO_ACCELERATORS = ("cpu", "meta")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,6 +218,16 @@ def _module_bytes(params: list[nn.Parameter], buffers: Iterable[Tensor], optimiz
         gradients=_nbytes(_dense(p.grad for p in params)),
         optimizer=_nbytes(_dense(state_tensors(optimizer, params))),
     )
+
+
+def held_on_accelerators(model: nn.Module, optimizer: Optimizer | None) -> ModuleBytes:
+    """Return what a model and its optimizer hold on accelerators, all of them together, without activations."""
+    params = list(model.parameters())
+    every = ((*params, *model.buffers()), (p.grad for p in params), state_tensors(optimizer))
+    weights, gradients, state = (
+        _nbytes(tensor for tensor in _dense(tensors) if tensor.device.type not in _NO_ACCELERATORS) for tensors in every
+    )
+    return ModuleBytes(weights=weights, gradients=gradients, optimizer=state)
 
 
 def _loader_nbytes(statistics: Any, device: torch.device) -> int:

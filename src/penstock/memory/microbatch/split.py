@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.rnn import PackedSequence
 
 from penstock.core.errors import OptionError
@@ -22,6 +23,7 @@ LayerNames = Sequence[str | type[nn.Module]]
 """Classes, their names, or qualified names of modules ("layer1.0.bn2")."""
 
 _REMEDY = "pass split= to cut it, and batch_size= to count its samples"
+_SAY_DIMS = "pass batch_dims=, as in batch_dims={'image': 0, 'table': None}"
 
 
 def count_samples(batch: Any) -> int:
@@ -107,10 +109,22 @@ def arrays_of(value: Any) -> Iterator[Tensor | np.ndarray]:
             yield from arrays_of(getattr(value, field.name))
 
 
+def mixes_single_rows(batch: Any, size: int) -> bool:
+    """Return whether some tensors of a batch have one row, although it has more samples."""
+    return size > 1 and any(one.ndim > 0 and one.shape[0] == 1 for one in arrays_of(batch))
+
+
+def explain_single_row(size: int, *, is_known: bool) -> str:
+    """Return why a batch with tensors of one row is not cut, and how to allow it."""
+    seen = "the model's input has one row" if is_known else "it is not known which of them the model takes"
+    return f"some of its tensors have {size} rows, others one, and {seen}, so samples cannot be told; {_SAY_DIMS}"
+
+
 def batch_dependent_layers(model: nn.Module, allowed: LayerNames = ()) -> list[tuple[str, nn.Module]]:
     """Return the layers, with their names, whose result for a sample depends on the other samples of its micro-batch.
 
-    These are BatchNorm layers in training mode. Those in `allowed` are left out.
+    These are BatchNorm layers in training mode, and InstanceNorm layers that keep statistics, which would be updated
+    more often. Those in `allowed` are left out.
 
     >>> [name for name, _ in batch_dependent_layers(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))]
     ['1']
@@ -122,7 +136,7 @@ def batch_dependent_layers(model: nn.Module, allowed: LayerNames = ()) -> list[t
     return [
         (name, layer)
         for name, layer in model.named_modules()
-        if isinstance(layer, _BatchNorm)
+        if (isinstance(layer, _BatchNorm) or (isinstance(layer, _InstanceNorm) and layer.track_running_stats))
         and layer.training
         and not isinstance(layer, classes)
         and not {name, type(layer).__name__} & names
@@ -148,7 +162,7 @@ def _cut(value: Any, start: int, stop: int, size: int) -> Any:
     if isinstance(value, PackedSequence):
         raise OptionError(f"a PackedSequence in a batch cannot be cut; {_REMEDY}")
     if isinstance(value, (list, tuple)):
-        if _is_list_of_samples(value, size):
+        if is_list_of_samples(value, size):
             return value[start:stop]
         parts = [_cut(one, start, stop, size) for one in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
@@ -172,7 +186,7 @@ def _cut_array(array: Tensor | np.ndarray, start: int, stop: int, size: int) -> 
     return array[start:stop]
 
 
-def _is_list_of_samples(values: Sequence[Any], size: int) -> bool:
+def is_list_of_samples(values: Sequence[Any], size: int) -> bool:
     """Return whether `values` holds one item for each sample, rather than tensors that hold all samples."""
     if hasattr(values, "_fields"):
         return False

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.optim import Optimizer
 
 from penstock.core.tree import map_leaves
+from penstock.memory.recovery.joined_optimizers import optimizers_of
 
 Copies = tuple[nn.Module, Optimizer | None, Any]
 """Model, optimizer and batch."""
@@ -68,12 +69,12 @@ def _move_to_fake_cpu(model: nn.Module, optimizer: Optimizer | None) -> None:
     for module in model.modules():
         for held in (module._parameters, module._buffers):
             held.update({name: moved(tensor) for name, tensor in held.items()})
-    if optimizer is not None:
-        for group in optimizer.param_groups:
+    for one in optimizers_of(optimizer):
+        for group in one.param_groups:
             group["params"] = [moved(param) for param in group["params"]]
-        states = {moved(p): {k: moved(v) for k, v in state.items()} for p, state in optimizer.state.items()}
-        optimizer.state.clear()
-        optimizer.state.update(states)
+        states = {moved(p): {k: moved(v) for k, v in state.items()} for p, state in one.state.items()}
+        one.state.clear()
+        one.state.update(states)
 
 
 def _on_cpu(leaf: Any) -> Any:

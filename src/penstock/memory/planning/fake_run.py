@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import FlopCounterMode
 
 from penstock.memory.accounting.byte_counter import ByteCounter, Role
@@ -75,6 +76,7 @@ class FakeRun:
         count_samples: `batch -> samples`.
         modes: which modes to run.
         grain_nbytes: the least that an allocation takes.
+        products_nbytes: what the library for matrix products takes once, where the model runs.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class FakeRun:
         count_samples: Callable[[Any], int],
         modes: Sequence[Mode],
         grain_nbytes: int,
+        products_nbytes: int = 0,
     ) -> None:
         self._is_compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
         self._model: nn.Module = getattr(model, "_orig_mod", model)
@@ -98,9 +101,14 @@ class FakeRun:
         self._count_samples = count_samples
         self._modes = modes
         self._grain_nbytes = grain_nbytes
+        self._products_nbytes = products_nbytes
         self._workspace_ops: set[str] = set()
         self._errors: dict[str, Exception] = {}
         """Of modes in which the model does not run."""
+        self._leaves_gradients_only = True
+        """Whether dense gradients are all that forward and backward have left until now."""
+        self._optimizer_step: tuple[dict[Role, int], int, dict[Role, int]] | None = None
+        """What was held when the optimizer stepped, the most bytes meanwhile, and what they consisted of."""
 
     def warnings(self) -> Iterator[str]:
         """Yield what the variants do not show."""
@@ -145,12 +153,13 @@ class FakeRun:
         while counts[-1] < size:
             counts.append(min(size, 2 * counts[-1]))
         try:
-            self._step(copies, counts[-1], fake=fake)
+            self._step(copies, self._first_two(copies[2], counts[-1]), fake=fake)
         except ValueError:  # BatchNorm's, for a single sample
             if len(counts) == 1:
                 raise
             counts.pop()
-            self._step(copies, counts[-1], fake=fake)
+            self._step(copies, self._first_two(copies[2], counts[-1]), fake=fake)
+        self._optimizer_step = None  # later ones allocate no state
         return counts
 
     def _run_checkpointed(
@@ -190,9 +199,13 @@ class FakeRun:
         """Run a step in `parts` micro-batches; yield it with the optimizer's state on the device, and offloaded."""
         if host is not None:
             host.nbytes = 0
-        held = self._step(copies, parts, fake=fake)
+        micro_batches = self._first_two(copies[2], parts)
+        accumulates = fake and self._leaves_gradients_only and _are_alike(micro_batches)
+        if accumulates:
+            del micro_batches[0]
+        held = self._step(copies, micro_batches, fake=fake, accumulates=accumulates)
         extra = flops.recomputed / flops.plain if is_checkpointed and flops.plain else 0.0
-        inputs = 0 if host is None else 2 * host.nbytes * parts // min(parts, 2)  # there and back
+        inputs = 0 if host is None else 2 * host.nbytes * parts // len(micro_batches)  # there and back
         for offload_state in [False] + [True] * ("state offloaded" in self._modes and held.state > 0):
             moved = inputs + 2 * held.state * offload_state
             transfer = moved / _LINK_BYTES_PER_S / (flops.plain / _FLOPS_PER_S) if flops.plain else 0.0
@@ -213,41 +226,69 @@ class FakeRun:
                 slowdown=1 + extra + transfer + _PART_COST * (parts - 1),
             )
 
-    def _step(self, copies: Copies, parts: int, *, fake: bool) -> _StepBytes:
-        """Take a step, of two micro-batches at most: later ones are like the second."""
+    def _first_two(self, batch: Any, parts: int) -> list[Any]:
+        """Return the first two micro-batches at most: later ones are like the second."""
+        return list(self._split(batch, parts))[:2] if parts > 1 else [batch]
+
+    def _step(self, copies: Copies, micro_batches: list[Any], *, fake: bool, accumulates: bool = False) -> _StepBytes:
+        """Take a step of these micro-batches.
+
+        Args:
+            copies: what to step.
+            micro_batches: all that the step has.
+            fake: whether tensors hold no numbers.
+            accumulates: add to the gradients of the step before. What a second micro-batch holds is known then
+                without a first one like it.
+        """
         model, optimizer, batch = copies
         counter = ByteCounter(grain_nbytes=self._grain_nbytes)
         counter.watch([*model.parameters(), *model.buffers()], "weights")
         counter.watch((leaf for leaf in arrays_of(batch) if isinstance(leaf, Tensor)), "inputs")
         counter.watch(state_tensors(optimizer), "optimizer")
-        for param in model.parameters():
-            param.grad = None
-        counter.reset_peak()
         static = counter.live
+        for param in model.parameters():
+            param.grad = param.grad if accumulates else None
+        counter.watch((param.grad for param in model.parameters()), "gradients")
+        counter.reset_peak()
         with _watching_gradients(model, counter):
-            for part in list(self._split(batch, parts) if parts > 1 else [batch])[:2]:
+            for part in micro_batches:
                 with counter, counter.label_saved_tensors():
                     loss = self._loss_fn(model, part)[0]
                 with counter:
                     loss.backward()
                 del loss
         backward_peak, backward_roles = counter.peak, counter.by_role()
-        counter.reset_peak()
-        if optimizer is not None:
-            counter.item_value = 0.5 if fake else None  # optimizers read their step counters
-            with counter:
-                optimizer.step()
-            counter.watch(state_tensors(optimizer), "optimizer")
+        step_peak, step_roles = self._step_optimizer(copies, counter, fake=fake)
         self._workspace_ops |= counter.workspace_ops
+        workspace = self._products_nbytes if counter.multiplies else 0
+        for roles in (backward_roles, step_roles):
+            roles["temporaries"] += workspace
         state = {storage_key(one): one.nbytes for one in state_tensors(optimizer) if one.ndim and not one.is_sparse}
         return _StepBytes(
-            static=static,
+            static=static + workspace,
             state=sum(state.values()),
-            backward_peak=backward_peak,
-            step_peak=counter.peak,
+            backward_peak=backward_peak + workspace,
+            step_peak=step_peak + workspace,
             backward_roles=backward_roles,
-            step_roles=counter.by_role(),
+            step_roles=step_roles,
         )
+
+    def _step_optimizer(self, copies: Copies, counter: ByteCounter, *, fake: bool) -> tuple[int, dict[Role, int]]:
+        """Return the most bytes held while the optimizer steps, by role; it steps once for all that hold the same."""
+        model, optimizer, _ = copies
+        counter.reset_peak()
+        held = counter.by_role()
+        dense = all(param.grad is None or param.grad.layout is torch.strided for param in model.parameters())
+        self._leaves_gradients_only &= dense and held["temporaries"] == held["activations"] == 0
+        if self._optimizer_step is None or not self._leaves_gradients_only or self._optimizer_step[0] != held:
+            if optimizer is not None:
+                counter.item_value = 0.5 if fake else None  # optimizers read their step counters
+                with counter:
+                    optimizer.step()
+                counter.watch(state_tensors(optimizer), "optimizer")
+            self._optimizer_step = held, counter.peak, counter.by_role()
+        _, peak, roles = self._optimizer_step
+        return peak, dict(roles)
 
     def _count_flops(self, copies: Copies) -> _Flops:
         model, _, batch = copies
@@ -283,6 +324,15 @@ class _FakeHost:
             return torch.zeros(size, dtype=dtype, device=device)
 
         return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def _are_alike(parts: list[Any]) -> bool:
+    """Return whether there are two micro-batches, of arrays of the same sizes and nothing else that differs."""
+    if len(parts) != 2:
+        return False
+    (one, first), (other, second) = map(tree_flatten, parts)
+    sizes = [[(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in part] for part in (one, other)]
+    return first == second and sizes[0] == sizes[1]
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from penstock.core.errors import OptionError
 from penstock.core.units import to_nbytes
 from penstock.device.accelerator import free_and_total_nbytes
+from penstock.device.cuda import blas_workspace_nbytes
 from penstock.memory.accounting.byte_counter import ALLOCATOR_GRAIN_NBYTES
 from penstock.memory.microbatch.split import Split, count_samples, split_batch
 from penstock.memory.model_tensors import LossFunction
@@ -86,6 +87,7 @@ def plan(
         count_samples=batch_size,
         modes=modes,
         grain_nbytes=ALLOCATOR_GRAIN_NBYTES if on_device else 1,
+        products_nbytes=max((blas_workspace_nbytes(p.device) for p in model.parameters()), default=0),
     )
     measured = ""
     try:

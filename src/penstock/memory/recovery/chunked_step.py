@@ -2,7 +2,7 @@
 
 What a chunk will change is copied to a scratch that all chunks share, and copied back if the chunk fails. Chunks that
 are done stay done; `run` called again resumes with the others. Small chunks also keep the optimizer's temporaries
-small. Optimizers that are not known to treat each parameter by itself are stepped in one chunk.
+small. An optimizer with hooks is stepped in one chunk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from penstock.memory.recovery.optimizer_state import (
     SavedOptimizerState,
     changed_tensors,
     has_step_hooks,
-    is_tensorwise,
     stepped_params,
 )
 from penstock.memory.recovery.resume_optimizer import PartialStepError
@@ -48,7 +47,7 @@ class ChunkedStep:
     """Steps `optimizer` chunk by chunk.
 
     Args:
-        optimizer: not one that needs a closure.
+        optimizer: one of torch's that treat each parameter by itself.
         chunk_nbytes: about how many bytes of parameters and state to step at a time; by default less for the CPU
             than for an accelerator.
     """
@@ -90,7 +89,7 @@ class ChunkedStep:
 
     def _group(self, every: list[_Changed]) -> list[list[_Changed]]:
         """Cut the list of parameters, each with what its step changes, into groups of about `chunk_nbytes`."""
-        if not is_tensorwise(self._optimizer) or has_step_hooks(self._optimizer):
+        if has_step_hooks(self._optimizer):
             return [every]
         groups: list[list[_Changed]] = []
         nbytes = 0

@@ -49,14 +49,11 @@ def stepped_params(optimizer: Optimizer) -> list[Tensor]:
 
 
 def changed_tensors(optimizer: Optimizer, params: list[Tensor]) -> list[Tensor]:
-    """Return what a step of `params` changes: themselves and their state; of sharded ones, this rank's part.
+    """Return what a step of `params` changes, by one of torch's optimizers: themselves and their state.
 
-    An optimizer that is not torch's may change the gradients too (centralize them, for example).
+    Of sharded ones it is this rank's part.
     """
-    changed = [*map(local_tensor, params), *state_tensors(optimizer, params)]
-    if not is_tensorwise(optimizer):
-        changed += [local_tensor(param.grad) for param in params if param.grad is not None]
-    return changed
+    return [*map(local_tensor, params), *state_tensors(optimizer, params)]
 
 
 @dataclass(frozen=True, slots=True)

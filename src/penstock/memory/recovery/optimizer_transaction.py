@@ -1,20 +1,23 @@
 """StepTransaction: an optimizer's step that happens wholly or, for every parameter, not at all.
 
 `optimizer.step()` is not atomic. After a failure in its middle some moments have been updated and some parameters have
-not, and stepping again gives other weights. There are three ways to step, and the optimizer decides which:
+not, and stepping again gives other weights. There are four ways to step, and the optimizer decides which:
 
 - **Fast**: the step runs as it is, and one that fails is resumed from where it failed (`resume_optimizer.py`). Costs
   nothing until it fails. For those of torch's optimizers that tests show to be resumable from every point.
 - **Retried**: each operation that runs out of memory is retried by itself (`retry_ops.py`). Costs microseconds per
   operation. For torch's other optimizers, and for the first step, which allocates the state.
-- **Chunked** (`chunked_step.py`): parameters are stepped in chunks that are undone if they fail. For optimizers that
-  are not torch's, for sharded parameters (whose operations are hidden inside others), and where memory stays short.
+- **Chunked** (`chunked_step.py`): parameters are stepped in chunks that are undone if they fail. For sharded parameters
+  (whose operations are hidden inside others), and where memory stays short.
+- **Whole** (`whole_step.py`): the step runs from a copy of all that the optimizer refers to. For optimizers that are
+  not torch's.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +31,7 @@ from penstock.memory.model_tensors import state_tensors, storage_key
 from penstock.memory.recovery.attempt import attempt, clear_frames, free_memory
 from penstock.memory.recovery.chunked_step import ChunkedStep
 from penstock.memory.recovery.failure import Failure, FailureLog
+from penstock.memory.recovery.joined_optimizers import JoinedOptimizers
 from penstock.memory.recovery.optimizer_state import (
     SavedOptimizerState,
     changed_tensors,
@@ -37,6 +41,7 @@ from penstock.memory.recovery.optimizer_state import (
 )
 from penstock.memory.recovery.resume_optimizer import PartialStepError, StepResumption
 from penstock.memory.recovery.retry_ops import RetryOps
+from penstock.memory.recovery.whole_step import WholeStep
 
 _RESUMABLE = frozenset(
     {torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.NAdam, torch.optim.Adagrad}
@@ -67,7 +72,8 @@ class StepTransaction:
         self.optimizer = optimizer
         self._log = log
         is_sharded = any(local_tensor(p) is not p for group in optimizer.param_groups for p in group["params"])
-        self.is_chunked = is_sharded or not is_tensorwise(optimizer)
+        self.whole = None if is_tensorwise(optimizer) else WholeStep(optimizer)
+        self.is_chunked = is_sharded and self.whole is None
         self.chunked = ChunkedStep(optimizer, chunk_nbytes)
         self._is_partial = False
         """Whether a step was begun that has neither ended nor been undone."""
@@ -90,14 +96,16 @@ class StepTransaction:
         """
         if self._is_partial:
             self._resume_interrupted()
+        elif self.whole is not None:
+            self._step_undoably(self.whole.run)
         elif self.is_chunked:
-            self._step_chunked()
+            self._step_undoably(self.chunked.run)
         else:
             self._step_whole()
 
-    def _step_chunked(self) -> None:
+    def _step_undoably(self, run: Callable[[], None]) -> None:
         try:
-            self.chunked.run()
+            run()
         except PartialStepError:
             self._is_partial = True
             raise
@@ -106,7 +114,7 @@ class StepTransaction:
         params = stepped_params(self.optimizer)
         if not has_room_for_temporaries(params):
             self.is_chunked = True
-            self._step_chunked()
+            self._step_undoably(self.chunked.run)
             return
         tensors = changed_tensors(self.optimizer, params)
         if self._can_resume(tensors):
@@ -195,6 +203,38 @@ class StepTransaction:
         if len(set(map(storage_key, tensors))) == len(tensors):  # else changes could not be attributed to tensors
             self._counted = tensors
             self._changes_per_step = [retrying.changes[storage_key(one)] for one in tensors]
+
+
+class StepTransactions:
+    """Steps several optimizers, one after the other; each once, however often memory runs out.
+
+    Args:
+        optimizers: of one model.
+        log: records every failure that a single operation survived.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer], *, log: FailureLog) -> None:
+        self._transactions = [StepTransaction(one, log=log) for one in optimizers]
+        self._left = list(self._transactions)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Those of all."""
+        return [group for one in self._transactions for group in one.param_groups]
+
+    def step(self) -> None:
+        """Do what is left of the step, as `StepTransaction.step` does."""
+        while self._left:
+            self._left[0].step()
+            self._left.pop(0)
+        self._left = list(self._transactions)
+
+
+def transaction_of(optimizer: Optimizer, *, log: FailureLog) -> StepTransaction | StepTransactions:
+    """Return what steps an optimizer, or each of several that were joined."""
+    if isinstance(optimizer, JoinedOptimizers):
+        return StepTransactions(optimizer.optimizers, log=log)
+    return StepTransaction(optimizer, log=log)
 
 
 def has_room_for_temporaries(params: list[Tensor]) -> bool:

@@ -57,7 +57,7 @@ class RandomState:
 
 
 class _GeneratorState:
-    def __init__(self, generator: torch.Generator, state: Tensor) -> None:
+    def __init__(self, generator: torch.Generator | _ModulesGenerator, state: Tensor) -> None:
         self.generator = generator
         self.state = state
 
@@ -149,8 +149,25 @@ _numpy_twister = _Twister(
 _python_twister = _Twister(_peek_python, random.getstate)
 
 
-def _generator_of(device: torch.device) -> torch.Generator:
+def _generator_of(device: torch.device) -> torch.Generator | _ModulesGenerator:
     module = torch.get_device_module(device)
+    generators = getattr(module, "default_generators", None)
+    if generators is None:  # as torch.mps
+        return _ModulesGenerator(module)
     index: int | None = device.index
-    found: torch.Generator = module.default_generators[module.current_device() if index is None else index]
+    found: torch.Generator = generators[module.current_device() if index is None else index]
     return found
+
+
+class _ModulesGenerator:
+    """The generator of a backend that shows its state only, on its current device."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def get_state(self) -> Tensor:
+        state: Tensor = self._module.get_rng_state()
+        return state
+
+    def set_state(self, state: Tensor) -> None:
+        self._module.set_rng_state(state)

@@ -1,4 +1,4 @@
-"""SavedBuffers: the buffers of a model, saved before an attempt and restored after it has failed."""
+"""SavedBuffers: the buffers of modules, saved before an attempt and restored after it has failed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 
 class SavedBuffers:
-    """The buffers of a model (running statistics and the like), saved and restored.
+    """The buffers of modules (running statistics and the like), saved and restored.
 
-    The copies are allocated by the first `save` and kept for the next. A buffer that the model has replaced by another
-    tensor is restored as the object that it was; one that the model has added since is removed.
+    The copies are allocated by the first `save` and kept for the next. A buffer that a module has replaced by another
+    tensor is restored as the object that it was; one that a module has added since is removed.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._modules = list(model.modules())
+    def __init__(self, *modules: nn.Module) -> None:
+        self._modules = [part for module in modules for part in module.modules()]
         self._buffers_by_module: list[tuple[nn.Module, dict[str, Tensor | None]]] = []
         self._saved: list[Tensor] = []
         self._copies: list[Tensor] = []

@@ -21,7 +21,7 @@ from penstock.distributed.rank_group import local_tensor
 from penstock.memory.model_tensors import storage_key
 from penstock.memory.recovery.attempt import MAX_TRIES, attempt
 from penstock.memory.recovery.failure import Failure, FailureLog
-from penstock.memory.recovery.optimizer_transaction import StepTransaction
+from penstock.memory.recovery.optimizer_transaction import StepTransaction, StepTransactions
 from penstock.memory.recovery.retry_ops import RetryOps
 
 
@@ -61,7 +61,7 @@ class Commit:
 
     def __init__(
         self,
-        transaction: StepTransaction,
+        transaction: StepTransaction | StepTransactions,
         *,
         factor: float | Tensor,
         scaler: torch.amp.GradScaler | None,

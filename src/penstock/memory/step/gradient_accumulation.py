@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from penstock.core.errors import OptionError
@@ -25,11 +25,14 @@ from penstock.memory.explain import OutOfMemoryError, explain_failure
 from penstock.memory.microbatch.headroom import headroom_of
 from penstock.memory.microbatch.size_search import MicroBatchSizes
 from penstock.memory.microbatch.split import bucket_of
-from penstock.memory.model_tensors import drop_gradients
+from penstock.memory.model_tensors import drop_gradients, drop_input_gradients
 from penstock.memory.recovery.attempt import attempt, clear_frames, retry
 from penstock.memory.recovery.failure import Failure, FailureLog
 from penstock.memory.recovery.random_state import RandomState
 from penstock.memory.recovery.saved_buffers import SavedBuffers
+from penstock.memory.recovery.saved_gradients import SavedGradients
+from penstock.memory.recovery.watched_state import ChangedInPlaceError, WatchedState
+from penstock.memory.step.cut_check import CutCheck
 from penstock.memory.step.fsdp_sync import FsdpSync, ShortageError
 from penstock.memory.step.micro_batch_runner import MicroBatchRunner
 
@@ -73,6 +76,8 @@ class GradientAccumulation:
         max_micro_batch: the most samples in a micro-batch; None for the whole batch.
         log: records every failure survived.
         fsdp: the ranks among which the model is sharded, if it is.
+        watched: what else an attempt may change.
+        also: further modules that losses are computed with.
     """
 
     def __init__(
@@ -84,13 +89,17 @@ class GradientAccumulation:
         max_micro_batch: int | None,
         log: FailureLog,
         fsdp: FsdpSync | None,
+        watched: WatchedState,
+        also: Sequence[nn.Module],
     ) -> None:
         self._runner = runner
         self._optimizer = optimizer
         self.accumulate = accumulate
         self._log = log
         self._fsdp = fsdp
-        self._buffers = SavedBuffers(runner.model)
+        self._buffers = SavedBuffers(runner.model, *also)
+        self._watched = watched
+        self._gradients = SavedGradients((runner.model, *also), optimizer, with_stepped=False)
         self._window: list[_WindowBatch] = []
         self._done = 0
         """How many batches of the window the gradients hold."""
@@ -105,6 +114,8 @@ class GradientAccumulation:
         """Whether the ranks have agreed on it; else each window has its own."""
         self.micro_batch: int | None = None
         """Samples in the largest part of the last batch."""
+        self.check_cut: Callable[[Any], CutCheck] | None = None
+        """Checks, before the first cut, that cutting does not change gradients."""
 
     def __len__(self) -> int:
         return len(self._window)
@@ -161,20 +172,25 @@ class GradientAccumulation:
             self.roll_back()
             if failure is None:
                 continue  # another rank failed, and decides for itself what follows
-            if failed.micro_batch in retried and failed.parts == 1 and (why := self._runner.why_not_cut()):
+            if failed.micro_batch in retried and failed.parts == 1 and (why := self._runner.why_not_cut(failed.batch)):
                 raise OutOfMemoryError(f"{self.explain(failure)}\nThe batch was not cut: {why}.")
             if not self.sizes.retry_or_shrink(failed.bucket, failed.micro_batch, retried):
                 raise OutOfMemoryError(self.explain(failure))
 
     def roll_back(self) -> None:
         """Undo what the window's attempts have changed, so that it can be attempted again."""
-        self.retry(self._roll_back, "restoring what a failed attempt had changed")
+        try:
+            self.retry(self._roll_back, "restoring what a failed attempt had changed")
+        except ChangedInPlaceError as error:
+            raise OutOfMemoryError(f"memory ran out, and {error}") from None
 
-    def remove_last(self) -> None:
-        """Leave the window as if its last batch had never been added."""
+    def remove_last(self, error: BaseException) -> None:
+        """Leave the window as if its last batch, which has ended in `error`, had never been added."""
         last = self._window[-1]
         try:
-            self.roll_back()
+            self.retry(self._roll_back, "restoring what a failed attempt had changed")
+        except ChangedInPlaceError as change:
+            error.add_note(str(change))
         finally:
             last.before.restore()
             self._window.remove(last)
@@ -191,7 +207,9 @@ class GradientAccumulation:
         count = len(self._window)
         self._window.clear()
         self._done = 0
+        self._gradients.discard()
         self._buffers.discard()
+        self._watched.discard()
         return count
 
     def weights(self) -> list[Any]:
@@ -244,10 +262,14 @@ class GradientAccumulation:
                 one.after = RandomState.now(self._runner.devices)
             self._done += 1
         self._is_replay = False
+        if self.is_full:
+            self._watched.learn()
 
     def _begin(self) -> None:
         drop_gradients(self._optimizer)
+        self._gradients.save()
         self._buffers.save()
+        self._watched.save()
         if not self.is_estimate_shared:
             self.estimated_weight = float(max(1, self._window[0].size) * self.accumulate)
 
@@ -258,10 +280,13 @@ class GradientAccumulation:
             one.parts = self._count_parts(one)
             one.reset()
             for part in self._runner.cut(one.batch, one.parts):
-                one.add(*self._runner.run(part, self.estimated_weight))
+                one.add(*self._runner.run(part, self.estimated_weight, self._before_backward()))
         if one.batch is not None:
             self.micro_batch = one.micro_batch
             self.sizes.record_success(one.bucket, one.micro_batch)
+
+    def _before_backward(self) -> Callable[[Tensor], None] | None:
+        return self._gradients.find_in_graph if self._gradients.looks_at_graph else None
 
     def _count_parts(self, one: _WindowBatch) -> int:
         parts = 1
@@ -269,12 +294,21 @@ class GradientAccumulation:
             parts = self.sizes.count_parts(one.bucket, one.size)
             if self._fsdp is not None:  # an out-of-memory on one rank would cost all ranks their attempt
                 parts = max(parts, math.ceil(one.size / self.headroom.max_samples(one.bucket)))
-        self._check_may_cut(parts)
+        self._check_may_cut(one, parts)
         return parts
 
-    def _check_may_cut(self, parts: int) -> None:
-        if parts > 1 and (why := self._runner.why_not_cut()):
+    def _check_may_cut(self, one: _WindowBatch, parts: int) -> None:
+        if parts == 1:
+            return
+        if why := self._runner.why_not_cut(one.batch):
             raise OptionError(f"this batch would be cut into micro-batches, and {why}")
+        if self.check_cut is None or one.batch is None:
+            return
+        fitting = self._runner.cut(one.batch, max(1, min(parts, one.size // 2)))[0]
+        result = attempt(functools.partial(self.check_cut, fitting))
+        if result.value is not None and not result.value.is_same:
+            raise OptionError(f"this batch would be cut into micro-batches, and {result.value}")
+        self.check_cut = None
 
     def _mean_loss(self) -> Tensor:
         """Return the mean loss of the last batch."""
@@ -289,6 +323,9 @@ class GradientAccumulation:
 
     def _roll_back(self) -> None:
         drop_gradients(self._optimizer)
+        self._gradients.restore()
+        for one in self._window:
+            drop_input_gradients(one.batch)
         self._buffers.restore()
         self._window[0].before.restore()
         self._done = 0
@@ -296,6 +333,7 @@ class GradientAccumulation:
         if self._fsdp is not None and self._fsdp.can_reset():
             self._fsdp.reset()
         self._runner.reset_half_made_scaler()
+        self._watched.restore()  # the last: it raises where something cannot be put back
 
     # ── sharded models ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -303,7 +341,7 @@ class GradientAccumulation:
         """Run a batch of a sharded model, in the same number of parts on every rank."""
         one.reset()
         one.parts = fsdp.agree_on_parts(self._count_parts(one))
-        self._check_may_cut(one.parts)
+        self._check_may_cut(one, one.parts)
         own: list[Any] = []
         divisor = self.estimated_weight / fsdp.size
         for number in range(one.parts):
@@ -319,7 +357,7 @@ class GradientAccumulation:
         if one.batch is not None and not own:
             own.extend(self._runner.cut(one.batch, one.parts))
         if number < len(own):
-            one.add(*self._runner.run(own[number], divisor))
+            one.add(*self._runner.run(own[number], divisor, self._before_backward()))
         elif self._last_part is not None:
             self._runner.run_without_effect(self._last_part)
         else:

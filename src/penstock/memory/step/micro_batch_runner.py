@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,13 +13,23 @@ from penstock.core.errors import OptionError
 from penstock.memory.microbatch.split import (
     LayerNames,
     Split,
+    arrays_of,
     batch_dependent_layers,
+    bucket_of,
     explain_batch_dependence,
+    explain_single_row,
+    mixes_single_rows,
 )
+from penstock.memory.microbatch.split import count_samples as guess_samples
 from penstock.memory.model_tensors import LossFunction, accelerators_of
+from penstock.memory.recovery.attempt import attempt
 from penstock.memory.recovery.random_state import RandomState
 from penstock.memory.recovery.saved_buffers import SavedBuffers
 from penstock.memory.step.autocast import Autocast
+
+
+class _InputSeenError(Exception):
+    """Ends a forward whose input has been seen."""
 
 
 class MicroBatchRunner:
@@ -51,6 +62,9 @@ class MicroBatchRunner:
         self._loss_fn = loss_fn
         self._split = split
         self._allow_batch_dependent = allow_batch_dependent
+        self._is_guessed = count_samples is guess_samples
+        self._takes_samples: dict[tuple[Any, ...], bool | None] = {}
+        """By bucket of batches with tensors of one row: whether the model's input has a row for each sample."""
         self._autocast = autocast
         self._scaler = scaler
 
@@ -58,13 +72,25 @@ class MicroBatchRunner:
         """Return the micro-batches of `batch`."""
         return self._split(batch, parts) if parts > 1 else [batch]
 
-    def run(self, part: Any, divisor: float) -> tuple[Tensor, Any]:
+    def run(
+        self, part: Any, divisor: float, before_backward: Callable[[Tensor], None] | None = None
+    ) -> tuple[Tensor, Any]:
         """Add the gradients of `part`, its losses divided by `divisor`; return the sum of its losses and its weight."""
-        with self._autocast():
-            loss, weight = _check_loss(self._loss_fn(self.model, part))
+        loss, weight = self.compute_loss(part)
+        if before_backward is not None:
+            before_backward(loss)
         scaled = loss / divisor
         (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()
         return loss.detach(), weight.detach() if isinstance(weight, Tensor) else weight
+
+    def compute_loss(self, part: Any) -> tuple[Tensor, Any]:
+        """Return the sum of the losses of `part`, and its weight."""
+        with self._autocast():
+            return _check_loss(self._loss_fn(self.model, part))
+
+    def autocast_dtypes(self) -> list[torch.dtype]:
+        """Return the type that losses are computed in under autocast, if there is one."""
+        return self._autocast.dtypes()
 
     def run_without_effect(self, part: Any) -> None:
         """Run `part` with its losses times zero; buffers and random states are as before."""
@@ -82,10 +108,38 @@ class MicroBatchRunner:
         with self._autocast.on_cpu():
             return self._loss_fn(model, part)
 
-    def why_not_cut(self) -> str:
+    def why_not_cut(self, batch: Any) -> str:
         """Return why a batch must not be cut; empty where it may be."""
         dependent = batch_dependent_layers(self.model, self._allow_batch_dependent)
-        return explain_batch_dependence(dependent) if dependent else ""
+        if dependent:
+            return explain_batch_dependence(dependent)
+        if batch is None or not self._is_guessed or not mixes_single_rows(batch, size := self.count_samples(batch)):
+            return ""
+        bucket = bucket_of(batch)
+        if bucket not in self._takes_samples:
+            self._takes_samples[bucket] = self._model_takes_rows(batch, size)
+        takes = self._takes_samples[bucket]
+        return "" if takes else explain_single_row(size, is_known=takes is not None)
+
+    def _model_takes_rows(self, batch: Any, size: int) -> bool | None:
+        """Return whether the model's input has a row for each sample; None if loss_fn does not call the model."""
+        rows: set[int] = set()
+
+        def look(model: nn.Module, args: Any, kwargs: Any) -> None:
+            rows.update(one.shape[0] for one in arrays_of((args, kwargs)) if one.ndim)
+            raise _InputSeenError
+
+        before = RandomState.now(self.devices)
+        hook = self.model.register_forward_pre_hook(look, with_kwargs=True, prepend=True)
+        try:
+            with torch.no_grad():
+                attempt(functools.partial(self.compute_loss, batch))
+        except _InputSeenError:
+            return size in rows
+        finally:
+            hook.remove()
+            before.restore()
+        return None
 
     def reset_half_made_scaler(self) -> None:
         """Let the scaler allocate both of its tensors again: after a failure between them it never makes the second."""

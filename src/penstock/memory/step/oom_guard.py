@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from penstock.core.errors import OptionError
 from penstock.device.oom import is_out_of_memory
 from penstock.memory.explain import OutOfMemoryError, explain_failure
+from penstock.memory.microbatch.batch_dims import Dims, choose_cutting
 from penstock.memory.microbatch.size_search import MicroBatchSizes
 from penstock.memory.microbatch.split import (
     LayerNames,
@@ -20,13 +21,17 @@ from penstock.memory.microbatch.split import (
     bucket_of,
     count_samples,
     explain_batch_dependence,
-    split_batch,
+    explain_single_row,
+    mixes_single_rows,
 )
-from penstock.memory.model_tensors import accelerators_of, drop_gradients
+from penstock.memory.model_tensors import accelerators_of, drop_input_gradients
 from penstock.memory.recovery.attempt import clear_frames, free_memory, retry
 from penstock.memory.recovery.failure import Failure
+from penstock.memory.recovery.joined_optimizers import reject_gradient_hooks
 from penstock.memory.recovery.random_state import RandomState
 from penstock.memory.recovery.saved_buffers import SavedBuffers
+from penstock.memory.recovery.saved_gradients import SavedGradients
+from penstock.memory.recovery.watched_state import ChangedInPlaceError, WatchedState
 
 
 class Attempt:
@@ -62,18 +67,25 @@ class Attempt:
 class OOMGuard:
     """Tries forward and backward of a batch until they fit: the whole batch, the same again, then smaller parts.
 
-    Before each further try random states and buffers are as they were before the first, and there are no gradients.
+    Before each further try random states, buffers and gradients are as they were before the first. Gradients of earlier
+    batches, where you accumulate them, are copied for that; otherwise call `optimizer.zero_grad()` before each batch.
     What a try made and your own function still refers to (`outputs`, `loss`) is not freed by a failure; put the body
     of the loop into a function.
 
     Args:
         model: whose buffers are restored.
-        optimizer: whose gradients are dropped before a further try; the model's parameters' without one.
+        optimizer: whose parameters' gradients are meant, if some of them are not the model's.
         micro_batch: the most samples at once to begin with; None for the whole batch.
         split: `(batch, parts) -> batches`.
         batch_size: `batch -> samples`.
+        batch_dims: which dimension of a batch's tensors has the samples; as for `TrainStep`.
+        also: what else to put back before a further try: modules, generators, and objects with `state_dict` and
+            `load_state_dict`; as for `TrainStep`. Attributes of the model are found without being said.
         allow_batch_dependent: layers that may see smaller micro-batches although their result depends on them; as for
             `TrainStep`.
+
+    Raises:
+        OptionError: micro_batch is out of range, or something is stepped in backward.
 
     Example:
         >>> model = nn.Linear(3, 1)
@@ -94,20 +106,26 @@ class OOMGuard:
         optimizer: Optimizer | None = None,
         *,
         micro_batch: int | None = None,
-        split: Split = split_batch,
-        batch_size: Callable[[Any], int] = count_samples,
+        split: Split | None = None,
+        batch_size: Callable[[Any], int] | None = None,
+        batch_dims: Dims | None = None,
+        also: Sequence[Any] = (),
         allow_batch_dependent: LayerNames = (),
     ) -> None:
         if micro_batch is not None and micro_batch < 1:
             raise OptionError(f"micro_batch must be at least 1, not {micro_batch}")
         self._model = model
         self._optimizer = optimizer
-        self._split = split
-        self._batch_size = batch_size
+        self._split, self._batch_size = choose_cutting(split, batch_size, batch_dims)
         self._allow_batch_dependent = allow_batch_dependent
         self._sizes = MicroBatchSizes(micro_batch)
-        self._buffers = SavedBuffers(model)
+        modules = [model, *(one for one in also if isinstance(one, nn.Module))]
+        self._buffers = SavedBuffers(*modules)
         self._devices = accelerators_of(model)
+        reject_gradient_hooks(list(model.parameters()))
+        self._gradients = SavedGradients(modules, optimizer, with_stepped=True)
+        # an optimizer's step inside of an attempt must not pass for a change that can be put back
+        self._watched = WatchedState(model, None, also, is_watching=True, copies_params=False)
 
     def attempts(self, batch: Any) -> Iterator[Attempt]:
         """Yield tries, each to be entered with `with`, until one succeeds.
@@ -117,7 +135,9 @@ class OOMGuard:
         """
         size, bucket = self._batch_size(batch), bucket_of(batch)
         before = RandomState.now(self._devices)
+        self._retry(self._gradients.save)
         self._retry(self._buffers.save)
+        self._retry(self._watched.save)
         retried: set[int] = set()
         while True:
             parts = self._sizes.count_parts(bucket, size)
@@ -126,21 +146,36 @@ class OOMGuard:
             micro_batch = -(-size // parts)
             if attempt.failure is None:
                 self._sizes.record_success(bucket, micro_batch)
+                self._retry(self._watched.learn)
+                self._watched.discard()
+                self._gradients.discard()
                 return
             attempt.release()
-            self._drop_gradients()
+            self._retry(self._gradients.restore)
+            drop_input_gradients(batch)
             self._retry(self._buffers.restore)
+            self._restore_watched()
             before.restore()
             if parts == 1 and micro_batch in retried:
-                self._check_may_cut(attempt.failure)
+                self._check_may_cut(batch, size, attempt.failure)
             if not self._sizes.retry_or_shrink(bucket, micro_batch, retried):
                 raise OutOfMemoryError(self._explain(attempt.failure))
 
-    def _check_may_cut(self, failure: Failure) -> None:
+    def _check_may_cut(self, batch: Any, size: int, failure: Failure) -> None:
         dependent = batch_dependent_layers(self._model, self._allow_batch_dependent)
-        if dependent:
-            why = explain_batch_dependence(dependent)
+        why = explain_batch_dependence(dependent) if dependent else ""
+        if not why and self._batch_size is count_samples and mixes_single_rows(batch, size):
+            why = explain_single_row(size, is_known=False)
+        if why:
             raise OutOfMemoryError(f"{self._explain(failure)}\nThe batch was not cut: {why}.")
+
+    def _restore_watched(self) -> None:
+        try:
+            self._retry(self._watched.restore)
+        except ChangedInPlaceError as error:
+            raise OutOfMemoryError(
+                f"memory ran out, and {error} (the optimizer's step belongs after the loop)"
+            ) from None
 
     def _retry(self, body: Callable[[], None]) -> None:
         failure = retry(body)
@@ -149,9 +184,3 @@ class OOMGuard:
 
     def _explain(self, failure: Failure) -> str:
         return explain_failure(failure, self._model, self._optimizer)
-
-    def _drop_gradients(self) -> None:
-        if self._optimizer is not None:
-            drop_gradients(self._optimizer)
-        else:
-            self._model.zero_grad()

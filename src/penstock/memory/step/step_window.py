@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from penstock.core.errors import RankError
 from penstock.memory.explain import OutOfMemoryError
 from penstock.memory.recovery.failure import FailureLog
-from penstock.memory.recovery.optimizer_transaction import StepTransaction
+from penstock.memory.recovery.optimizer_transaction import StepTransaction, StepTransactions
 from penstock.memory.recovery.resume_optimizer import PartialStepError
 from penstock.memory.recovery.retry_ops import RetryOps
 from penstock.memory.step.commit import Commit, CommitStageError, PartialGradientsError
@@ -66,7 +66,7 @@ class StepWindow:
         self,
         model: nn.Module,
         accumulation: GradientAccumulation,
-        transaction: StepTransaction,
+        transaction: StepTransaction | StepTransactions,
         *,
         ranks: DdpSync | FsdpSync | None,
         scaler: torch.amp.GradScaler | None,
@@ -104,8 +104,8 @@ class StepWindow:
             self._share_estimate()
             try:
                 loss = self._accumulation.compute()
-            except BaseException:
-                self._accumulation.remove_last()
+            except BaseException as failed:
+                self._accumulation.remove_last(failed)
                 raise
         except Exception as error:
             self._report_failure(error)

@@ -7,6 +7,7 @@ step(batch) ─▶ StepWindow: attempt ─▶ vote ─▶ reduce ─▶ step ─
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,17 +20,24 @@ from torch.optim import Optimizer
 
 from penstock.core.errors import OptionError
 from penstock.distributed.rank_group import RankGroup, is_sharded, rank_group_of
+from penstock.memory.explain import OutOfMemoryError
+from penstock.memory.microbatch.batch_dims import Dims, choose_cutting
 from penstock.memory.microbatch.size_search import MicroBatchSizes
-from penstock.memory.microbatch.split import LayerNames, Split, count_samples, split_batch
+from penstock.memory.microbatch.split import LayerNames, Split
 from penstock.memory.model_tensors import LossFunction, accelerators_of
 from penstock.memory.planning.planner import plan
+from penstock.memory.recovery.attempt import attempt
 from penstock.memory.recovery.failure import Failure, FailureLog
-from penstock.memory.recovery.optimizer_state import reject_closure_optimizer
-from penstock.memory.recovery.optimizer_transaction import StepTransaction
+from penstock.memory.recovery.joined_optimizers import as_one_optimizer, reject_gradient_hooks
+from penstock.memory.recovery.optimizer_transaction import transaction_of
+from penstock.memory.recovery.saved_gradients import SavedGradients
+from penstock.memory.recovery.watched_state import WatchedState
 from penstock.memory.step.autocast import Autocast
+from penstock.memory.step.cut_check import CutCheck, CutChecker
 from penstock.memory.step.ddp_sync import DdpSync
 from penstock.memory.step.fsdp_sync import FsdpSync
 from penstock.memory.step.gradient_accumulation import GradientAccumulation
+from penstock.memory.step.live_steps import live_steps
 from penstock.memory.step.micro_batch_runner import MicroBatchRunner
 from penstock.memory.step.step_window import StepWindow
 
@@ -62,12 +70,15 @@ class TrainStep:
 
     Args:
         model: on its device. One that is DistributedDataParallel, or sharded (FSDP2), is stepped on all ranks together.
-        optimizer: any of torch's that needs no closure.
+        optimizer: any that needs no closure, of torch's or not; or several of them as a list, which are stepped one
+            after the other (with a scaler: all of them, or none). What an optimizer keeps is put back after a failure
+            in its step, wherever it keeps it.
         loss_fn: `(model, batch) -> (loss_sum, weight)`: a sum over samples or tokens, and their count. The gradient
             is that of the sum of all sums divided by the sum of all counts, however a batch is cut.
         micro_batch: the most samples that go through the model at once: a number, None for the whole batch, or "auto"
             for as many as `plan` predicts to fit `budget`, planned with the first batch. In any case an out-of-memory
-            makes the parts smaller, for batches of that shape.
+            makes the parts smaller, for batches of that shape. With "auto" the first cut is checked, as by `check`,
+            and refused where it changes gradients.
         budget: for "auto": as in "70GiB", or bytes; by default the accelerator's free memory, and no limit without one.
         accumulate: batches per optimizer step.
         scaler: a `torch.amp.GradScaler`.
@@ -77,12 +88,19 @@ class TrainStep:
         after_step: called after each optimizer step, for example to update a moving average of the weights.
         split: `(batch, parts) -> batches`, for batches that `split_batch` cannot cut.
         batch_size: `batch -> samples`, for batches whose samples are not the first dimension of their first tensor.
+        batch_dims: which dimension of a batch's tensors has the samples, where it is not the first one of all: a
+            number, or a dict as in `{"frames": 1, "table": None}`, with None for what goes to every part as it is.
+        also: what else to put back after a failed attempt: modules (a discriminator, a key encoder) with parameters,
+            buffers and gradients, generators of random numbers, and objects with `state_dict` and `load_state_dict`
+            (metrics). They are copied before each window. Attributes of the model and what `loss_fn` refers to by
+            itself (counters, hidden states, queues, lists) are found without being said.
         allow_batch_dependent: classes or qualified names of layers that may see smaller micro-batches, although their
             result for a sample depends on the other samples (BatchNorm in training). Without it a batch is never cut
             for a model with such layers.
 
     Raises:
-        OptionError: an argument is out of range, or two arguments exclude each other.
+        OptionError: an argument is out of range, two arguments exclude each other, or something is stepped in
+            backward.
 
     Example:
         >>> model = nn.Linear(3, 1)
@@ -98,7 +116,7 @@ class TrainStep:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer],
         loss_fn: LossFunction,
         *,
         micro_batch: int | Literal["auto"] | None = None,
@@ -108,25 +126,28 @@ class TrainStep:
         clip_grad_norm: float | None = None,
         scheduler: Any = None,
         after_step: Callable[[], object] | Sequence[Callable[[], object]] = (),
-        split: Split = split_batch,
-        batch_size: Callable[[Any], int] = count_samples,
+        split: Split | None = None,
+        batch_size: Callable[[Any], int] | None = None,
+        batch_dims: Dims | None = None,
+        also: Sequence[Any] = (),
         allow_batch_dependent: LayerNames = (),
         budget: str | float | None = None,
     ) -> None:
-        _check(optimizer, micro_batch, accumulate, scheduler)
+        _check(micro_batch, accumulate, scheduler)
         self.model = model
-        self.optimizer = optimizer
+        self.optimizer = optimizer = as_one_optimizer(optimizer, model.parameters())
+        reject_gradient_hooks([*model.parameters(), *(p for group in optimizer.param_groups for p in group["params"])])
         self._inner, ranks = rank_group_of(model)
         devices = accelerators_of(model)
         self._is_to_plan = micro_batch == "auto" and (budget is not None or bool(devices))
         self._budget = budget
-        self._split = split
-        self._batch_size = batch_size
+        self._split, self._batch_size = split, batch_size = choose_cutting(split, batch_size, batch_dims)
         self._log = FailureLog()
-        self._transaction = StepTransaction(optimizer, log=self._log)
+        self._transaction = transaction_of(optimizer, log=self._log)
         scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        sync = None if ranks is None else _make_sync(model, ranks, optimizer, scaler, clip_grad_norm)
+        self._sync = sync = None if ranks is None else _make_sync(model, ranks, optimizer, scaler, clip_grad_norm)
         fsdp = sync if isinstance(sync, FsdpSync) else None
+        modules = [self._inner, *(one for one in also if isinstance(one, nn.Module))]
         self._runner = MicroBatchRunner(
             self._inner,
             loss_fn,
@@ -143,18 +164,16 @@ class TrainStep:
             max_micro_batch=None if micro_batch is None or isinstance(micro_batch, str) else int(micro_batch),
             log=self._log,
             fsdp=fsdp,
+            watched=WatchedState(self._inner, loss_fn, also, is_watching=fsdp is None),
+            also=modules[1:],
         )
+        self._checker = self._make_checker(loss_fn, modules, also)
+        if micro_batch == "auto" and fsdp is None:
+            self._accumulation.check_cut = self._checker.check
         hooks = (after_step,) if callable(after_step) else tuple(after_step)
-        self._window = StepWindow(
-            self._inner,
-            self._accumulation,
-            self._transaction,
-            ranks=sync,
-            scaler=scaler,
-            clip_grad_norm=None if fsdp is not None else clip_grad_norm,
-            after_step=hooks if scheduler is None else (scheduler.step, *hooks),
-            log=self._log,
-        )
+        hooks = hooks if scheduler is None else (scheduler.step, *hooks)
+        self._window = self._make_window(scaler, None if fsdp is not None else clip_grad_norm, hooks)
+        live_steps.add(self)
 
     def __call__(self, batch: Any) -> Tensor:
         """Train on `batch`; every `accumulate` batches, step the optimizer.
@@ -185,6 +204,36 @@ class TrainStep:
         self._window.flush()
         return True
 
+    def check(self, batch: Any, parts: int | None = None) -> CutCheck:
+        """Compare the gradients of a batch that is run whole with those of the same batch, cut.
+
+        Nothing changes: weights, gradients, buffers and random states are as before. On top of what the whole batch
+        takes there is a copy of the weights, and two of the gradients on the host.
+
+        Args:
+            batch: of at least two samples, as they are trained on.
+            parts: how many to cut it into; by default a small number that makes their sizes differ.
+
+        Raises:
+            OptionError: the batch cannot be cut, or the model is sharded.
+            OutOfMemoryError: the whole batch does not fit.
+
+        Example:
+            >>> model = nn.Linear(3, 2)
+            >>> def loss_fn(model, x):  # a mean where a sum is asked for
+            ...     return model(x).square().mean(), len(x)
+            >>> step = TrainStep(model, torch.optim.SGD(model.parameters()), loss_fn)
+            >>> step.check(torch.ones(4, 3)).is_same
+            False
+        """
+        if isinstance(self._sync, FsdpSync):
+            raise OptionError("ranks of a sharded model cannot be checked; check the same model before fully_shard")
+        result = attempt(functools.partial(self._checker.check, batch, parts))
+        if result.failure is not None:
+            raise OutOfMemoryError(self._accumulation.explain(result.failure))
+        assert result.value is not None
+        return result.value
+
     def statistics(self) -> StepStatistics:
         """Return what has been counted so far."""
         return StepStatistics(
@@ -194,6 +243,28 @@ class TrainStep:
             skipped=self._window.skipped,
             micro_batch=self._accumulation.micro_batch,
             last_failure=self._log.last,
+        )
+
+    def _make_checker(self, loss_fn: LossFunction, modules: Sequence[nn.Module], also: Sequence[Any]) -> CutChecker:
+        gradients = SavedGradients(modules, self.optimizer, with_stepped=True)
+        watched = WatchedState(self._inner, loss_fn, (self._inner, *also), is_watching=True)
+        return CutChecker(self._runner, modules, gradients, watched)
+
+    def _make_window(
+        self,
+        scaler: torch.amp.GradScaler | None,
+        clip_grad_norm: float | None,
+        after_step: Sequence[Callable[[], object]],
+    ) -> StepWindow:
+        return StepWindow(
+            self._inner,
+            self._accumulation,
+            self._transaction,
+            ranks=self._sync,
+            scaler=scaler,
+            clip_grad_norm=clip_grad_norm,
+            after_step=after_step,
+            log=self._log,
         )
 
     def _plan_micro_batch(self, batch: Any) -> None:
@@ -222,8 +293,7 @@ class TrainStep:
         self._accumulation.sizes = MicroBatchSizes((found.choice or smallest).micro_batch)
 
 
-def _check(optimizer: Optimizer, micro_batch: int | Literal["auto"] | None, accumulate: int, scheduler: object) -> None:
-    reject_closure_optimizer(optimizer)
+def _check(micro_batch: int | Literal["auto"] | None, accumulate: int, scheduler: object) -> None:
     if micro_batch is not None and micro_batch != "auto" and not _is_count(micro_batch):
         raise OptionError(
             f"micro_batch must be a number of samples, at least 1, or 'auto' or None, not {micro_batch!r}"

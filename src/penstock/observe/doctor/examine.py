@@ -20,19 +20,23 @@ from penstock.observe.doctor.measurement_log import MeasurementLog, describe_err
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probes.machine_limits import CGROUP, SHM, MachineLimits
 from penstock.observe.doctor.probes.time_limit import time_limit
+from penstock.observe.doctor.trials.batch_source import impatient_close
 from penstock.observe.doctor.trials.examined_loop import run_loop
 from penstock.observe.doctor.trials.time_budget import TrialsDoneError
 from penstock.observe.doctor.trials.trial_plan import plan_sources, read_settings
 from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
 
 _TRIALS = 0.55
-"""Of the time, what the trials get; the probes share the rest."""
+"""Of the time, what the trials get; the probes share what they leave."""
+
+_LEAST_PROBES = 0.25
+"""Of the time, what the probes get however long the trials took."""
 
 _PREPARING_S = 600.0
 """What a program may take before its loop begins; the trials' own limit counts from there."""
 
-_CLOSING_S = 12.0
-"""What workers may take to stop."""
+_CLOSING_S = 4.0
+"""What the workers of all sources may take to stop."""
 
 
 def examine(
@@ -43,7 +47,8 @@ def examine(
     Args:
         loop: a DataLoader, a pair (loader, step), or a function (see `penstock.observe.doctor.trials.examined_loop`).
         name: its name in the report.
-        seconds: about how long to take. A call into C that never returns to Python cannot be cut short.
+        seconds: about how long to take, from the beginning of the loop on: what the program does before is not
+            counted. A call into C that never returns to Python cannot be cut short.
         cgroup: where the kernel shows this process's control group.
         shm: where torch's workers put their batches.
 
@@ -76,8 +81,11 @@ def examine(
     trials = scheduler.trials()
     step_calls = scheduler.step_calls.result() if scheduler.has_step else None
     settings = read_settings(loader)
-    log.limit(seconds * (1 - _TRIALS))
-    parts = LoaderProbes(loader, settings, seconds, log).measure(scheduler.batch)
+    left_s = max(_LEAST_PROBES * seconds, seconds - (time.perf_counter() - scheduler.began_at))
+    log.limit(left_s)
+    # Workers that hang show what is wrong; their dataset may block this process, too.
+    with impatient_close():
+        parts = LoaderProbes(loader, settings, left_s, log).measure(scheduler.batch) if scheduler.hang is None else {}
     return Measurements(
         name=name or type(loader.dataset).__name__,
         machine=limits.measure(),
@@ -85,7 +93,9 @@ def examine(
         has_step=scheduler.has_step,
         trials=trials,
         stream_repeats=scheduler.stream_repeats,
+        one_label=scheduler.one_label,
         iterators_created=scheduler.iterators_created,
+        other_loops=scheduler.other_loops.results(),
         batches_requested=scheduler.batches_requested,
         worker_activity=scheduler.activity.result(),
         step_calls=step_calls,
@@ -111,6 +121,6 @@ def _run_trials(loop: Any, scheduler: TrialScheduler, seconds: float, log: Measu
     except Exception as raised:
         error = describe_error(raised)
     finally:
-        with contextlib.suppress(TrialsDoneError), time_limit(_CLOSING_S, TrialsDoneError):
+        with contextlib.suppress(TrialsDoneError), time_limit(_CLOSING_S, TrialsDoneError), impatient_close():
             scheduler.close()
     return error

@@ -15,9 +15,12 @@ from penstock.observe.doctor.probes.gil import measure_thread_scaling
 from penstock.observe.doctor.probes.pickle_cost import measure_pickle
 from penstock.observe.doctor.probes.sample_cost import SampleProbe
 from penstock.observe.doctor.probes.transport_cost import measure_transport_s
+from penstock.observe.doctor.probes.worker_noise import measure_worker_noise
 
-_SAMPLES, _TRANSPORT, _THREADS, _COPY_ON_WRITE, _PICKLE = 0.2, 0.06, 0.06, 0.09, 0.04
-"""Fractions of the whole time; with the trials' 0.55 they make one."""
+_SAMPLES, _TRANSPORT, _THREADS, _COPY_ON_WRITE, _PICKLE = 0.42, 0.14, 0.12, 0.18, 0.08
+"""Fractions of the time; what is left is for collating, and for starting workers."""
+
+_LEAST_COPY_ON_WRITE_S, _NOISE_S = 0.6, 1.5
 
 _TRANSFERS = 5
 
@@ -28,7 +31,7 @@ class LoaderProbes:
     Args:
         loader: whose dataset, collate function and workers are measured.
         settings: its arguments.
-        seconds: the time of all measurements, the trials included.
+        seconds: the time of all of them.
         log: takes a note of what could not be measured.
     """
 
@@ -43,6 +46,7 @@ class LoaderProbes:
         return {
             **self._measure_workers(),
             **self._measure_samples(),
+            **self._measure_noise(),
             "transfer_s": self._log.attempt("copying a batch to the device", lambda: _transfer_s(batch), 2.0),
         }
 
@@ -52,7 +56,7 @@ class LoaderProbes:
         is_forked = own.start_method == "fork"
         # A dataset may use the accelerator, and CUDA cannot be used in a forked child once its parent has used it.
         if is_forked and not torch.accelerator.is_available():
-            seconds = self._seconds * _COPY_ON_WRITE
+            seconds = max(_LEAST_COPY_ON_WRITE_S, self._seconds * _COPY_ON_WRITE)
             found["copy_on_write"] = self._log.attempt(
                 "a worker's memory", lambda: measure_copy_on_write(self._loader, seconds), seconds + 1.0
             )
@@ -63,6 +67,16 @@ class LoaderProbes:
                 self._seconds * _PICKLE * 2,
             )
         return found
+
+    def _measure_noise(self) -> dict[str, Any]:
+        """Compare what forked workers draw; last, because a dataset that was used here may hang in them."""
+        own = self._settings
+        if own.start_method != "fork" or own.is_iterable or torch.accelerator.is_available():
+            return {}
+        noise = self._log.attempt(
+            "the random numbers of workers", lambda: measure_worker_noise(self._loader), _NOISE_S, least_s=_NOISE_S
+        )
+        return {"worker_noise": noise}
 
     def _measure_samples(self) -> dict[str, Any]:
         own, attempt = self._settings, self._log.attempt

@@ -16,8 +16,8 @@ from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.probes.time_limit import time_limit
 
 _Result = TypeVar("_Result")
-_OVERRUN = 1.5
-_LEAST_S = 0.3
+_OVERRUN = 1.1
+_LEAST_S = 0.5
 _NOT_THE_USERS = (os.path.dirname(torch.__file__), PACKAGE_FOLDER)
 
 
@@ -43,16 +43,21 @@ class MeasurementLog:
 
     def limit(self, seconds: float) -> None:
         """Let all measurements from now on end within `seconds`, with some tolerance."""
-        self._until = time.perf_counter() + seconds * _OVERRUN + 2.0
+        self._until = time.perf_counter() + seconds * _OVERRUN + 0.5
 
-    def attempt(self, what: str, measure: Callable[[], _Result], seconds: float) -> _Result | None:
-        """Return what `measure` returns, or None, with a note, if it fails or takes much longer than `seconds`."""
+    def attempt(
+        self, what: str, measure: Callable[[], _Result], seconds: float, *, least_s: float = _LEAST_S
+    ) -> _Result | None:
+        """Return what `measure` returns, or None, with a note, if it fails or takes much longer than `seconds`.
+
+        It gets `least_s` however little of the time is left.
+        """
+        limit_s = min(max(least_s, self._until - time.perf_counter()), seconds * _OVERRUN + 1.0)
         try:
-            left_s = max(_LEAST_S, self._until - time.perf_counter())
-            with time_limit(min(left_s, seconds * _OVERRUN + 1.0), _TimeLimitError):
+            with time_limit(limit_s, _TimeLimitError):
                 return measure()
         except _TimeLimitError:
-            self.add(f"{what}: took longer than {seconds:.1f} s; give more --seconds")
+            self.add(f"{what}: took longer than {limit_s:.1f} s; give more --seconds")
         except Exception as error:
             self.add(f"{what}: {describe_error(error)}")
         return None

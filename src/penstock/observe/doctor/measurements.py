@@ -13,11 +13,15 @@ from penstock.observe.doctor.probe_results import (
     DatasetPickle,
     Hang,
     ImageDecode,
+    OneLabel,
+    OtherLoop,
     SampleCosts,
     StepCalls,
     ThreadScaling,
     WorkerActivity,
+    WorkerNoise,
 )
+from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS, Gain, Trial, gain_between
 
 
@@ -37,6 +41,9 @@ class Machine:
     load: float = 0.0
     """Runnable programs over the minute before the measurements began, without this program's workers."""
 
+    others_cores: float | None = None
+    """How many of these cores other programs used on average during the measurements; None where unknown."""
+
     throttled_s: float = 0.0
     """How long the cgroup throttled its processes during the measurements."""
 
@@ -51,8 +58,10 @@ class Machine:
 
     @property
     def is_busy(self) -> bool:
-        """Whether other programs want all processors, so that a trial of more workers gains less than it could."""
-        return self.load >= self.cores
+        """Whether other programs take so much of the processors that a trial with other workers proves little."""
+        if self.others_cores is None:
+            return self.load >= self.cores
+        return self.others_cores >= THRESHOLDS.busy_fraction * self.cores
 
     @property
     def usable_cores(self) -> float:
@@ -124,7 +133,8 @@ class Measurements:
     """The dataset, measured in this process."""
 
     transport_s: float | None = None
-    """Seconds per batch to collate prebuilt samples and transport them to the loop, by the same number of workers."""
+    """Seconds per batch to transport prebuilt samples to the loop, by the same number of workers; with default_collate,
+    to collate them as well."""
 
     transfer_s: float | None = None
     """Seconds to copy a batch to the accelerator."""
@@ -144,6 +154,9 @@ class Measurements:
     copy_on_write: CopyOnWrite | None = None
     """How a forked worker's private memory grows."""
 
+    worker_noise: WorkerNoise | None = None
+    """Whether the random numbers of workers repeat; None where samples are not random."""
+
     dataset_pickle: DatasetPickle | None = None
     """What sending the dataset to a worker takes."""
 
@@ -153,8 +166,14 @@ class Measurements:
     stream_repeats: bool = False
     """Whether the workers of an IterableDataset all returned the same first batch."""
 
+    one_label: OneLabel | None = None
+    """The label of all samples that were seen first; None where there were several, or none was recognised."""
+
     iterators_created: int = 0
     """How often a training function made a new iterator of its loader."""
+
+    other_loops: tuple[OtherLoop, ...] = ()
+    """Loops that were not examined and have workers, as far as the program ran them beside the examined one."""
 
     batches_requested: int = 0
     """How many batches the training function requested from all of these iterators."""

@@ -23,6 +23,20 @@ class Hotspot:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HotLine:
+    """A line of the user's that took a good part of the samples' time."""
+
+    line: str
+    """The source line, with its file."""
+
+    fraction: float
+    """Of the samples' time, with what the line calls and waits for."""
+
+    calls: str = ""
+    """The library function that it calls, as in "gzip.GzipFile.read"; empty where it is the line itself, or C code."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SampleCosts:
     """What samples cost when one process makes them one by one, and collates them."""
 
@@ -79,6 +93,18 @@ class SampleCosts:
 
     hotspots: tuple[Hotspot, ...] = ()
     """The most expensive functions, largest first."""
+
+    lines: tuple[HotLine, ...] = ()
+    """The user's most expensive lines, largest first."""
+
+    not_finite: tuple[object, ...] = ()
+    """Samples with a NaN or an infinite value, among the first that were made."""
+
+    coordination_fraction: float = 0.0
+    """Of the samples' time: waiting for other threads or processes, in locks, pipes and queues."""
+
+    other_threads_cores: float = 0.0
+    """How many processors other threads of this process used while samples were made."""
 
     @property
     def fetch_s(self) -> float:
@@ -166,6 +192,28 @@ class Hang:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerNoise:
+    """How the random numbers repeat of a dataset whose samples are random."""
+
+    same_in_workers: bool
+    """Whether two workers drew the same."""
+
+    same_in_epochs: bool
+    """Whether the workers of the next epoch drew the same."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OneLabel:
+    """The first samples that a loop was given all had this label."""
+
+    samples: int
+    """How many."""
+
+    label: int
+    """Theirs; True and False are 1 and 0."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CopyOnWrite:
     """How the private memory of a forked worker grew over samples that it had not made before."""
 
@@ -206,6 +254,26 @@ class DatasetPickle:
 
     failure: str = ""
     """Why the dataset cannot be pickled."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OtherLoop:
+    """A loop of the program that was not examined, such as a validation, whose loader has workers."""
+
+    dataset: str
+    """The class of its dataset."""
+
+    num_workers: int
+    """Of its loader."""
+
+    starts: int
+    """How often its workers were started."""
+
+    loaders: int
+    """How many loaders were made for it."""
+
+    startup_s: float
+    """From the start of a pass to its first batch: the median."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

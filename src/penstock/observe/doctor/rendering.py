@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.core.units import size_text
 from penstock.observe.doctor.causes import Diagnosis
-from penstock.observe.doctor.causes.evidence import loading_parts_s, stall_fraction
+from penstock.observe.doctor.causes.evidence import describe_line, loading_parts_s, stall_fraction
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS, FREE, MORE_WORKERS, PENSTOCK, PINNED, PROCESSES, THREADS, Trial
@@ -64,11 +64,16 @@ def _headline(verdict: Finding) -> str:
 
 
 def _remedies(diagnosis: Diagnosis) -> list[str]:
+    remedy = diagnosis.verdict.remedy
+    general = ["", *_paragraph(f"→ {remedy}", "  ", "    ")] if remedy else []
     if not diagnosis.findings:
-        remedy = diagnosis.verdict.remedy
-        return ["", *_paragraph(f"→ {remedy}", "  ", "    ")] if remedy else []
-    lines = ["", "To change"]
+        return general
+    lines = general if diagnosis.verdict.remedy != diagnosis.findings[0].remedy else []
     for number, finding in enumerate(diagnosis.findings, 1):
+        if finding.is_uncertain and not (number > 1 and diagnosis.findings[number - 2].is_uncertain):
+            lines += ["", "Perhaps (the measurements do not tell)"]
+        elif number == 1:
+            lines += ["", "To change"]
         lines += _paragraph(f"{number}. {finding.name}: {finding.cause}{_gain(finding)}", "  ", "     ")
         lines += _paragraph(finding.evidence, "     ")
         lines += _paragraph(f"→ {finding.remedy}", "     ", "       ")
@@ -93,7 +98,8 @@ def _cost_table(measured: Measurements) -> list[str]:
     if measured.transfer_s is not None:
         lines.append(_row("transfer", measured.transfer_s, f"from pageable memory to {measured.machine.accelerator}"))
     if free is not None and free.batch_s is not None:
-        lines.append(_row("step", free.batch_s, "alone, with the same batch every time"))
+        alone_s = min(free.batch_s, now.batch_s or free.batch_s) if now is not None else free.batch_s
+        lines.append(_row("step", alone_s, "alone, with the same batch every time"))
     elif now is not None and measured.has_step:
         lines.append(_row("step", now.step_s or 0.0, ""))
     if now is not None and now.batch_s is not None:
@@ -107,6 +113,7 @@ _PARTS = {
     "storage": "reading, and waiting for storage",
     "decode": "decoding and decompressing",
     "transform": "transforms, and everything else in the dataset's code",
+    "coordination": "waiting for other threads and processes, in locks and pipes",
     "collate": "collating samples into a batch",
     "transport": "from the workers to the loop",
     "start-up": "of workers, divided by the batches of an epoch",
@@ -137,6 +144,8 @@ def _answer(measured: Measurements, trial: Trial) -> str:
         return f"not tried: {trial.failure or 'the time was over'}"
     rounds = f"measured, {gain.low:.2f} … {gain.high:.2f} in {gain.rounds} rounds"
     line = f"; {trial.line}" if trial.line and gain.pays() else ""
+    if gain.rounds == 1:
+        return f"unclear: {gain.median:.2f} times as fast in the only round"
     if not gain.is_clear:
         return f"unclear: {gain.median:.2f} times as fast, but rounds differ more than that ({rounds})"
     if gain.is_negligible:
@@ -163,15 +172,19 @@ def _facts(measured: Measurements) -> list[str]:
         f"{machine.accelerator or 'none'}; measured for {measured.wall_s:.0f} s",
     ]
     if machine.is_busy:
+        cores = f"{machine.others_cores:.1f}" if machine.others_cores is not None else "perhaps all"
         lines.append(
-            f"  other programs keep this machine busy (a load of {machine.load:.1f} on {machine.cores} cores "
-            "before the measurements): workers and threads would gain more without them"
+            f"  other programs keep this machine busy ({cores} of {machine.cores} cores during the "
+            f"measurements, a load of {machine.load:.1f} before them): on a quiet machine trials with other "
+            "workers can end differently"
         )
     if measured.thread_scaling is not None:
         lines.append(f"  threads: {_threads(measured)}")
     if samples is not None and samples.hotspots:
         spots = ", ".join(f"{spot.where} {spot.fraction:.0%}" for spot in samples.hotspots)
         lines.append(f"  most expensive functions of the dataset: {spots}")
+    if samples is not None and samples.lines:
+        lines += [f"  {line.fraction:.0%} of a sample's time: {describe_line(line)}" for line in samples.lines]
     return ["Facts", *(line for fact in lines for line in _paragraph(fact.strip(), "  ", "    "))]
 
 

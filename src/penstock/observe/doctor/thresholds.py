@@ -54,6 +54,10 @@ class Thresholds:
 
     # ── workers ─────────────────────────────────────────────────────────────────────────────────────────────
 
+    busy_workers: float = _threshold(
+        0.7, "of the workers' time", "workers that make samples for less wait for the loop, or carry batches to it"
+    )
+    hung_fraction: float = _threshold(0.95, "of the loop's time", "a loop that waits for less still gets batches")
     throttled_fraction: float = _threshold(
         0.05, "of the measured time", "a cgroup that throttles less than this hardly delays the loop"
     )
@@ -71,7 +75,13 @@ class Thresholds:
         2.0, "workers per core", "with more than this, two more workers are not tried"
     )
     fewer_workers_keep: float = _threshold(
-        0.85, "times as fast", "fewer workers are recommended if they are not slower than this"
+        0.95, "times as fast", "fewer workers are recommended if they are not slower than this"
+    )
+    busy_fraction: float = _threshold(
+        0.3, "of the cores", "with more of them used by others, workers get their share by number and not by need"
+    )
+    waiting_fraction: float = _threshold(
+        0.5, "of a sample's time", "samples that sleep for longer gain from more workers on a busy machine, too"
     )
     hidden_loading_fraction: float = _threshold(
         0.7, "of the step's time", "fewer workers hide loading if it needs less; the rest is a margin for slow batches"
@@ -84,6 +94,9 @@ class Thresholds:
     )
     unscaled_speedup: float = _threshold(
         0.85, "of one process's time per batch", "several workers that need more than this do not run in parallel"
+    )
+    waiting_worker_cores: float = _threshold(
+        0.8, "cores of the busiest worker", "a worker that computes for most of the time does not wait for another"
     )
     transport_fraction: float = _threshold(
         0.5, "of the time to make a batch", "with more than this, workers do not scale because of the transport"
@@ -109,6 +122,12 @@ class Thresholds:
     persistent_gain: float = _threshold(
         1.15, "times as fast", "persistent workers that gain this in the trial are named even for longer epochs"
     )
+    shuffled_samples: int = _threshold(8, "samples per epoch", "8 have the same order twice by chance once in 40 320")
+    one_label_samples: int = _threshold(
+        64, "samples", "of two equally frequent classes, one is missing by chance once in 1e19"
+    )
+    other_starts: int = _threshold(2, "starts", "a loop that was started once shows no repetition")
+    other_startup_s: float = _threshold(0.05, "s", "a start that takes less is not worth a change, once per validation")
     short_epoch_batches: int = _threshold(
         64, "batches", "persistent workers are tried for epochs up to this length: longer ones hide the start"
     )
@@ -150,6 +169,15 @@ class Thresholds:
         0.3, "of loading", "collate and transport have to take this much before a smaller type pays"
     )
 
+    line_fraction: float = _threshold(
+        0.4, "of a sample's time", "a line that takes less is not what decides how long a sample takes"
+    )
+    estimated_fraction: float = _threshold(
+        0.9, "of a sample's time", "beyond, what is left is within the error of looking every few milliseconds"
+    )
+    one_core_low: float = _threshold(0.5, "cores", "threads that use less wait for something else than Python's lock")
+    one_core_high: float = _threshold(1.3, "cores", "threads that use more run side by side")
+
     # ── memory of workers ───────────────────────────────────────────────────────────────────────────────────
 
     many_objects: int = _threshold(
@@ -180,9 +208,6 @@ class Thresholds:
     run_wait_fraction: float = _threshold(
         0.25, "of the loop's time", "in a run of a few seconds this stands in for the absolute wait"
     )
-    run_startup_fraction: float = _threshold(
-        0.3, "of the loops' time", "the first batch's own loading is included, so more is asked than of a trial"
-    )
     run_growth_nbytes: int = _threshold(256 << 20, "bytes", "caches of Python, torch and the allocator grow by less")
     run_growth_fraction: float = _threshold(
         0.2, "of the earlier memory", "for large programs, the same limit relative to their size"
@@ -204,9 +229,6 @@ class Thresholds:
     start_deadline_fraction: float = _threshold(
         0.5, "of the trials' time", "sources whose workers start later leave no time to compare them"
     )
-    slow_start_fraction: float = _threshold(
-        0.1, "of the trials' time", "if the loop's own workers take longer to start, fewer other sources are started"
-    )
     prefetched_batch_s: float = _threshold(
         0.003, "s", "a batch that arrives faster was prefetched while the source was paused; a slower one was not"
     )
@@ -221,9 +243,14 @@ class Thresholds:
         3.0, "s", "workers that neither ran nor left their lock for so long do not continue by themselves"
     )
     no_loop_notice_s: float = _threshold(10.0, "s", "a program may prepare for this long before a line reports it")
-    overrun: float = _threshold(1.5, "times the trials' time", "what the loop may take before it is ended by a signal")
-    overrun_s: float = _threshold(2.0, "s", "added to it, for short --seconds")
-    first_batch_s: float = _threshold(15.0, "s", "added to it until the first batch: workers that import torch")
+    overrun: float = _threshold(1.1, "times the trials' time", "what the loop may take before it is ended by a signal")
+    overrun_s: float = _threshold(0.5, "s", "added to it, for short --seconds")
+    first_batch: float = _threshold(2.0, "times the trials' time", "what the loop may take for its first batch")
+    first_batch_s: float = _threshold(15.0, "s", "the same for short --seconds: workers import torch, and read")
+    left_after_start: float = _threshold(
+        0.6, "of the trials' time", "left for the trials however long the loop's first batch took: the probes get less"
+    )
+    least_windows: int = _threshold(3, "windows", "a source that would get fewer cannot be compared and is not started")
 
     # ── probes ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -35,6 +35,9 @@ class TimingWindow:
     step_s: float
     """Of that, the time of the loop's own work (with an accelerator: until the work was queued)."""
 
+    queued_s: float = 0.0
+    """Of that, the time in which the loop could have run and other threads had the processors."""
+
     @property
     def batch_s(self) -> float:
         """Seconds per batch."""
@@ -64,6 +67,13 @@ class Trial:
     def batch_s(self) -> float | None:
         """Median seconds per batch."""
         return statistics.median(one.batch_s for one in self.windows) if self.windows else None
+
+    @property
+    def idle_machine_s(self) -> float | None:
+        """Median seconds per batch, without the time in which the loop waited for a processor."""
+        if not self.windows:
+            return None
+        return statistics.median(max(0.0, one.wall_s - one.queued_s) / one.batches for one in self.windows)
 
     @property
     def step_s(self) -> float | None:
@@ -109,6 +119,11 @@ class Gain:
             and self.high < limits.negligible_round_high
             and self.low > limits.negligible_round_low
         )
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether it was slower, by more than a negligible difference."""
+        return self.median < 1.0 and not self.is_negligible
 
     def pays(self, least: float = THRESHOLDS.worthwhile_gain) -> bool:
         """Return whether it is clearly faster, and by the factor `least` or more."""

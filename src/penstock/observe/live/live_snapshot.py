@@ -93,16 +93,7 @@ def from_json(data: Mapping[str, Any]) -> LiveSnapshot:
     Raises:
         KeyError, TypeError: `data` is not a snapshot.
     """
-    now = {**data["now"], "stages": build_from_known(StageTimes, data["now"]["stages"])}
-    return build_from_known(
-        LiveSnapshot,
-        {
-            **data,
-            "command": tuple(data["command"]),
-            "now": build_from_known(TimelinePoint, now),
-            "stages": build_from_known(StageTimes, data["stages"]),
-        },
-    )
+    return build_from_known(LiveSnapshot, data)
 
 
 def _entries(one: LiveSnapshot | TimelinePoint | StageTimes) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.observe.live.live_snapshot import LiveSnapshot
-from penstock.observe.record.formatting import rate_text
+from penstock.observe.record.formatting import percent_text, rate_text
 from penstock.observe.record.run_record import label_of
 
 _STAGES = (
@@ -21,14 +21,14 @@ def progress_line(snapshot: LiveSnapshot, *, is_short: bool = False) -> str:
     >>> from penstock.observe.record.timeline import TimelinePoint
     >>> now = TimelinePoint(at_s=9)
     >>> progress_line(LiveSnapshot(pid=1, now=now, loader="Images", epoch=2, batch=3, length=8, samples_per_s=1250))
-    'Images: epoch 2, batch 3/8 · 1 250 samples/s · waited for data 0.0% of the time · 0 ready'
+    'Images: epoch 2, batch 3/8 · 1 250 samples/s · waited for data 0 % of the time · 0 ready'
     """
     if not snapshot.loader:
         return "no batch yet"
     parts = [
         f"{snapshot.loader if is_short else label_of(snapshot.loader, snapshot.made_at)}: {position_text(snapshot)}",
         rate_text(snapshot.samples_per_s),
-        f"waited for data {snapshot.stall_fraction:.1%} of the time",
+        f"waited for data {percent_text(snapshot.stall_fraction)} of the time",
     ]
     if not snapshot.is_watched:
         parts.append(f"{snapshot.now.ready} ready")

@@ -47,6 +47,7 @@ class RegisteredLoader:
         """Which of the iterated loaders with a dataset of this class it is; 0 before it is iterated."""
         self.made_at = _made_at(loader)
         self.settings = {key: getattr(loader, key) for key in _SETTINGS if getattr(loader, key, None) is not None}
+        self._shuffled_by = _random_sampler(loader)
         self._class = type(loader)
         self._take_snapshot = take_snapshot
         self._loader = weakref.ref(loader)
@@ -145,6 +146,7 @@ class RegisteredLoader:
             iterator=self.iterator_kind,
             fallback_reason=self._counters.fallback_reason,
             is_iterated=bool(self.begun_ns),
+            shuffled_by=self._shuffled_by,
             settings=self.settings,
             statistics=self.statistics(),
         )
@@ -234,3 +236,10 @@ def _file_name(path: str) -> str:
     shell = ipython.get_ipython() if ipython is not None else None
     cell = shell.compile.format_code_name(path) if shell is not None else None
     return str(cell[1]) if cell else os.path.basename(path)
+
+
+def _random_sampler(loader: Any) -> str:
+    """Return the class of the loader's sampler if that draws a random order."""
+    sampler = getattr(loader, "sampler", None)
+    is_random = type(sampler).__name__ == "RandomSampler" or getattr(sampler, "shuffle", False) is True
+    return type(sampler).__name__ if is_random else ""

@@ -15,7 +15,7 @@ from rich.text import Text
 from penstock.core.units import size_text
 from penstock.observe.live import live_text
 from penstock.observe.live.live_snapshot import LiveSnapshot
-from penstock.observe.record.formatting import rate_text
+from penstock.observe.record.formatting import percent_text, rate_text
 from penstock.observe.record.run_record import label_of
 
 ROWS = 4
@@ -88,7 +88,7 @@ def _rate_row(snapshot: LiveSnapshot) -> Text:
     text = Text.assemble(
         "  ",
         (rate_text(snapshot.samples_per_s), "bold"),
-        (f" · waited for data {snapshot.stall_fraction:.1%}", stalled),
+        (f" · waited for data {percent_text(snapshot.stall_fraction)}", stalled),
         "" if snapshot.is_watched else f" · {now.ready} ready",
     )
     if now.workers:
@@ -120,9 +120,10 @@ def _memory_row(snapshot: LiveSnapshot, age_s: float) -> Text:
         parts.append(f"slots {size_text(now.slots_nbytes)}")
     if now.device_nbytes is not None:
         reserved = now.device_reserved_nbytes or 0
-        parts.append(f"GPU {size_text(now.device_nbytes)}, {size_text(reserved)} reserved")
+        peak = "" if now.device_peak_nbytes is None else f", peak {size_text(now.device_peak_nbytes)}"
+        parts.append(f"GPU {size_text(now.device_nbytes)}{peak}, {size_text(reserved)} reserved")
     if now.device_utilization is not None:
-        parts.append(f"GPU {now.device_utilization:.0%} busy")
+        parts.append(f"GPU {percent_text(now.device_utilization)} busy")
     text = Text(f"  {' · '.join(parts)}", style="dim")
     if age_s > _STALE_S:
         text.append(f" · no news for {age_s:.0f} s", "yellow")

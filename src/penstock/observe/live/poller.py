@@ -38,6 +38,7 @@ class RunPoller:
         command: what is run.
         began: the run's start, by `time.perf_counter`.
         rank: rank and world size.
+        devices: reads the accelerators; by default a meter of its own.
     """
 
     def __init__(
@@ -48,10 +49,11 @@ class RunPoller:
         command: Sequence[str] = (),
         began: float | None = None,
         rank: tuple[int, int] = (0, 1),
+        devices: DeviceMeter | None = None,
     ) -> None:
         self._registry = registry
         self._memory = memory
-        self._devices = DeviceMeter()
+        self._devices = DeviceMeter() if devices is None else devices
         self._command = tuple(command)
         self._began = time.perf_counter() if began is None else began
         self._rank, self._world_size = rank
@@ -100,7 +102,7 @@ class RunPoller:
             self._open = [loader for loader in self._open if loader not in finished]
             last = [counters[loader] for loader in finished]
             self._finished = [rates.combine_statistics([*self._finished, *last])]
-            self._finished_loading_s += sum(map(rates.loading_s, last))
+            self._finished_loading_s += sum(one.loading_s for one in last)
             for loader in finished:
                 self._loops.pop(loader, None)
         return counters
@@ -113,7 +115,7 @@ class RunPoller:
                 self._loops[loader] = loop
         loops = self._loops.values()
         device = self._devices.read()
-        loading_s = self._finished_loading_s + sum(rates.loading_s(counters[loader]) for loader in self._open)
+        loading_s = self._finished_loading_s + sum(counters[loader].loading_s for loader in self._open)
         return TimelinePoint(
             at_s=at_s,
             batches=sum(one.batches for one in every),
@@ -128,6 +130,7 @@ class RunPoller:
             slots_nbytes=sum(loop.slots_nbytes for loop in loops),
             host_nbytes=self._memory.latest_nbytes,
             device_nbytes=device.nbytes,
+            device_peak_nbytes=device.peak_nbytes,
             device_reserved_nbytes=device.reserved_nbytes,
             device_utilization=device.utilization,
         )

@@ -16,7 +16,6 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from penstock.core.errors import OptionError
 from penstock.observe.live.loader_registry import LoaderRegistry
-from penstock.observe.record import rates
 
 _HOST = "127.0.0.1"
 
@@ -105,7 +104,7 @@ class _Collector:
         for loader, now in counters:
             for stage in _STAGES:
                 stages.add_metric([loader, stage], getattr(now.stages, f"{stage}_s"))
-            loading.add_metric([loader], rates.loading_s(now))
+            loading.add_metric([loader], now.loading_s)
             for state in _SLOTS:
                 slots.add_metric([loader, state], getattr(now.ring, state))
             memory.add_metric([loader], now.ring.nbytes)

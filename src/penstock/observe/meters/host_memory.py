@@ -108,15 +108,6 @@ def pss_nbytes(pid: int) -> int | None:
     return None
 
 
-def cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process without its ended children; 0 if the process is gone."""
-    try:
-        words = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def peak_rss_nbytes() -> int:
     """Return the peak resident memory of this process; 0 on Windows, where Python does not tell it."""
     try:

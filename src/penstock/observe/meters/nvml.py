@@ -7,10 +7,18 @@ a kernel ran. NVML creates no CUDA context.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
 _DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def missing_package() -> str | None:
+    """Return what to install for the utilization of this machine's NVIDIA GPUs; None if nothing is missing."""
+    if not _DRIVER.exists() or find_spec("pynvml") is not None:
+        return None
+    return 'the utilization of the GPU was not measured: nvidia-ml-py is not installed: pip install "penstock[gpu]"'
 
 
 class Nvml:
@@ -21,7 +29,7 @@ class Nvml:
 
     @classmethod
     def open(cls) -> Nvml | None:
-        """Return NVML, or None where there is no NVIDIA driver or no library for it."""
+        """Return NVML, or None where there is no NVIDIA driver, or nvidia-ml-py is not installed."""
         if not _DRIVER.exists():
             return None
         try:

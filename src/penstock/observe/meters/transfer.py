@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.core.shared_segment import PrivateSegment
 from penstock.device import Device, TensorSpec
 from penstock.loader.counters import Counters
 from penstock.loader.to_device.prefetch import Prefetcher
-from penstock.loader.transport.shared_segment import PrivateSegment
 from penstock.observe.meters.transfer_report import CopyTiming, TransferReport
 
 _ROUNDS, _WARMUP_ROUNDS = 15, 2

@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.observe.record import rates
+from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.record.formatting import percent_text, ratio_text, time_text
-from penstock.observe.record.group_loaders import group_uncounted, iterator_text
+from penstock.observe.record.group_loaders import group_loaders, group_uncounted, iterator_text
+from penstock.observe.record.rates import gain_without
 from penstock.observe.record.run_record import LoaderRecord, RunRecord
+from penstock.observe.record.time_parts import cause_of_waiting, most_waited_for
 
 Tone = Literal["good", "bad", "plain"]
 
 _HIDDEN = 0.05
 """Below this stall fraction, a faster loader gains nothing worth the work."""
-
-_NEARLY_HIDDEN = 0.15
-"""Below this stall fraction, there is something to gain, but loading is not the bottleneck."""
 
 _MOSTLY = 0.6
 
@@ -37,74 +36,66 @@ class Headline:
 
 def headline(record: RunRecord) -> Headline:
     """Return the headline of `record`."""
-    used = [loader for loader in record.loaders if loader.statistics.batches]
-    every = [loader.statistics for loader in used]
-    loop_s = sum(map(rates.loop_s, every))
-    if not every and group_uncounted(record.loaders):
+    used = group_loaders(record.loaders)
+    if not used and group_uncounted(record.loaders):
         return Headline(
             text="No batch was counted: the program's loaders have iterators of their own, which were left alone.",
             more="",
             tone="plain",
         )
-    if not every or not loop_s:
+    if not used or not record.totals.loop_s:
         return Headline(
             text="No batch was loaded through a DataLoader.",
             more="The program ended before its first batch, or does not load its data through a DataLoader.",
             tone="plain",
         )
-    waited = sum(map(rates.loading_s, every)) / loop_s
+    waited = record.totals.stall_fraction
+    share = f"our step waited for data {percent_text(waited)} of the time"
     if waited < _HIDDEN:
-        return Headline(
-            text=f"Loading is hidden: your step waited for data {percent_text(waited)} of the time.",
-            more="The loop is as fast as its step. A faster loader would not change that.",
-            tone="good",
-        )
-    if waited < _NEARLY_HIDDEN:
-        return Headline(
-            text=f"Loading is nearly hidden: your step waited for data {percent_text(waited)} of the time.",
-            more=_possible_gain(waited) + _slowest_loader(used),
-            tone="plain",
-        )
-    return Headline(
-        text=f"Your step waited for data {percent_text(waited)} of the time; {_cause_of_stall(used)}.",
-        more=_possible_gain(waited) + _slowest_loader(used),
-        tone="bad",
-    )
+        more = "The loop is as fast as its step. A faster loader would not change that."
+        return Headline(text=f"Loading is hidden: y{share}.", more=more, tone="good")
+    more = _possible_gain(waited) + _slowest_loader(used)
+    if waited < THRESHOLDS.run_stall_fraction:
+        return Headline(text=f"Loading is nearly hidden: y{share}.", more=more, tone="plain")
+    cause = _cause(most_waited_for(used))
+    if waited < 0.5:
+        return Headline(text=f"Y{share}, {cause}.", more=more, tone="bad")
+    return Headline(text=f"Loading is the bottleneck: y{share}, {cause}.", more=more, tone="bad")
 
 
 def _possible_gain(waited: float) -> str:
     if waited > 0.99:
         return "The loop did little but load: its speed is the loader's."
     return (
-        f"If loading took no time, the loop would run at {ratio_text(1 / (1 - waited))} its speed. No change of the "
-        "loader can gain more."
+        f"If loading took no time, the loop would run at {ratio_text(gain_without(waited))} its speed. No change of "
+        "the loader can gain more."
     )
 
 
 def _slowest_loader(used: list[LoaderRecord]) -> str:
-    """Name the loader that caused most of the stall, if there are several."""
-    worst = max(used, key=lambda loader: rates.loading_s(loader.statistics))
-    waiting_s = sum(rates.loading_s(loader.statistics) for loader in used)
-    if len(used) == 1 or rates.loading_s(worst.statistics) < _MOSTLY * waiting_s:
+    """Name the loader that was waited for most, if there are several."""
+    worst = most_waited_for(used).statistics
+    waiting_s = sum(loader.statistics.loading_s for loader in used)
+    if len(used) == 1 or worst.loading_s < _MOSTLY * waiting_s:
         return ""
-    share = percent_text(rates.stall_fraction(worst.statistics))
-    return f" Most of the waiting was in the loop over {worst.label}, {share} of its time."
+    return (
+        f" Most of the waiting was in the loop over {most_waited_for(used).label}, "
+        f"{percent_text(worst.stall_fraction)} of its time."
+    )
 
 
-def _cause_of_stall(used: list[LoaderRecord]) -> str:
-    loader = max(used, key=lambda loader: rates.loading_s(loader.statistics))
-    worst = loader.statistics
-    stages, loading_s = worst.stages, rates.loading_s(worst)
-    starting_s = worst.first_batch_s * max(1, worst.epochs)
-    if starting_s > _MOSTLY * loading_s:
-        return f"most of that is the first batch of an epoch, {time_text(worst.first_batch_s)} each time"
-    if loader.is_watched:
-        return f"its loader has an iterator that is not penstock's ({iterator_text(loader)})"
-    if worst.worker_type == "inline":
-        what = "reads and decodes" if stages.fetch_s >= stages.collate_s else "collates"
-        return f"without workers, the loop {what} its samples itself"
-    if stages.transport_s > _MOSTLY * loading_s:
-        return "transport of batches is the bottleneck"
-    if stages.fetch_s >= stages.collate_s:
-        return "reading and decoding in the workers is the bottleneck"
-    return "collating samples is the bottleneck"
+def _cause(loader: LoaderRecord) -> str:
+    """Return what was waited for, as the end of a sentence."""
+    counted = loader.statistics
+    workers = "the loop itself, without workers" if counted.worker_type == "inline" else "the workers"
+    match cause_of_waiting(loader):
+        case "start":
+            return f"mostly for the first batch of an epoch, {time_text(counted.first_batch_s)} each time"
+        case "unknown":
+            return f"for a loader whose iterator is not penstock's ({iterator_text(loader)})"
+        case "transport":
+            return "mostly for the transport of batches"
+        case "fetch":
+            return f"mostly for reading and decoding in {workers}"
+        case "collate":
+            return f"mostly for collating samples in {workers}"

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import html
-import json
 import re
 from collections.abc import Iterable
 from importlib import resources
 
 from penstock import __version__
 from penstock.observe.page import palette
-from penstock.observe.page.figures import Figure
-from penstock.observe.page.seconds import Bar
+from penstock.observe.page.figures import Figure, Trace, round_steps, time_unit
+from penstock.observe.page.headline import Headline
 from penstock.observe.page.view import ComparisonText, FindingText, LoaderView, Tile, View
-from penstock.observe.record.formatting import percent_text, rate_text, time_text
+from penstock.observe.record.formatting import percent_text, rate_text
+from penstock.observe.record.time_parts import Bar, Part
 
 _MAX_CARDS = 12
 """Further loaders are collapsed into a table."""
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 """The page makes no request, and the browser enforces that."""
 
 
@@ -27,10 +27,12 @@ def page_html(view: View, figures: list[Figure]) -> str:
     folder = resources.files("penstock.observe.page")
     css = palette.css() + folder.joinpath("page.css").read_text(encoding="utf-8")
     sections = [
+        _comparison(view.comparison, view.headline) if view.comparison is not None else "",
+        _tiles(view.tiles) if view.comparison is not None else "",
         _bars(view.bars),
         _findings(view.findings),
-        _comparison(view.comparison) if view.comparison is not None else "",
-        _figures(figures, has_batches=bool(view.loaders)),
+        _device_memory(view.device_memory) if view.device_memory is not None else "",
+        _figures(figures) if figures or view.loaders else "",
         _loaders(view.loaders),
         _machine(view.machine),
     ]
@@ -41,21 +43,33 @@ def page_html(view: View, figures: list[Figure]) -> str:
         '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
         f"<title>{_text(_truncated(view.title, 80))} – penstock</title><style>{css}</style></head>\n"
         f"<body>{_header(view)}\n<main>{''.join(sections)}</main>\n"
-        f"<footer>penstock {_text(__version__)}</footer>\n{_scripts(figures)}</body></html>\n"
+        f"<footer>penstock {_text(__version__)}</footer>\n{_script(figures)}</body></html>\n"
     )
 
 
 def _header(view: View) -> str:
-    head = view.headline
+    """The main result: of a comparison its verdict, else the run's headline; then what follows."""
     failure = f'<div class="failure" role="alert">{_text(view.failure)}</div>' if view.failure else ""
-    tiles = "".join(map(_tile, view.tiles))
+    if view.comparison is not None:
+        result = f"<h1>{_text(view.comparison.verdict)}</h1>"
+        result += f'<p class="lead">{_sentence(view.comparison.prediction)}</p>'
+    else:
+        result = f"{_headline(view.headline, 'h1')}{_tiles(view.tiles)}"
     return (
         f'<header><div class="muted small"><code class="command">{_text(view.title)}</code>{_text(view.when)}</div>'
-        f'{failure}<h1><span class="mark {head.tone}" aria-hidden="true"></span>{_sentence(head.text)}</h1>'
-        f'<p class="lead">{_sentence(head.more)}</p>'
-        + (f'<dl class="tiles">{tiles}</dl>' if tiles else "")
-        + "</header>"
+        f"{failure}{result}</header>"
     )
+
+
+def _headline(head: Headline, level: str) -> str:
+    return (
+        f'<{level}><span class="mark {head.tone}" aria-hidden="true"></span>{_sentence(head.text)}</{level}>'
+        f'<p class="lead">{_sentence(head.more)}</p>'
+    )
+
+
+def _tiles(tiles: tuple[Tile, ...]) -> str:
+    return f'<dl class="tiles">{"".join(map(_tile, tiles))}</dl>' if tiles else ""
 
 
 def _tile(tile: Tile) -> str:
@@ -71,25 +85,34 @@ def _bars(bars: tuple[Bar, ...]) -> str:
     return "<section><h2>Where each second went</h2>" + "".join(map(_bar, bars)) + "</section>"
 
 
+def _device_memory(bar: Bar) -> str:
+    return f"<section><h2>Device memory</h2>{_bar(bar)}</section>"
+
+
 def _bar(bar: Bar) -> str:
-    whole = bar.seconds
-    label = ", ".join(f"{part.label} {percent_text(part.seconds / whole)}" for part in bar.parts)
+    label = ", ".join(f"{part.label} {part.share}" for part in bar.parts)
+    drawn = [inner for part in bar.parts for inner in part.parts or (part,)]
     pieces = "".join(
-        f'<span style="flex:{part.seconds / whole:.5f} 1 0;background:var(--{part.role})" '
-        f'title="{_text(part.label)}: {_text(time_text(part.seconds))}"></span>'
-        for part in bar.parts
+        f'<span style="flex:{part.amount / bar.amount:.5f} 1 0;background:var(--{part.role})" '
+        f'title="{_text(part.label)}: {_text(part.text)}"></span>'
+        for part in drawn
     )
     lines = "".join(
-        f'<li><span class="chip" style="background:var(--{part.role})" aria-hidden="true"></span>'
-        f'<span>{_text(part.label)}</span><span class="number">{_text(percent_text(part.seconds / whole))}</span>'
-        f'<span class="number muted">{_text(time_text(part.seconds))}</span>'
-        f'<span class="meaning muted small">{_text(part.meaning)}</span></li>'
-        for part in bar.parts
+        _part(part) + "".join(_part(inner, kind=' class="inner"') for inner in part.parts) for part in bar.parts
     )
     return (
-        f'<div class="card"><h3>{_text(bar.label)}: {_text(time_text(whole))}</h3>'
+        f'<div class="card"><h3>{_text(bar.label)}: {_text(bar.text)}</h3>'
         f'<p class="muted small">{_text(bar.note)}</p>'
         f'<div class="bar" role="img" aria-label="{_text(label)}">{pieces}</div><ul class="parts">{lines}</ul></div>'
+    )
+
+
+def _part(part: Part, *, kind: str = "") -> str:
+    return (
+        f'<li{kind}><span class="chip" style="background:var(--{part.role})" aria-hidden="true"></span>'
+        f'<span>{_text(part.label)}</span><span class="number">{_text(part.share)}</span>'
+        f'<span class="number muted">{_text(part.text)}</span>'
+        f'<span class="meaning muted small">{_text(part.meaning)}</span></li>'
     )
 
 
@@ -108,7 +131,8 @@ def _finding(finding: FindingText) -> str:
     )
 
 
-def _comparison(comparison: ComparisonText) -> str:
+def _comparison(comparison: ComparisonText, headline: Headline) -> str:
+    """The comparison, and then what a page about the run alone begins with."""
     most = max(comparison.rates) or 1.0
     lengths = "".join(
         f'<span class="name" title="{_text(name)}">{_text(name)}</span><span class="row">'
@@ -130,32 +154,68 @@ def _comparison(comparison: ComparisonText) -> str:
         caveats = f'<div class="caveats"><strong>Compare with care</strong><ul>{items}</ul></div>'
     return (
         f"<section><h2>Compared with {_text(comparison.name)}</h2>"
-        f'<div class="card"><h3>{_text(comparison.verdict)}</h3>'
-        f'<div class="versus">{lengths}</div>{table}{settings}{caveats}</div></section>'
+        f'<div class="card"><div class="versus">{lengths}</div>{table}{settings}{caveats}</div></section>'
+        f"<section>{_headline(headline, 'h2')}</section>"
     )
 
 
-def _figures(figures: list[Figure], *, has_batches: bool) -> str:
+def _figures(figures: list[Figure]) -> str:
     if not figures:
-        reason = "The run was too short to draw figures over time."
-        return f'<section><h2>Over time</h2><p class="muted">{reason}</p></section>' if has_batches else ""
+        why = "The run was too short to draw how it went over time."
+        return f'<section><h2>Over time</h2><p class="muted">{why}</p></section>'
     return (
         '<section><h2>Over time</h2><p class="muted small desk">Drag to zoom into a time range, in all figures at '
-        f"once; double-click to zoom out.</p>{''.join(map(_figure, figures))}</section>"
+        "once; double-click to zoom out.</p>"
+        f'<div class="figures">{"".join(map(_figure, figures))}</div></section>'
     )
 
 
 def _figure(figure: Figure) -> str:
     legend = "".join(
-        f'<li><span class="chip" style="background:var(--{role})" aria-hidden="true"></span>{_text(label)}</li>'
-        for label, role in figure.legend
+        f'<li><span class="chip" style="background:var(--{trace.role})" aria-hidden="true"></span>'
+        f"{_text(trace.label)}</li>"
+        for trace in figure.traces
     )
-    description = f"{figure.title}. {figure.description}"
+    unit = "" if figure.unit in ("", "%") else f' <span class="muted small">{_text(figure.unit)}</span>'
     return (
-        f'<figure class="card" id="{figure.name}"><figcaption><h3>{_text(figure.title)}</h3>'
-        f'<ul class="legend">{legend}</ul></figcaption>'
-        f'<div class="plot" id="plot-{figure.name}" role="img" aria-label="{_text(description)}" '
-        f'style="height:{figure.height}px"></div><p class="muted small">{_sentence(figure.description)}</p></figure>'
+        f'<figure class="card" id="{figure.name}"><figcaption><h3>{_text(figure.title)}{unit}</h3>'
+        f'<ul class="legend">{legend}</ul></figcaption>{_plot(figure)}'
+        f'<p class="muted small">{_sentence(figure.description)}</p></figure>'
+    )
+
+
+def _plot(figure: Figure) -> str:
+    """Return the drawing: an SVG that is stretched to the room there is, and labels around it that are not."""
+    end_s, top = figure.end_s, figure.top
+    grid = "".join(f"M0,{value:.5g}H{end_s:.6g}" for value, _ in figure.ticks)
+    # A sum of a stack is drawn over those that it contains: the largest first.
+    stacked = "".join(_trace(trace) for trace in reversed(figure.traces) if trace.is_stacked)
+    lines = "".join(_trace(trace) for trace in figure.traces if not trace.is_stacked)
+    values = "".join(
+        f'<span style="bottom:{100 * value / top:.2f}%">{_text(label)}</span>' for value, label in figure.ticks
+    )
+    name, unit_s = time_unit(end_s)
+    times = "".join(
+        f'<span class="{"end" if at * unit_s > 0.97 * end_s else "" if at else "begin"}" '
+        f'style="left:{100 * at * unit_s / end_s:.2f}%">{at:g} {name}</span>'
+        for at in round_steps(end_s / unit_s, 6)
+    )
+    return (
+        f'<div class="plot" id="plot-{figure.name}" role="img" '
+        f'aria-label="{_text(f"{figure.title}. {figure.description}")}" data-end="{end_s:.6g}" data-top="{top:.5g}" '
+        f'data-unit="{_text(figure.unit)}" data-time="{name}" data-second="{unit_s:g}" '
+        f'style="height:{figure.height}px"><div class="values">{values}</div><div class="area">'
+        f'<svg viewBox="0 0 {end_s:.6g} {top:.5g}" preserveAspectRatio="none" aria-hidden="true">'
+        f'<g transform="matrix(1 0 0 -1 0 {top:.5g})"><path class="grid" d="{grid}"/>{stacked}{lines}</g></svg></div>'
+        f'<div class="times">{times}</div></div>'
+    )
+
+
+def _trace(trace: Trace) -> str:
+    kind = "stacked" if trace.is_stacked else "line dotted" if trace.is_dotted else "line"
+    return (
+        f'<path class="trace {kind}" style="color:var(--{trace.role})" data-label="{_text(trace.label)}" '
+        f'd="{trace.path}"/>'
     )
 
 
@@ -171,7 +231,7 @@ def _loaders(loaders: tuple[LoaderView, ...]) -> str:
             (one.name, one.samples, one.rate, percent_text(one.stall_fraction), one.first_batch)
             for one in loaders[_MAX_CARDS:]
         ]
-        table = _table(("dataset", "samples", "rate", "waited", "first batch"), rows)
+        table = _table(("loader", "samples", "rate", "waited", "first batch"), rows)
         rest = f'<details class="card"><summary>{len(rows)} more loaders</summary>{table}</details>'
     return f"<section><h2>Loaders</h2>{shown}{rest}</section>"
 
@@ -207,25 +267,12 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return f"{frame}<table><thead><tr>{first}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
-def _scripts(figures: list[Figure]) -> str:
-    """Return plotly, the figures' data and the script that draws them; nothing if there are no figures."""
+def _script(figures: list[Figure]) -> str:
+    """Return the script for zoom and values under the pointer; nothing if there are no figures."""
     if not figures:
         return ""
-    from plotly.offline import get_plotlyjs
-
-    data = [
-        {"name": figure.name, "height": figure.height, "plot": json.loads(figure.plot.to_json())} for figure in figures
-    ]
-    draw = resources.files("penstock.observe.page").joinpath("page.js").read_text(encoding="utf-8")
-    return (
-        f"{_data('figures', data)}{_data('colours', palette.dark_of_light())}"
-        f"<script>{get_plotlyjs()}</script>\n<script>{draw}</script>"
-    )
-
-
-def _data(name: str, value: object) -> str:
-    text = json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
-    return f'<script type="application/json" id="{name}">{text}</script>'
+    text = resources.files("penstock.observe.page").joinpath("page.js").read_text(encoding="utf-8")
+    return f"<script>{text}</script>"
 
 
 def _text(text: str) -> str:

@@ -1,7 +1,6 @@
 """The colours of the page by role, for light and dark backgrounds.
 
-Figures are drawn in the light colours; in a dark colour scheme the page replaces each of them by the dark colour of the
-same role. So no two roles may share a light colour. Text has a contrast of at least 4.5 to its background, shapes of at
+Text has a contrast of at least 4.5 to its background, shapes of at
 least 3 (WCAG 2.2, 1.4.3 and 1.4.11), except `idle`, the absence of work.
 """
 
@@ -30,6 +29,9 @@ LIGHT = {
     "host": "#3a75de",
     "slots": "#0b8977",
     "device": "#c22a63",
+    "weights": "#2b66c9",
+    "gradients": "#b27a00",
+    "optimizer": "#0a8573",
     "reserved": "#8e5ed5",
     "busy": "#c32b64",
 }
@@ -58,6 +60,9 @@ DARK = {
     "host": "#6b9efa",
     "slots": "#3bc6af",
     "device": "#ff7fa9",
+    "weights": "#6b9efa",
+    "gradients": "#e9b23d",
+    "optimizer": "#3bc6af",
     "reserved": "#bc99f4",
     "busy": "#ff80aa",
 }
@@ -70,11 +75,6 @@ def css() -> str:
         f":root{{{_properties(LIGHT)}color-scheme:light}}"
         f"@media (prefers-color-scheme:dark){{:root{{{_properties(DARK)}color-scheme:dark}}}}"
     )
-
-
-def dark_of_light() -> dict[str, str]:
-    """Return the dark colour for each light one."""
-    return {colour: DARK[role] for role, colour in LIGHT.items()}
 
 
 def _properties(colours: dict[str, str]) -> str:

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from penstock.core.units import size_text
 from penstock.observe.page.headline import Headline, headline
-from penstock.observe.page.seconds import Bar, bars
-from penstock.observe.record import rates
 from penstock.observe.record.compare_runs import Comparison, Difference
 from penstock.observe.record.comparison_text import Row, rows, verdict
 from penstock.observe.record.finding import Finding
-from penstock.observe.record.formatting import count_text, percent_text, rate_text, ratio_text, time_text
+from penstock.observe.record.formatting import count_text, percent_text, rate_text, time_text
 from penstock.observe.record.group_loaders import group_loaders, iterator_text, settings_text
+from penstock.observe.record.memory_parts import device_memory_bar
 from penstock.observe.record.run_record import LoaderRecord, RunRecord
 from penstock.observe.record.run_summary import summarize_run
+from penstock.observe.record.time_parts import Bar, bars
 from penstock.observe.record.time_series import TimeSeries, build_time_series
 
 
@@ -85,6 +85,9 @@ class ComparisonText:
     verdict: str
     """The result in one sentence."""
 
+    prediction: str
+    """What the earlier run predicted and the later one achieved; may be empty."""
+
     rows: tuple[Row, ...]
     """The figures."""
 
@@ -120,6 +123,9 @@ class View:
     bars: tuple[Bar, ...]
     """How the seconds were spent."""
 
+    device_memory: Bar | None
+    """What the accelerators' memory held at its peak; None without one."""
+
     findings: tuple[FindingText, ...]
     """The most expensive one first."""
 
@@ -145,6 +151,7 @@ def build_view(record: RunRecord, comparison: Comparison | None = None) -> View:
         headline=headline(record),
         tiles=_tiles(record),
         bars=bars(record),
+        device_memory=device_memory_bar(record.device_memory) if record.device_memory is not None else None,
         findings=tuple(map(_finding_text, record.findings)),
         series=build_time_series(record.timeline),
         comparison=_comparison_text(record, comparison) if comparison is not None else None,
@@ -160,16 +167,14 @@ def _failure(record: RunRecord) -> str:
 
 
 def _tiles(record: RunRecord) -> tuple[Tile, ...]:
-    summary = summarize_run(record, "")
-    every = [loader.statistics for loader in record.loaders if loader.statistics.batches]
+    summary, totals = summarize_run(record, ""), record.totals
     memory = record.memory
     found = []
-    if every:
-        samples, batches = sum(one.samples for one in every), sum(one.batches for one in every)
+    if totals.batches:
         found += [
-            Tile(label="throughput", value=count_text(summary.samples_per_s), note="samples per second of loop"),
-            Tile(label="waited for data", value=percent_text(summary.stall_fraction), note="of the time in loops"),
-            Tile(label="samples", value=count_text(samples), note=f"in {count_text(batches)} batches"),
+            Tile(label="throughput", value=count_text(totals.samples_per_s), note="samples per second of loop"),
+            Tile(label="waited for data", value=percent_text(totals.stall_fraction), note="of the time in loops"),
+            Tile(label="samples", value=count_text(totals.samples), note=f"in {count_text(totals.batches)} batches"),
             Tile(label="loop, per batch", value=time_text(summary.batch_s or 0.0), note="step and loading"),
         ]
     if memory.peak_pss_nbytes:
@@ -177,18 +182,15 @@ def _tiles(record: RunRecord) -> tuple[Tile, ...]:
         found.append(Tile(label="peak host memory", value=size_text(memory.peak_pss_nbytes), note=note))
     elif memory.peak_rss_nbytes:
         found.append(Tile(label="peak host memory", value=size_text(memory.peak_rss_nbytes), note="this process alone"))
-    device = [point.device_nbytes for point in record.timeline if point.device_nbytes is not None]
-    if device:
-        found.append(Tile(label="peak device memory", value=size_text(max(device)), note="of tensors"))
+    device = record.device_memory
+    if device is not None:
+        total = f"of {size_text(device.total_nbytes)}" if device.total_nbytes else "of tensors"
+        found.append(Tile(label="peak device memory", value=size_text(device.peak_nbytes), note=total))
     return tuple(found)
 
 
 def _finding_text(finding: Finding) -> FindingText:
-    gain = ""
-    if finding.gain is not None:
-        how = "measured" if finding.is_measured else "an estimate"
-        gain = f"{ratio_text(finding.gain)} the speed ({how})"
-    return FindingText(cause=finding.cause, evidence=finding.evidence, remedy=finding.remedy, gain=gain)
+    return FindingText(cause=finding.cause, evidence=finding.evidence, remedy=finding.remedy, gain=finding.gain_text)
 
 
 def _loader_view(loader: LoaderRecord) -> LoaderView:
@@ -210,8 +212,8 @@ def _loader_view(loader: LoaderRecord) -> LoaderView:
         name=loader.label,
         batches=count_text(statistics.batches),
         samples=count_text(statistics.samples),
-        rate=rate_text(rates.samples_per_s(statistics)),
-        stall_fraction=rates.stall_fraction(statistics),
+        rate=rate_text(statistics.samples_per_s),
+        stall_fraction=statistics.stall_fraction,
         first_batch=time_text(statistics.first_batch_s),
         facts=tuple((name, value) for name, value in facts if value),
     )
@@ -230,6 +232,7 @@ def _comparison_text(record: RunRecord, comparison: Comparison) -> ComparisonTex
     return ComparisonText(
         name=reference.name,
         verdict=verdict(run, comparison),
+        prediction=comparison.prediction,
         rows=tuple(rows(run, reference)),
         settings=comparison.settings,
         caveats=comparison.caveats,

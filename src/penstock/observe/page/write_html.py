@@ -13,7 +13,7 @@ from penstock.observe.record.run_record import RunRecord
 
 
 def render_html(record: RunRecord, comparison: Comparison | None = None) -> str:
-    """Return the run as one HTML page that makes no network request.
+    """Return the run as one HTML page that makes no network request; with `comparison`, it begins with that.
 
     Example:
         >>> page = render_html(RunRecord(command=("train.py",), started="2026-01-01T00:00:00+00:00", wall_s=1.0))
@@ -21,7 +21,7 @@ def render_html(record: RunRecord, comparison: Comparison | None = None) -> str:
         True
     """
     view = build_view(record, comparison)
-    return page_html(view, figures(view.series))
+    return page_html(view, figures(record, view.series))
 
 
 def write_html(record: RunRecord, file: Path, comparison: Comparison | None = None) -> None:

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.observe.record.formatting import rate_text
+from penstock.observe.record.formatting import percent_text, rate_text
 
 _COMPUTE_BOUND = 0.05
 """A loop with a smaller stall fraction has nothing to gain from a faster loader."""
@@ -118,7 +118,7 @@ class Baseline:
         speedup = self.speedup
         if speedup is None or self.torch is None:
             return f"no comparison: {self.problem or 'nothing was measured'}"
-        waited = f"it waited for torch's loader {self.torch.stall_fraction:.1%} of the time"
+        waited = f"it waited for torch's loader {percent_text(self.torch.stall_fraction)} of the time"
         if self.torch.stall_fraction < _COMPUTE_BOUND and not (self.is_clear and speedup < 1 - _COMPUTE_BOUND):
             return f"no gain: your loop is compute-bound; {waited}"
         if not self.is_clear or abs(speedup - 1) < _MIN_GAIN:
@@ -146,7 +146,7 @@ def _window_text(window: TimingWindow) -> str:
     rate = f"{rate_text(window.samples / window.seconds)}, " if window.samples and window.seconds else ""
     return (
         f"{rate}{1000 * window.batch_s:.2f} ms per batch (median {median:.2f}, half of them {low:.2f} to {high:.2f}), "
-        f"waited {window.stall_fraction:.1%}"
+        f"waited {percent_text(window.stall_fraction)}"
     )
 
 

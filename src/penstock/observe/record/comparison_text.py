@@ -18,7 +18,7 @@ _UNKNOWN = "–"
 
 _STAGES = {
     "step_s": "step",
-    "wait_s": "blocked for a batch",
+    "wait_s": "next batch not ready",
     "transport_s": "transport",
     "fetch_s": "read and decode (all workers)",
     "collate_s": "collate (all workers)",
@@ -92,10 +92,14 @@ def render(record: RunRecord, comparison: Comparison, name: str) -> str:
         ("", name, reference.name, "ratio"),
         *((row.label, row.run, row.reference, row.ratio) for row in rows(run, reference)),
     ]
-    text = [f"penstock: {verdict(run, comparison)}", *_table(lines)]
+    text = [f"penstock: {verdict(run, comparison)}"]
+    if comparison.prediction:
+        text.append(f"  {comparison.prediction}")
+    text += _table(lines)
     if comparison.settings:
         settings = [(one.setting, one.run, one.reference) for one in comparison.settings]
         text += ["", "  settings that differ", *_table(settings)]
+    text += ["", *(f"  {line}" for line in comparison.orders.equal)] if comparison.orders.equal else []
     if comparison.caveats:
         text += ["", "  Compare with care:", *(f"  - {caveat}" for caveat in comparison.caveats)]
     return "\n".join(text) + "\n"
@@ -107,9 +111,11 @@ def as_json(record: RunRecord, comparison: Comparison, name: str) -> dict[str, o
     return {
         "schema": "penstock.comparison/1",
         "verdict": verdict(run, comparison),
+        "prediction": comparison.prediction,
         "run": asdict(run),
         "reference": asdict(comparison.reference),
         "settings": [asdict(difference) for difference in comparison.settings],
+        "orders": asdict(comparison.orders),
         "caveats": list(comparison.caveats),
     }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.observe.record.formatting import ratio_text
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
@@ -26,3 +28,15 @@ class Finding:
 
     is_measured: bool = False
     """Whether a trial measured `gain`. Otherwise it is reported as an estimate."""
+
+    is_uncertain: bool = False
+    """Whether trials of the change disagree, or were made while other programs kept the machine busy."""
+
+    loader: str = ""
+    """The label of the loader that it is about; empty where it is about none, or not known. Only of finished runs."""
+
+    @property
+    def gain_text(self) -> str:
+        """Its gain, and whether it was measured; empty where unknown."""
+        how = "measured" if self.is_measured else "an estimate"
+        return "" if self.gain is None else f"{ratio_text(self.gain)} the speed ({how})"

@@ -3,17 +3,54 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def percent_text(fraction: float) -> str:
-    """Return a fraction between 0 and 1 in per cent, with one more digit below 10 %.
+    """Return a fraction between 0 and 1 in per cent; near 0 and 1 with one more digit, so that two add up to 100.
 
-    >>> percent_text(0.372), percent_text(0.012), percent_text(0.0)
-    ('37 %', '1.2 %', '0 %')
+    >>> percent_text(0.372), percent_text(0.012), percent_text(0.988), percent_text(0.0)
+    ('37 %', '1.2 %', '98.8 %', '0 %')
     """
-    if fraction and fraction < 0.001:
-        return "under 0.1 %"
-    return (f"{fraction:.1%}" if 0 < fraction < 0.1 else f"{fraction:.0%}").replace("%", " %")
+    return percent_texts([1 - fraction, fraction])[1]
+
+
+def percent_digits(fraction: float) -> int:
+    """Return how many digits after the point `percent_text` shows of a fraction."""
+    return int(0 < fraction < 0.1 or 0.9 < fraction < 1)
+
+
+def percent_texts(fractions: Sequence[float], digits: int | None = None) -> list[str]:
+    """Return fractions that are shown together, rounded so that the texts add up to that of their sum.
+
+    Args:
+        fractions: each between 0 and 1, and so their sum.
+        digits: how many to show after the point; by default as many as `percent_text` does of one of them.
+
+    >>> percent_texts([1 / 3, 1 / 3, 1 / 3]), percent_texts([0.9277, 0.0723])
+    (['34 %', '33 %', '33 %'], ['92.8 %', '7.2 %'])
+    """
+    digits = max(map(percent_digits, fractions), default=0) if digits is None else digits
+    scale = 100 * 10**digits
+    shown = [math.floor(fraction * scale) for fraction in fractions]
+    # Where rounding down has taken most, one is added: the method of largest remainders.
+    by_remainder = sorted(range(len(shown)), key=lambda k: shown[k] - fractions[k] * scale)
+    for k in by_remainder[: round(sum(fractions) * scale) - sum(shown)]:
+        shown[k] += 1
+    return [
+        _percent(units / 10**digits, digits, is_nothing=not fraction, is_all=fraction == 1)
+        for units, fraction in zip(shown, fractions, strict=True)
+    ]
+
+
+def _percent(percent: float, digits: int, *, is_nothing: bool, is_all: bool) -> str:
+    text = f"{percent:.{digits}f}"
+    least = 10**-digits
+    if float(text) == 0:
+        return "0 %" if is_nothing else f"under {least:g} %"
+    if float(text) == 100:
+        return "100 %" if is_all else f"over {100 - least:g} %"
+    return f"{text} %"
 
 
 def rate_text(samples_per_s: float) -> str:

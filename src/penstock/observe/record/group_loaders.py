@@ -46,7 +46,8 @@ def _group(loaders: Iterable[LoaderRecord]) -> list[LoaderRecord]:
     groups: dict[str, list[LoaderRecord]] = {}
     for loader in loaders:
         made = label_of(loader.name.partition(" #")[0], loader.made_at)
-        key = f"{made}: {loader.statistics.length}, {settings_text(loader)}, {iterator_text(loader)}"
+        counted = loader.statistics  # of loaders with and without workers, waiting is not the same sum
+        key = f"{made}: {counted.length}, {counted.worker_type}, {settings_text(loader)}, {iterator_text(loader)}"
         groups.setdefault(key, []).append(loader)
     return [_combine(group) if len(group) > 1 else group[0] for group in groups.values()]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
+from penstock.observe.meters.device_meter import DeviceMemory
 from penstock.observe.meters.host_memory import HostMemory
 from penstock.observe.record import rates
 from penstock.observe.record.rank_record import RankRecord
@@ -15,7 +16,7 @@ from penstock.observe.record.run_record import RunRecord
 from penstock.observe.record.timeline import TimelinePoint
 
 _COUNTS = ("batches", "samples", "nbytes", "loading_s", "ready", "held", "workers", "working", "slots_nbytes")
-_SIZES = ("host_nbytes", "device_nbytes", "device_reserved_nbytes")
+_SIZES = ("host_nbytes", "device_nbytes", "device_peak_nbytes", "device_reserved_nbytes")
 
 
 def merge_ranks(records: Mapping[int, RunRecord], missing: Mapping[int, str]) -> RunRecord:
@@ -38,6 +39,7 @@ def merge_ranks(records: Mapping[int, RunRecord], missing: Mapping[int, str]) ->
         exit_code=failed[0] if failed else None if None in codes or set(ranks) > set(records) else 0,
         error=next((f"rank {rank}: {record.error}" for rank, record in sorted(records.items()) if record.error), None),
         memory=_memory([record.memory for record in records.values()]),
+        device_memory=_device_memory([record.device_memory for record in records.values()]),
         loaders=tuple(
             replace(loader, rank=rank) for rank, record in sorted(records.items()) for loader in record.loaders
         ),
@@ -90,19 +92,31 @@ def _memory(every: Sequence[HostMemory]) -> HostMemory:
     )
 
 
+def _device_memory(every: Sequence[DeviceMemory | None]) -> DeviceMemory | None:
+    """Return the sum over ranks, each of which has an accelerator of its own; what is not known of all is not known."""
+    known = [memory for memory in every if memory is not None]
+    if not known:
+        return None
+    sums: dict[str, Any] = {}
+    for name in (field.name for field in fields(DeviceMemory)):
+        values = [getattr(memory, name) for memory in known]
+        sums[name] = None if None in values else sum(values)
+    return DeviceMemory(**sums)
+
+
 def _rank(rank: int, record: RunRecord | None, missing: str) -> RankRecord:
     if record is None:
         return RankRecord(rank=rank, missing_reason=missing)
-    every = [loader.statistics for loader in record.loaders]
+    totals = rates.total(loader.statistics for loader in record.loaders)
     return RankRecord(
         rank=rank,
         exit_code=record.exit_code,
         error=record.error,
         wall_s=record.wall_s,
-        batches=sum(one.batches for one in every),
-        samples=sum(one.samples for one in every),
-        loop_s=sum(map(rates.loop_s, every)),
-        loading_s=sum(map(rates.loading_s, every)),
+        batches=totals.batches,
+        samples=totals.samples,
+        loop_s=totals.loop_s,
+        loading_s=totals.loading_s,
         missing_reason=missing,
     )
 

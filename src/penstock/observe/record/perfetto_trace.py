@@ -84,7 +84,7 @@ def trace_of_timeline(record: RunRecord, pid: int = 0) -> Trace:
 
     for span in build_time_series(record.timeline).spans:
         count("samples/s", span.from_s, samples_per_s=span.samples_per_s)
-        count("loop, fraction of the time", span.from_s, step=span.step, waiting=span.waiting, transport=span.transport)
+        count("loop, fraction of the time", span.from_s, step=span.step, waiting=span.waiting)
         count("busy workers", span.from_s, reading=span.reading, collating=span.collating)
     for point in record.timeline:
         count("batches", point.at_s, ready=point.ready, held=point.held)

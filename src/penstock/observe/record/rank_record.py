@@ -35,3 +35,13 @@ class RankRecord:
 
     missing_reason: str = ""
     """Why the record is missing or incomplete (never started, killed, still running); empty if it is complete."""
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples per second of loop."""
+        return self.samples / self.loop_s if self.loop_s else 0.0
+
+    @property
+    def stall_fraction(self) -> float:
+        """The share of its loops' time that the step waited for data, between 0 and 1."""
+        return self.loading_s / self.loop_s if self.loop_s else 0.0

@@ -1,14 +1,14 @@
-"""Derives figures from a loader's counters: the loops' duration, throughput and stall.
+"""Sums and differences of loaders' counters. What is derived from one loader's is defined in core/stats.py.
 
-A loop over a loader alternates between the user's step and loading, in which the step waits for the next batch. With
-workers, loading is waiting and transport. Without workers the dataset runs in the loop, so its time is loading too.
+A loop over a loader alternates between the user's step and loading, in which the step waits for the next batch. So the
+share that waited and the step's share add up to 1, and every report of a run takes both from here.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 
 from penstock.core.stats import LoaderStatistics, StageTimes
@@ -17,28 +17,55 @@ from penstock.observe.record.rank_record import RankRecord
 _SUMMED = ("epochs", "batches", "samples", "nbytes", "restarts", "retried", "skipped")
 
 
-def loading_s(counted: LoaderStatistics) -> float:
-    """Return the seconds that loops over the loader spent waiting for batches."""
-    stages = counted.stages
-    inline_s = stages.fetch_s + stages.collate_s if counted.worker_type == "inline" else 0.0
-    return stages.wait_s + stages.transport_s + inline_s
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Totals:
+    """Counters over all loops of a run."""
+
+    batches: int
+    samples: int
+    nbytes: int
+
+    loading_s: float
+    """Seconds that loops waited for data."""
+
+    loop_s: float
+    """Seconds spent in loops: waiting, and steps."""
+
+    stages: StageTimes
+    """Seconds by stage."""
+
+    samples_per_s: float
+    """Per second of loop; of several ranks, the sum of theirs."""
+
+    @property
+    def stall_fraction(self) -> float:
+        """The share of the loops' time that the step waited for data, between 0 and 1."""
+        return self.loading_s / self.loop_s if self.loop_s else 0.0
 
 
-def loop_s(counted: LoaderStatistics) -> float:
-    """Return the seconds spent in loops over the loader."""
-    return loading_s(counted) + counted.stages.step_s
+def total(every: Iterable[LoaderStatistics], ranks: Sequence[RankRecord] = ()) -> Totals:
+    """Return the sums over loaders, of a run of these ranks."""
+    counted = list(every)
+    loop_s, samples = sum(one.loop_s for one in counted), sum(one.samples for one in counted)
+    alone = samples / loop_s if loop_s else 0.0
+    return Totals(
+        batches=sum(one.batches for one in counted),
+        samples=samples,
+        nbytes=sum(one.nbytes for one in counted),
+        loading_s=sum(one.loading_s for one in counted),
+        loop_s=loop_s,
+        stages=total_stages(one.stages for one in counted),
+        samples_per_s=sum(rank.samples_per_s for rank in ranks) if ranks else alone,
+    )
 
 
-def samples_per_s(counted: LoaderStatistics) -> float:
-    """Return samples per second of loop; 0 before the first batch."""
-    seconds = loop_s(counted)
-    return counted.samples / seconds if seconds > 0 else 0.0
+def gain_without(fraction: float) -> float:
+    """Return how much faster a loop would be without a part that takes this share of its time.
 
-
-def stall_fraction(counted: LoaderStatistics) -> float:
-    """Return the fraction of the loops' time in which the step waited for data, between 0 and 1."""
-    seconds = loop_s(counted)
-    return loading_s(counted) / seconds if seconds > 0 else 0.0
+    >>> gain_without(0.5)
+    2.0
+    """
+    return 1 / max(0.01, 1 - fraction)
 
 
 def statistics_between(earlier: LoaderStatistics, later: LoaderStatistics) -> LoaderStatistics:
@@ -61,6 +88,7 @@ def combine_statistics(every: Sequence[LoaderStatistics]) -> LoaderStatistics:
         stages=total_stages(one.stages for one in every),
         quarantined=tuple(chain.from_iterable(one.quarantined for one in every)),
         skipped_indices=tuple(chain.from_iterable(one.skipped_indices for one in every)),
+        index_digests=tuple(chain.from_iterable(one.index_digests for one in every)),
         ring=replace(every[-1].ring, copied_out=sum(one.ring.copied_out for one in every)),
     )
 
@@ -76,8 +104,3 @@ def stages_between(earlier: StageTimes, later: StageTimes) -> StageTimes:
     return StageTimes(
         **{field.name: getattr(later, field.name) - getattr(earlier, field.name) for field in fields(StageTimes)}
     )
-
-
-def samples_per_s_of_ranks(ranks: Iterable[RankRecord]) -> float:
-    """Return the summed throughput of ranks that run at the same time, in samples per second of loop."""
-    return sum(rank.samples / rank.loop_s for rank in ranks if rank.loop_s > 0)

@@ -12,20 +12,23 @@ and 1.
     exit        {"code": int, "error": null or the exception in one line}
     host        {"cpus": cores that this process may use, "machine": {"processor", "cores", "memory_nbytes", "system",
                 "accelerators"}, "memory": {"peak_pss_nbytes", "peak_rss_nbytes", "processes"}}
-    totals      {"batches", "samples", "nbytes", "loop_s", "samples_per_s", "stall_fraction", "stages": {...}}
+    device      {"memory": null, or the peak of the accelerators that were used}
+    totals      {"batches", "samples", "nbytes", "loading_s", "loop_s", "samples_per_s", "stall_fraction",
+                "stages": {...}}
     loaders     one object for each DataLoader, in the order they were made:
-                {"name", "made_at", "loader_class", "iterator", "fallback_reason", "is_iterated", "rank",
+                {"name", "made_at", "loader_class", "iterator", "fallback_reason", "is_iterated", "shuffled_by", "rank",
                 "settings": {...}, "loop_s", "samples_per_s", "stall_fraction", "statistics": {...}}
     timeline    one object for each point in time, in order
     findings    one object for each finding, the most expensive one first
     ranks       one object for each rank of a run of several ranks; exit, host and totals then cover all ranks
     baseline    null, or the comparison with torch's own loader
 
-`statistics` holds the fields of `penstock.LoaderStatistics`, `stages` those of `penstock.StageTimes`, `memory` those
-of `penstock.observe.meters.host_memory.HostMemory`, a point of the timeline those of `timeline.TimelinePoint`, a
-finding those of `finding.Finding`, a rank those of `rank_record.RankRecord`, the baseline those of `baseline.Baseline`;
-each is documented there. `totals` and the rates of each loader are derived from the rest (see rates.py), for readers
-other than penstock, which ignores them.
+`statistics` holds the fields of `penstock.LoaderStatistics` (an entry of `index_digests` those of
+`penstock.core.stats.IndexDigest`), `stages` those of `penstock.StageTimes`, `memory` those of
+`penstock.observe.meters.host_memory.HostMemory` or `device_meter.DeviceMemory`, a point of the timeline those of
+`timeline.TimelinePoint`, a finding those of `finding.Finding`, a rank those of `rank_record.RankRecord`, the baseline
+those of `baseline.Baseline`; each is documented there. `totals` and the rates of each loader are derived from the rest
+(rates.py, core/stats.py), for readers other than penstock, which ignores them.
 """
 
 from __future__ import annotations
@@ -35,18 +38,21 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from penstock.core.atomic_write import write_text_atomic
 from penstock.core.errors import OptionError
-from penstock.core.stats import LoaderStatistics, RingCounts, StageTimes
+from penstock.core.stats import LoaderStatistics
+from penstock.observe.meters.device_meter import DeviceMemory
 from penstock.observe.meters.host_memory import HostMemory
 from penstock.observe.record import rates
-from penstock.observe.record.baseline import Baseline, TimingWindow
+from penstock.observe.record.baseline import Baseline
 from penstock.observe.record.finding import Finding
 from penstock.observe.record.known_fields import build_from_known
 from penstock.observe.record.rank_record import RankRecord
 from penstock.observe.record.timeline import TimelinePoint
+
+_Data = TypeVar("_Data")
 
 SCHEMA = "penstock.run/1"
 
@@ -54,7 +60,7 @@ IteratorKind = Literal["replaced", "subclass", "own", "fallback"]
 """What iterates a loader: penstock's iterator in place of torch's; the same, in a subclass of DataLoader; the loader's
 own iterator, which is left alone; torch's, because penstock's cannot."""
 
-_FIELDS = ("made_at", "loader_class", "iterator", "fallback_reason", "is_iterated")
+_FIELDS = ("made_at", "loader_class", "iterator", "fallback_reason", "is_iterated", "shuffled_by")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +84,9 @@ class LoaderRecord:
 
     is_iterated: bool = True
     """Whether it was iterated at all."""
+
+    shuffled_by: str = ""
+    """The class of its sampler, if that draws a random order."""
 
     settings: Mapping[str, Any]
     """The arguments it was created with."""
@@ -143,6 +152,9 @@ class RunRecord:
     memory: HostMemory = field(default_factory=HostMemory)
     """The peak of this process and its descendants."""
 
+    device_memory: DeviceMemory | None = None
+    """The peak of the accelerators that it used; None without one."""
+
     loaders: tuple[LoaderRecord, ...] = ()
     """In the order they were made."""
 
@@ -158,6 +170,11 @@ class RunRecord:
     baseline: Baseline | None = None
     """The comparison with torch's own loader, with `--baseline`."""
 
+    @property
+    def totals(self) -> rates.Totals:
+        """The sums over all of its loaders."""
+        return rates.total((loader.statistics for loader in self.loaders), self.ranks)
+
 
 def as_json(record: RunRecord) -> dict[str, Any]:
     """Return the object that run.json holds."""
@@ -170,7 +187,8 @@ def as_json(record: RunRecord) -> dict[str, Any]:
         "wall_s": record.wall_s,
         "exit": {"code": record.exit_code, "error": record.error},
         "host": {"cpus": record.cpus, "machine": dict(record.machine), "memory": asdict(record.memory)},
-        "totals": _totals(record),
+        "device": {"memory": asdict(record.device_memory) if record.device_memory is not None else None},
+        "totals": _totals(record.totals),
         "loaders": [
             {
                 "name": loader.name,
@@ -214,20 +232,12 @@ def from_json(data: Any) -> RunRecord:
             cpus=data["host"]["cpus"],
             machine=data["host"].get("machine", {}),
             memory=build_from_known(HostMemory, data["host"]["memory"]),
-            loaders=tuple(
-                LoaderRecord(
-                    name=loader["name"],
-                    settings=loader["settings"],
-                    statistics=_statistics(loader["statistics"]),
-                    rank=loader.get("rank"),
-                    **{name: loader[name] for name in _FIELDS if name in loader},
-                )
-                for loader in data["loaders"]
-            ),
-            timeline=tuple(map(_point, data.get("timeline", ()))),
+            device_memory=_known(DeviceMemory, data.get("device", {}).get("memory")),
+            loaders=tuple(build_from_known(LoaderRecord, loader) for loader in data["loaders"]),
+            timeline=tuple(build_from_known(TimelinePoint, point) for point in data.get("timeline", ())),
             findings=tuple(build_from_known(Finding, finding) for finding in data.get("findings", ())),
             ranks=tuple(build_from_known(RankRecord, rank) for rank in data.get("ranks", ())),
-            baseline=_baseline(data["baseline"]) if data.get("baseline") is not None else None,
+            baseline=_known(Baseline, data.get("baseline")),
         )
     except (KeyError, TypeError) as exc:
         raise OptionError(f"the run is damaged: {exc!r} while reading it; repeat it with `penstock run`") from exc
@@ -257,48 +267,12 @@ def load(file: Path) -> RunRecord:
 
 
 def _rates(statistics: LoaderStatistics) -> dict[str, float]:
-    return {
-        "loop_s": rates.loop_s(statistics),
-        "samples_per_s": rates.samples_per_s(statistics),
-        "stall_fraction": rates.stall_fraction(statistics),
-    }
+    return {name: getattr(statistics, name) for name in ("loop_s", "samples_per_s", "stall_fraction")}
 
 
-def _totals(record: RunRecord) -> dict[str, Any]:
-    every = [loader.statistics for loader in record.loaders]
-    loop_s = sum(map(rates.loop_s, every))
-    samples = sum(one.samples for one in every)
-    return {
-        "batches": sum(one.batches for one in every),
-        "samples": samples,
-        "nbytes": sum(one.nbytes for one in every),
-        "loop_s": loop_s,
-        "samples_per_s": rates.samples_per_s_of_ranks(record.ranks)
-        if record.ranks
-        else samples / loop_s
-        if loop_s
-        else 0.0,
-        "stall_fraction": sum(map(rates.loading_s, every)) / loop_s if loop_s else 0.0,
-        "stages": asdict(rates.total_stages(one.stages for one in every)),
-    }
+def _totals(totals: rates.Totals) -> dict[str, Any]:
+    return {**asdict(totals), "stall_fraction": totals.stall_fraction}
 
 
-def _statistics(data: Mapping[str, Any]) -> LoaderStatistics:
-    lists = {name: tuple(data[name]) for name in ("quarantined", "skipped_indices")}
-    nested = {
-        "stages": build_from_known(StageTimes, data["stages"]),
-        "ring": build_from_known(RingCounts, data["ring"]),
-    }
-    return build_from_known(LoaderStatistics, {**data, **lists, **nested})
-
-
-def _baseline(data: Mapping[str, Any]) -> Baseline:
-    windows = {
-        name: None if data[name] is None else build_from_known(TimingWindow, data[name])
-        for name in ("torch", "penstock")
-    }
-    return build_from_known(Baseline, {**data, **windows})
-
-
-def _point(data: Mapping[str, Any]) -> TimelinePoint:
-    return build_from_known(TimelinePoint, {**data, "stages": build_from_known(StageTimes, data["stages"])})
+def _known(cls: type[_Data], data: Mapping[str, Any] | None) -> _Data | None:
+    return None if data is None else build_from_known(cls, data)

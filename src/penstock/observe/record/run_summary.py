@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from penstock.core.stats import StageTimes
-from penstock.observe.record import rates
 from penstock.observe.record.run_record import RunRecord
 
 
@@ -34,16 +33,13 @@ class RunSummary:
 
 def summarize_run(record: RunRecord, name: str) -> RunSummary:
     """Return the overall figures of `record`, called `name`."""
-    every = [loader.statistics for loader in record.loaders]
-    loop_s, batches = sum(map(rates.loop_s, every)), sum(one.batches for one in every)
-    samples = sum(one.samples for one in every)
-    memory = record.memory
+    totals, memory = record.totals, record.memory
     return RunSummary(
         name=name,
-        samples_per_s=samples / loop_s if loop_s else 0.0,
-        stall_fraction=sum(map(rates.loading_s, every)) / loop_s if loop_s else 0.0,
-        batch_s=loop_s / batches if batches else None,
-        stages=_per_batch(rates.total_stages(one.stages for one in every), batches) if batches else None,
+        samples_per_s=totals.samples_per_s,
+        stall_fraction=totals.stall_fraction,
+        batch_s=totals.loop_s / totals.batches if totals.batches else None,
+        stages=_per_batch(totals.stages, totals.batches) if totals.batches else None,
         peak_host_nbytes=memory.peak_pss_nbytes or memory.peak_rss_nbytes or None,
     )
 

@@ -28,7 +28,6 @@ def scalars(record: RunRecord) -> Iterator[Scalar]:
         yield "penstock/samples_per_s", *position, span.samples_per_s
         yield "penstock/fraction/step", *position, span.step
         yield "penstock/fraction/waiting", *position, span.waiting
-        yield "penstock/fraction/transport", *position, span.transport
         yield "penstock/workers/reading", *position, span.reading
         yield "penstock/workers/collating", *position, span.collating
         if span.device_utilization is not None:
@@ -41,6 +40,7 @@ def scalars(record: RunRecord) -> Iterator[Scalar]:
         for tag, nbytes in (
             ("host", point.host_nbytes),
             ("device", point.device_nbytes),
+            ("device_peak", point.device_peak_nbytes),
             ("device_reserved", point.device_reserved_nbytes),
         ):
             if nbytes is not None:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.core.stats import LoaderStatistics, StageTimes
+from penstock.core.stats import LoaderStatistics
 from penstock.core.units import size_text
-from penstock.observe.record import rates
-from penstock.observe.record.formatting import rate_text
+from penstock.observe.record.compare_digests import digest_text
+from penstock.observe.record.formatting import percent_text, rate_text, time_text
 from penstock.observe.record.group_loaders import group_loaders, group_uncounted, iterator_text, settings_text
+from penstock.observe.record.memory_parts import device_memory_bar
 from penstock.observe.record.rank_record import RankRecord
+from penstock.observe.record.rates import Totals
 from penstock.observe.record.run_record import LoaderRecord, RunRecord
+from penstock.observe.record.time_parts import Part, loop_parts, worker_parts
 
-_STAGES = (
-    ("read+decode", "fetch_s", "in the dataset, summed over workers"),
-    ("collate", "collate_s", "samples into a batch, summed over workers"),
-    ("transport", "transport_s", "dispatching tasks, receiving batches"),
-    ("wait", "wait_s", "the step waited for data"),
-    ("step", "step_s", "the program's own work between batches"),
-)
+_FINDINGS = 3
+"""As many are listed; report.html has all."""
 
 
 def render(record: RunRecord) -> str:
@@ -34,23 +32,30 @@ def render(record: RunRecord) -> str:
         lines += _loader_lines(loader)
     lines += [f"  {loader.label}: {iterator_text(loader)}; its batches were not counted" for loader in uncounted]
     if len(used) > 1:
-        lines += _total_lines(used)
-    lines += _rank_lines(record.ranks)
+        lines += _total_lines(record.loaders, record.totals)
+    lines += _rank_lines(record.ranks, record.totals)
     if record.baseline is not None:
         lines.append(record.baseline.render())
     memory = record.memory
     peak = memory.peak_pss_nbytes or memory.peak_rss_nbytes
     scope = "all processes" if memory.peak_pss_nbytes else "this process"
     lines.append(f"  peak host memory: {size_text(peak)} ({scope}, {memory.processes} at most)")
+    if record.device_memory is not None:
+        bar = device_memory_bar(record.device_memory)
+        parts = "; ".join(f"{part.label} {part.text}" for part in bar.parts)
+        lines.append(f"  peak device memory: {bar.text} ({parts})")
+    for finding in record.findings[:_FINDINGS]:
+        where = f"{finding.loader}: " if finding.loader else ""
+        gain = f"{finding.gain_text}: " if finding.gain is not None else ""
+        lines += [f"  {where}{finding.cause}", *([f"    ▸ {gain}{finding.remedy}"] if finding.remedy else [])]
     return "\n".join(lines) + "\n"
 
 
-def _rank_lines(ranks: Sequence[RankRecord]) -> list[str]:
+def _rank_lines(ranks: Sequence[RankRecord], totals: Totals) -> list[str]:
     if not ranks:
         return []
-    samples = sum(rank.samples for rank in ranks)
     return [
-        f"  all ranks: {samples} samples, {rate_text(rates.samples_per_s_of_ranks(ranks))}",
+        f"  all ranks: {totals.samples} samples, {rate_text(totals.samples_per_s)}",
         *map(_rank_line, ranks),
     ]
 
@@ -58,9 +63,10 @@ def _rank_lines(ranks: Sequence[RankRecord]) -> list[str]:
 def _rank_line(rank: RankRecord) -> str:
     parts = [f"  rank {rank.rank}: "]
     if rank.batches:
-        stalled = rank.loading_s / rank.loop_s if rank.loop_s else 0.0
-        speed = rate_text(rates.samples_per_s_of_ranks([rank]))
-        parts.append(f"{rank.samples} samples in {rank.batches} batches, {speed}, stalled {stalled:.1%}")
+        parts.append(
+            f"{rank.samples} samples in {rank.batches} batches, {rate_text(rank.samples_per_s)}, waited for data "
+            f"{percent_text(rank.stall_fraction)} of the time"
+        )
     else:
         parts.append("no batch")
     if rank.exit_code:
@@ -74,12 +80,14 @@ def _loader_lines(loader: LoaderRecord) -> list[str]:
     statistics = loader.statistics
     lines = [
         f"  {loader.label}: {statistics.samples} samples in {statistics.batches} batches, "
-        f"{rate_text(rates.samples_per_s(statistics))}, stalled {rates.stall_fraction(statistics):.1%} of the loop, "
-        f"first batch after {statistics.first_batch_s * 1000:.0f} ms",
-        *_stage_lines(statistics.stages, rates.loop_s(statistics), is_watched=loader.is_watched),
+        f"{rate_text(statistics.samples_per_s)}, {_waited(statistics)}, "
+        f"first batch after {time_text(statistics.first_batch_s)}",
+        *_part_lines([loader]),
         f"    iterator: {iterator_text(loader)}",
         f"    settings: {settings_text(loader)}",
     ]
+    if order := digest_text(statistics):
+        lines.append(f"    indices: {order}")
     if statistics.workers_reason:
         lines.append(f"    workers: {statistics.workers} ({statistics.workers_reason})")
     if statistics.dispatch:
@@ -95,29 +103,28 @@ def _loader_lines(loader: LoaderRecord) -> list[str]:
     return lines
 
 
-def _total_lines(loaders: list[LoaderRecord]) -> list[str]:
-    every = [loader.statistics for loader in loaders]
-    loop_s = sum(map(rates.loop_s, every))
-    samples = sum(one.samples for one in every)
-    stalled = sum(map(rates.loading_s, every)) / loop_s if loop_s else 0.0
-    return [
-        f"  all loaders: {samples} samples, {rate_text(samples / loop_s if loop_s else 0.0)}, stalled {stalled:.1%}",
-        *_stage_lines(
-            rates.total_stages(one.stages for one in every), loop_s, is_watched=all(one.is_watched for one in loaders)
-        ),
-    ]
+def _total_lines(loaders: Sequence[LoaderRecord], totals: Totals) -> list[str]:
+    speed = rate_text(totals.samples_per_s)
+    return [f"  all loaders: {totals.samples} samples, {speed}, {_waited(totals)}", *_part_lines(loaders)]
 
 
-def _stage_lines(stages: StageTimes, loop_s: float, *, is_watched: bool = False) -> list[str]:
-    """Return a line for each stage; of an iterator that is not penstock's, for those that are known."""
-    return [
-        f"    {label:<12}{getattr(stages, field):>9.2f} s  {_percent(getattr(stages, field), loop_s):>6}  {meaning}"
-        for label, field, meaning in (_STAGES[-2:] if is_watched else _STAGES)
-    ]
+def _waited(counted: LoaderStatistics | Totals) -> str:
+    return f"waited for data {percent_text(counted.stall_fraction)} of the time in loops"
 
 
-def _percent(part: float, whole: float) -> str:
-    return f"{part / whole:.0%}" if whole else "–"
+def _part_lines(loaders: Sequence[LoaderRecord]) -> list[str]:
+    """Return a line for each part of the loops' time, and for what the workers did meanwhile."""
+    workers = worker_parts(loaders)
+    lines = [line for part in loop_parts(loaders) for line in (_part_line(part, 4), *_inner_lines(part))]
+    return lines + (["    workers, all together:"] + [_part_line(part, 6) for part in workers] if workers else [])
+
+
+def _inner_lines(part: Part) -> list[str]:
+    return [_part_line(inner, 6) for inner in part.parts]
+
+
+def _part_line(part: Part, indent: int) -> str:
+    return f"{' ' * indent + part.label:<22}{part.amount:>9.2f} s  {part.share:>11}  {part.meaning}"
 
 
 def _problem_lines(statistics: LoaderStatistics) -> list[str]:

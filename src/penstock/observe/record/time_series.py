@@ -7,7 +7,7 @@ Spans therefore begin and end at points where a new batch was counted, and avera
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.observe.record.timeline import TimelinePoint
 
@@ -29,22 +29,19 @@ class Span:
     """Fraction of the time in the program's own step, between 0 and 1."""
 
     waiting: float
-    """Fraction in which a loop waited for data; without workers, made it."""
-
-    transport: float
-    """Fraction for dispatching tasks and receiving batches."""
+    """Fraction in which a loop waited for data, as in `LoaderStatistics.loading_s`."""
 
     outside: float
     """Fraction outside of loops over a loader."""
 
     reading: float
-    """Mean number of workers busy in the dataset."""
+    """Mean number of workers busy in the dataset; with `collating`, never more than there are."""
 
     collating: float
     """Mean number of workers busy with collating."""
 
     workers: int
-    """Number of workers at its end."""
+    """The largest number of workers that was seen in it."""
 
     samples_per_s: float
     """Per second of wall clock."""
@@ -74,7 +71,7 @@ def build_time_series(points: Sequence[TimelinePoint]) -> TimeSeries:
     if len(points) < 2:
         return TimeSeries()
     groups = _cut_at_batches([TimelinePoint(at_s=0.0), *points])
-    spans = tuple(_span(group[0], group[-1], group[1:]) for group in groups)
+    spans = _move_work([_span(group[0], group[-1], group[1:]) for group in groups])
     return TimeSeries(spans=spans if len(spans) > 1 else (), points=tuple(points))
 
 
@@ -100,21 +97,39 @@ def _span(first: TimelinePoint, last: TimelinePoint, inside: Sequence[TimelinePo
     counted = last.stages
     before = first.stages
     step_s = max(0.0, counted.step_s - before.step_s)
-    transport_s = max(0.0, counted.transport_s - before.transport_s)
-    waiting_s = max(0.0, last.loading_s - first.loading_s - transport_s)
-    whole_s = max(seconds, step_s + transport_s + waiting_s)  # nested loops count the same second twice
-    step, waiting, transport = step_s / whole_s, waiting_s / whole_s, transport_s / whole_s
+    waiting_s = max(0.0, last.loading_s - first.loading_s)
+    whole_s = max(seconds, step_s + waiting_s)  # nested loops count the same second twice
+    step, waiting = step_s / whole_s, waiting_s / whole_s
     utilizations = [point.device_utilization for point in inside if point.device_utilization is not None]
     return Span(
         from_s=first.at_s,
         to_s=last.at_s,
         step=step,
         waiting=waiting,
-        transport=transport,
-        outside=max(0.0, 1.0 - step - waiting - transport),
+        outside=max(0.0, 1.0 - step - waiting),
         reading=max(0.0, counted.fetch_s - before.fetch_s) / seconds,
         collating=max(0.0, counted.collate_s - before.collate_s) / seconds,
-        workers=last.workers,
+        workers=max(point.workers for point in inside),
         samples_per_s=max(0, last.samples - first.samples) / seconds,
         device_utilization=sum(utilizations) / len(utilizations) if utilizations else None,
     )
+
+
+def _move_work(spans: Sequence[Span]) -> tuple[Span, ...]:
+    """Move work of workers that no span has room for into the span before it, where it was done.
+
+    Counters move when a batch is handed out, and a batch that was made ahead was made in earlier spans. What the first
+    span has no room for is left out.
+    """
+    found = []
+    read_s = collated_s = 0.0
+    most = max((span.workers for span in spans), default=0)
+    for span in reversed(spans):
+        seconds = span.to_s - span.from_s
+        read_s += span.reading * seconds
+        collated_s += span.collating * seconds
+        work_s, room_s = read_s + collated_s, (span.workers or most) * seconds
+        done = min(1.0, room_s / work_s) if most and work_s else 1.0
+        found.append(replace(span, reading=read_s * done / seconds, collating=collated_s * done / seconds))
+        read_s, collated_s = read_s * (1 - done), collated_s * (1 - done)
+    return tuple(reversed(found))

@@ -54,6 +54,9 @@ class TimelinePoint:
     device_nbytes: int | None = None
     """Device memory of tensors; None without an accelerator."""
 
+    device_peak_nbytes: int | None = None
+    """The most device memory of tensors so far, also between points."""
+
     device_reserved_nbytes: int | None = None
     """Device memory that torch's allocator has reserved, cached blocks included."""
 

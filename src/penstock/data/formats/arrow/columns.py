@@ -64,6 +64,11 @@ def number_type(type: Any) -> str:
     return NUMBER_TYPES.get(str(type).partition("[")[0], "")
 
 
+def number_unit(type: Any) -> str:
+    """Return what a number type says beyond its size, as in "timestamp[us, tz=UTC]"; "" if nothing."""
+    return str(type) if "[" in str(type) else ""
+
+
 def list_sizes(type: Any) -> tuple[list[int | None], Any]:
     """Return the sizes of nested lists, None where they differ, and the type that the innermost has."""
     pa = need("pyarrow", "parquet")
@@ -115,7 +120,7 @@ class FixedShapeArrays(Column):
     def value(self, row: int) -> Any:
         """Return a number, or a view of an array."""
         if self._holes is not None and self._holes[row]:
-            raise SourceError("it has nulls between its numbers")
+            raise SourceError("it has nulls between its numbers; see objects=")
         return self._values[row]
 
 
@@ -201,6 +206,22 @@ class VariableSizeBytes(Column):
             raise SourceError(f"it is no UTF-8: {error}") from error
 
 
+class PythonObjects(Column):
+    """Values of any type, as Python has them: lists, dicts, tuples, Decimal."""
+
+    def __init__(self, array: Any) -> None:
+        array.validate(full=True)
+        super().__init__(_valid(array))
+        self._array = array
+
+    def value(self, row: int) -> Any:
+        """Return a new object."""
+        try:
+            return self._array[row].as_py()
+        except (ValueError, OverflowError, ImportError) as error:  # years beyond 9999, nanoseconds without pandas
+            raise SourceError(f"it cannot be a Python object: {error}") from error
+
+
 class DictionaryEncoded(Column):
     """Numbers of entries in a dictionary."""
 
@@ -248,9 +269,9 @@ class _Level:
             begin, end = int(self.offsets[first]), int(self.offsets[last])
             size = (end - begin) // max(1, last - first)
             if last - first > 1 and (np.diff(self.offsets[first : last + 1]) != size).any():
-                raise SourceError("its rows have different lengths, and so are no array")
+                raise SourceError("its rows have different lengths, and so are no array; see objects=")
         if self.holes is not None and not self.holes[begin:end].all():
-            raise SourceError("it has nulls between its numbers")
+            raise SourceError("it has nulls between its numbers; see objects=")
         return begin, end, size
 
 

@@ -24,7 +24,7 @@ from penstock.data.formats.arrow.table_source import (
     TableSource,
     translate_errors,
 )
-from penstock.data.formats.arrow.types import Layout, leaves
+from penstock.data.formats.arrow.types import Layout
 from penstock.data.formats.arrow.writer import TableWriter, arrow_schema
 from penstock.data.optional import need
 from penstock.data.schema import Errors, Schema, Selection
@@ -41,6 +41,7 @@ def open_files(
     errors: Errors,
     *,
     null: Mapping[str, Any] | None = None,
+    objects: Sequence[str] = (),
     held_nbytes: int = HELD_NBYTES,
     max_group_nbytes: int = MOST_GROUP_NBYTES,
 ) -> ArrowSource:
@@ -51,19 +52,22 @@ def open_files(
         storage: where they lie.
         fields: which fields samples have.
         errors: unused: reading a broken sample raises RecordError.
-        null: the value of a field in rows where it is null, as in {"label": -1}; else reading one raises RecordError.
+        null: the value of a field in rows where it is null, as in {"label": -1}; else text, bytes and objects are None,
+            and reading a number or an array raises RecordError.
+        objects: columns that are Python objects whatever they hold: lists that are no array, structs as dicts.
         held_nbytes: of unpacked batches that a process keeps, where they are compressed.
         max_group_nbytes: the most that a batch may have unpacked.
 
     Raises:
         SourceError: one cannot be read, has other columns, or columns that are no field.
     """
-    options = TableOptions(null=null or {}, held_nbytes=held_nbytes, max_group_nbytes=max_group_nbytes)
+    options = TableOptions(null=null or {}, objects=objects, held_nbytes=held_nbytes, max_group_nbytes=max_group_nbytes)
     files = [scan_file(storage.local(path)) for path in paths]
     for file in files:
-        if file.dictionary_nbytes > max_group_nbytes:
+        if file.held_nbytes > max_group_nbytes:
             raise SourceError(
-                f"{file.path}: its dictionaries have {file.dictionary_nbytes} bytes; see max_group_nbytes"
+                f"{file.path}: {file.held_nbytes} bytes of dictionaries, or of batches in another byte order, have to "
+                "be in memory to read any row; see max_group_nbytes"
             )
     groups = [
         Group(number, place, first, batch.rows)
@@ -97,7 +101,7 @@ class ArrowSource(TableSource):
                 f"its batch has {nbytes} bytes unpacked, all of which are held to read a row: write the file with "
                 f"smaller ones, or without compression, or raise max_group_nbytes, which is {limit}"
             )
-        there = leaves(self._schemas[group.file])
+        there = self.leaves(self._schemas[group.file])
         columns = {leaf.path[0] for name in names if not isinstance(leaf := there[name], str)}
         batch = self._maps[group.file].get().batch(group.number, columns)
         for number, name in enumerate(batch.schema.names):
@@ -146,7 +150,7 @@ class _MappedFile:
         """Return a record batch with these columns, and perhaps others."""
         if not self._file.is_stream:
             return self._reader(columns).get_batch(number)
-        if self._file.has_dictionaries:
+        if self._file.is_read_whole:
             return self._all_batches()[number]
         message = self._file.batches[number]
         return self._pa.ipc.read_record_batch(
@@ -168,7 +172,7 @@ class _MappedFile:
         return reader
 
     def _all_batches(self) -> list[Any]:
-        """Return all batches: a stream may replace its dictionaries between batches."""
+        """Return all batches: a stream may replace its dictionaries between them, and only its reader swaps bytes."""
         with self._lock:
             if self._whole is None:
                 self._whole = list(self._pa.ipc.open_stream(self._buffer))

@@ -8,7 +8,9 @@ pyarrow neither counts the rows of a batch without reading it, nor limits what a
 
 Of the metadata, this is read (FlatBuffers: a table begins with an int32 back to its vtable, which holds uint16 places)
 
-    Message          1 uint8 which header: 2 a DictionaryBatch, 3 a RecordBatch; 2 the header; 3 int64 bytes of the body
+    Message          1 uint8 which header: 1 a Schema, 2 a DictionaryBatch, 3 a RecordBatch; 2 the header; 3 int64 bytes
+                     of the body
+    Schema           0 int16 1 where numbers of the bodies are big-endian
     DictionaryBatch  1 a RecordBatch
     RecordBatch      0 int64 rows; 2 a vector of buffers, int64 place and bytes; 3 compression, a table, or nothing
 
@@ -20,6 +22,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -29,17 +32,18 @@ from penstock.data.formats.arrow.table_source import translate_errors
 from penstock.data.optional import need
 
 _MAGIC = b"ARROW1"
-_DICTIONARY, _BATCH = 2, 3
+_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A batch or a dictionary, and where its message lies."""
+    """A schema, a batch or a dictionary, and where its message lies."""
 
     kind: int
     begin: int
     end: int
     rows: int
+    """Of a schema, 1 where the bodies are big-endian."""
     unpacked_nbytes: int | None
     """Of its body; None where that is not compressed."""
 
@@ -52,11 +56,12 @@ class IpcFile:
     is_stream: bool
     schema: Any
     batches: tuple[Message, ...]
-    has_dictionaries: bool
-    dictionary_nbytes: int
-    """Of dictionaries, unpacked."""
+    is_read_whole: bool
+    """Whether it is a stream of which no batch can be read alone: it has dictionaries, or the other byte order."""
+    held_nbytes: int
+    """What has to be in memory to read any batch: dictionaries, or all batches."""
     is_packed: bool
-    """Whether batches are compressed."""
+    """Whether batches are compressed, or of the other byte order: what is read of them is a copy."""
 
     def first_rows(self) -> list[int]:
         """Return the first row of each batch."""
@@ -89,11 +94,13 @@ def scan_file(path: str) -> IpcFile:
             schema = reader.schema
     batches = tuple(message for message in messages if message.kind == _BATCH)
     dictionaries = [message for message in messages if message.kind == _DICTIONARY]
-    dictionary_nbytes = sum(message.unpacked_nbytes or 0 for message in dictionaries)
-    is_packed = any(message.unpacked_nbytes is not None for message in messages)
-    if is_stream and dictionaries:  # all of it is read at once
-        dictionary_nbytes += sum(batch.unpacked_nbytes or 0 for batch in batches)
-    return IpcFile(path, is_stream, schema, batches, bool(dictionaries), dictionary_nbytes, is_packed)
+    is_big = any(message.rows for message in messages if message.kind == _SCHEMA)
+    is_swapped = is_big != (sys.byteorder == "big")
+    is_packed = is_swapped or any(message.unpacked_nbytes is not None for message in messages)
+    is_read_whole = is_stream and (is_swapped or bool(dictionaries))
+    held = [*dictionaries, *batches] if is_read_whole else dictionaries
+    held_nbytes = sum(one.unpacked_nbytes or (one.end - one.begin if is_swapped else 0) for one in held)
+    return IpcFile(path, is_stream, schema, batches, is_read_whole, held_nbytes, is_packed)
 
 
 def _messages(path: str, data: mmap.mmap, at: int) -> Iterator[Message]:
@@ -119,6 +126,8 @@ def _messages(path: str, data: mmap.mmap, at: int) -> Iterator[Message]:
         kind, table, body_nbytes = _header(metadata)
         if not 0 <= body_nbytes <= len(data) - at:
             raise SourceError(f"{path}: the message at byte {begin} has {body_nbytes} bytes: truncated or corrupt")
+        if kind == _SCHEMA:
+            yield Message(kind, begin, at, _field(metadata, "<h", table, 0), None)
         if kind in (_DICTIONARY, _BATCH):
             if kind == _DICTIONARY:
                 table = _table(metadata, _slot(metadata, table, 1))

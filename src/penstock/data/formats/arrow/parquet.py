@@ -26,7 +26,7 @@ from penstock.data.formats.arrow.table_source import (
     TableSource,
     translate_errors,
 )
-from penstock.data.formats.arrow.types import Layout, leaves
+from penstock.data.formats.arrow.types import Layout
 from penstock.data.formats.arrow.writer import TableWriter, arrow_schema
 from penstock.data.optional import need
 from penstock.data.schema import Errors, Schema, Selection
@@ -47,6 +47,7 @@ def open_files(
     errors: Errors,
     *,
     null: Mapping[str, Any] | None = None,
+    objects: Sequence[str] = (),
     held_nbytes: int = HELD_NBYTES,
     max_group_nbytes: int = MOST_GROUP_NBYTES,
 ) -> ParquetSource:
@@ -57,14 +58,16 @@ def open_files(
         storage: where they lie.
         fields: which fields samples have.
         errors: unused: reading a broken sample raises RecordError.
-        null: the value of a field in rows where it is null, as in {"label": -1}; else reading one raises RecordError.
+        null: the value of a field in rows where it is null, as in {"label": -1}; else text, bytes and objects are None,
+            and reading a number or an array raises RecordError.
+        objects: columns that are Python objects whatever they hold: lists that are no array, structs as dicts.
         held_nbytes: of unpacked row groups that a process keeps.
         max_group_nbytes: the most that a row group may have unpacked.
 
     Raises:
         SourceError: one cannot be read, has other columns, or columns that are no field.
     """
-    options = TableOptions(null=null or {}, held_nbytes=held_nbytes, max_group_nbytes=max_group_nbytes)
+    options = TableOptions(null=null or {}, objects=objects, held_nbytes=held_nbytes, max_group_nbytes=max_group_nbytes)
     footers = [footer(storage, path) for path in paths]
     schemas, groups = [], []
     for file, (path, metadata) in enumerate(zip(paths, footers, strict=True)):
@@ -102,7 +105,7 @@ class ParquetSource(TableSource):
             serialised = footer_bytes(self._storage, path)
             known[path] = _metadata(serialised, path), self._storage.local(path), column_chunks(serialised[:-8], path)
         metadata, local, chunks = known[path]
-        there = leaves(self._schemas[group.file])
+        there = self.leaves(self._schemas[group.file])
         columns = [".".join(leaf.path) for name in names if not isinstance(leaf := there[name], str)]
         row_group = metadata.row_group(group.number)
         nbytes, limit = row_group.total_byte_size, self._options.max_group_nbytes
@@ -140,6 +143,8 @@ def footer_bytes(storage: Storage, path: str) -> bytes:
     """
     nbytes = storage.nbytes(path)
     tail = _tail(storage, path, min(nbytes, _TAIL_NBYTES))
+    if nbytes >= 12 and tail[-4:] == b"PARE":
+        raise SourceError(f"{path} is a Parquet file whose footer is encrypted, which is not read; decrypt it first")
     if nbytes < 12 or tail[-4:] != b"PAR1":
         raise SourceError(f"{path} is no Parquet file: it has {nbytes} bytes, and does not end with PAR1")
     needed = int.from_bytes(tail[-8:-4], "little") + 8

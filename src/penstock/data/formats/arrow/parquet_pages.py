@@ -4,7 +4,7 @@ A page of a hundred bytes can state billions of equal values, and pyarrow has no
 give access to page headers. So they are read here. A column chunk is a row of pages, each a header and its packed
 bytes; the footer states where it begins. Of these structs, these fields are used:
 
-    FileMetaData 4 row_groups   RowGroup 1 columns   ColumnChunk 3 meta_data
+    FileMetaData 4 row_groups   RowGroup 1 columns   ColumnChunk 3 meta_data 8 crypto_metadata, if it is encrypted
     ColumnMetaData 1 type 3 path_in_schema 7 total_compressed_size 9 data_page_offset 11 dictionary_page_offset
     PageHeader 2 uncompressed_page_size 3 compressed_page_size 5 data page 7 dictionary page 8 data page V2
     each of these three: 1 num_values
@@ -49,6 +49,7 @@ class Chunk:
     """Its physical type."""
     offset: int
     nbytes: int
+    is_encrypted: bool
 
 
 def column_chunks(footer: bytes | memoryview, where: str) -> list[list[Chunk]]:
@@ -59,15 +60,16 @@ def column_chunks(footer: bytes | memoryview, where: str) -> list[list[Chunk]]:
     """
     try:
         metadata, _ = read_struct(footer)
-        return [[_chunk(column[3]) for column in group.get(1, [])] for group in metadata.get(4, [])]
+        return [[_chunk(column) for column in group.get(1, [])] for group in metadata.get(4, [])]
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise SourceError(f"{where}: its footer is damaged: {type(error).__name__}: {error}") from error
 
 
-def _chunk(metadata: Struct) -> Chunk:
+def _chunk(chunk: Struct) -> Chunk:
+    metadata = chunk[3]
     first = min(metadata[9], metadata.get(11) or metadata[9])
     column = ".".join(part.decode() for part in metadata[3])
-    return Chunk(column, operator.index(metadata[1]), operator.index(first), operator.index(metadata[7]))
+    return Chunk(column, operator.index(metadata[1]), operator.index(first), operator.index(metadata[7]), 8 in chunk)
 
 
 def check_pages(path: str, chunks: list[Chunk], columns: Collection[str], most_nbytes: int) -> None:
@@ -87,6 +89,11 @@ def check_pages(path: str, chunks: list[Chunk], columns: Collection[str], most_n
         descriptor, end = file.fileno(), os.fstat(file.fileno()).st_size
         for chunk in chunks:
             if any(chunk.column == name or chunk.column.startswith(f"{name}.") for name in columns):
+                if chunk.is_encrypted:
+                    raise SourceError(
+                        f"{path}: column {chunk.column!r} is encrypted; leave it out with fields=, or write the file "
+                        "without encryption"
+                    )
                 whole += _unpacked_nbytes(path, descriptor, end, chunk)
     if whole > most_nbytes:
         raise SourceError(
@@ -104,7 +111,7 @@ def _unpacked_nbytes(path: str, descriptor: int, end: int, chunk: Chunk) -> int:
     while at < stop:
         try:
             header, length = _header(descriptor, at, stop)
-            values = max(operator.index(header[kind][1]) for kind in _COUNTED if kind in header)
+            values = max((operator.index(header[kind][1]) for kind in _COUNTED if kind in header), default=0)
             unpacked, packed = operator.index(header[2]), operator.index(header[3])
         except (LookupError, TypeError, ValueError) as error:
             raise SourceError(

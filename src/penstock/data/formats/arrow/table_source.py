@@ -7,6 +7,7 @@ together: `chunk_starts` is where groups begin. Arrays of samples are read-only 
 from __future__ import annotations
 
 import threading
+import warnings
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ import numpy as np
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.arrow.columns import Column
-from penstock.data.formats.arrow.types import leaves
+from penstock.data.formats.arrow.types import Leaf, leaves, merged
 from penstock.data.optional import need
 from penstock.data.schema import Sample, Schema, Selection, plain
 from penstock.data.source import PerProcess, Source
@@ -73,11 +74,15 @@ class TableOptions:
     """Options that Arrow and Parquet share."""
 
     null: Mapping[str, Any] = field(default_factory=dict)
-    """The value of a field where it is null; else that is an error."""
+    """The value of a field where it is null; else text, bytes and objects are None, and the rest is an error."""
+    objects: Sequence[str] = ()
+    """Columns that are Python objects whatever their types are."""
     held_nbytes: int = HELD_NBYTES
     max_group_nbytes: int = MOST_GROUP_NBYTES
 
     def __post_init__(self) -> None:
+        if isinstance(self.objects, str):
+            raise OptionError(f"objects={self.objects!r} has to be a list of columns, as in [{self.objects!r}]")
         if self.held_nbytes < 0 or self.max_group_nbytes < 1:
             raise OptionError(
                 f"held_nbytes={self.held_nbytes} must not be negative, max_group_nbytes={self.max_group_nbytes} not 0"
@@ -97,7 +102,7 @@ class TableSource(Source):
         options: see `TableOptions`.
 
     Raises:
-        SourceError: a field is not there, cannot be read, or is something else in another file.
+        SourceError: a field is not there, is something else in another file, or cannot be read though it was asked for.
     """
 
     def __init__(
@@ -118,8 +123,10 @@ class TableSource(Source):
         self._schemas = tuple(schemas)
         self._selection = fields
         self._options = options
-        self._nulls = {name: plain(value) for name, value in options.null.items()}
-        self._names, self._fields = resolve_fields(self._paths, self._schemas, fields)
+        self._names, self._leaves = resolve_fields(self._paths, self._schemas, fields, options.objects)
+        self._fields = {name: leaf.field for name, leaf in self._leaves.items()}
+        objects = {name for name, field in self._fields.items() if field.kind == "object"}
+        self._nulls = {name: value if name in objects else plain(value) for name, value in options.null.items()}
         self._parts = ConcatIndex(group.rows for group in self._groups)
         self._held = PerProcess(partial(GroupCache, options.held_nbytes), GroupCache.clear)
 
@@ -135,6 +142,10 @@ class TableSource(Source):
     def chunk_starts(self) -> np.ndarray:
         """Where each group begins, and the number of rows."""
         return np.asarray(self._parts.starts, np.int64)
+
+    def leaves(self, schema: Any) -> dict[str, Leaf | str]:
+        """Return the fields of a file, or of some of its columns; for those that cannot be read, why."""
+        return leaves(schema, self._options.objects)
 
     def batches(self, group: Group, names: Iterable[str]) -> Iterator[Any]:
         """Yield a group's record batches, with the columns that hold the fields `names` of the file."""
@@ -168,6 +179,8 @@ class TableSource(Source):
                     sample[name] = column.value(within)
                 elif name in self._nulls:
                     sample[name] = self._nulls[name]
+                elif self._fields[name].kind in ("text", "bytes", "object"):
+                    sample[name] = None
                 else:
                     raise SourceError(f"it is null; pass a value to use instead: null={{{name!r}: ...}}")
         except SourceError as error:
@@ -209,11 +222,14 @@ class TableSource(Source):
     def _add(self, batch: Any, unpacked: UnpackedGroup) -> None:
         if not batch.num_rows:
             return
-        there = leaves(batch.schema)
+        there = self.leaves(batch.schema)
         columns = []
         for name, inner in self._names.items():
             leaf = there.get(inner)
-            if leaf is None or isinstance(leaf, str) or leaf.field != self._fields[name]:
+            if leaf is not None and not isinstance(leaf, str) and leaf.field != self._fields[name]:
+                wide = merged(leaf, self._leaves[name])
+                leaf = wide if wide is not None and wide.field == self._fields[name] else None
+            if leaf is None or isinstance(leaf, str):
                 raise SourceError(f"its column {inner!r} is not of the type in the file's schema")
             try:
                 columns.append((name, leaf.column(batch)))
@@ -233,29 +249,49 @@ class TableSource(Source):
         return RecordError(self._paths[group.file], self.offset(group), group.first + row, reason)
 
 
-def resolve_fields(paths: Sequence[str], schemas: Sequence[Any], fields: Selection) -> tuple[dict[str, str], Schema]:
-    """Return {name in the sample: name in the files} and the samples' schema.
+def resolve_fields(
+    paths: Sequence[str], schemas: Sequence[Any], fields: Selection, objects: Sequence[str] = ()
+) -> tuple[dict[str, str], dict[str, Leaf]]:
+    """Return {name in the sample: name in the files} and the fields, in units that hold those of all files.
+
+    Warns of fields that cannot be read, and are left out as nobody asked for them by name.
 
     Raises:
-        SourceError: a field is not there, cannot be read, or is something else in another file.
+        SourceError: a field is not there, is something else in another file, or cannot be read though it was asked for.
     """
-    names: dict[str, str] = {}
-    found: Schema = {}
+    first: dict[str, str] | None = None
+    found: dict[str, Leaf] = {}
+    unread: dict[str, str] = {}
     for path, schema in zip(paths, schemas, strict=True):
         with translate_errors(path):
-            there = leaves(schema)
+            there = leaves(schema, objects)
+            Selection.of(list(objects)).names(there, path)
         names = fields.names(there, path)
+        if first is None:
+            first = names
+        if names.keys() != first.keys():
+            raise SourceError(f"{path}: it has the fields {sorted(names)}, and {paths[0]} {sorted(first)}")
         for name, inner in names.items():
             leaf = there[inner]
             if isinstance(leaf, str):
-                raise SourceError(f"{path}: field {inner!r} cannot be read: {leaf}; leave it out: fields=")
-            if found.setdefault(name, leaf.field) != leaf.field:
-                raise SourceError(
-                    f"{path}: field {inner!r} is {leaf.field.words()}, and {found[name].words()} in {paths[0]}"
-                )
-        if len(found) != len(names):
-            raise SourceError(f"{path}: it has the fields {sorted(names)}, and {paths[0]} {sorted(found)}")
-    return names, found
+                unread.setdefault(name, f"{path}: field {inner!r} cannot be read: {leaf}")
+            else:
+                found[name] = _merged(found.get(name, leaf), leaf, path, paths[0])
+    readable = {name: inner for name, inner in (first or {}).items() if name not in unread}
+    if unread and (fields.chosen is not None or not readable):
+        raise SourceError(f"{next(iter(unread.values()))}; leave it out: fields=")
+    for why in unread.values():
+        warnings.warn(f"left out: {why}", stacklevel=2)
+    return readable, {name: found[name] for name in readable}
+
+
+def _merged(one: Leaf, other: Leaf, path: str, first: str) -> Leaf:
+    wide = one if one.field == other.field else merged(one, other)
+    if wide is None:
+        raise SourceError(
+            f"{path}: field {'/'.join(other.path)!r} is {other.field.words()}, and {one.field.words()} in {first}"
+        )
+    return wide
 
 
 @dataclass(slots=True)

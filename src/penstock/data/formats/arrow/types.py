@@ -1,13 +1,17 @@
 """Which fields the samples of an Arrow table have, and what reads their columns.
 
-    number    a column of a number type; dates, times and durations are their integers, in the column's unit
+    number    a column of a number type; dates, times and durations are their integers, in the column's unit, which the
+              schema states. Files in different units are read in the finest of them; see `common_type`
     text      utf8, large_utf8, utf8_view
     bytes     binary, large_binary, binary_view, fixed_size_binary
     array     lists, large lists and lists of a fixed size of numbers, nested or not, as long as they form a block;
               arrow.fixed_shape_tensor, arrow.variable_shape_tensor
     struct    not a value: its fields are, under names as "image/bytes"
+    object    all else, as pyarrow makes it Python's: lists of text, lists of structs (dicts), maps (pairs), Decimal.
+              `objects=` makes any column one: lists that are no block, or hold nulls
 
-A dictionary-encoded column is what its dictionary is. Decimals, maps, unions, lists of text are not read, and named.
+Text, bytes and objects that are null are None; null numbers and arrays are errors, unless `null=` replaces them.
+A dictionary-encoded column is what its dictionary is. A column without a type, as all its rows are null, is left out.
 
 writer.py writes arrays of numbers as one of
 
@@ -23,7 +27,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -33,6 +37,7 @@ from penstock.data.formats.arrow.columns import (
     Column,
     DictionaryEncoded,
     FixedSizeBytes,
+    PythonObjects,
     Ragged,
     TensorWithShape,
     VariableSizeBytes,
@@ -41,6 +46,7 @@ from penstock.data.formats.arrow.columns import (
     fixed_shape_column,
     list_sizes,
     number_type,
+    number_unit,
     raw_column,
 )
 from penstock.data.optional import need
@@ -51,9 +57,18 @@ Layout = Literal["tensors", "raw"]
 ARRAY_METADATA = b"penstock.array"
 VARIABLE_TENSOR = b"arrow.variable_shape_tensor"
 _ARRAY = re.compile(r"(\w{1,16})\[((?:\?|\d{1,15})(?:, (?:\?|\d{1,15})){0,31})\]")
+_UNIT = re.compile(r"(timestamp|duration|date32|date64|time32|time64)\[(\w+)(?:, tz=(.+))?\]")
 _EXTENSION = b"ARROW:extension:name"
 _EXTENSION_METADATA = b"ARROW:extension:metadata"
 _DEEPEST = 32
+_MOST_DIGITS = 76
+_FINER = ("s", "ms", "us", "ns")
+_SAME_OBJECTS = {
+    "large_string": "string",
+    "string_view": "string",
+    "large_binary": "binary",
+    "binary_view": "binary",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +79,8 @@ class Leaf:
     path: tuple[str, ...]
     """The column's name, then those of structs' fields."""
     make: Callable[[Any], Column]
+    type: Any
+    """Arrow's."""
 
     def column(self, batch: Any) -> Column:
         """Return the field's column of a record batch."""
@@ -73,28 +90,39 @@ class Leaf:
         return self.make(array)
 
 
-def leaves(schema: Any) -> dict[str, Leaf | str]:
-    """Return the fields that samples of an Arrow schema can have; for those that cannot be read, why."""
+def leaves(schema: Any, objects: Collection[str] = ()) -> dict[str, Leaf | str]:
+    """Return the fields that samples of an Arrow schema can have; for those that cannot be read, why.
+
+    Args:
+        schema: Arrow's.
+        objects: names of columns that are Python objects whatever their types are; of structs, dicts.
+    """
     found: dict[str, Leaf | str] = {}
     for field in schema:
-        _add_leaves(field, (field.name,), found)
+        _add_leaves(field, (field.name,), found, objects)
     return found
 
 
-def _add_leaves(field: Any, path: tuple[str, ...], found: dict[str, Leaf | str]) -> None:
+def _add_leaves(field: Any, path: tuple[str, ...], found: dict[str, Leaf | str], objects: Collection[str]) -> None:
     name = "/".join(path)
-    reader = _reader(field)
+    reader: _Reader | str = (Field("object", unit=_describe(field.type)), PythonObjects)
+    if name not in objects:
+        reader = _reader(field)
     if name in found:
         found[name] = "two columns have this name"
     elif not isinstance(reader, str) and not fits_in_memory(reader[0].dtype, reader[0].shape):
         found[name] = f"it is {reader[0].words()}, which is larger than any memory"
-    elif not isinstance(reader, str):
-        found[name] = Leaf(reader[0], path, reader[1])
-    elif need("pyarrow", "parquet").types.is_struct(field.type) and len(path) < _DEEPEST:
-        for number in range(field.type.num_fields):
-            _add_leaves(field.type.field(number), (*path, field.type.field(number).name), found)
-    else:
+    elif isinstance(reader, str):
         found[name] = reader
+    elif reader[0].kind == "object" and name not in objects and _has_parts(field.type) and len(path) < _DEEPEST:
+        for number in range(field.type.num_fields):
+            _add_leaves(field.type.field(number), (*path, field.type.field(number).name), found, objects)
+    else:
+        found[name] = Leaf(reader[0], path, reader[1], field.type)
+
+
+def _has_parts(type: Any) -> bool:
+    return bool(need("pyarrow", "parquet").types.is_struct(type) and type.num_fields)
 
 
 _Reader = tuple[Field, Callable[[Any], Column]]
@@ -125,12 +153,107 @@ def _reader(field: Any) -> _Reader | str:
         return Field("bytes"), FixedSizeBytes
     sizes, inner = list_sizes(type)
     dtype = number_type(inner)
+    if pa.types.is_null(type):
+        return "all its rows are null, and it has no type"
     if not dtype:
-        return f"it is {str(type)[:200]}, which is no number, text or bytes, nor an array of numbers"
-    found = Field("array", dtype, tuple(sizes)) if sizes else Field("number", dtype)
+        return Field("object", unit=_describe(type)), PythonObjects
+    unit = number_unit(inner)
+    found = Field("array", dtype, tuple(sizes), unit) if sizes else Field("number", dtype, unit=unit)
     if None in sizes:
         return found, partial(Ragged, dtype=dtype)
     return found, partial(fixed_shape_column, dtype=dtype, shape=tuple(size or 0 for size in sizes))
+
+
+def _describe(type: Any) -> str:
+    """Return what the Python objects of a type are, whatever the layout is that Arrow holds them in.
+
+    >>> pa = need("pyarrow", "parquet")
+    >>> _describe(pa.large_list(pa.struct({"role": pa.large_string(), "content": pa.string()})))
+    'list<struct<role: string, content: string>>'
+    """
+    types = need("pyarrow", "parquet").types
+    if types.is_dictionary(type):
+        return _describe(type.value_type)
+    if types.is_map(type):
+        return f"map<{_describe(type.key_type)}, {_describe(type.item_type)}>"
+    if types.is_struct(type):
+        inner = (type.field(number) for number in range(type.num_fields))
+        return f"struct<{', '.join(f'{one.name}: {_describe(one.type)}' for one in inner)}>"
+    if types.is_nested(type) and hasattr(type, "value_type"):
+        return f"list<{_describe(type.value_type)}>"
+    return _SAME_OBJECTS.get(str(type), str(type))
+
+
+def merged(one: Leaf, other: Leaf) -> Leaf | None:
+    """Return the field for two files that differ in a unit, read from either without a loss; None if there is none."""
+    type = common_type(one.type, other.type)
+    reader = "" if type is None else _reader(need("pyarrow", "parquet").field("", type))
+    if isinstance(reader, str):
+        return None
+    return Leaf(reader[0], one.path, partial(_cast_column, type, reader[1]), type)
+
+
+def common_type(one: Any, other: Any) -> Any:
+    """Return the type that holds the values of two exactly; None if there is none.
+
+    Timestamps with a time zone are instants, in UTC; whether there is a zone is not a matter of unit.
+
+    >>> pa = need("pyarrow", "parquet")
+    >>> common_type(pa.timestamp("us"), pa.timestamp("ns")), common_type(pa.timestamp("us"), pa.timestamp("us", "UTC"))
+    (TimestampType(timestamp[ns]), None)
+    """
+    pa = need("pyarrow", "parquet")
+    types = pa.types
+    one, other = (type.value_type if types.is_dictionary(type) else type for type in (one, other))
+
+    def both(test: Callable[[Any], bool]) -> bool:
+        return test(one) and test(other)
+
+    if one == other:
+        return one
+    if both(types.is_list) or both(types.is_large_list):
+        inner = common_type(one.value_type, other.value_type)
+        return inner and (pa.list_(inner) if types.is_list(one) else pa.large_list(inner))
+    if both(types.is_fixed_size_list) and one.list_size == other.list_size:
+        inner = common_type(one.value_type, other.value_type)
+        return inner and pa.list_(inner, one.list_size)
+    if both(types.is_date):
+        return pa.date64()
+    if both(types.is_decimal):
+        scale = max(one.scale, other.scale)
+        digits = max(one.precision - one.scale, other.precision - other.scale) + scale
+        return pa.decimal256(digits, scale) if digits <= _MOST_DIGITS else None
+    if both(types.is_timestamp) and (one.tz is None) == (other.tz is None):
+        return pa.timestamp(_finer(one, other), one.tz if one.tz == other.tz else "UTC")
+    if both(types.is_duration):
+        return pa.duration(_finer(one, other))
+    if both(types.is_time):
+        unit = _finer(one, other)
+        return pa.time32(unit) if unit in ("s", "ms") else pa.time64(unit)
+    return None
+
+
+def unit_type(unit: str) -> Any:
+    """Return the type of numbers with a unit, as `Field.unit` states it; None for a unit that is not Arrow's.
+
+    >>> unit_type("timestamp[us, tz=UTC]"), unit_type("date32[day]"), unit_type("")
+    (TimestampType(timestamp[us, tz=UTC]), DataType(date32[day]), None)
+    """
+    found = _UNIT.fullmatch(unit)
+    if found is None:
+        return None
+    pa = need("pyarrow", "parquet")
+    if found[1] == "timestamp":
+        return pa.timestamp(found[2], found[3])
+    return getattr(pa, found[1])(*([] if found[1].startswith("date") else [found[2]]))
+
+
+def _finer(one: Any, other: Any) -> str:
+    return _FINER[max(map(_FINER.index, (one.unit, other.unit)))]
+
+
+def _cast_column(type: Any, make: Callable[[Any], Column], array: Any) -> Column:
+    return make(array if array.type == type else array.cast(type))
 
 
 def _penstock_array(type: Any, metadata: dict[bytes, bytes]) -> _Reader | str:

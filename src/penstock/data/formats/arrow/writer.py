@@ -5,13 +5,14 @@ See types.py for what arrays become.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from penstock.core.errors import SourceError
 from penstock.data.formats.arrow.table_source import translate_errors
-from penstock.data.formats.arrow.types import ARRAY_METADATA, VARIABLE_TENSOR, Layout
+from penstock.data.formats.arrow.types import ARRAY_METADATA, VARIABLE_TENSOR, Layout, unit_type
 from penstock.data.optional import need
 from penstock.data.schema import Field, Sample, Schema, fitted
 
@@ -134,8 +135,8 @@ def _field(name: str, field: Field, layout: Layout) -> Any:
         return pa.field(name, pa.binary())
     number = pa.type_for_alias(_DTYPES.get(field.dtype, field.dtype))
     if field.kind == "number":
-        return pa.field(name, number)
-    metadata = {ARRAY_METADATA: field.words().encode()}
+        return pa.field(name, unit_type(field.unit) or number)
+    metadata = {ARRAY_METADATA: replace(field, unit="").words().encode()}
     if field.is_ragged or (layout == "tensors" and 0 in field.shape):
         data = pa.list_(number) if layout == "tensors" else pa.binary()
         type = pa.struct([("data", data), ("shape", pa.list_(pa.int32(), len(field.shape)))])
@@ -154,7 +155,7 @@ def _array(values: list[Any], field: Field, type: Any, layout: Layout) -> Any:
     if field.kind in ("text", "bytes"):
         return pa.array(values, type)
     if field.kind == "number":
-        return pa.array(np.array(values, field.dtype), type)
+        return pa.array(np.array(values, field.dtype)).view(type)
     arrays = [np.ascontiguousarray(value, field.dtype) for value in values]
     if isinstance(type, pa.BaseExtensionType):
         flat = pa.array(np.stack(arrays).reshape(-1), type.value_type)

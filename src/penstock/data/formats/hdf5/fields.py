@@ -1,10 +1,12 @@
 """What a field of an HDF5 file is: from a dataset's rows to arrays, numbers, text and bytes.
 
 numbers            an array of each row; of datasets of one dimension, a number. Enums are numbers, h5py's bool is bool
-strings            text, of fixed and of variable length, up to the first NUL
+strings            text: of variable length up to the first NUL, of fixed length without NULs (or what else fills it up)
+                   at its end; datasets of more dimensions give lists of text
 variable length    uint8 is bytes; other numbers are arrays of one dimension that differ in length
 opaque             bytes
 compound           a field for each part, "dataset/part"
+the rest           references, and numbers that no tensor can hold (long double), are no fields
 ragged             a group that HDF5Writer wrote, see writer.py: arrays that differ in shape
 """
 
@@ -13,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -21,10 +23,10 @@ from penstock.core.errors import RecordError, SourceError
 from penstock.data.chunk_cache import ChunkCache
 from penstock.data.formats.hdf5.file import HDF5File
 from penstock.data.formats.hdf5.heap import Heap
-from penstock.data.formats.hdf5.layout import HEAP_REFERENCE, DatasetLayout, read_layout
+from penstock.data.formats.hdf5.layout import HEAP_REFERENCE, UNWRITTEN, DatasetLayout, ProbedFile, read_layout
 from penstock.data.formats.hdf5.rows import Rows, open_rows
 from penstock.data.optional import need
-from penstock.data.schema import Field
+from penstock.data.schema import DTYPES, Field
 
 RAGGED = "penstock_ragged"
 """The attribute of a group that holds ragged arrays: their shape, -1 where they differ."""
@@ -43,6 +45,9 @@ class Column:
 
     itemsize: int = 1
     """Of one element of a value that lies on the heap."""
+
+    fill: bytes = b""
+    """The text that was never written, if the file says which."""
 
     offsets: DatasetLayout | None = None
     """Of ragged arrays: where each begins in `layout`, which then is of all elements."""
@@ -92,8 +97,8 @@ class _InlineValues:
         for part in self.column.parts:
             value = value[part]
         field = self.column.field
-        if field.kind == "text":
-            return decode_text(value, self.file.path, f"{self.column.layout.name}[{index}]")
+        if field.kind in ("text", "object"):
+            return _decode_fixed(value, self.file.path, f"{self.column.layout.name}[{index}]")
         if field.kind == "bytes":
             return bytes(value)
         if isinstance(value, np.ndarray):
@@ -112,7 +117,10 @@ class _HeapValues:
 
     def value(self, index: int) -> Any:
         column, key = self.column, f"{self.column.layout.name}[{index}]"
-        found = self.heap.get(self.rows.row(index), column.itemsize, key)
+        reference = self.rows.row(index)
+        if column.fill and reference.tobytes() == UNWRITTEN:
+            return decode_text(column.fill, self.file.path, key)
+        found = self.heap.get(reference, column.itemsize, key)
         if column.field.kind == "text":
             return decode_text(bytes(found), self.file.path, key)
         if column.field.kind == "bytes":
@@ -145,49 +153,61 @@ class _RaggedValues:
         return value.view(np.uint8) != 0 if value.dtype.kind == "b" else value
 
 
+def _decode_fixed(value: Any, path: str, key: object) -> Any:
+    """Return text, or lists of text, that h5py gave; it cuts those of variable length at a NUL itself."""
+    if isinstance(value, np.ndarray):
+        return [_decode_fixed(one, path, key) for one in value]
+    return _decode(bytes(value).rstrip(b"\0"), path, key)
+
+
 def decode_text(value: Any, path: str, key: object) -> str:
     """Return UTF-8 as text, up to the first NUL; C0 80 is a NUL that belongs to the text.
 
     Raises:
         RecordError: it is not UTF-8.
     """
-    raw = bytes(value).partition(b"\0")[0]
+    return _decode(bytes(value).partition(b"\0")[0], path, key)
+
+
+def _decode(raw: bytes, path: str, key: object) -> str:
     try:
         return raw.replace(b"\xc0\x80", b"\0").decode()
     except UnicodeDecodeError as error:
         raise RecordError(path, -1, key, f"its text is not UTF-8: {error}") from error
 
 
-def read_columns(name: str, there: Any, path: str, nbytes: int, max_nbytes: int) -> dict[str, Column]:
+def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | str]:
     """Return the fields that a dataset, or a group of ragged arrays, is to samples: one, or one for each part.
+
+    For what no field can hold it is the reason.
 
     Args:
         name: of the field.
         there: h5py's dataset or group.
-        path: of its file.
-        nbytes: of its file.
-        max_nbytes: larger rows and chunks are refused.
+        file: from which it was reached.
 
     Raises:
-        SourceError: its type is nothing that a field can be.
+        SourceError: it is too large, broken, or lies in another file.
     """
     if RAGGED in there.attrs:
-        return {name: _ragged(there, path, nbytes, max_nbytes)}
-    dtype, where = there.dtype, f"{path}: dataset {there.name!r}"
-    leaf = _variable(there, where) if dtype.hasobject and dtype.names is None else None
+        return {name: _ragged(there, file, name)}
+    dtype, where = there.dtype, f"{file.path}: dataset {there.name!r}"
+    is_row_of_one = len(there.shape) == 1
+    leaf = _variable(there.dtype) if dtype.hasobject and dtype.names is None and is_row_of_one else None
     if leaf is not None:
         field, itemsize = leaf
-        layout = read_layout(there, path, nbytes, max_nbytes, on_heap=_is_on_heap(there))
-        if layout.shape:
-            raise SourceError(
-                f"{where} holds {field.words()} of shape {layout.shape} in each sample; choose other fields"
-            )
-        return {name: Column(field=field, layout=layout, itemsize=itemsize)}
-    layout = read_layout(there, path, nbytes, max_nbytes)
-    found = {}
+        layout = read_layout(there, file, name, on_heap=_is_on_heap(there))
+        fill = bytes(there.fillvalue) if layout.fill == UNWRITTEN else b""
+        return {name: Column(field=field, layout=layout, itemsize=itemsize, fill=fill)}
+    layout = read_layout(there, file, name)
+    found: dict[str, Column | str] = {}
     for parts, inner in _leaves(layout.dtype):
-        field = _field(inner, layout.shape, f"{where}{''.join(f', part {part!r}' for part in parts)}")
-        found["/".join((name, *parts))] = Column(field=field, layout=layout, parts=parts)
+        held = _field(inner, layout.shape)
+        if isinstance(held, str):
+            part = "".join(f", part {part!r}" for part in parts)
+            found["/".join((name, *parts))] = f"{where}{part} holds {held}, which no field can hold"
+        else:
+            found["/".join((name, *parts))] = Column(field=held, layout=layout, parts=parts)
     return found
 
 
@@ -197,37 +217,38 @@ def _leaves(dtype: np.dtype[Any], parts: tuple[str, ...] = ()) -> list[tuple[tup
     return [leaf for part in dtype.names for leaf in _leaves(dtype[part], (*parts, part))]
 
 
-def _field(dtype: np.dtype[Any], shape: tuple[int, ...], where: str) -> Field:
+def _field(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Field | str:
+    """Return the field for rows of a type, or in words what they hold that no field can."""
     h5py = need("h5py", "hdf5")
     shape = (*shape, *dtype.shape)
     dtype = dtype.base
-    if dtype.kind in _NUMBERS:
-        name = dtype.newbyteorder("=").name
-        return Field("array", name, shape) if shape else Field("number", name)
-    kind: Literal["text", "bytes"] | None = None
+    name = dtype.newbyteorder("=").name
+    if dtype.kind in _NUMBERS and name in DTYPES:
+        names = h5py.check_enum_dtype(dtype)
+        unit = "" if names is None else f"enum {', '.join(f'{one}={names[one]}' for one in sorted(names))}"
+        return Field("array", name, shape, unit) if shape else Field("number", name, unit=unit)
     if dtype.kind == "S" or (dtype.kind == "O" and h5py.check_string_dtype(dtype) is not None):
-        kind = "text"
-    elif dtype.kind == "V" and dtype.names is None:
-        kind = "bytes"
-    if kind is None or shape:
-        what = f"{dtype} of shape {shape} in each sample" if shape else str(dtype)
-        if h5py.check_ref_dtype(dtype) is not None:
-            what = "references"
-        raise SourceError(f"{where} holds {what}, which no field can hold; choose other fields with fields=")
-    return Field(kind)
+        return Field("object", unit=f"{'list<' * len(shape)}string{'>' * len(shape)}") if shape else Field("text")
+    if dtype.kind == "V" and dtype.names is None and not shape:
+        return Field("bytes")
+    if h5py.check_ref_dtype(dtype) is not None:
+        return "references"
+    inner = h5py.check_vlen_dtype(dtype)
+    words = str(dtype) if inner is None else f"{inner} of variable length"
+    return f"{words} of shape {shape} in each sample" if shape else words
 
 
-def _variable(dataset: Any, where: str) -> tuple[Field, int] | None:
+def _variable(dtype: np.dtype[Any]) -> tuple[Field, int] | None:
     """Return the field of values of variable length, and the bytes of an element; None for another type."""
     h5py = need("h5py", "hdf5")
-    if h5py.check_string_dtype(dataset.dtype) is not None:
+    if h5py.check_string_dtype(dtype) is not None:
         return Field("text"), 1
-    inner = h5py.check_vlen_dtype(dataset.dtype)
+    inner = h5py.check_vlen_dtype(dtype)
     if inner is None:
         return None
     inner = np.dtype(inner)
-    if inner.kind not in _NUMBERS or inner.shape:
-        raise SourceError(f"{where} holds {inner} of variable length, which no field can hold; choose other fields")
+    if inner.shape or inner.newbyteorder("=").name not in DTYPES:
+        return None
     if inner == np.uint8:
         return Field("bytes"), 1
     return Field("array", inner.newbyteorder("=").name, (None,)), inner.itemsize
@@ -247,12 +268,12 @@ def _is_on_heap(dataset: Any) -> bool:
     )
 
 
-def _ragged(group: Any, path: str, nbytes: int, max_nbytes: int) -> Column:
-    where = f"{path}: group {group.name!r}"
+def _ragged(group: Any, file: ProbedFile, name: str) -> Column:
+    where = f"{file.path}: group {group.name!r}"
     shape = np.asarray(group.attrs[RAGGED])
     try:
         values, offsets, shapes = (
-            read_layout(group[name], path, nbytes, max_nbytes) for name in ("values", "offsets", "shapes")
+            read_layout(group[part], file, f"{name}/{part}") for part in ("values", "offsets", "shapes")
         )
     except (KeyError, AttributeError) as error:
         raise SourceError(f"{where} is no group of ragged arrays: {error}") from error

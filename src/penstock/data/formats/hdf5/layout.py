@@ -2,8 +2,8 @@
 
     in place   contiguous, or in chunks of whole rows that no filter has packed: a row is a range of bytes
     packed     in chunks that deflate and shuffle have packed, or that hold parts of rows
-    library    the rest: other filters, compact, virtual and external datasets, types that the library has to convert,
-               files with a user block
+    library    the rest: other filters, compact datasets, types that the library has to convert, files with a user
+               block; and what lies in other files, if that is allowed
 
 All is read once, when a source is opened; worker processes need the HDF5 library for the last kind only.
 """
@@ -11,6 +11,8 @@ All is read once, when a source is opened; worker processes need the HDF5 librar
 from __future__ import annotations
 
 import math
+import os
+import posixpath
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -28,10 +30,13 @@ Filter = tuple[Literal["deflate", "shuffle"], int]
 
 _DEFLATE, _SHUFFLE = 1, 2
 _PIPELINES: list[list[str]] = [[], ["deflate"], ["shuffle"], ["shuffle", "deflate"]]
-_COMPACT, _CONTIGUOUS, _CHUNKED = 0, 1, 2
+_COMPACT, _CONTIGUOUS, _CHUNKED, _VIRTUAL = 0, 1, 2, 3
 _MAX_ROWS = 1 << 48
 HEAP_REFERENCE = np.dtype([("count", "<u4"), ("address", "<u8"), ("number", "<u4")])
 """Stored for each value of variable length: its number of elements, and its place in the global heap."""
+
+UNWRITTEN = b"\xff" * HEAP_REFERENCE.itemsize
+"""In the place of such a reference: a text that was never written, and is the dataset's fill value."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -105,23 +110,40 @@ class DatasetLayout:
         return self.access == "contiguous"
 
 
-def read_layout(dataset: Any, path: str, nbytes: int, max_nbytes: int, *, on_heap: bool = False) -> DatasetLayout:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbedFile:
+    """The file whose datasets are looked at, and what of it may be read."""
+
+    path: str
+    nbytes: int
+    group: str
+    """Whose datasets are the fields."""
+
+    max_nbytes: int
+    """A larger row, or chunk, is refused."""
+
+    external: bool
+    """Whether values may lie in other files. A file names them as it likes, also those that nobody meant to share."""
+
+
+def read_layout(dataset: Any, file: ProbedFile, name: str, *, on_heap: bool = False) -> DatasetLayout:
     """Return where a dataset's rows lie.
 
     Args:
         dataset: h5py's.
-        path: of its file.
-        nbytes: of its file.
-        max_nbytes: a larger row, or chunk, is refused.
+        file: from which it was reached.
+        name: its path in the group.
         on_heap: whether its elements are references to the global heap.
 
     Raises:
-        SourceError: it is too large, or lies beyond the end of the file.
+        SourceError: it is too large, lies beyond the end of the file, or in another file.
     """
-    access = _access(dataset, path, on_heap)
+    access = _access(dataset, file, on_heap)
     layout = _library_layout(dataset, access)
-    _check_sizes(layout, path, max_nbytes)
-    is_chunk_too_large = layout.rows_per_chunk * layout.row_nbytes > max_nbytes
+    if dataset.file.filename != file.path:
+        layout = replace(layout, name=posixpath.join("/", file.group, name))
+    _check_sizes(layout, file.path, file.max_nbytes)
+    is_chunk_too_large = layout.rows_per_chunk * layout.row_nbytes > file.max_nbytes
     if access == "library" or is_chunk_too_large:
         # The size in memory of objects is unknown before they are read, so they are read row by row.
         return replace(layout, chunk=()) if is_chunk_too_large or layout.dtype.hasobject else layout
@@ -129,8 +151,8 @@ def read_layout(dataset: Any, path: str, nbytes: int, max_nbytes: int, *, on_hea
         return layout
     stored = replace(layout, dtype=HEAP_REFERENCE) if on_heap else layout
     if access == "contiguous":
-        return _contiguous_layout(stored, dataset, path, nbytes)
-    return _chunked_layout(stored, dataset, nbytes) or layout
+        return _contiguous_layout(stored, dataset, file.path, file.nbytes)
+    return _chunked_layout(stored, dataset, file.nbytes) or layout
 
 
 def _library_layout(dataset: Any, access: Access) -> DatasetLayout:
@@ -166,26 +188,54 @@ def _chunked_layout(layout: DatasetLayout, dataset: Any, nbytes: int) -> Dataset
     if chunks is None or filters is None:
         return None
     fill = bytes(layout.dtype.itemsize)
-    if len(chunks.numbers) < math.prod(layout.grid) and layout.dtype != HEAP_REFERENCE:
+    if len(chunks.numbers) < math.prod(layout.grid):
         # Only asked for where it is needed: HDF5 2.0.0 crashes on a corrupt fill value.
-        fill = np.asarray(dataset.fillvalue, layout.dtype).tobytes()
+        h5py = need("h5py", "hdf5")
+        if layout.dtype != HEAP_REFERENCE:
+            fill = np.asarray(dataset.fillvalue, layout.dtype).tobytes()
+        elif dataset.id.get_create_plist().fill_value_defined() == h5py.h5d.FILL_VALUE_USER_DEFINED:
+            if h5py.check_string_dtype(dataset.dtype) is None:
+                return None
+            fill = UNWRITTEN
     return replace(layout, access="chunks", filters=filters, fill=fill, chunks=chunks)
 
 
-def _access(dataset: Any, path: str, on_heap: bool) -> Access:
+def _access(dataset: Any, file: ProbedFile, on_heap: bool) -> Access:
     h5py = need("h5py", "hdf5")
     created = dataset.id.get_create_plist()
     of_file = dataset.file.id.get_create_plist()
-    if dataset.file.filename != path:
-        raise SourceError(f"{path}: dataset {dataset.name!r} lies in {dataset.file.filename!r}; open that file")
+    other = _other_file(dataset, file.path)
+    if other and not file.external:
+        raise SourceError(
+            f"{file.path}: the values of dataset {dataset.name!r} lie in {other}; pass external=True if this file may "
+            "name files to read, choose other fields with fields=, or open that file"
+        )
+    if other:
+        return "library"
     as_numpy_has_it = on_heap or h5py.h5t.py_create(dataset.dtype, logical=True) == dataset.id.get_type()
     if not as_numpy_has_it or (dataset.dtype.hasobject and not on_heap) or of_file.get_userblock():
         return "library"
-    if created.get_layout() == _CONTIGUOUS and not created.get_external_count():
+    if created.get_layout() == _CONTIGUOUS:
         return "contiguous" if dataset.id.get_offset() is not None else "library"
     if created.get_layout() == _CHUNKED and _filters(dataset) is not None and hasattr(dataset.id, "chunk_iter"):
         return "chunks"
     return "library"
+
+
+def _other_file(dataset: Any, path: str) -> str:
+    """Return in words in which other files a dataset's values lie; "" if in none.
+
+    A virtual dataset counts as one, also where its sources are in this file: those may lie in others again.
+    """
+    created = dataset.id.get_create_plist()
+    if dataset.file.filename != path:
+        return repr(dataset.file.filename)
+    if created.get_external_count():
+        return f"{os.fsdecode(created.get_external(0)[0])!r} (external storage)"
+    if created.get_layout() == _VIRTUAL:
+        first = created.get_virtual_filename(0) if created.get_virtual_count() else ""
+        return f"{first!r} (a virtual dataset)"
+    return ""
 
 
 def _filters(dataset: Any) -> tuple[Filter, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,28 +11,31 @@ from penstock.data.formats.hdf5.fields import RAGGED, Column
 from penstock.data.optional import need
 from penstock.data.schema import Selection
 
-Describe = Callable[[str, Any], dict[str, Column]]
-"""Given a name and h5py's dataset (or group of ragged arrays), returns the fields that it is."""
+Describe = Callable[[str, Any], dict[str, Column | str]]
+"""Given a name and h5py's dataset (or group of ragged arrays), returns the fields that it is, or why it is none."""
 
 _MAX_OBJECTS = 10_000
 
 
-def select_columns(group: Any, fields: Selection, describe: Describe) -> dict[str, Column]:
+def select_columns(group: Any, fields: Selection, describe: Describe, *, external: bool) -> dict[str, Column]:
     """Return the fields of samples, by their names in samples.
 
     Args:
         group: h5py's, in whose datasets they lie.
         fields: which are wanted; by default the datasets that have as many rows as the largest one.
         describe: is given each dataset.
+        external: whether links to other files are followed.
+
+    Warns of what no field can hold, and is left out as nobody asked for it by name.
 
     Raises:
-        SourceError: there are none, one is not there, they differ in length, or it is not clear which are meant.
+        SourceError: there are none, one is not there or cannot be held, they differ in length, or it is not clear which
+            are meant.
     """
     if fields.chosen is None:
-        there = _of_one_length(_list_datasets(group), _where(group))
-        columns = {own: column for name, one in there.items() for own, column in describe(name, one).items()}
+        columns = _all_columns(_list_datasets(group, external), _where(group), describe)
     else:
-        columns = {name: _find_column(group, own, describe) for name, own in fields.chosen}
+        columns = {name: _find_column(group, own, describe, external) for name, own in fields.chosen}
     if len({column.count for column in columns.values()}) > 1:
         counts = ", ".join(f"{name!r} has {column.count}" for name, column in columns.items())
         raise SourceError(f"{_where(group)}: the fields of samples need one number of rows; {counts}")
@@ -40,19 +44,41 @@ def select_columns(group: Any, fields: Selection, describe: Describe) -> dict[st
     return columns
 
 
+def _all_columns(there: dict[str, Any], where: str, describe: Describe) -> dict[str, Column]:
+    columns: dict[str, Column] = {}
+    unread: list[str] = []
+    while there and not columns:
+        same = _of_one_length(there, where)
+        for name, one in same.items():
+            for own, column in describe(name, one).items():
+                if isinstance(column, str):
+                    unread.append(column)
+                else:
+                    columns[own] = column
+        there = {name: one for name, one in there.items() if name not in same}
+    if unread and not columns:
+        raise SourceError("; ".join(unread))
+    for why in unread:
+        warnings.warn(f"left out: {why}", stacklevel=2)
+    return columns
+
+
 def _where(group: Any) -> str:
     return f"{group.file.filename}, group {group.name!r}" if group.name != "/" else str(group.file.filename)
 
 
-def _find_column(group: Any, name: str, describe: Describe) -> Column:
+def _find_column(group: Any, name: str, describe: Describe, external: bool) -> Column:
     head, found = name, _dataset(group, name)
     while found is None and "/" in head:  # a part of a compound type
         head = head.rpartition("/")[0]
         found = _dataset(group, head)
     columns = {} if found is None else describe(head, found)
     if name in columns:
-        return columns[name]
-    known = columns or _list_datasets(group)
+        column = columns[name]
+        if isinstance(column, str):
+            raise SourceError(f"{column}; choose other fields with fields=")
+        return column
+    known = columns or _list_datasets(group, external)
     raise SourceError(
         f"{_where(group)} has no field {name!r}; it has {', '.join(map(repr, list(known)[:50])) or 'none'}"
     )
@@ -66,7 +92,7 @@ def _dataset(group: Any, name: str) -> Any:
     return found if isinstance(found, h5py.Group) and RAGGED in found.attrs else None
 
 
-def _list_datasets(group: Any) -> dict[str, Any]:
+def _list_datasets(group: Any, external: bool) -> dict[str, Any]:
     """Return the datasets that have rows, and the groups of ragged arrays, by their paths in the group.
 
     Group by group: the library's own walk, `visititems`, crashes on some files that are corrupt (HDF5 2.0.0).
@@ -74,13 +100,14 @@ def _list_datasets(group: Any) -> dict[str, Any]:
     h5py = need("h5py", "hdf5")
     found: dict[str, Any] = {}
     seen = 0
+    followed = (h5py.HardLink, h5py.ExternalLink) if external else (h5py.HardLink,)
     groups = [("", group)]
     for prefix, here in groups:
         for name in here:
             seen += 1
             if seen > _MAX_OBJECTS:  # or a link that leads back
                 raise SourceError(f"{_where(group)} has more than {_MAX_OBJECTS} objects; choose some with fields=")
-            if not isinstance(here.get(name, getlink=True), h5py.HardLink):
+            if not isinstance(here.get(name, getlink=True), followed):
                 continue
             one = here[name]
             if isinstance(one, h5py.Group) and RAGGED not in one.attrs:

@@ -26,6 +26,7 @@ from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.hdf5.fields import Column, read_columns
 from penstock.data.formats.hdf5.file import LIBRARY_ERRORS, HDF5File
 from penstock.data.formats.hdf5.heap import Heap, HeapCollection
+from penstock.data.formats.hdf5.layout import ProbedFile
 from penstock.data.formats.hdf5.rows import open_rows
 from penstock.data.formats.hdf5.select import select_columns
 from penstock.data.optional import need
@@ -45,6 +46,7 @@ def open_files(
     errors: Errors,
     *,
     group: str = "/",
+    external: bool = False,
     max_record_nbytes: int = 1 << 30,
     chunk_cache_nbytes: int = 256 << 20,
 ) -> HDF5Source:
@@ -56,11 +58,14 @@ def open_files(
         fields: which datasets; by default all that have as many rows as the largest one.
         errors: unused: reading a broken sample raises RecordError.
         group: whose datasets are the fields.
+        external: whether values may lie in other files: external links, external storage, virtual datasets. A file can
+            name any file that this process can read, so only for files from somebody trusted.
         max_record_nbytes: larger rows and chunks are refused.
         chunk_cache_nbytes: the most that unpacked chunks of one field take, in each process.
 
     Raises:
-        SourceError: a file is no HDF5 file, is broken, or its datasets cannot be fields.
+        SourceError: a file is no HDF5 file, is broken, or its datasets cannot be fields; or their values lie in other
+            files, without `external`.
         ExtraError: h5py is not installed.
 
     Example:
@@ -77,7 +82,7 @@ def open_files(
         >>> x.shape, y
         ((28, 28), np.int64(7))
     """
-    found = [_probe_file(storage.local(path), fields, group, max_record_nbytes) for path in paths]
+    found = [_probe_file(storage.local(path), fields, group, max_record_nbytes, external) for path in paths]
     return HDF5Source(found, max_record_nbytes, chunk_cache_nbytes)
 
 
@@ -179,7 +184,7 @@ def _common(files: Sequence[FileInfo]) -> Schema:
             raise SourceError(f"{file.path} has the fields {words}, and {files[0].path} has {sorted(common)}")
         for name, field in file.schema.items():
             old = common[name]
-            if (old.kind, old.dtype, len(old.shape)) != (field.kind, field.dtype, len(field.shape)):
+            if replace(old, shape=()) != replace(field, shape=()) or len(old.shape) != len(field.shape):
                 raise SourceError(
                     f"field {name!r} of {file.path} is {field.words()}, and that of {files[0].path} {old.words()}; "
                     "files that are opened together need the same"
@@ -196,10 +201,12 @@ class _OpenFiles:
         self._files = [HDF5File(file.path, file.nbytes) for file in files]
         self._columns = [file.columns for file in files]
         self._max_record_nbytes = max_record_nbytes
-        self._chunks: dict[str, ChunkCache[np.ndarray]] = {
-            name: ChunkCache(max(file.columns[name].chunk_nbytes for file in files), chunk_cache_nbytes)
-            for name in files[0].columns
+        datasets = {name: column.layout.name for name, column in files[0].columns.items()}
+        caches: dict[str, ChunkCache[np.ndarray]] = {
+            dataset: ChunkCache(max(file.columns[name].chunk_nbytes for file in files), chunk_cache_nbytes)
+            for name, dataset in datasets.items()
         }
+        self._chunks = {name: caches[dataset] for name, dataset in datasets.items()}  # one for all parts of a compound
         self._collections: ChunkCache[HeapCollection] = ChunkCache(_COLLECTION_NBYTES, _COLLECTIONS_NBYTES)
         self._lock = threading.Lock()
         self._readers: dict[int, dict[str, Callable[[int], Any]]] = {}
@@ -228,15 +235,15 @@ class _OpenFiles:
             file.close()
 
 
-def _probe_file(path: str, fields: Selection, group: str, max_nbytes: int) -> FileInfo:
+def _probe_file(path: str, fields: Selection, group: str, max_nbytes: int, external: bool) -> FileInfo:
     h5py = need("h5py", "hdf5")
     try:
         nbytes = os.stat(path).st_size
         with h5py.File(path, "r") as file:
             if not isinstance(file.get(group), h5py.Group):
                 raise SourceError(f"{path} has no group {group!r}")
-            describe = partial(read_columns, path=path, nbytes=nbytes, max_nbytes=max_nbytes)
-            columns = select_columns(file[group], fields, describe)
+            probed = ProbedFile(path=path, nbytes=nbytes, group=group, max_nbytes=max_nbytes, external=external)
+            columns = select_columns(file[group], fields, partial(read_columns, file=probed), external=external)
     except SourceError:
         raise
     except LIBRARY_ERRORS as error:

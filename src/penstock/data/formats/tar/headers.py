@@ -1,7 +1,8 @@
 r"""The headers of tar archives: ustar's, with the longer names and sizes of pax and of GNU tar.
 
 An archive is blocks of 512 bytes. A member is a header and its data, filled up with zeros to whole blocks; two blocks
-of zeros are the end. A header holds, as text that ends in NUL or a space, numbers in octal:
+of zeros are the end. Archives that were put together (cat a.tar b.tar) have more members behind it, which are read, as
+with tar's --ignore-zeros. A header holds, as text that ends in NUL or a space, numbers in octal:
 
     0 name (100)   100 mode (8)   108 uid (8)   116 gid (8)   124 size (12)   136 mtime (12)   148 checksum (8)
     156 type (1)   157 linkname (100)   257 magic (6) "ustar\0"   263 version (2)   345 prefix of the name (155)
@@ -34,17 +35,20 @@ _MOST_META_NBYTES = 1 << 20
 """Of a long name, or of pax records."""
 _REGULAR = b"0\x007"
 _WITHOUT_DATA = b"123456"
+_LINKS = b"12"
 _RECORD = re.compile(rb"(\d{1,7}) ")
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A regular file in an archive."""
+    """A regular file in an archive, or a link."""
 
     name: str
     nbytes: int
     offset: int
     """Where its header lies."""
+    link: str = ""
+    """Of a link, which has no data: what it leads to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,13 @@ class Note:
     text: str
 
 
-def members(pieces: SequentialReader) -> Iterator[Member | Note]:
-    """Yield the regular files of an archive, in their order; links, folders and devices are left out.
+@dataclass(frozen=True, slots=True)
+class NextArchive:
+    """The end of an archive which another one follows."""
+
+
+def members(pieces: SequentialReader) -> Iterator[Member | Note | NextArchive]:
+    """Yield the regular files and links of an archive, in their order; folders and devices are left out.
 
     When it has yielded a member, the next bytes of `pieces` are its data: take them, or do not.
 
@@ -67,7 +76,11 @@ def members(pieces: SequentialReader) -> Iterator[Member | Note]:
     while True:
         block = _block(pieces, offset)
         if block == _ZEROS:
-            return
+            offset, block = _after_zeros(pieces)
+            if not block:
+                return
+            longer = {}
+            yield NextArchive()
         name, nbytes, kind = _read(pieces.path, block, offset, longer)
         begin = pieces.offset
         there = None if pieces.total is None else pieces.total - begin
@@ -83,6 +96,8 @@ def members(pieces: SequentialReader) -> Iterator[Member | Note]:
             longer = {}
             if kind in _REGULAR and not name.endswith("/"):
                 yield Member(name, nbytes, offset)
+            elif kind in _LINKS:
+                yield Member(name, 0, offset, _text(block[157:257]))
         rest = begin + nbytes + -nbytes % BLOCK_NBYTES - pieces.offset
         if pieces.skip(rest) < rest:
             raise RecordError(pieces.path, offset, name, f"the file ends in the middle of its {nbytes} bytes")
@@ -98,13 +113,21 @@ def _block(pieces: SequentialReader, offset: int) -> bytes:
     return block
 
 
+def _after_zeros(pieces: SequentialReader) -> tuple[int, bytes]:
+    """Return what follows an archive's end, and where: a block that is not zeros, or nothing."""
+    offset, block = pieces.offset, _ZEROS
+    while block == _ZEROS:
+        offset, block = pieces.offset, pieces.take(BLOCK_NBYTES)
+    return offset, block if block.strip(b"\0") else b""
+
+
 def _read(path: str, block: bytes, offset: int, longer: dict[str, str]) -> tuple[str, int, bytes]:
     """Return a member's name, the bytes of its data, and its type."""
     name = _text(block[:100])
     kind = block[156:157]
     if block[257:263] == b"ustar\0" and block[345]:
         name = f"{_text(block[345:500])}/{name}"
-    if _number(block[148:156]) != _sum(block):
+    if len(block) < BLOCK_NBYTES or _number(block[148:156]) != _sum(block):
         raise RecordError(path, offset, name[:100], "the checksum of its header is wrong, and so the rest is lost")
     nbytes = _number(block[124:136])
     if kind not in b"xXgLK":

@@ -12,7 +12,17 @@ from dataclasses import dataclass, field, replace
 
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.data.formats.tar.fields import KEY, BySuffix, Decode, split_name
-from penstock.data.formats.tar.headers import BLOCK_NBYTES, END, Member, Note, header, members, note, padding
+from penstock.data.formats.tar.headers import (
+    BLOCK_NBYTES,
+    END,
+    Member,
+    NextArchive,
+    Note,
+    header,
+    members,
+    note,
+    padding,
+)
 from penstock.data.formats.tar.schema_member import BySchema, TarSchema, encode_member, member_suffix, why_unsupported
 from penstock.data.schema import Errors, Sample, Schema, Selection, fitted
 from penstock.data.storage.sequential_reader import SequentialReader
@@ -24,6 +34,14 @@ MOST_NBYTES = 1 << 30
 """The largest sample that is read by default."""
 
 _BEGINNING_NBYTES = 4096
+_LINK = (
+    "its member {!r} is a link to {!r}, and has no data; make the archive with --dereference --hard-dereference, or "
+    "choose other members with fields="
+)
+_MORE = (
+    "it follows the {} samples that penstock wrote, as archives were put together; open them one by one, or put them "
+    "together with penstock convert"
+)
 
 
 def open_files(
@@ -96,6 +114,11 @@ class TarStream(Stream):
                 if isinstance(member, Note):
                     by = self._decoder(shard.name, member) or by
                     continue
+                if isinstance(member, NextArchive):
+                    if current is not None and current.is_wanted:
+                        yield _decode_sample(shard.name, current, by)
+                    current, by = None, self._by_suffix
+                    continue
                 parts = split_name(member.name)
                 if parts is None:
                     continue
@@ -104,6 +127,8 @@ class TarStream(Stream):
                     if current is not None and current.is_wanted:
                         yield _decode_sample(shard.name, current, by)
                     number += 1
+                    if shard.count is not None and number >= shard.count:
+                        raise RecordError(shard.name, member.offset, key, _MORE.format(shard.count))
                     current = _Gathered(key, member.offset, number, number >= first and (number - first) % step == 0)
                     pieces.key = key
                 if current.is_wanted and by.wants(suffix):
@@ -120,7 +145,9 @@ class TarStream(Stream):
 
     def _gather(self, pieces: SequentialReader, member: Member, suffix: str, current: _Gathered) -> None:
         current.nbytes += member.nbytes
-        if suffix in current.members:
+        if member.link:
+            current.fault = current.fault or _LINK.format(member.name, member.link)
+        elif suffix in current.members:
             current.fault = current.fault or f"two of its members are {member.name!r}"
         elif current.nbytes > self._most:
             current.fault = current.fault or f"its members have {current.nbytes} bytes; {self._most} are the most"
@@ -265,8 +292,8 @@ class _Copy:
         before, key = self._last, None
         with closing(SequentialReader(storage, part)) as pieces:
             for member in members(pieces):
-                parts = None if isinstance(member, Note) else split_name(member.name)
-                if parts is None or isinstance(member, Note):
+                parts = split_name(member.name) if isinstance(member, Member) else None
+                if parts is None or not isinstance(member, Member):
                     continue
                 if parts[0] != key:
                     key = self._last = parts[0]

@@ -4,9 +4,11 @@
     delimiter    a comma; a tab where the name has .tsv; or `delimiter=`
     quotes       a value that begins with " ends at the next single "; it may hold delimiters and line feeds, and "" is
                  one ". Elsewhere a " is a character as others are (RFC 4180, as Python's csv reads it)
+    lines        end at a line feed, a carriage return, or both; files may mix them
     blank        a line of white space only is no record, outside of quotes
     columns      what all values in the first 1000 rows are: int64, float64 (an empty one is NaN), bool (true, false),
-                 or text. `dtypes=` overrides it. QuotedText values are text, so that "12" stays one
+                 or text. `dtypes=` overrides it. QuotedText values are text, so that "12" stays one. Numbers are of
+                 ASCII digits: 1_000 and Arabic digits are none, though Python takes them
 
 A row with more or fewer values than the header, or a value that is none of its column's, is broken, and the next row is
 read. `CsvWriter` quotes all text, so that what it wrote comes back with the types that it had.
@@ -19,6 +21,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -180,14 +183,17 @@ class _Columns:
     def sample_parser(self) -> Callable[[list[str]], Sample]:
         """Return a function from a row's values to a sample; it raises ValueError for broken ones."""
         count = len(self._names)
-        chosen = [(name, at, _PARSERS[kind]) for name, at, kind in self._chosen]
+        chosen = [(name, at, partial(_parse, kind)) for name, at, kind in self._chosen]
+        numbers = [at for _, at, kind in self._chosen if kind != "text"]
         quick = [(name, at, float if kind == "float64" else _PARSERS[kind]) for name, at, kind in self._chosen]
 
         def sample(values: list[str]) -> Sample:
             if len(values) != count:
                 raise ValueError(f"it has {len(values)} values, the header {count}")
-            with contextlib.suppress(ValueError):  # an empty value that is NaN, or a wrong one
-                return {name: parse(values[at]) for name, at, parse in quick}
+            text = "".join(values)
+            if (text.isascii() and "_" not in text) or _is_plain("".join([values[at] for at in numbers])):
+                with contextlib.suppress(ValueError):  # an empty value that is NaN, or a wrong one
+                    return {name: parse(values[at]) for name, at, parse in quick}
             try:
                 return {name: parse(values[at]) for name, at, parse in chosen}
             except ValueError:
@@ -198,10 +204,21 @@ class _Columns:
     def _why(self, values: list[str]) -> str:
         for _, at, kind in self._chosen:
             try:
-                _PARSERS[kind](values[at])
+                _parse(kind, values[at])
             except ValueError:
                 return f"column {self._names[at]!r} has {values[at][:40]!r}, which is no {kind}; dtypes= sets another"
         return "it is broken"
+
+
+def _is_plain(value: str) -> bool:
+    return value.isascii() and "_" not in value
+
+
+def _parse(kind: str, value: str) -> Any:
+    """Return a value of any text. Python's int and float would read "1_000", and digits of all scripts."""
+    if kind != "text" and not _is_plain(value):
+        raise ValueError(f"{value!r} is no number")
+    return _PARSERS[kind](value)
 
 
 def _parse_float(value: str) -> float:

@@ -5,16 +5,23 @@ record that a missing quote makes as long as the file.
 
 A line without quotes is a record. So is one with quotes that match an expression for well-formed records. Any other
 line is split character by character, and the record continues in the next line while a quote is open.
+
+Lines end at a line feed, a carriage return or both, also mixed in one file, as for Python's csv; in quotes all three
+belong to the value.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Generator, Iterator
 
 from penstock.data.formats.text.lines import blocks, is_blank
 from penstock.data.storage.storage import Storage
+
+_Line = tuple[int, int, bytes, str]
+"""Its offset, its number, its bytes, and what ended it."""
 
 
 class CsvRecord:
@@ -51,7 +58,7 @@ class CsvRecord:
         Raises:
             ValueError: it is broken; the message is the reason.
         """
-        found = self._rows.split(self._line, iter(())) if self._found is None else self._found
+        found = self._rows.split(self._line, "", iter(())) if self._found is None else self._found
         if isinstance(found, ValueError):
             raise found
         return found
@@ -79,24 +86,25 @@ class RecordSplitter:
     def read_records(self, path: str) -> Generator[CsvRecord, None, None]:
         """Yield the records of a file, the header among them."""
         lines = self._lines(path)
-        for offset, number, line in lines:
+        for offset, number, line, end in lines:
             if len(line) > self._longest:
                 yield CsvRecord(offset, number, line, self, self._too_long_error())
             elif b'"' in line:
                 is_whole = self._whole.fullmatch(line) is not None
-                yield CsvRecord(offset, number, line, self, None if is_whole else self.split(line, lines))
+                yield CsvRecord(offset, number, line, self, None if is_whole else self.split(line, end, lines))
             elif not is_blank(line):
                 yield CsvRecord(offset, number, line, self)
 
-    def _lines(self, path: str) -> Generator[tuple[int, int, bytes], None, None]:
-        with contextlib.closing(blocks(self._storage, path, self._longest)) as pieces:
+    def _lines(self, path: str) -> Generator[_Line, None, None]:
+        with contextlib.closing(blocks(self._storage, path, self._longest, any_end=True)) as pieces:
             for block in pieces:
                 offset = block.offset
-                for number, line in enumerate(block.lines, block.number):
-                    yield offset, number, line
+                ends = itertools.repeat("\n") if block.ends is None else [end.decode() for end in block.ends]
+                for number, (line, end) in enumerate(zip(block.lines, ends, strict=False), block.number):
+                    yield offset, number, line, end
                     offset += len(line) + 1
 
-    def split(self, line: bytes, lines: Iterator[tuple[int, int, bytes]]) -> list[str] | ValueError:
+    def split(self, line: bytes, end_of_line: str, lines: Iterator[_Line]) -> list[str] | ValueError:
         """Return the values of a record that begins with `line`; reads more lines while a quote is open."""
         values: list[str] = []
         nbytes = len(line)
@@ -120,7 +128,8 @@ class RecordSplitter:
                     nbytes += len(following[2]) + 1
                     if nbytes > self._longest:
                         return self._too_long_error()
-                    text, at = "\n" + following[2].decode(), 0
+                    text, at = end_of_line + following[2].decode(), 0
+                    end_of_line = following[3]
                 held.append(text[at:end])
                 values.append(QuotedText("".join(held).replace('""', '"')))
                 if text[end + 1 :] in ("", "\r"):

@@ -1,6 +1,7 @@
 """Lines of text files, plain or gzip, with their places: what JSONL and CSV are made of.
 
-    line       ends at a line feed; a carriage return before it is white space of the format above
+    line       ends at a line feed; a carriage return before it is white space of the format above. With `any_end=True`
+               a carriage return alone ends a line, too
     offset     of bytes, in what a gzip file unpacks to
     blank      a line of white space only; it counts as a line, and is no record
 
@@ -10,6 +11,7 @@ A UTF-8 byte order mark at the beginning is left out. Of a line longer than the 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ LONGEST = 1 << 28
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _GZIP = b"\x1f\x8b"
 _LINE_FEED = 10
+_ANY_END = re.compile(rb"(\n|\r(?!\n))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,10 @@ class Block:
     """Of the first; a file's first line is 1."""
 
     lines: list[bytes]
-    """Without their line feeds. One that is longer than the limit is cut, one byte behind it."""
+    """Without their ends, of one byte each. One that is longer than the limit is cut, one byte behind it."""
+
+    ends: list[bytes] | None = None
+    """What ended each line; None if line feeds did."""
 
     def offsets(self) -> list[int]:
         """Return where each line begins."""
@@ -47,13 +53,14 @@ class Block:
         return list(ends)
 
 
-def blocks(storage: Storage, path: str, longest: int) -> Generator[Block, None, None]:
+def blocks(storage: Storage, path: str, longest: int, *, any_end: bool = False) -> Generator[Block, None, None]:
     """Yield all lines of a file.
 
     Args:
         storage: opens the file.
         path: of a plain or gzip file; its first bytes decide which.
         longest: bytes; of a line that has more, one byte more than this is given.
+        any_end: whether a carriage return that no line feed follows ends a line.
 
     Raises:
         SourceError: the file cannot be opened, or not be read to its end.
@@ -61,26 +68,38 @@ def blocks(storage: Storage, path: str, longest: int) -> Generator[Block, None, 
     """
     offset, number = 0, 1
     begun, begun_nbytes = bytearray(), 0  # a line whose end has not come yet
+    held = b""  # a carriage return that a line feed may follow
     with closing(SequentialReader(storage, path)) as pieces:
         pieces.key = "line 1"
         while piece := pieces.take(READ_NBYTES):
-            first, last = piece.find(b"\n"), piece.rfind(b"\n")
-            head = piece if first < 0 else piece[:first]
+            if any_end:
+                piece = held + piece
+                held = b"\r" if piece.endswith(b"\r") else b""
+                piece = piece.removesuffix(held)
+            lines, ends = _split(piece, any_end)
+            head, rest = lines[0], lines.pop()
             begun += head[: max(0, longest + 1 - len(begun))]
             begun_nbytes += len(head)
-            if first < 0:
+            if not lines:
                 continue
-            yield _first(offset, number, bytes(begun))
+            yield _first(offset, number, bytes(begun), ends)
             offset, number = offset + begun_nbytes + 1, number + 1
-            if last > first:
-                block = Block(offset, number, piece[first + 1 : last].split(b"\n"))
-                yield block
-                offset, number = offset + last - first, number + len(block.lines)
-            begun_nbytes = len(piece) - last - 1
-            begun = bytearray(piece[last + 1 :][: longest + 1])
+            if len(lines) > 1:
+                yield Block(offset, number, lines[1:], None if ends is None else ends[1:])
+                offset, number = offset + len(piece) - len(head) - 1 - len(rest), number + len(lines) - 1
+            begun_nbytes = len(rest)
+            begun = bytearray(rest[: longest + 1])
             pieces.key = f"line {number}"
     if begun_nbytes:
-        yield _first(offset, number, bytes(begun))
+        yield _first(offset, number, bytes(begun), None)
+
+
+def _split(piece: bytes, any_end: bool) -> tuple[list[bytes], list[bytes] | None]:
+    """Return the lines of a piece, the last without its end, and what ended the others if it was no line feed."""
+    if not any_end or piece.count(b"\r") == piece.count(b"\r\n"):
+        return piece.split(b"\n"), None
+    found = _ANY_END.split(piece)
+    return found[::2], found[1::2]
 
 
 def is_blank(line: bytes) -> bool:
@@ -135,7 +154,8 @@ def _is_blank_at(file: BinaryIO, start: int, stop: int) -> bool:
     return True
 
 
-def _first(offset: int, number: int, line: bytes) -> Block:
+def _first(offset: int, number: int, line: bytes, ends: list[bytes] | None) -> Block:
+    ends = None if ends is None else ends[:1]
     if number == 1 and line.startswith(_BYTE_ORDER_MARK):
-        return Block(len(_BYTE_ORDER_MARK), 1, [line[len(_BYTE_ORDER_MARK) :]])
-    return Block(offset, number, [line])
+        return Block(len(_BYTE_ORDER_MARK), 1, [line[len(_BYTE_ORDER_MARK) :]], ends)
+    return Block(offset, number, [line], ends)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
-from penstock.data.formats.tfrecord.example import Values, parse_features
+from penstock.data.formats.tfrecord.example import Values
 from penstock.data.formats.tfrecord.protobuf_wire import MalformedError, floats, int64s, varint
 
 _MOST_KNOWN = 64
@@ -58,7 +58,7 @@ class ExampleFastPath:
 
     >>> from penstock.data.formats.tfrecord.example import serialize_example
     >>> places = ExampleFastPath()
-    >>> [places.parse_features(serialize_example({"label": [label]})) for label in (7, 8)]
+    >>> [places.parse_usual(serialize_example({"label": [label]})) for label in (7, 8)]
     [{'label': [7]}, {'label': [8]}]
     """
 
@@ -66,17 +66,16 @@ class ExampleFastPath:
         self._wanted = wanted
         self._known: dict[int, _Known] = {}
 
-    def parse_features(self, record: bytes) -> dict[str, Values]:
-        """Return the features, as `example.parse_features` does.
+    def parse_usual(self, record: bytes) -> dict[str, Values] | None:
+        """Return the features, as `example.parse_features` does; None where the layout is not the usual one.
 
-        Raises:
-            MalformedError: it is no Example.
+        Such a record is an Example, and no SequenceExample.
         """
         known = self._known.get(len(record))
         if known is None or not known.fits(record):
             places = _places(record)
             if places is None:
-                return parse_features(record, self._wanted)
+                return None
             known = self._learnt(record, places)
         return {name: read(record, begin, end) for name, read, begin, end in known.places}
 

@@ -57,7 +57,7 @@ def read_frames(
             rest = length + FOOTER.size
             skipped = pieces.skip(rest)
             if skipped < rest:
-                raise RecordError(path, offset, number, too_short_message(length, skipped))
+                raise RecordError(path, offset, number, too_short_message(length, HEADER.size + skipped))
             if number == wanted:
                 wanted += step
                 yield number, offset, RecordError(path, offset, number, f"{length} bytes; {most} are the most")
@@ -65,7 +65,8 @@ def read_frames(
         wanted += step
         record, footer = pieces.take(length), pieces.take(FOOTER.size)
         if len(footer) < FOOTER.size:
-            raise RecordError(path, offset, number, too_short_message(length, len(record)))
+            there = HEADER.size + len(record) + len(footer)
+            raise RecordError(path, offset, number, too_short_message(length, there))
         if checksum is not None and checksum(record) != FOOTER.unpack(footer)[0]:
             yield number, offset, RecordError(path, offset, number, "the checksum of its data is wrong")
             continue
@@ -73,8 +74,13 @@ def read_frames(
 
 
 def too_short_message(length: int, there: int) -> str:
-    """Return the message for a record that the file's end cuts off."""
-    return f"it is {length} bytes long, and the file ends after {there} of them"
+    """Return the message for a record of `length` bytes that the file's end cuts off.
+
+    >>> too_short_message(568, 580)
+    'it takes 584 bytes, 568 of data and 16 of its frame, and the file has 580 of them'
+    """
+    frame = length + FRAME_NBYTES
+    return f"it takes {frame} bytes, {length} of data and {FRAME_NBYTES} of its frame, and the file has {there} of them"
 
 
 def load_checksum() -> Callable[[bytes], int]:

@@ -42,7 +42,7 @@ def scan_offsets(path: str, checksum: Callable[[bytes], int] | None) -> np.ndarr
                     block, begin = os.pread(file.fileno(), _BLOCK_NBYTES, at), at
                 length = _length(path, block[at - begin : at - begin + HEADER.size], at, len(begins) - 1, checksum)
                 if FRAME_NBYTES + length > total - at:
-                    raise RecordError(path, at, len(begins) - 1, too_short_message(length, total - at - HEADER.size))
+                    raise RecordError(path, at, len(begins) - 1, too_short_message(length, total - at))
                 at += FRAME_NBYTES + length
                 begins.append(at)
     except OSError as error:

@@ -60,7 +60,7 @@ def open_files(
     raw: bool = False,
     text: Sequence[str] = (),
     arrays: Sequence[str] = (),
-    sequence: bool = False,
+    sequence: bool = True,
     max_record_nbytes: int = MOST_NBYTES,
 ) -> TFRecordStream | IndexedTFRecords:
     """Open TFRecord files.
@@ -76,8 +76,8 @@ def open_files(
         raw: a sample is {"record": bytes}; nothing is parsed.
         text: features that are UTF-8: str instead of bytes.
         arrays: features that are an array (or a list of bytes) even where they have one value.
-        sequence: the records are SequenceExamples. Their feature lists become fields too: an array with a row for each
-            step where all steps have as many numbers, else a list of the steps' values.
+        sequence: the feature lists of SequenceExamples become fields too: an array with a row for each step where all
+            steps have as many numbers, else a list of the steps' values. False: their context only.
         max_record_nbytes: a longer record is broken.
 
     Raises:
@@ -103,7 +103,7 @@ class RecordParser:
     raw: bool = False
     text: frozenset[str] = frozenset()
     arrays: frozenset[str] = frozenset()
-    sequence: bool = False
+    sequence: bool = True
 
     @cached_property
     def _wanted(self) -> frozenset[str] | None:
@@ -123,7 +123,10 @@ class RecordParser:
         if self.raw:
             return {"record": record}
         chosen = self.fields.chosen
-        features = self._places.parse_features(record)
+        features = self._places.parse_usual(record)
+        may_have_lists = features is None and self.sequence
+        if features is None:
+            features = parse_features(record, self._wanted)
         try:
             if MARK in features:
                 marks = SchemaDecoder.parse(features[MARK])
@@ -132,7 +135,7 @@ class RecordParser:
                 name: to_field_value(values, is_text=name in self.text, is_array=name in self.arrays)
                 for name, values in features.items()
             }
-            if self.sequence:
+            if may_have_lists:
                 sample.update(
                     (name, self._rows(name, steps)) for name, steps in parse_feature_lists(record, self._wanted).items()
                 )
@@ -140,7 +143,7 @@ class RecordParser:
                 return sample
             if any(name not in sample for _, name in chosen):
                 self.fields.names(
-                    [*parse_features(record), *(parse_feature_lists(record) if self.sequence else ())], "it"
+                    [*parse_features(record), *(parse_feature_lists(record) if may_have_lists else ())], "it"
                 )
             return {own: sample[name] for own, name in chosen}
         except SourceError as error:

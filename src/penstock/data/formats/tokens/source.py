@@ -1,7 +1,9 @@
 """Token files: the integers of a whole corpus, one after another, and where its documents end.
 
     train.npy        NumPy's format, integers: [tokens], or [documents, tokens of each]
-    train.bin        the integers and nothing else, little endian; of type `dtype=`, uint16 by default
+    train.bin        the integers and nothing else, little endian, of type `dtype=`; or what llm.c or Megatron wrote:
+                     foreign_headers.py
+    train.idx        beside a .bin: Megatron's index, of its dtype and documents
     train.idx.npy    beside either: int64, where each document begins, counted in tokens, and where the last one ends
 
 What a sample is:
@@ -72,7 +74,7 @@ def open_files(
         fields: "tokens", "targets", "documents" and "positions", those that samples have.
         errors: unused: reading a broken sample raises RecordError.
         length: tokens of a sample. None: whole documents where their places are known, else windows of 1024.
-        dtype: of .bin files.
+        dtype: of .bin files in which, or beside which, nothing says it.
         documents: the file of documents' places, or one for each token file; found beside them where it is None.
         eos: the token that ends a document, instead of such a file.
         pack: whether documents are packed to full sequences; without documents, whether tokens at the end that fill
@@ -83,7 +85,8 @@ def open_files(
         max_record_nbytes: a longer document is broken.
 
     Raises:
-        SourceError: a file is of another format, or truncated, or its documents end elsewhere.
+        SourceError: a file is of another format, or truncated, or its documents end elsewhere; or nothing says what its
+            integers are.
         OptionError: a number is not positive, a dtype is unknown, or `step` is set for documents.
     """
     for name, value in (("length", length), ("step", step)):
@@ -94,7 +97,7 @@ def open_files(
             raise OptionError(f"{name}={given!r} has to be one of {', '.join(DTYPES)}")
     files = [path for path in paths if not path.endswith(".idx.npy")] or paths
     places = find_document_indexes(files, documents, storage) if eos is None else None
-    tokens = Tokens([TokenFile.probe(storage.local(path), dtype) for path in files], as_dtype)
+    tokens = Tokens([TokenFile.open(path, dtype, storage) for path in files], as_dtype)
     bounds = tokens.ends_at(eos) if eos is not None else tokens.documents(places)
     sample_fields = _SampleFields(fields, targets=targets, packed=bounds is not None and length is not None and pack)
     if bounds is None:
@@ -329,13 +332,13 @@ def why_unsupported(schema: Schema) -> str:
 def concat_files(parts: Sequence[str], path: str) -> None:
     """Make one file of several that TokenWriter made, in their order; and one of where their documents lie."""
     is_bare = path.lower().endswith(".bin")
-    kind = np.dtype("<u2") if is_bare else TokenFile.probe(parts[0], None).dtype
+    kind = np.dtype("<u2") if is_bare else TokenFile.open(parts[0], None, Storage()).dtype
     bounds, before = [np.zeros(1, np.int64)], 0
     with open(path, "wb") as whole:
         if not is_bare:
             whole.write(bytes(HEADER_NBYTES))
         for part in parts:
-            index = TokenFile.probe(index_path(part), None)
+            index = TokenFile.open(index_path(part), None, Storage())
             own = np.fromfile(index.path, "<i8", offset=index.start)
             bounds.append(own[1:] + before)
             before += int(own[-1])

@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.data.concat_index import ConcatIndex
+from penstock.data.formats.tokens.foreign_headers import find_megatron_index, parse_llm_c, read_megatron_index
 from penstock.data.source import PerProcess
 from penstock.data.storage.storage import Storage, is_remote
 
@@ -28,8 +29,17 @@ _PIECE = 1 << 22
 class TokenFile:
     """A token file: where its integers are."""
 
-    def __init__(self, path: str, start: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        path: str,
+        start: int,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        bounds: np.ndarray | None = None,
+    ) -> None:
         self.path = path
+        self.bounds = bounds
+        """Where its documents begin, and where the last one ends, if the file or its index knows."""
         self.start = start
         self.dtype = dtype
         self.shape = shape
@@ -42,8 +52,54 @@ class TokenFile:
             )
 
     @classmethod
-    def probe(cls, path: str, dtype: str | None) -> TokenFile:
-        """Read a file's header; `dtype` is for files without one."""
+    def open(cls, path: str, dtype: str | None, storage: Storage) -> TokenFile:
+        """Return the tokens of a file.
+
+        Args:
+            path: of the file.
+            dtype: of bare integers.
+            storage: where it lies.
+
+        Raises:
+            SourceError: it is none, is damaged, or nothing says what its integers are.
+            OptionError: they are of another dtype.
+        """
+        found = cls.probe(storage.local(path))
+        if found is None:
+            found = cls._without_header(path, dtype, storage)
+        elif dtype not in (None, found.dtype.name) and path.lower().endswith(".bin"):
+            raise OptionError(f"dtype={dtype!r}, and the header of {path} says {found.dtype.name}")
+        return found
+
+    @classmethod
+    def _without_header(cls, path: str, dtype: str | None, storage: Storage) -> TokenFile:
+        local = storage.local(path)
+        nbytes = os.stat(local).st_size
+        index = find_megatron_index(path, storage)
+        if index is not None:
+            kind, bounds = read_megatron_index(index, path, nbytes)
+            if dtype not in (None, kind.name):
+                raise OptionError(f"dtype={dtype!r}, and {index} says {kind.name}")
+            return cls(local, 0, kind, (nbytes // kind.itemsize,), bounds)
+        if dtype is None and not _is_ours(path, nbytes):
+            raise SourceError(
+                f"{path} holds bare integers, and nothing says of which type; pass dtype= (vocabularies of up to 65536 "
+                "tokens are mostly 'uint16', larger ones 'uint32' or 'int32')"
+            )
+        kind = np.dtype(dtype or "uint16").newbyteorder("<")
+        if nbytes % kind.itemsize:
+            raise SourceError(
+                f"{path} has {nbytes} bytes, which are no whole number of {kind.name}; pass another dtype="
+            )
+        return cls(local, 0, kind, (nbytes // kind.itemsize,))
+
+    @classmethod
+    def probe(cls, path: str) -> TokenFile | None:
+        """Read a local file's header; return None if it has none.
+
+        Raises:
+            SourceError: it cannot be read, is damaged, or holds no tokens.
+        """
         try:
             with open(path, "rb") as file:
                 head = file.read(10_000)
@@ -53,11 +109,17 @@ class TokenFile:
             return cls(path, *_parse_npy_header(head, path))
         if path.lower().endswith(".npy"):
             raise SourceError(f"{path} is no file of NumPy's format; rename it to .bin if it holds bare integers")
-        kind = np.dtype(dtype or "uint16").newbyteorder("<")
-        nbytes = os.stat(path).st_size
-        if nbytes % kind.itemsize:
-            raise SourceError(f"{path} has {nbytes} bytes, which are no whole number of {kind.name}; pass dtype=")
-        return cls(path, 0, kind, (nbytes // kind.itemsize,))
+        found = parse_llm_c(head, path, os.stat(path).st_size)
+        return None if found is None else cls(path, found[0], found[1], (found[2],))
+
+
+def _is_ours(path: str, nbytes: int) -> bool:
+    """Return whether `TokenWriter` wrote a .bin file with its default dtype: its index counts 2 bytes for a token."""
+    beside = index_path(path)
+    if is_remote(beside) or not os.path.exists(beside):
+        return False
+    places = _read_places(beside)
+    return len(places) > 0 and int(places[-1]) * 2 == nbytes
 
 
 def _parse_npy_header(head: bytes, path: str) -> tuple[int, np.dtype[Any], tuple[int, ...]]:
@@ -146,6 +208,8 @@ class Tokens:
         for number, file in enumerate(self.files):
             if beside is not None:
                 bounds = _read_bounds(beside[number], file)
+            elif file.bounds is not None:
+                bounds = file.bounds
             elif len(file.shape) == 2:
                 bounds = np.arange(file.shape[0] + 1, dtype=np.int64) * file.shape[1]
             else:
@@ -199,13 +263,19 @@ def index_path(path: str) -> str:
     return re.sub(r"\.(npy|bin)$", "", path) + ".idx.npy"
 
 
-def _read_bounds(path: str, of: TokenFile) -> np.ndarray:
-    index = TokenFile.probe(path, None)
-    if len(index.shape) != 1 or index.count == 0:
-        raise SourceError(f"{path} has the shape {index.shape}; it has to be a row of at least one place")
+def _read_places(path: str) -> np.ndarray:
+    index = TokenFile.probe(path)
+    if index is None or len(index.shape) != 1 or index.count == 0:
+        shape = None if index is None else index.shape
+        raise SourceError(f"{path} has the shape {shape}; it has to be a row of at least one place, in NumPy's format")
     bounds = np.fromfile(path, index.dtype, index.count, offset=index.start).astype(np.int64)
     if len(bounds) < index.count:
         raise SourceError(f"{path} has become shorter")
+    return bounds
+
+
+def _read_bounds(path: str, of: TokenFile) -> np.ndarray:
+    bounds = _read_places(path)
     if bounds[0] != 0 or bounds[-1] != of.count or (np.diff(bounds) < 0).any():
         raise SourceError(f"{path} has to go up from 0 to the {of.count} tokens of {of.path}; it goes to {bounds[-1]}")
     return bounds

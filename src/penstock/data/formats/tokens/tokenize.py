@@ -32,7 +32,7 @@ class Tokenized:
         tokens: the field that the tokens go to.
         max_length: the most tokens of a sample; the rest of the text is cut off, not the special tokens behind it.
         special_tokens: whether the tokenizer adds those of its model, as [CLS] and [SEP].
-        eos: a token's name, as in "<|endoftext|>", that is added behind the text (and is not cut off).
+        eos: a token's name, as in `"<|endoftext|>"`, that is added behind the text (and is not cut off).
         dtype: of the tokens.
         keep_text: leave the text in the sample.
 

@@ -17,12 +17,12 @@ from typing import Any, cast
 
 import numpy as np
 
+from penstock.core.shared_segment import PAGE
 from penstock.core.units import round_up
 from penstock.data.optional import need
 from penstock.loader.collate import set_current_arena
 from penstock.loader.transport import codec
 from penstock.loader.transport.arena import Arena, ArenaFullError
-from penstock.loader.transport.shared_segment import PAGE
 from penstock.loader.workers.batch_fetcher import BatchFetcher
 from penstock.loader.workers.fetch_result import NothingLeftError
 from penstock.loader.workers.pool import Task, TaskResult
@@ -42,6 +42,20 @@ class Arrival:
     """Ray's id of the node."""
     address: str
     note: str
+
+
+class _Tick:
+    """Notes which row of a task is made."""
+
+    def __init__(self, note: CrashNote, seq: int) -> None:
+        self._note = note
+        self._seq = seq
+
+    def __call__(self, row: int) -> None:
+        self._note.write(self._seq, row)
+
+    def notes(self, first_row: int) -> None:
+        return None
 
 
 class RayWorker:
@@ -107,9 +121,6 @@ class RayWorker:
         return result, data
 
     def _make(self, fetcher: BatchFetcher, task: Task, result: TaskResult) -> np.ndarray | None:
-        def tick(row: int) -> None:
-            self._note.write(task.seq, row)
-
         def enlarge(needed: int) -> Arena:
             self._memory = np.empty(round_up(needed + needed // 8, PAGE), np.uint8)
             return Arena(self._memory)
@@ -117,7 +128,9 @@ class RayWorker:
         arena = Arena(self._memory)
         set_current_arena(arena)
         try:
-            fetched = fetcher.make(task.indices, arena, epoch_seed=task.epoch_seed, tick=tick, enlarge=enlarge)
+            fetched = fetcher.make(
+                task.indices, arena, epoch_seed=task.epoch_seed, tick=_Tick(self._note, task.seq), enlarge=enlarge
+            )
             if task.wants_state or fetched.ended:
                 result.state = self._worker_context.state(fetcher, ended=fetched.ended)
             result.samples, result.skipped, result.ended = fetched.samples, fetched.skipped, fetched.ended

@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.core.errors import UnpicklableError
+from penstock.core.shared_segment import SharedSegment
 from penstock.data.stream import Stream
-from penstock.loader.transport.shared_segment import SharedSegment
 from penstock.loader.workers.pool import PoolSnapshot, Task, TaskResult, WorkerCrash
 from penstock.loader.workers.ray.cluster import Cluster
 from penstock.loader.workers.ray.placement import Placement

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from torch._utils import ExceptionWrapper
 
+from penstock.core.shared_segment import PAGE, PrivateSegment
 from penstock.core.units import round_up
-from penstock.loader.transport.shared_segment import PAGE, PrivateSegment
 from penstock.loader.workers.pool import Task, TaskResult
 from penstock.loader.workers.ray.remote_actor import RemoteActor, RemoteTask
 
@@ -132,7 +132,7 @@ class TaskQueue:
             return TaskResult(remote.task.seq, actor.number, error=error)
         result.state = pickle.loads(result.state) if result.state else None
         result.began_ns = time.perf_counter_ns() - result.fetch_ns - result.collate_ns
-        took = result.fetch_ns + result.collate_ns
+        took = result.busy_ns = result.fetch_ns + result.collate_ns
         self._typical_ns = took if self._typical_ns is None else 0.8 * self._typical_ns + 0.2 * took
         return result
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.observe.doctor.causes.evidence import (
+    describe_line,
     loading_matters,
     loading_parts_s,
     oversubscribes_cores,
     stall_fraction,
     step_slowdown,
+    waits_for_processors,
 )
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.thresholds import THRESHOLDS
-from penstock.observe.doctor.trial import FREE
+from penstock.observe.doctor.trial import FREE, MORE_WORKERS, PENSTOCK, PERSISTENT
 from penstock.observe.record.finding import Finding
 
 HEALTHY = "healthy"
@@ -23,19 +25,28 @@ _MEANING = {
     "storage": "reading samples and waiting for storage",
     "decode": "decoding samples",
     "transform": "transforming samples",
+    "coordination": "waiting for other threads and processes",
     "collate": "collating samples into batches",
     "transport": "transporting batches through shared memory to the loop",
     "start-up": "starting workers for every epoch",
 }
 _REMEDY = {
-    "dataset": "make samples cheaper, or num_workers higher",
-    "storage": "read ahead with more workers (num_workers=), read larger blocks, or keep the data nearer",
-    "decode": "open files once and decode less (smaller files, a reduced decode), use a faster decoder, or "
-    "raise num_workers",
-    "transform": "do it once for whole batches (NumPy, torch), do it before training, or raise num_workers",
+    "dataset": "make samples cheaper",
+    "storage": "read larger blocks, or keep the data nearer",
+    "decode": "open files once and decode less (smaller files, a reduced decode), or use a faster decoder",
+    "transform": "do it once for whole batches (NumPy, torch), or do it before training",
+    "coordination": "let each worker have what it needs, without a lock or another process in between",
     "collate": "return arrays or tensors of one shape from __getitem__, so that the default collate_fn can stack them",
-    "transport": "from penstock import DataLoader",
-    "start-up": "persistent_workers=True",
+    "transport": "send fewer bytes (uint8 or float16, converted on the device)",
+    "start-up": "let workers outlive an epoch, or make epochs longer",
+}
+_SETTINGS = {
+    "dataset": (MORE_WORKERS, "raise num_workers"),
+    "storage": (MORE_WORKERS, "read ahead with more workers (num_workers=)"),
+    "decode": (MORE_WORKERS, "raise num_workers"),
+    "transform": (MORE_WORKERS, "raise num_workers"),
+    "transport": (PENSTOCK, "from penstock import DataLoader"),
+    "start-up": (PERSISTENT, "persistent_workers=True"),
 }
 
 
@@ -76,10 +87,14 @@ def _healthy(measured: Measurements) -> Finding:
     tried = ""
     if free is not None:
         tried = f"; with loading free it is {free.median:.2f} times as fast ({free.low:.2f} … {free.high:.2f})"
+    busy = "; other programs take the processors from its workers, and without them it would not wait"
     return Finding(
         name=HEALTHY,
         cause="The loop is bound by its own step: loading is hidden behind it.",
-        evidence=f"it waits for data {stall_fraction(measured):.1%} of its time{tried}",
+        evidence=(
+            f"it waits for data {stall_fraction(measured):.1%} of its time{tried}"
+            f"{busy if waits_for_processors(measured) else ''}"
+        ),
         remedy="",
         gain=free.median if free is not None else None,
         is_measured=free is not None,
@@ -148,8 +163,8 @@ def _comparable_parts_s(measured: Measurements) -> Mapping[str, float]:
         and samples is not None
         and samples.numbers_per_sample < THRESHOLDS.python_numbers
     )
-    if copies and parts.get("transport"):
-        parts["transport"] += parts.pop("collate")
+    if copies and measured.settings.start_method:
+        parts["transport"] = parts.get("transport", 0.0) + parts.pop("collate")
     return parts
 
 
@@ -157,16 +172,29 @@ def general_remedy(verdict: Finding, measured: Measurements) -> str:
     """Return what helps against a bottleneck in general, for when no cause explains it."""
     part = verdict.name.removesuffix("-bound")
     samples = measured.samples
-    if part in ("storage", "decode", "transform") and samples is not None and samples.hotspots:
+    of_samples = part in ("storage", "decode", "transform", "coordination")
+    if of_samples and samples is not None and samples.lines:
+        return f"{describe_line(samples.lines[0])}: {_advice(part, measured)}"
+    if of_samples and samples is not None and samples.hotspots:
         hottest = samples.hotspots[0]
-        return f"{hottest.caller or hottest.where}: {_REMEDY[part]}"
-    return _REMEDY.get(part, "")
+        return f"{hottest.caller or hottest.where}: {_advice(part, measured)}"
+    return _advice(part, measured)
+
+
+def _advice(part: str, measured: Measurements) -> str:
+    """Return what helps, with the setting that usually does unless its trial gained nothing."""
+    trial, setting = _SETTINGS.get(part, ("", ""))
+    gain = measured.gain_of(trial) if trial else None
+    has_failed = gain is not None and (gain.median < 1.0 or gain.is_negligible)
+    return ", or ".join(filter(None, (_REMEDY.get(part, ""), "" if has_failed else setting)))
 
 
 def _hottest(measured: Measurements, part: str) -> str:
     samples = measured.samples
     if part in ("collate", "transport", "start-up") or samples is None or not samples.hotspots:
         return ""
+    if samples.lines:
+        return f"; {samples.lines[0].fraction:.0%} of a sample's time passes in {describe_line(samples.lines[0])}"
     hottest = samples.hotspots[0]
     caller = f", called by {hottest.caller}," if hottest.caller else " alone"
     return f"; {hottest.where}{caller} is {hottest.fraction:.0%} of the dataset's time"

@@ -5,18 +5,45 @@ To add one: write it in the file of its topic (or a new file), and add one line 
 
 from __future__ import annotations
 
-from penstock.observe.doctor.causes import epochs, failures, processors, samples, step, worker_count, worker_memory
+from penstock.observe.doctor.causes import (
+    epochs,
+    failures,
+    processors,
+    sample_lines,
+    samples,
+    step,
+    worker_count,
+    worker_memory,
+)
 from penstock.observe.doctor.causes.cause import Cause
+
+NOT_ABOUT_LOADING: tuple[Cause, ...] = (
+    worker_memory.copy_on_write,
+    worker_memory.cache_in_each_worker,
+    worker_memory.not_picklable,
+    worker_memory.pickled_for_each_worker,
+    worker_memory.shm_too_small,
+    epochs.other_loader_restarted,
+    step.sync_every_step,
+    step.non_blocking_from_pageable,
+    step.pinned_without_accelerator,
+)
+"""Causes about the step and about memory: they ask for a change, and do not explain why a loop waits for data."""
 
 CAUSES: tuple[Cause, ...] = (
     failures.fails,
     failures.workers_hang,
     failures.stream_not_sharded,
+    failures.same_noise,
+    failures.values_not_finite,
+    failures.one_label,
     epochs.iterator_recreated,
     processors.cpu_quota,
     processors.threads_in_workers,
     worker_count.too_many_workers,
     epochs.short_epochs,
+    *sample_lines.LINE_PATTERNS,
+    sample_lines.threads_hold_each_other,
     samples.full_size_decode,
     samples.slow_samples,
     samples.cold_reads,
@@ -27,12 +54,5 @@ CAUSES: tuple[Cause, ...] = (
     worker_count.workers_cost_more,
     *worker_count.BETTER_SETTINGS,
     processors.cpu_contention,
-    worker_memory.copy_on_write,
-    worker_memory.cache_in_each_worker,
-    worker_memory.not_picklable,
-    worker_memory.pickled_for_each_worker,
-    worker_memory.shm_too_small,
-    step.sync_every_step,
-    step.non_blocking_from_pageable,
-    step.pinned_without_accelerator,
+    *NOT_ABOUT_LOADING,
 )

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from penstock.observe.doctor.causes.bottleneck import HEALTHY, find_bottleneck, general_remedy
 from penstock.observe.doctor.causes.cause import Cause
-from penstock.observe.doctor.causes.cause_registry import CAUSES
+from penstock.observe.doctor.causes.cause_registry import CAUSES, NOT_ABOUT_LOADING
 from penstock.observe.doctor.measurements import Measurements
+from penstock.observe.doctor.trial import FREE
 from penstock.observe.record.finding import Finding
 
 
@@ -20,7 +21,7 @@ class Diagnosis:
     """The one bottleneck, or "healthy"."""
 
     findings: tuple[Finding, ...]
-    """What to change, and why; what explains the bottleneck comes first."""
+    """What to change, and why; what explains the bottleneck comes first, what could not be confirmed last."""
 
 
 def diagnose(measured: Measurements, causes: Sequence[Cause] = CAUSES) -> Diagnosis:
@@ -32,12 +33,27 @@ def diagnose(measured: Measurements, causes: Sequence[Cause] = CAUSES) -> Diagno
     """
     findings = _find_all(measured, causes)
     verdict = find_bottleneck(measured, has_findings=bool(findings))
-    if verdict.name == HEALTHY and findings:
+    if verdict.name == HEALTHY and any(not finding.is_uncertain for finding in findings):
         verdict = replace(verdict, name="compute-bound")
     if not verdict.remedy:
-        remedy = findings[0].remedy if findings else general_remedy(verdict, measured)
+        is_explained = bool(findings) and not findings[0].is_uncertain and not _is_beside(findings[0], verdict)
+        remedy = findings[0].remedy if is_explained else general_remedy(verdict, measured)
         verdict = replace(verdict, remedy=remedy)
     return Diagnosis(verdict=verdict, findings=findings)
+
+
+def _is_beside(finding: Finding, verdict: Finding) -> bool:
+    """Return whether a finding about the step or memory is right, but not why the loop waits for its loader."""
+    is_loading = verdict.name.endswith("-bound") and verdict.name != "compute-bound"
+    return is_loading and any(finding.name == cause.name for cause in NOT_ABOUT_LOADING)
+
+
+def _at_most_free(finding: Finding, measured: Measurements) -> Finding:
+    """Return a finding about loading; where its gain is an estimate, no more than what free loading gained."""
+    free = measured.gain_of(FREE)
+    if finding.gain is None or finding.is_measured or free is None:
+        return finding
+    return replace(finding, gain=min(finding.gain, max(1.0, free.median)))
 
 
 def _find_all(measured: Measurements, causes: Sequence[Cause]) -> tuple[Finding, ...]:
@@ -47,5 +63,7 @@ def _find_all(measured: Measurements, causes: Sequence[Cause]) -> tuple[Finding,
             continue
         finding = cause.find(measured)
         if finding is not None:
+            if cause not in NOT_ABOUT_LOADING:
+                finding = _at_most_free(finding, measured)
             by_name.setdefault(finding.name, finding)  # two causes may lead to the same change: the first explains it
-    return tuple(by_name.values())
+    return tuple(sorted(by_name.values(), key=lambda finding: finding.is_uncertain))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.observe.doctor.causes.cause import cause, required
-from penstock.observe.doctor.causes.evidence import clear_factor, epoch_startup_s
+from penstock.observe.doctor.causes.evidence import clear_factor, epoch_startup_s, is_unclear
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import PERSISTENT
@@ -29,6 +29,31 @@ def iterator_recreated(measured: Measurements) -> Finding | None:
     )
 
 
+@cause("other-loader-restarted")
+def other_loader_restarted(measured: Measurements) -> Finding | None:
+    """The workers of another loop, such as a validation, are started again for each of its passes."""
+    slow = [
+        loop
+        for loop in measured.other_loops
+        if loop.starts >= THRESHOLDS.other_starts and loop.startup_s >= THRESHOLDS.other_startup_s
+    ]
+    if not slow:
+        return None
+    loop = max(slow, key=lambda one: one.startup_s)
+    is_anew = loop.loaders > 1
+    return Finding(
+        name="other-loader-restarted",
+        cause="Another loop of the program"
+        + (" makes a new loader for every pass, and its workers are started each time." if is_anew else "")
+        + ("" if is_anew else ", such as a validation, starts its workers again for every pass."),
+        evidence=(
+            f"the {loop.num_workers} workers of a loader of {loop.dataset} were started {loop.starts} times"
+            f"{f', for {loop.loaders} loaders' if is_anew else ''}; the first batch came after {loop.startup_s:.2f} s"
+        ),
+        remedy=("make that loader once, before the loop, with " if is_anew else "") + "persistent_workers=True",
+    )
+
+
 @cause("short-epochs", "as_is")
 def short_epochs(measured: Measurements) -> Finding | None:
     """Workers are started for every epoch, and an epoch is short."""
@@ -40,7 +65,7 @@ def short_epochs(measured: Measurements) -> Finding | None:
     pays = gain is not None and gain.pays(THRESHOLDS.persistent_gain)
     if startup_s / epoch_s < THRESHOLDS.startup_fraction and not pays:
         return None
-    if gain is not None and gain.is_clear and not pays:
+    if gain is not None and (gain.is_loss or (gain.is_clear and not pays)):
         return None
     tried = f"; with persistent workers {gain.median:.2f} times as fast" if gain is not None else ""
     return Finding(
@@ -53,4 +78,5 @@ def short_epochs(measured: Measurements) -> Finding | None:
         remedy="persistent_workers=True",
         gain=clear_factor(gain),
         is_measured=clear_factor(gain) is not None,
+        is_uncertain=is_unclear(gain),
     )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from penstock.observe.doctor.measurements import Measurements
+from penstock.observe.doctor.probe_results import HotLine
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS, FREE, Gain, Trial
 
@@ -31,6 +32,8 @@ def loading_matters(measured: Measurements) -> bool:
     """Return whether faster loading would make the loop faster: it waits, and free loading gains."""
     fraction = stall_fraction(measured)
     free = measured.gain_of(FREE)
+    if waits_for_processors(measured):
+        return False
     if free is None:
         return fraction >= THRESHOLDS.stall_fraction
     if free.median < THRESHOLDS.worthwhile_gain:
@@ -39,8 +42,36 @@ def loading_matters(measured: Measurements) -> bool:
     return is_certain or (fraction >= THRESHOLDS.stall_fraction and free.low > 1.0)
 
 
+def waits_for_processors(measured: Measurements) -> bool:
+    """Return whether the loop waits only because other programs take the processors: its workers could keep up."""
+    own, samples, free = measured.settings, measured.samples, measured.trial(FREE)
+    if not (measured.machine.is_busy and own.start_method and samples is not None and free is not None):
+        return False
+    parallel = max(1.0, min(float(own.num_workers), measured.machine.usable_cores))
+    loading_s = (
+        samples.batch_s / parallel
+        + (measured.transport_s or 0.0)
+        + (epoch_startup_s(measured) or 0.0) / (own.length or math.inf)
+    )
+    return loading_s < THRESHOLDS.hidden_loading_fraction * (free.idle_machine_s or 0.0)
+
+
 def loading_parts_s(measured: Measurements) -> Mapping[str, float]:
-    """Return seconds per batch of each part of loading, divided by the workers that share it."""
+    """Return seconds per batch of each part of loading, divided by the workers that share it.
+
+    Parts are measured one by one, and some of them overlap; together they take no longer than the loop has for them.
+    """
+    parts = _parts_measured_s(measured)
+    now, total_s = measured.as_is, sum(parts.values())
+    if now is None or now.batch_s is None or not total_s:
+        return parts
+    has_workers = measured.settings.num_workers > 0 or not measured.has_step
+    most_s = now.batch_s * (1.0 if has_workers else now.wait_fraction or 0.0)
+    scale = min(1.0, most_s / total_s) if most_s else 1.0
+    return {part: seconds * scale for part, seconds in parts.items()}
+
+
+def _parts_measured_s(measured: Measurements) -> Mapping[str, float]:
     samples, own = measured.samples, measured.settings
     if samples is None:
         return {}
@@ -55,10 +86,12 @@ def loading_parts_s(measured: Measurements) -> Mapping[str, float]:
             "decode": (samples.decode_fraction or 0.0) * samples.fetch_s / parallel,
             "transform": (samples.transform_fraction or 0.0) * samples.fetch_s / parallel,
         }
+        if samples.coordination_fraction:
+            parts["coordination"] = samples.coordination_fraction * samples.fetch_s / max(1, own.num_workers)
     parts["collate"] = collate_s
     transport_s = transport_and_collate_s(measured)
     if transport_s is not None:
-        parts["transport"] = max(0.0, transport_s - collate_s)
+        parts["transport"] = max(0.0, transport_s - collate_s) if own.collates_by_default else transport_s
     startup_s = epoch_startup_s(measured)
     if startup_s is not None and own.length:
         parts["start-up"] = startup_s / min(own.length, batches_per_iterator(measured))
@@ -123,6 +156,16 @@ def oversubscribes_cores(measured: Measurements) -> bool:
 def clear_factor(gain: Gain | None) -> float | None:
     """Return the gain as a finding states it: None where rounds disagree."""
     return gain.median if gain is not None and gain.is_clear else None
+
+
+def is_unclear(gain: Gain | None) -> bool:
+    """Return whether a change was tried, and its rounds disagree."""
+    return gain is not None and not gain.is_clear
+
+
+def describe_line(line: HotLine) -> str:
+    """Return a line of the user's, with the library function in which it spends its time."""
+    return f"{line.line}, in {line.calls}" if line.calls else line.line
 
 
 def describe_trial(measured: Measurements, trial: Trial) -> str:

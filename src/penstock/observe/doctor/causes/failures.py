@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.measurements import Measurements
+from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.record.finding import Finding
+
+_SHOWN_INDICES = 8
 
 
 @cause("fails")
@@ -47,6 +50,44 @@ def workers_hang(measured: Measurements) -> Finding | None:
     )
 
 
+@cause("same-noise", "worker_noise")
+def same_noise(measured: Measurements) -> Finding | None:
+    """Workers draw the same random numbers."""
+    noise = required(measured.worker_noise)
+    if not (noise.same_in_workers or noise.same_in_epochs):
+        return None
+    where = "in every worker" if noise.same_in_workers else "again in every epoch"
+    return Finding(
+        name="same-noise",
+        cause=f"Samples are random, and the random numbers are the same {where}: there is less variety than it seems.",
+        evidence=(
+            "a sample that was made twice differed inside a worker, and its first and second version were equal "
+            + ("in two workers" if noise.same_in_workers else "in two epochs")
+            + ": workers are copies of a generator that was made before them"
+        ),
+        remedy=(
+            "draw from torch's or NumPy's global generator (torch.rand, numpy.random.rand), which every worker seeds "
+            "differently in each epoch; or make the dataset's own generator in the worker, seeded with "
+            "torch.initial_seed(), when it is first used"
+        ),
+    )
+
+
+@cause("values-not-finite", "samples")
+def values_not_finite(measured: Measurements) -> Finding | None:
+    """Samples hold NaN or infinite values."""
+    samples = required(measured.samples)
+    if not samples.not_finite:
+        return None
+    shown = ", ".join(map(repr, samples.not_finite[:_SHOWN_INDICES]))
+    return Finding(
+        name="values-not-finite",
+        cause="Some samples have NaN or infinite values, and one of them makes the loss of its batch NaN.",
+        evidence=f"dataset[{shown}{', …' if len(samples.not_finite) > _SHOWN_INDICES else ''}], of the first samples",
+        remedy="find what divides by zero or is missing in these samples; leave them out, or fill the gaps",
+    )
+
+
 @cause("stream-not-sharded")
 def stream_not_sharded(measured: Measurements) -> Finding | None:
     """Every worker of an IterableDataset returns the same samples."""
@@ -60,4 +101,26 @@ def stream_not_sharded(measured: Measurements) -> Finding | None:
             "split it in __iter__: info = torch.utils.data.get_worker_info(), then "
             "itertools.islice(samples, info.id, None, info.num_workers)"
         ),
+    )
+
+
+@cause("one-label", "one_label")
+def one_label(measured: Measurements) -> Finding | None:
+    """The first samples all have the same label."""
+    seen, settings = required(measured.one_label), measured.settings
+    if seen.samples < THRESHOLDS.one_label_samples:
+        return None
+    if settings.shuffles:
+        remedy = "look at what the dataset returns as label: dataset[0][1], or its entry of that name"
+    elif settings.is_iterable:
+        remedy = "let the stream mix the classes: interleave their files, or shuffle in a buffer that spans several"
+    else:
+        remedy = "shuffle=True"
+    return Finding(
+        name="one-label",
+        cause="The first samples all have the same label"
+        + ("." if settings.shuffles else ": the dataset is sorted by class, and the loader does not shuffle."),
+        evidence=f"{seen.samples} samples, all of them of class {seen.label}",
+        remedy=remedy,
+        is_uncertain=True,  # the labels of some data are one number, and are never used
     )

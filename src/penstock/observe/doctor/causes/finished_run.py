@@ -6,15 +6,14 @@ loops waited.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 from penstock.core.units import size_text
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.record import rates
 from penstock.observe.record.finding import Finding
-from penstock.observe.record.group_loaders import iterator_text
+from penstock.observe.record.formatting import percent_text, time_text
+from penstock.observe.record.group_loaders import group_loaders, iterator_text
 from penstock.observe.record.run_record import LoaderRecord, RunRecord
+from penstock.observe.record.time_parts import Waiting, cause_of_waiting, most_waited_for
 
 _SHOWN_INDICES = 8
 
@@ -25,108 +24,102 @@ def findings_of_run(record: RunRecord) -> tuple[Finding, ...]:
     >>> findings_of_run(RunRecord(command=("train.py",), started="", wall_s=1.0))
     ()
     """
-    used = [loader for loader in record.loaders if loader.statistics.batches]
+    used = group_loaders(record.loaders)
     if not used:
         return ()
-    longest = max(_merge_alike(used), key=lambda loader: rates.loop_s(loader.statistics))
+    longest = max(used, key=lambda loader: loader.statistics.loop_s)
     found = [
-        _start_up(longest) or _bottleneck(longest, record),
+        _waiting(most_waited_for(used), record),
         _too_many_workers(longest, record),
         _batches_held(longest),
         _worker_crashes(longest),
         _skipped_samples(longest),
+        *map(_same_order, used),
         _memory_growth(record),
     ]
     return tuple(finding for finding in found if finding is not None)
 
 
-def _merge_alike(loaders: Sequence[LoaderRecord]) -> list[LoaderRecord]:
-    """Return the loaders; those that a program created again and again (for every epoch, say) are merged into one."""
-    groups: dict[str, list[LoaderRecord]] = {}
-    for loader in loaders:
-        key = f"{loader.name.partition(' #')[0]} {loader.made_at}: {loader.statistics.length}, {dict(loader.settings)}"
-        groups.setdefault(key, []).append(loader)
-    return [
-        replace(group[0], statistics=rates.combine_statistics([one.statistics for one in group]))
-        for group in groups.values()
-    ]
-
-
-def _waits(loader: LoaderRecord) -> bool:
+def _waiting(loader: LoaderRecord, record: RunRecord) -> Finding | None:
+    """What the step waited for, if it is worth a change."""
     counted = loader.statistics
-    least_s = min(THRESHOLDS.run_wait_s, THRESHOLDS.run_wait_fraction * rates.loop_s(counted))
-    return rates.stall_fraction(counted) >= THRESHOLDS.run_stall_fraction and rates.loading_s(counted) >= least_s
+    least_s = min(THRESHOLDS.run_wait_s, THRESHOLDS.run_wait_fraction * counted.loop_s)
+    if counted.stall_fraction < THRESHOLDS.run_stall_fraction or counted.loading_s < least_s:
+        return None
+    match cause_of_waiting(loader):
+        case "start":
+            return _start_up(loader)
+        case "unknown":
+            return Finding(
+                name="loading-bound",
+                cause="The step waits for a loader that is not penstock's.",
+                evidence=f"{_waited_text(loader)} ({iterator_text(loader)})",
+                remedy="`penstock doctor module:function` shows which part of loading takes the time",
+            )
+        case stage:
+            return _bottleneck(loader, record, stage)
 
 
-def _gain(loader: LoaderRecord, most: float = 100.0) -> float:
-    """Return how much faster the loop would be if it never waited, but no more than `most`."""
-    return min(most, 1 / max(0.01, 1 - rates.stall_fraction(loader.statistics)))
+def _waited_text(loader: LoaderRecord) -> str:
+    counted = loader.statistics
+    share = percent_text(counted.stall_fraction)
+    return f"{loader.label}: the step waited for data {share} of {time_text(counted.loop_s)} of loops"
 
 
 def _start_up(loader: LoaderRecord) -> Finding | None:
+    """Workers that start again and again; nothing where they start once: more of them would start no sooner."""
     counted = loader.statistics
-    epochs = max(1, counted.epochs)
-    startup_s = counted.first_batch_s * epochs
-    loop_s = rates.loop_s(counted)
-    if counted.worker_type != "process" or loader.settings.get("persistent_workers") or epochs < 2:
+    if counted.worker_type != "process" or loader.settings.get("persistent_workers") or counted.epochs < 2:
         return None
-    if not _waits(loader) or startup_s < THRESHOLDS.run_startup_fraction * loop_s:
-        return None
+    startup_s = counted.first_batch_s * (counted.epochs - 1)
     return Finding(
         name="short-epochs",
         cause="Workers are started again for every epoch, and an epoch is short.",
         evidence=(
-            f"the first batch of an epoch came after {counted.first_batch_s * 1e3:.0f} ms, {epochs} times, in loops of "
-            f"{loop_s:.1f} s"
+            f"{_waited_text(loader)}, and the first batch of an epoch came after {time_text(counted.first_batch_s)}, "
+            f"{counted.epochs} times"
         ),
-        remedy="persistent_workers=True",
-        gain=_gain(loader),
+        remedy="persistent_workers=True, and make the loader once, before the first epoch",
+        gain=rates.gain_without(min(counted.stall_fraction, startup_s / counted.loop_s)),
+        loader=loader.label,
     )
 
 
-def _bottleneck(loader: LoaderRecord, record: RunRecord) -> Finding | None:
-    if not _waits(loader):
-        return None
+def _bottleneck(loader: LoaderRecord, record: RunRecord, stage: Waiting) -> Finding:
     counted, stages = loader.statistics, loader.statistics.stages
-    if loader.is_watched:
-        return Finding(
-            name="loading-bound",
-            cause="The step waits for a loader that is not penstock's.",
-            evidence=(
-                f"{loader.label}: the loop waited {rates.stall_fraction(counted):.0%} of {rates.loop_s(counted):.1f} s "
-                f"({iterator_text(loader)})"
-            ),
-            remedy="`penstock doctor module:function` shows which part of loading takes the time",
-        )
-    workers = max(1, min(counted.workers, record.cpus)) if counted.worker_type != "inline" else 1
-    parts = {
-        "dataset": stages.fetch_s / workers,
-        "collate": stages.collate_s / workers,
-        "transport": stages.transport_s,
-    }
-    largest = max(parts, key=lambda part: parts[part])
-    waited = rates.stall_fraction(counted)
     where = "this process" if counted.worker_type == "inline" else f"{counted.workers} workers"
     evidence = (
-        f"{loader.label}: the loop waited {waited:.0%} of {rates.loop_s(counted):.1f} s; making samples took "
-        f"{stages.fetch_s:.1f} s in {where}, collate {stages.collate_s:.1f} s, transport {stages.transport_s:.1f} s"
+        f"{_waited_text(loader)}; making samples took {time_text(stages.fetch_s)} in {where}, collate "
+        f"{time_text(stages.collate_s)}, transport {time_text(stages.transport_s)}"
     )
     causes = {
-        "dataset": ("loading-bound", "The step waits for samples to be read, decoded and transformed."),
+        "fetch": ("loading-bound", "The step waits for samples to be read, decoded and transformed."),
         "collate": ("collate-bound", "The step waits for samples to be collated into batches."),
         "transport": ("transport-bound", "The step waits for batches to be transported from the workers."),
     }
-    name, cause = causes[largest]
-    if counted.worker_type == "inline" and largest == "dataset" and record.cpus > 1:
+    name, cause = causes[stage]
+    if counted.worker_type == "inline" and stage == "fetch" and record.cpus > 1:
         name, cause = "no-workers", "Samples are made in the training process itself, and the step waits meanwhile."
-    more = _more_workers(loader, record) / max(1, counted.workers)
+    elif counted.worker_type == "inline" and stage == "transport":
+        cause = "Samples cost nothing, and the step waits for them to be put together."
+    gain = _gain_of_workers(loader, record) if stage == "fetch" else 1.0
     return Finding(
         name=name,
         cause=cause,
         evidence=evidence,
-        remedy=_remedy(largest, loader, record),
-        gain=_gain(loader, more) if largest == "dataset" and more > 1 else None,
+        remedy=_remedy(stage, loader, record),
+        gain=gain if gain > 1.0 else None,
+        loader=loader.label,
     )
+
+
+def _gain_of_workers(loader: LoaderRecord, record: RunRecord) -> float:
+    """Return how much faster the loop would be if the workers to try shared what made it wait."""
+    counted, workers = loader.statistics, _more_workers(loader, record)
+    waited = counted.stall_fraction
+    if counted.worker_type == "inline":  # with workers, steps and loading run at the same time
+        return 1 / max(0.01, 1 - waited, waited / workers)
+    return min(workers / counted.workers, rates.gain_without(waited))
 
 
 def _more_workers(loader: LoaderRecord, record: RunRecord) -> int:
@@ -136,13 +129,15 @@ def _more_workers(loader: LoaderRecord, record: RunRecord) -> int:
     return max(loader.statistics.workers, min(record.cpus, loader.statistics.workers + 2))
 
 
-def _remedy(part: str, loader: LoaderRecord, record: RunRecord) -> str:
+def _remedy(stage: Waiting, loader: LoaderRecord, record: RunRecord) -> str:
     counted = loader.statistics
     doctor = "`penstock doctor module:function` shows which part of it"
-    if part == "collate":
+    if stage == "collate":
         return f"return tensors or arrays of one shape from __getitem__, so that they can be stacked; {doctor}"
-    if part == "transport":
-        return "num_workers=0, or a larger batch_size" if counted.worker_type == "process" else doctor
+    if stage == "transport":
+        return {"process": "num_workers=0, or a larger batch_size", "inline": "a larger batch_size"}.get(
+            counted.worker_type, doctor
+        )
     if counted.worker_type == "inline":
         return f"num_workers={_more_workers(loader, record)}" if record.cpus > 1 else f"make samples cheaper; {doctor}"
     if counted.workers < record.cpus:
@@ -202,6 +197,27 @@ def _skipped_samples(loader: LoaderRecord) -> Finding | None:
     )
 
 
+def _same_order(loader: LoaderRecord) -> Finding | None:
+    """A sampler that shuffles has drawn one order for all epochs, as a DistributedSampler does without set_epoch."""
+    counted = loader.statistics
+    ends = [one.digest for one in counted.index_digests if one.is_end and one.start == 0]
+    few = counted.samples < THRESHOLDS.shuffled_samples * max(1, counted.epochs)
+    if not loader.shuffled_by or few or len(ends) < 2 or len(set(ends)) > 1:
+        return None
+    is_ranks = loader.shuffled_by == "DistributedSampler"
+    return Finding(
+        name="same-order",
+        loader=loader.label,
+        cause="The sampler shuffles, and every epoch has the same order.",
+        evidence=f"{len(ends)} passes over {loader.label}, by a {loader.shuffled_by}, all have the digest {ends[0]}",
+        remedy=(
+            "loader.sampler.set_epoch(epoch) before each epoch"
+            if is_ranks
+            else "make the generator once, before the epochs, or give none: seeded again, it draws the same order"
+        ),
+    )
+
+
 def _memory_growth(record: RunRecord) -> Finding | None:
     """Host memory that grows from the middle third of a run to the last, without the ring's slots.
 
@@ -226,7 +242,7 @@ def _memory_growth(record: RunRecord) -> Finding | None:
             f"{size_text(grown // samples)} per sample"
         ),
         remedy=(
-            "a dataset of many Python objects is copied into every worker by reading it (keep them in one array), and "
-            "a cache in the dataset grows in every worker; `penstock doctor` shows which of the two it is"
+            "a dataset of many Python objects is copied into every worker by reading it (penstock.shared keeps one), "
+            "and a cache in the dataset grows in every worker; `penstock doctor` shows which of the two it is"
         ),
     )

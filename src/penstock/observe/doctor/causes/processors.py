@@ -6,6 +6,7 @@ from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.causes.evidence import oversubscribes_cores, step_slowdown
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.doctor.trial import FEWER_WORKERS, NO_WORKERS
 from penstock.observe.record.finding import Finding
 
 
@@ -49,6 +50,10 @@ def threads_in_workers(measured: Measurements) -> Finding | None:
         and activity.busy_threads < THRESHOLDS.certain_contending_threads
     ):
         return None
+    samples = measured.samples
+    waits_for_threads = samples is not None and samples.coordination_fraction >= THRESHOLDS.line_fraction
+    if waits_for_threads and activity.cores < THRESHOLDS.contending_worker_cores:  # "threads-hold-each-other"
+        return None
     if activity.busy_threads * own.num_workers <= measured.machine.usable_cores:
         return None
     opencv = "; cv2.setNumThreads(0) in the dataset" if "opencv" in activity.libraries else ""
@@ -74,6 +79,11 @@ def cpu_contention(measured: Measurements) -> Finding | None:
     if slowdown is None or slowdown < THRESHOLDS.step_slowdown_finding or not oversubscribes_cores(measured):
         return None
     left = max(1, round(measured.machine.usable_cores) - own.num_workers)
+    fewer = [measured.gain_of(name) for name in (FEWER_WORKERS, NO_WORKERS)]
+    advice = [f"torch.set_num_threads({left}) in the training process"] * (measured.machine.intra_op_threads > left)
+    advice += [] if any(gain is not None and not gain.pays() for gain in fewer) else ["fewer workers"]
+    if not advice:
+        return None
     return Finding(
         name="cpu-contention",
         cause="The step computes on the cores that the workers use, and both become slower.",
@@ -82,5 +92,6 @@ def cpu_contention(measured: Measurements) -> Finding | None:
             f"torch.get_num_threads() is {measured.machine.intra_op_threads}, with {own.num_workers} workers on "
             f"{measured.machine.usable_cores:g} cores"
         ),
-        remedy=f"torch.set_num_threads({left}) in the training process, or fewer workers",
+        remedy=", or ".join(advice),
+        is_uncertain=measured.machine.is_busy,
     )

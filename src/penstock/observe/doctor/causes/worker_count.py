@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.causes.evidence import (
     clear_factor,
+    describe_line,
     describe_trial,
+    is_unclear,
     loading_matters,
     loading_parts_s,
     transport_and_collate_s,
 )
 from penstock.observe.doctor.measurements import Measurements
+from penstock.observe.doctor.probe_results import HotLine
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import (
     FEWER_WORKERS,
@@ -36,7 +39,8 @@ def too_many_workers(measured: Measurements) -> Finding | None:
         return None
     trial, gain = measured.trial(FEWER_WORKERS), measured.gain_of(FEWER_WORKERS)
     fewer = max(1, round(THRESHOLDS.workers_per_core * usable))
-    if not _hides_loading(measured, fewer) and (gain is None or gain.median < THRESHOLDS.fewer_workers_keep):
+    is_tried = gain is not None and gain.is_clear
+    if not (required(gain).median >= THRESHOLDS.fewer_workers_keep if is_tried else _hides_loading(measured, fewer)):
         return None
     setting = trial.line if trial is not None else f"num_workers={fewer}"
     tried = f"; with {setting} it is {gain.median:.2f} times as fast" if gain is not None else ""
@@ -47,6 +51,7 @@ def too_many_workers(measured: Measurements) -> Finding | None:
         remedy=setting,
         gain=clear_factor(gain),
         is_measured=clear_factor(gain) is not None,
+        is_uncertain=is_unclear(gain),
     )
 
 
@@ -66,8 +71,7 @@ def no_workers(measured: Measurements) -> Finding | None:
     if measured.settings.num_workers or machine.usable_cores < 2 or not loading_matters(measured):
         return None
     gain = measured.gain_of(MORE_WORKERS)
-    # On a busy machine a trial with workers that gained nothing does not prove that they would not.
-    if samples.batch_s < THRESHOLDS.inline_batch_s or (_is_refuted(gain) and not machine.is_busy):
+    if samples.batch_s < THRESHOLDS.inline_batch_s or _is_refuted(gain):
         return None
     free = measured.trial(FREE)
     step_s = free.batch_s if free is not None and free.batch_s else samples.batch_s / 4
@@ -80,6 +84,7 @@ def no_workers(measured: Measurements) -> Finding | None:
         remedy=f"num_workers={workers}",
         gain=clear_factor(gain),
         is_measured=clear_factor(gain) is not None,
+        is_uncertain=is_unclear(gain),
     )
 
 
@@ -104,6 +109,7 @@ def workers_cost_more(measured: Measurements) -> Finding | None:
         remedy="num_workers=0; or a larger batch_size, so that more samples share the cost",
         gain=clear_factor(gain),
         is_measured=clear_factor(gain) is not None,
+        is_uncertain=is_unclear(gain),
     )
 
 
@@ -119,25 +125,33 @@ def workers_do_not_scale(measured: Measurements) -> Finding | None:
         return None
     if now.batch_s < THRESHOLDS.unscaled_speedup * samples.batch_s:
         return None
-    if not gain.is_clear or gain.median > THRESHOLDS.worthwhile_gain:
+    if not gain.is_clear or gain.median > THRESHOLDS.worthwhile_gain or measured.machine.is_busy:
         return None
+    activity = measured.worker_activity
+    if activity is not None and activity.cores > THRESHOLDS.waiting_worker_cores:  # they compute, and do not wait
+        return None
+    used = f", and no worker uses more than {activity.cores:.1f} cores" if activity is not None else ""
     return Finding(
         name="workers-do-not-scale",
         cause="Several workers are no faster than one: they wait for each other, or for something that they share.",
         evidence=(
             f"one process makes a batch in {samples.batch_s * 1e3:.1f} ms, {own.num_workers} workers together need "
-            f"{now.batch_s * 1e3:.1f} ms; {describe_trial(measured, measured.trial(MORE_WORKERS) or now)}"
+            f"{now.batch_s * 1e3:.1f} ms; {describe_trial(measured, measured.trial(MORE_WORKERS) or now)}{used}"
         ),
         remedy=(
-            "look for what workers share: a lock, a server or disk that answers one request at a time, one file handle "
-            "opened before the workers were forked (open it in the worker, when it is first used)"
+            "look for what workers share, and give each its own (a lock, a connection, a server that answers one "
+            f"request at a time){_longest_line(samples.lines)}"
         ),
     )
 
 
+def _longest_line(lines: tuple[HotLine, ...]) -> str:
+    return f"; most of a sample's time passes in {describe_line(lines[0])}" if lines else ""
+
+
 def _is_refuted(gain: Gain | None) -> bool:
     """Return whether a trial of the change showed that it gains too little."""
-    return gain is not None and gain.is_clear and gain.median < THRESHOLDS.worthwhile_gain
+    return gain is not None and (gain.is_loss or (gain.is_clear and gain.median < THRESHOLDS.worthwhile_gain))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +184,22 @@ class BetterSetting:
             remedy=trial.line,
             gain=gain.median,
             is_measured=True,
+            is_uncertain=self.trial in _BY_NUMBER and _gets_a_larger_share(measured),
         )
+
+
+_BY_NUMBER = (MORE_WORKERS, THREADS, PROCESSES, NO_WORKERS, FEWER_WORKERS)
+
+
+def _gets_a_larger_share(measured: Measurements) -> bool:
+    """Return whether more processes may only have taken processors from other programs, which a quiet machine has not.
+
+    Samples that wait gain from more workers on any machine, and so does one process that leaves cores unused.
+    """
+    samples, own = measured.samples, measured.settings
+    if not measured.machine.is_busy or samples is None or samples.sleep_fraction > THRESHOLDS.waiting_fraction:
+        return False
+    return own.num_workers > 0 and own.num_workers + 2 > measured.machine.usable_cores
 
 
 BETTER_SETTINGS = (

@@ -27,8 +27,8 @@ def copy_on_write(measured: Measurements) -> Finding | None:
             f"for each of {measured.settings.num_workers} workers in the end"
         ),
         remedy=(
-            f"keep them in one array: {growth.attribute} = numpy.array({growth.attribute}) (strings too; or pyarrow), "
-            "or in a file that is memory-mapped"
+            f"keep them in memory that all workers share: {growth.attribute} = penstock.shared({growth.attribute}), "
+            "read as before; or in one array, or in a file that is memory-mapped"
         ),
     )
 

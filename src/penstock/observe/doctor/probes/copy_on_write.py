@@ -109,7 +109,7 @@ def _deep_size(one: Any) -> int:
 def _run_child(loader: DataLoader[Any], seconds: float, pipe: Connection) -> None:
     gc.disable()  # a collection writes to every object, too
     torch.set_num_threads(1)  # as in a worker; OpenMP's threads were not forked, and it would wait for them forever
-    until = time.perf_counter() + seconds * 0.6
+    until = time.perf_counter() + seconds * 0.45
     sample_calls: list[Callable[[], Any]] = []
     before = private = 0
     lengths: dict[str, int] = {}

@@ -23,7 +23,6 @@ _STORAGE = re.compile(
     r"|select\.\w+|_socket\.\w+|nt\.\w+)"
     r"|method '(read|readinto|readinto1|readline|readlines|read1|recv|recv_into|seek|__enter__|close)'"
     r" of '(_io|_ssl|_socket|mmap)"
-    r"|method 'acquire' of '_thread"
     r"|built-in method numpy\.fromfile"
     r"|method '(get|execute|fetchone|fetchall)' of '(sqlite3|lmdb|Cursor|Environment|Transaction)"
 )
@@ -37,6 +36,8 @@ _DECODE_FILES = re.compile(
     r"/(json/decoder|json/scanner|gzip|csv|PIL/(ImageFile|\w+ImagePlugin)|imageio/\S+|tifffile/\S+|zipfile/?\w*|av/\S+"
     r"|soundfile|pydicom/\S+)\.py$"
 )
+_COORDINATION = re.compile(r"method '(acquire|__enter__)' of '_(thread|multiprocessing)|method '(get|put)' of '_queue")
+_COORDINATION_FILES = re.compile(r"/(multiprocessing/\w+|concurrent/futures/\w+|threading|queue|selectors)\.py$")
 _SHOWN_HOTSPOTS = 4
 
 
@@ -59,15 +60,25 @@ class DatasetProfile:
         finally:
             self._profile.disable()
 
-    def fractions(self) -> tuple[float, float, float] | None:
-        """Return the fractions of reading, decoding and the rest; None without a profile."""
-        seconds = {"storage": 0.0, "decode": 0.0, "rest": 0.0}
-        for entry in self._entries():
+    def fractions(self) -> tuple[float, float, float, float] | None:
+        """Return the fractions of reading, decoding, coordination and the rest; None without a profile.
+
+        Coordination is waiting for other threads or processes: locks, and what multiprocessing sends and receives.
+        """
+        seconds = dict.fromkeys(("storage", "decode", "coordination", "rest"), 0.0)
+        entries = self._entries()
+        for entry in entries:
             seconds[_part(entry.code)] += entry.inlinetime
+        for entry in entries:  # a read of a pipe is no storage: who calls the C function tells them apart
+            if not isinstance(entry.code, str) and _COORDINATION_FILES.search(entry.code.co_filename):
+                for callee in entry.calls or ():
+                    if isinstance(callee.code, str):
+                        seconds[_part(callee.code)] -= callee.inlinetime
+                        seconds["coordination"] += callee.inlinetime
         total_s = sum(seconds.values())
         if not self._is_possible or not total_s:
             return None
-        return seconds["storage"] / total_s, seconds["decode"] / total_s, seconds["rest"] / total_s
+        return tuple(max(0.0, part_s) / total_s for part_s in seconds.values())  # type: ignore[return-value]
 
     def hotspots(self) -> tuple[Hotspot, ...]:
         """Return the functions that took the most time, without those that they called."""
@@ -109,9 +120,13 @@ def _is_users(code: Any) -> bool:
 
 def _part(code: Any) -> str:
     if isinstance(code, str):
+        if _COORDINATION.search(code):
+            return "coordination"
         if _STORAGE.search(code):
             return "storage"
         return "decode" if _DECODE.search(code) else "rest"
+    if _COORDINATION_FILES.search(code.co_filename):
+        return "coordination"
     return "decode" if _DECODE_FILES.search(code.co_filename) else "rest"
 
 

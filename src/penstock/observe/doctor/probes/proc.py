@@ -100,6 +100,35 @@ def thread_times() -> ThreadTimes:
     return ThreadTimes(wall_s=time.perf_counter(), ran_s=time.thread_time(), queued_s=queued_s)
 
 
+def busy_s() -> float | None:
+    """Return how long the processors that this process may use have been busy, added up over them."""
+    try:
+        names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        lines = [line.split() for line in (_PROC / "stat").read_text().splitlines()]
+        # user, nice, system, idle, iowait, irq, softirq
+        ticks = [sum(int(words[column]) for column in (1, 2, 3, 6, 7)) for words in lines if words[0] in names]
+        return sum(ticks) / os.sysconf("SC_CLK_TCK")
+    except (AttributeError, OSError, ValueError, IndexError):
+        return None
+
+
+def own_s() -> float:
+    """Return the processor time of this process and of all its descendants, with those that have ended."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for folder in _PROC.glob("[0-9]*"):
+        try:
+            words = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(folder.name)] = int(words[1])
+        ticks[int(folder.name)] = sum(map(int, words[11:15]))  # its own, and that of children it has waited for
+    family = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(ticks.get(pid, 0) for pid in family) / os.sysconf("SC_CLK_TCK")
+
+
 def private_nbytes(pid: int | str = "self") -> int | None:
     """Return the bytes of a process's dirty private pages, which it shares with no other."""
     try:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -15,12 +16,17 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.observe.doctor.probe_results import ImageDecode, SampleCosts
 from penstock.observe.doctor.probes import proc
+from penstock.observe.doctor.probes.batch_values import all_finite
 from penstock.observe.doctor.probes.dataset_profile import DatasetProfile
 from penstock.observe.doctor.probes.image_decode import ImageDecodeRecorder
+from penstock.observe.doctor.probes.line_sampler import LineSampler
 from penstock.observe.doctor.probes.sample_calls import StreamEndedError, iter_sample_calls, samples_per_batch
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
 _MOST_SAMPLES = 3000
+_MOST_CHECKED = 512
+_WATCHED = 0.3
+"""Of the time, for the samples that are watched."""
 _MOST_REPEATED = 16
 _MOST_COLLATES = 7
 _COLLATE_S = 0.5
@@ -36,9 +42,13 @@ class SampleProbe:
 
     def __init__(self, loader: DataLoader[Any], seconds: float) -> None:
         self._loader = loader
-        self._until = time.perf_counter() + seconds
+        self._watched_s = seconds * _WATCHED
+        self._until = time.perf_counter() + seconds - self._watched_s
         self._profile = DatasetProfile()
         self._images = ImageDecodeRecorder()
+        self._lines = LineSampler()
+        self._other_threads_s = 0.0
+        self._not_finite: list[Any] = []
         self._busy_s: list[tuple[Any, float]] = []
         self._unprofiled_s: list[float] = []
         self._asleep_s = 0.0
@@ -55,7 +65,9 @@ class SampleProbe:
         torch.set_num_threads(1)  # as in a worker
         before = proc.read_counters()
         try:
-            self._make_samples()
+            calls = iter_sample_calls(self._loader)
+            self._make_samples(calls)
+            self._watch_samples(calls)
             self._read = _read_since(before)
             self._repeat_slow_samples()
         except Exception as error:
@@ -82,6 +94,9 @@ class SampleProbe:
             sleep_fraction=min(1.0, sleep_fraction),
             numbers_per_sample=_count_numbers(self.samples[0]),
             hotspots=self._profile.hotspots(),
+            lines=self._lines.lines(),
+            not_finite=tuple(self._not_finite),
+            other_threads_cores=self._other_threads_s / self._wall_s if self._wall_s else 0.0,
         )
         costs = self._with_fractions(costs, sleep_fraction)
         costs = self._with_slow_samples(costs)
@@ -95,18 +110,20 @@ class SampleProbe:
             major_faults=self._read.major_faults,
         )
 
-    def _make_samples(self) -> None:
+    def _make_samples(self, calls: Iterator[tuple[Any, Callable[[], Any]]]) -> None:
         wanted = samples_per_batch(self._loader)
-        for number, (index, make) in enumerate(islice(iter_sample_calls(self._loader), _MOST_SAMPLES)):
+        for number, (index, make) in enumerate(islice(calls, _MOST_SAMPLES)):
             if time.perf_counter() > self._until and number >= 2:
                 break
             is_profiled = number % 2 == 1
             before = proc.thread_times()
+            process_s = time.process_time()
             try:
                 sample = self._profile_sample(make) if is_profiled else make()
             except StreamEndedError:
                 break
             took = proc.thread_times().since(before)
+            self._other_threads_s += max(0.0, time.process_time() - process_s - took.ran_s)
             self._wall_s += took.wall_s
             self._asleep_s += took.asleep_s
             self._busy_s.append((index, took.busy_s))
@@ -114,6 +131,21 @@ class SampleProbe:
                 self._unprofiled_s.append(took.busy_s)
             if len(self.samples) < wanted:
                 self.samples.append(sample)
+            if number < _MOST_CHECKED and not all_finite(sample):
+                self._not_finite.append(_printable_index(index))
+
+    def _watch_samples(self, calls: Iterator[tuple[Any, Callable[[], Any]]]) -> None:
+        """Make more samples, which are not timed: the thread that looks at them takes Python's lock now and then."""
+        until = time.perf_counter() + self._watched_s
+        # A small dataset has no more samples that are new: then the first ones are made again.
+        with self._lines:
+            for _, make in itertools.chain(calls, iter_sample_calls(self._loader)):
+                try:
+                    make()
+                except StreamEndedError:
+                    break
+                if time.perf_counter() > until:
+                    break
 
     def _profile_sample(self, make: Callable[[], Any]) -> Any:
         with self._images.recording():
@@ -133,11 +165,15 @@ class SampleProbe:
         fractions = self._profile.fractions()
         if fractions is None:
             return costs
-        storage, decode, rest = fractions
+        storage, decode, coordination, rest = fractions
         # A read through a memory map is no function call, so the profiler cannot see it; but the thread sleeps in it.
-        mapped = min(rest, max(0.0, sleep_fraction - storage))
+        mapped = min(rest, max(0.0, sleep_fraction - storage - coordination))
         return replace(
-            costs, storage_fraction=storage + mapped, decode_fraction=decode, transform_fraction=rest - mapped
+            costs,
+            storage_fraction=storage + mapped,
+            decode_fraction=decode,
+            coordination_fraction=coordination,
+            transform_fraction=rest - mapped,
         )
 
     def _with_slow_samples(self, costs: SampleCosts) -> SampleCosts:

@@ -47,6 +47,11 @@ class StepCallRecorder:
         self._pageable_copies: dict[_Place, Counter[int]] = {}
         self._mode: _RecordingMode | None = None
 
+    @property
+    def steps(self) -> int:
+        """How many steps were recorded."""
+        return self._steps
+
     def enter(self) -> None:
         """Begin to record a step."""
         self._steps += 1

@@ -65,11 +65,19 @@ class HangDetector:
     def __init__(self) -> None:
         self._ticks: list[dict[int, int]] = []
         self._since = math.inf
+        self._is_suspicious = False
+
+    @property
+    def is_suspicious(self) -> bool:
+        """Whether all workers were blocked when they were last checked, but not for long enough."""
+        return self._is_suspicious
 
     def check(self, pids: Sequence[int], now: float, waited_s: float) -> Hang | None:
         """Return the hang, once all threads of all workers have been blocked, without running, for some seconds."""
         ticks = [proc.thread_ticks(pid) for pid in pids]
-        if not any(ticks) or ticks != self._ticks or not all(map(proc.all_threads_blocked, pids)):
+        is_same = any(ticks) and ticks == self._ticks
+        self._is_suspicious = is_same and all(map(proc.all_threads_blocked, pids))
+        if not self._is_suspicious:
             self._ticks, self._since = ticks, now
             return None
         if now - self._since < THRESHOLDS.hang_s:

@@ -8,16 +8,30 @@ import signal
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
+from penstock.observe.doctor.probes.batch_values import copy_containers
 from penstock.observe.doctor.trial import AS_IS
-from penstock.observe.doctor.trials.batch_values import copy_containers
+
+_STOPPING_S = 0.5
 
 iterate_unpatched: Callable[[DataLoader[Any]], Any] = DataLoader.__iter__
 """`iter(loader)` as it is while `program_loops` has patched `DataLoader.__iter__`."""
+
+
+@contextlib.contextmanager
+def impatient_close() -> Iterator[None]:
+    """Let torch's loaders terminate a worker that has not stopped after a moment; they would wait for five seconds."""
+    utils: Any = torch.utils.data._utils
+    before, utils.MP_STATUS_CHECK_INTERVAL = utils.MP_STATUS_CHECK_INTERVAL, _STOPPING_S
+    try:
+        yield
+    finally:
+        utils.MP_STATUS_CHECK_INTERVAL = before
 
 
 class BatchSource:

@@ -37,10 +37,10 @@ def run_loop(loop: Any, scheduler: TrialScheduler) -> None:
         )
     if callable(loop) and not isinstance(loop, DataLoader):
         with patch_iteration(scheduler):
-            returned = loop()
+            returned = _call(loop)
             if scheduler.loader is None and scheduler.passive_s:
                 scheduler.accepts_any = True
-                returned = loop()
+                returned = _call(loop)
         if not _is_loop(returned):
             _check_has_looped(scheduler, returned)
             return
@@ -52,6 +52,15 @@ def run_loop(loop: Any, scheduler: TrialScheduler) -> None:
     scheduler.has_step = step is not None
     scheduler.begin(loader)
     _iterate(scheduler, step)
+
+
+def _call(loop: Callable[[], Any]) -> Any:
+    try:
+        return loop()
+    except SystemExit as exited:
+        if exited.code:
+            raise RuntimeError(f"it exited with {exited.code!r}") from exited
+        return None
 
 
 def _iterate(batches: Iterator[Any], step: Callable[[Any], Any] | None) -> None:

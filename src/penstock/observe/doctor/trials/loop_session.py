@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from penstock.observe.doctor.probes.batch_values import copy_containers
+from penstock.observe.doctor.probes.seen_labels import LabelRecorder
 from penstock.observe.doctor.probes.step_calls import StepCallRecorder
 from penstock.observe.doctor.probes.worker_activity import WorkerActivityProbe
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS, Trial
 from penstock.observe.doctor.trials.batch_source import BatchSource
-from penstock.observe.doctor.trials.batch_values import copy_containers
 from penstock.observe.doctor.trials.loop_watchdog import LoopWatchdog
 from penstock.observe.doctor.trials.source_rotation import SourceRotation
 from penstock.observe.doctor.trials.stream_comparison import StreamComparison
@@ -64,6 +65,7 @@ class LoopSession:
         self.batch: Any = None
         self.watchdog = LoopWatchdog(budget)
         self.comparison = StreamComparison(loader)
+        self.labels = LabelRecorder()
         self._budget = budget
         self._step_calls = step_calls
         self._activity = activity
@@ -103,12 +105,11 @@ class LoopSession:
             if self._rotation.current.startup_s is not None and not self._has_started:
                 self._has_started = True
                 requested_at = now  # however long its workers took to start
-                self._budget.restart(now)
+                self._budget.on_first_batch(now, THRESHOLDS.left_after_start)
                 self._timer.restart()
             self._timer.on_return(requested_at, now)
         self.watchdog.note_batch(now - requested_at)
-        first = THRESHOLDS.warm_up_batches
-        if self._phase is _Phase.WARM_UP and first <= self._warm_up_batches < first + THRESHOLDS.observed_steps:
+        if self._phase is _Phase.WARM_UP and self._observes_step(now):
             self._step_calls.enter()
         return batch
 
@@ -176,11 +177,20 @@ class LoopSession:
             return False
         self._warm_up_batches += 1
         spent_s, seconds = self._budget.spent_s(now), self._budget.seconds
-        enough = THRESHOLDS.warm_up_batches + THRESHOLDS.observed_steps
-        return spent_s >= seconds / 4 or (self._warm_up_batches >= enough and spent_s > seconds / 10)
+        has_enough = self._warm_up_batches >= THRESHOLDS.warm_up_batches + THRESHOLDS.observed_steps
+        if spent_s < seconds / 4:
+            return has_enough and not self.comparison.lacks_batches and spent_s > seconds / 10
+        has_observed = self._step_calls.steps > 0 and not self.comparison.lacks_batches
+        return has_observed or spent_s > 0.75 * seconds
+
+    def _observes_step(self, now: float) -> bool:
+        """Return whether the calls of the next step are recorded: after the warm-up, and sooner if steps are slow."""
+        is_slow = self._budget.spent_s(now) > self._budget.seconds / 8
+        first = 1 if is_slow else THRESHOLDS.warm_up_batches
+        return self._warm_up_batches >= first and self._step_calls.steps < THRESHOLDS.observed_steps
 
     def _begin_timing(self) -> None:
-        self._rotation.start_others(self.batch)
+        self._rotation.start_others(self.batch, self._timer.elapsed_s(self._budget.clock()) / self._warm_up_batches)
         windows = len(self._rotation.live) * THRESHOLDS.windows_per_source
         self._window_s = max(THRESHOLDS.window_s, self._budget.left_s() / windows)
         self._phase = _Phase.TIMING
@@ -214,6 +224,7 @@ class LoopSession:
                 continue
             if self._phase is _Phase.WARM_UP:
                 self.comparison.add(batch)
+                self.labels.add(batch)
             if self.batch is None:
                 self.batch = copy_containers(batch)  # the step may take apart the one that it gets
             return batch

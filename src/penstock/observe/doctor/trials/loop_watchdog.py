@@ -50,14 +50,19 @@ class LoopWatchdog:
             TrialsDoneError: in either case.
         """
         now, limits = self._budget.clock(), THRESHOLDS
-        grace_s = limits.overrun_s if self._has_batch else limits.first_batch_s
-        if self._budget.spent_s(now) > self._budget.seconds * limits.overrun + grace_s:
+        if self._budget.spent_s(now) > self._limit_s() and not self._detector.is_suspicious:
             raise TrialsDoneError
         waits_s = now - self._waits_since
         if waits_s > limits.hang_wait_s:
             self.hang = self._detector.check(workers(), now, waits_s)
             if self.hang is not None:
                 raise TrialsDoneError
+
+    def _limit_s(self) -> float:
+        seconds, limits = self._budget.seconds, THRESHOLDS
+        if self._has_batch:
+            return seconds * limits.overrun + limits.overrun_s
+        return max(seconds * limits.first_batch, limits.first_batch_s)
 
     def is_blocked(self) -> bool:
         """Return whether the loop waits so much longer than ever before that a paused worker may block it."""

@@ -55,8 +55,15 @@ class _ProgramIterator:
             if self._cut_batches > _OTHER_LOOP_BATCHES:
                 raise StopIteration
         if self._batches is None:
-            self._batches = iterate_unpatched(self._loader)
+            return self._first_batch()
         return next(self._batches)
+
+    def _first_batch(self) -> Any:
+        began = time.perf_counter()
+        self._batches = iterate_unpatched(self._loader)
+        batch = next(self._batches)
+        self._scheduler.other_loops.note_start(self._loader, time.perf_counter() - began)
+        return batch
 
     def _is_examined(self) -> bool:
         now = time.perf_counter()

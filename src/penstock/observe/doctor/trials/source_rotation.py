@@ -44,11 +44,17 @@ class SourceRotation:
         if self.current.runs_in_this_process:
             self._open([source for source in self.live[1:] if source.starts_processes])
 
-    def start_others(self, batch: Any) -> None:
-        """Start all other sources, while the loop's own loader is paused; `batch` is the one to repeat."""
+    def start_others(self, batch: Any, batch_s: float) -> None:
+        """Start the other sources, while the loop's own loader is paused.
+
+        Args:
+            batch: the one to repeat.
+            batch_s: what the loop took for each batch so far.
+        """
         self.current.pause()  # or it would prefetch meanwhile
         self._has_paused = True
-        self._open([source for source in self._affordable() if source.starts_processes])
+        self._retire_unaffordable(batch_s)
+        self._open([source for source in self.live[1:] if source.starts_processes])
         self._open([source for source in self.live[1:] if not source.starts_processes])
         for source in self.live:
             if isinstance(source, RepeatedBatchSource):
@@ -148,17 +154,18 @@ class SourceRotation:
                 source.pause()
                 self._has_paused = True
 
-    def _affordable(self) -> list[BatchSource]:
-        """Return the other sources; only the first of them where starting workers takes long (spawned: seconds)."""
+    def _retire_unaffordable(self, batch_s: float) -> None:
+        """Keep the first sources that can start, and get enough windows, in the time that is left."""
         own, *others = self.live
-        startup_s = own.startup_s or 0.0
-        if own.runs_in_this_process or startup_s < self._budget.seconds * THRESHOLDS.slow_start_fraction:
-            return others
-        count = int(self._budget.seconds * THRESHOLDS.start_deadline_fraction / startup_s)
-        starting = [source for source in others if source.starts_processes]
-        for source in starting[count:]:
-            source.retire()
-        return [source for source in others if source.is_live]
+        windows_s = THRESHOLDS.least_windows * max(THRESHOLDS.window_s, batch_s)
+        left_s = self._budget.left_s() - windows_s
+        for source in others:
+            starts = source.starts_processes and not source.is_open
+            cost_s = windows_s + (0.0 if own.runs_in_this_process or not starts else own.startup_s or 0.0)
+            if isinstance(source, RepeatedBatchSource) or cost_s <= left_s:
+                left_s -= cost_s
+            else:
+                source.retire()
 
     def _drain(self, source: BatchSource) -> bool:
         """Take out what a source had prefetched before its first turn; return whether it still works."""

@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
-from penstock.observe.doctor.trials.batch_values import batches_equal, copy_containers
+from penstock.observe.doctor.probes.batch_values import batches_equal, copy_containers
 
 
 class StreamComparison:
@@ -26,6 +26,11 @@ class StreamComparison:
         self._first: list[Any] = []
         self.repeats = False
         """Whether the workers were found to return the same samples."""
+
+    @property
+    def lacks_batches(self) -> bool:
+        """Whether it needs more batches."""
+        return self._missing > 0
 
     def add(self, batch: Any) -> None:
         """Take a batch into account, in the loader's order."""

@@ -23,14 +23,15 @@ class TimeBudget:
         self.clock = clock
         self._began_at = clock()
 
-    def restart(self, now: float) -> None:
-        """Count from `now`."""
+    def on_first_batch(self, now: float, least: float) -> None:
+        """Count from `now`; what the first batch took is taken off, but at least the fraction `least` remains."""
+        self.seconds = max(least * self.seconds, self.left_s(now))
         self._began_at = now
 
     def spent_s(self, now: float | None = None) -> float:
         """Return the seconds since the beginning."""
         return (self.clock() if now is None else now) - self._began_at
 
-    def left_s(self) -> float:
+    def left_s(self, now: float | None = None) -> float:
         """Return the seconds that are left; negative once the time is over."""
-        return self.seconds - self.spent_s()
+        return self.seconds - self.spent_s(now)

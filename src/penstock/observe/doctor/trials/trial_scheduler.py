@@ -14,13 +14,14 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from penstock.observe.doctor.probe_results import Hang
+from penstock.observe.doctor.probe_results import Hang, OneLabel
 from penstock.observe.doctor.probes.step_calls import StepCallRecorder
 from penstock.observe.doctor.probes.worker_activity import WorkerActivityProbe
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import Trial
 from penstock.observe.doctor.trials.batch_source import BatchSource
 from penstock.observe.doctor.trials.loop_session import LoopSession
+from penstock.observe.doctor.trials.other_loops import OtherLoops
 from penstock.observe.doctor.trials.time_budget import TimeBudget
 
 _NOTICE = "penstock: no training loop over a DataLoader has started yet; stop with Ctrl-C if there is none\n"
@@ -44,7 +45,7 @@ class TrialScheduler:
         self._plan = plan
         self._seconds = seconds
         self._clock = clock
-        self._created_at = clock()
+        self._began_at = self._created_at = clock()
         self._has_noticed = False
         self._session: LoopSession | None = None
         self.step_calls = StepCallRecorder()
@@ -56,6 +57,12 @@ class TrialScheduler:
         """How long loops that were not examined have taken."""
         self.iterators_created = 0
         self.batches_requested = 0
+        self.other_loops = OtherLoops()
+
+    @property
+    def began_at(self) -> float:
+        """When the examined loop requested its first batch; before that, when the scheduler was made."""
+        return self._began_at
 
     @property
     def loader(self) -> DataLoader[Any] | None:
@@ -77,6 +84,11 @@ class TrialScheduler:
         """Whether the workers of an IterableDataset all returned the same samples."""
         return self._session is not None and self._session.comparison.repeats
 
+    @property
+    def one_label(self) -> OneLabel | None:
+        """The label of all samples of the first batches, if they have one and the same."""
+        return self._session.labels.result() if self._session is not None else None
+
     def accepts(self, *, training: bool) -> bool:
         """Return whether a loop that requests a batch now is the one to examine: a training loop, if there is any."""
         patience_s = max(THRESHOLDS.no_gradient_loop_s, 0.3 * self._seconds)
@@ -84,6 +96,7 @@ class TrialScheduler:
 
     def begin(self, loader: DataLoader[Any]) -> None:
         """Examine the loop over `loader`; the caller requests the first batch next."""
+        self._began_at = self._clock()
         budget = TimeBudget(self._seconds, self._clock)
         sources = self._plan(loader, self.has_step)
         self._session = LoopSession(loader, sources, budget, self.step_calls, self.activity)
@@ -97,6 +110,7 @@ class TrialScheduler:
         self.passive_s = 0.0
         self.iterators_created = 0
         self.batches_requested = 0
+        self.other_loops = OtherLoops()
 
     def __iter__(self) -> Iterator[Any]:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from penstock.observe.doctor.probes import proc
 from penstock.observe.doctor.trial import TimingWindow
 
 
@@ -17,6 +18,7 @@ class WindowTimer:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._began_at = clock()
+        self._queued_s = 0.0
         self._wait_s = 0.0
         self._step_s = 0.0
         self.batches = 0
@@ -26,6 +28,7 @@ class WindowTimer:
     def restart(self) -> None:
         """Begin a new window."""
         self._began_at = self._clock()
+        self._queued_s = proc.thread_times().queued_s
         self.batches, self._wait_s, self._step_s = 0, 0.0, 0.0
 
     def skip_step(self) -> None:
@@ -54,4 +57,5 @@ class WindowTimer:
             wall_s=max(1e-9, self.elapsed_s(now)),
             wait_s=self._wait_s,
             step_s=self._step_s,
+            queued_s=max(0.0, proc.thread_times().queued_s - self._queued_s),
         )

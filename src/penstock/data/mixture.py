@@ -1,0 +1,191 @@
+"""`mix`: one source of several, with weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch.utils.data import IterableDataset
+
+from penstock.core.errors import OptionError, TransportError
+from penstock.core.shared_bytes import SharedBytes
+from penstock.data.mixture_order import MixtureOrder, Stop, check_stop
+from penstock.data.open import open as open_source
+from penstock.data.source import Source
+
+
+def mix(
+    sources: Mapping[Any, float] | Iterable[tuple[Any, float]],
+    *,
+    seed: int = 0,
+    stop: Stop = "first_exhausted",
+    length: int | None = None,
+    shuffle: bool = False,
+) -> Mixture:
+    """Return a source of several sources' samples, in which each comes as often as its weight says.
+
+    Which sample stands at position i depends on nothing but `seed`, the epoch and i, so that the mixture is the same
+    with any number of workers and ranks, and resumes exactly, in torch's DataLoader too. How often a source comes is
+    not drawn: after every block of about 1 024 samples (fewer in small mixtures) it has given what its weight says, to
+    within one or two samples. Within a block the order is random.
+
+    An epoch continues each source where the epoch before has left it, and begins it anew when it has ended: no sample
+    comes a second time before all others of its source have come. `penstock.DataLoader` counts epochs by itself; with
+    another loader, call `mixture.set_epoch(epoch)` before each pass (its workers see it, also if they persist). A
+    mixture is in one epoch at a time: loops that run at the same time need one each (`copy.deepcopy(mixture)`).
+
+    Args:
+        sources: a weight (of any scale) for each source, as a dict or as pairs. A source is one that `penstock.open`
+            returns, its path, or any dataset with `__len__` and `__getitem__`.
+        seed: of the order.
+        stop: where an epoch ends.
+
+            - "first_exhausted": when a source has given all of its samples.
+            - "all_exhausted": when all have; those that end before begin again.
+            - "all_exhausted_without_replacement": the same, but those that have ended give no more: every sample comes
+              once.
+            - "never": after `length` samples; sources begin again when they end.
+
+        length: samples in an epoch, for "never".
+        shuffle: read each source in a random order, another one each time it begins again. Without it, sources are
+            read in their own order, which suits those that are stored in chunks.
+
+    Raises:
+        OptionError: a weight is not positive, a source is empty or has no samples by number, or an option is none.
+
+    >>> import penstock
+    >>> mixture = penstock.mix([(["a0", "a1", "a2", "a3", "a4", "a5"], 3), (["b0", "b1"], 1)], seed=1)
+    >>> [*mixture], mixture.counts, mixture.locate(2)
+    (['a0', 'a1', 'b0', 'a2', 'a3', 'a4', 'b1'], (5, 2), (1, 0))
+    """
+    pairs = [*(sources.items() if isinstance(sources, Mapping) else sources)]
+    check_stop(stop, length)
+    if not pairs:
+        raise OptionError("a mixture needs at least one source")
+    opened = [_source(source) for source, _ in pairs]
+    weights = [_weight(weight, place) for place, (_, weight) in enumerate(pairs)]
+    sizes = [len(source) for source in opened]
+    if not all(sizes):
+        raise OptionError(f"source {sizes.index(0)} of this mixture has no samples; leave it out")
+    return Mixture(opened, MixtureOrder(weights, sizes, seed=seed, stop=stop, length=length, shuffle=shuffle))
+
+
+def _source(source: Any) -> Any:
+    found = open_source(source) if isinstance(source, str) else source
+    has_numbers = hasattr(found, "__getitem__") and hasattr(found, "__len__")
+    if isinstance(found, IterableDataset) or not has_numbers:
+        raise OptionError(
+            f"a mixture takes samples by number (__getitem__ and __len__), and a {type(found).__qualname__} has none; "
+            "open it with index=True, or convert it to a format that has them"
+        )
+    return found
+
+
+def _weight(weight: Any, place: int) -> Any:
+    try:
+        if math.isfinite(weight) and weight > 0:
+            return weight
+    except TypeError:
+        pass
+    raise OptionError(
+        f"the weight of source {place} must be a positive number, not {weight!r}; leave out what is not wanted"
+    )
+
+
+class Mixture(Source):
+    """Samples of several sources; `mix` makes it.
+
+    Args:
+        sources: each with `__len__` and `__getitem__`.
+        order: which sample of which source stands where.
+    """
+
+    where = "this mixture"
+
+    def __init__(self, sources: Sequence[Any], order: MixtureOrder) -> None:
+        self.where = f"a mixture of {len(sources)} sources (order {order.digest})"
+        self._sources = tuple(sources)
+        self._order = order
+        self._epoch = _SharedNumber(0)
+        self._is_epoch_set = False
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """Its sources."""
+        return self._sources
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Samples of each source in an epoch. More than it has are passes over it: `counts[0] / len(source)`."""
+        return self._order.counts
+
+    @property
+    def epoch(self) -> int:
+        """Which epoch's samples it has now."""
+        return self._epoch.value
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the samples of another epoch, in this process and in workers; not while a loop reads them."""
+        if epoch < 0:
+            raise OptionError(f"an epoch is 0 or more, not {epoch}")
+        self._epoch.value = epoch
+        self._is_epoch_set = True
+
+    def begin_epoch(self, number: int) -> int:
+        """Begin the pass of epoch `number`, or of that which `set_epoch` has said; return which it is."""
+        if not self._is_epoch_set:
+            self._epoch.value = number
+        self._is_epoch_set = False
+        return self.epoch
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Return which source has sample `index`, and its number there."""
+        return self._order.locate(range(len(self))[index], self._epoch.value)
+
+    def read(self, index: int) -> Any:
+        """Return a sample of a source."""
+        source, number = self._order.locate(index, self._epoch.value)
+        return self._sources[source][number]
+
+    def close(self) -> None:
+        """Close the sources."""
+        for source in self._sources:
+            if isinstance(source, Source):
+                source.close()
+
+
+class _SharedNumber:
+    """An integer that all processes see which have a pickle or a fork of it; far from where it was made, its copy."""
+
+    def __init__(self, value: int, memory: SharedBytes | None = None) -> None:
+        self._memory = SharedBytes(8) if memory is None else memory
+        self._cell = np.frombuffer(self._memory.memory, np.int64)
+        if memory is None:
+            self.value = value
+
+    @property
+    def value(self) -> int:
+        return int(self._cell[0])
+
+    @value.setter
+    def value(self, value: int) -> None:
+        self._cell[0] = value
+
+    def __reduce__(self) -> Any:
+        attach, arguments = self._memory.__reduce__()
+        return _found, (attach, arguments, self.value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _SharedNumber:
+        return _SharedNumber(self.value)
+
+
+def _found(attach: Any, arguments: tuple[Any, ...], value: int) -> _SharedNumber:
+    try:
+        return _SharedNumber(value, attach(*arguments))
+    except TransportError:  # on another machine, or from a file: nobody shares it
+        return _SharedNumber(value)

@@ -1,0 +1,284 @@
+"""Which sample of which source stands at position i of a mixture: a function of the seed, the epoch and i alone.
+
+Time runs through a mixture at one sample a unit. After a time t, source k has given floor(t * w_k + u_k) samples, where
+w_k is its part of all weights and u_k in [0, 1) comes from the seed. So a source is within one or two
+samples of its weight at the end of every block of 1024 units (fewer in small mixtures), and how many came before a
+block is one multiplication: nothing is drawn in advance, and nothing is stored. Within a block the order is random.
+
+A stop rule that leaves out sources that have ended makes a new phase, with the weights of those that are left. An epoch
+has another order within each block, and continues every source where the epoch before has left it.
+
+All arithmetic is on integers, so every machine has the same order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+
+from penstock.core.errors import OptionError
+
+Stop = Literal["first_exhausted", "all_exhausted", "all_exhausted_without_replacement", "never"]
+
+_BLOCK = 1024
+"""Units of time in a block, and about as many samples, unless the sources are small."""
+
+_FEWEST_BLOCKS = 32
+"""Blocks in all samples of the sources, where these are small, so that weights hold over a part of them."""
+
+_ONE = 1 << 48
+"""The fixed point of rates."""
+
+_ROUNDS = 6
+_MOST_BLOCKS = 512
+"""Blocks that are kept, some 10 KiB each: samplers may ask for positions in any order."""
+
+_PHASE, _BASE, _EPOCH, _PASS = range(4)
+"""What a hash is for: no two uses share one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """A part of a mixture during which weights stay the same."""
+
+    start: int
+    """The position at which it begins."""
+    taken: tuple[int, ...]
+    """Samples of each source before it."""
+    rates: tuple[int, ...]
+    offsets: tuple[int, ...]
+    salt: int
+    block_time: int
+
+    def counts(self, block: int) -> list[int]:
+        """Return how many samples of each source come before a block of this phase."""
+        time = block * self.block_time
+        return [(time * rate + offset) // _ONE for rate, offset in zip(self.rates, self.offsets, strict=True)]
+
+    def sources(self, block: int) -> np.ndarray:
+        """Return the sources of a block in their order, int64[samples of the block]."""
+        sizes = np.subtract(self.counts(block + 1), self.counts(block))
+        return _shuffled(np.repeat(np.arange(len(sizes)), sizes), _hash(self.salt, block))
+
+    def block_at(self, place: int) -> int:
+        """Return the block that has the sample after `place` samples of this phase."""
+        block = place // self.block_time  # off by as many blocks as sources are ahead or behind in all
+        while sum(self.counts(block)) > place:
+            block -= 1
+        while sum(self.counts(block + 1)) <= place:
+            block += 1
+        return block
+
+    def place_of(self, source: int, number: int) -> int:
+        """Return how many samples of this phase come before sample `number` of a source."""
+        needed = (number + 1) * _ONE - self.offsets[source]
+        block = -(-needed // (self.block_time * self.rates[source])) - 1
+        before = self.counts(block)
+        return sum(before) + int(np.flatnonzero(self.sources(block) == source)[number - before[source]])
+
+    def counts_at(self, place: int) -> list[int]:
+        """Return how many of the first `place` samples of this phase are of each source."""
+        block = self.block_at(place)
+        before = self.counts(block)
+        inside = np.bincount(self.sources(block)[: place - sum(before)], minlength=len(before))
+        return [one + int(more) for one, more in zip(before, inside, strict=True)]
+
+
+class MixtureOrder:
+    """The order of a mixture.
+
+    Args:
+        weights: of each source, positive.
+        sizes: samples of each source, at least one.
+        seed: of the order.
+        stop: where an epoch ends; see `penstock.mix`.
+        length: of an epoch, if `stop` is "never".
+        shuffle: whether each pass over a source is in a random order.
+
+    >>> order = MixtureOrder([3, 1], [6, 6], seed=0, stop="first_exhausted", length=None, shuffle=False)
+    >>> len(order), order.counts
+    (7, (6, 1))
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[float],
+        sizes: Sequence[int],
+        *,
+        seed: int,
+        stop: Stop,
+        length: int | None,
+        shuffle: bool,
+    ) -> None:
+        self.digest = hashlib.sha256(repr((weights, sizes, seed, stop, length, shuffle)).encode()).hexdigest()[:12]
+        """Of all arguments."""
+        self._seed = seed
+        self._sizes = np.array(sizes, np.int64)
+        self._shuffle = shuffle
+        self._block_time = min(_BLOCK, max(1, sum(sizes) // _FEWEST_BLOCKS))
+        self._phases: list[_Phase] = []
+        self._add_phase(list(map(Fraction, weights)), 0, (0,) * len(sizes))
+        self._length = self._end(list(map(Fraction, weights)), sizes, stop, length)
+        last = self._phases[-1]
+        inside = last.counts_at(self._length - last.start)
+        self.counts = tuple(before + more for before, more in zip(last.taken, inside, strict=True))
+        """Samples of each source in an epoch."""
+        self._starts = [phase.start for phase in self._phases]
+        self._blocks: dict[tuple[int, int, int], tuple[int, np.ndarray, np.ndarray]] = {}
+
+    def __len__(self) -> int:
+        return self._length
+
+    def _add_phase(self, weights: list[Fraction], start: int, taken: tuple[int, ...]) -> None:
+        total, number = sum(weights), len(self._phases)
+        rates = tuple(max(1, round(weight / total * _ONE)) if weight else 0 for weight in weights)
+        offsets = tuple(_hash(self._seed, _PHASE, number, source) % _ONE for source in range(len(weights)))
+        salt = _hash(self._seed, _BASE, number)
+        self._phases.append(_Phase(start, taken, rates, offsets, salt, self._block_time))
+
+    def _end(self, weights: list[Fraction], sizes: Sequence[int], stop: Stop, length: int | None) -> int:
+        """Return the length of an epoch, after adding the phases that it has."""
+        if stop == "never":
+            assert length is not None
+            return length
+        phase = self._phases[0]
+        ends = [phase.place_of(source, size - 1) + 1 for source, size in enumerate(sizes)]
+        if stop != "all_exhausted_without_replacement":
+            return min(ends) if stop == "first_exhausted" else max(ends)
+        left = {*range(len(sizes))}
+        while True:
+            phase = self._phases[-1]
+            end, first = min((phase.place_of(one, sizes[one] - 1 - phase.taken[one]) + 1, one) for one in left)
+            left.remove(first)
+            if not left:
+                return phase.start + end
+            weights[first] = Fraction(0)
+            taken = tuple(map(sum, zip(phase.taken, phase.counts_at(end), strict=True)))
+            self._add_phase([*weights], phase.start + end, taken)
+
+    def locate(self, index: int, epoch: int) -> tuple[int, int]:
+        """Return the source of the sample at a position of an epoch, and its number in the source."""
+        number = bisect_right(self._starts, index) - 1
+        phase = self._phases[number]
+        place = index - phase.start
+        key = epoch, number, place // phase.block_time
+        block = self._blocks.get(key)
+        if block is None or not block[0] <= place < block[0] + len(block[1]):
+            block = self._block(number, phase.block_at(place), epoch)
+            if len(self._blocks) >= _MOST_BLOCKS:
+                self._blocks.clear()
+            self._blocks[key] = block
+        first, sources, numbers = block
+        return int(sources[place - first]), int(numbers[place - first])
+
+    def _block(self, number: int, block: int, epoch: int) -> tuple[int, np.ndarray, np.ndarray]:
+        """Return where a block begins in its phase, its sources, and the number of the sample in each source."""
+        phase = self._phases[number]
+        before = phase.counts(block)
+        first = sum(before)
+        end = self._phases[number + 1].start if number + 1 < len(self._phases) else self._length
+        # Every epoch has the same samples of each source: those that the end cuts off are the same in each.
+        sources = phase.sources(block)[: end - phase.start - first]
+        if epoch:
+            sources = _shuffled(sources, _hash(self._seed, _EPOCH, epoch, number, block))
+        numbers = np.empty(len(sources), np.int64)
+        for source in np.unique(sources).tolist():
+            mine = sources == source
+            count = int(mine.sum())
+            begin = epoch * self.counts[source] + phase.taken[source] + before[source]
+            numbers[mine] = self._numbers(source, begin, count)
+        return first, sources.astype(np.uint32), numbers
+
+    def _numbers(self, source: int, begin: int, count: int) -> np.ndarray:
+        """Return which samples of a source are its `count` next ones after `begin`, over any number of passes."""
+        size = int(self._sizes[source])
+        parts = []
+        while count:
+            which, at = divmod(begin, size)
+            part = np.arange(at, at + min(count, size - at))
+            if self._shuffle:
+                part = _permuted(part, size, _hash(self._seed, _PASS, source, which))
+            parts.append(part)
+            begin, count = begin + len(part), count - len(part)
+        return np.concatenate(parts)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_blocks": {}}
+
+
+def check_stop(stop: str, length: int | None) -> None:
+    """Raise an error for an end that there is not.
+
+    Raises:
+        OptionError: it is none, or `length` does not fit it.
+    """
+    if stop not in Stop.__args__:  # type: ignore[attr-defined]
+        raise OptionError(f"stop must be one of {', '.join(map(repr, Stop.__args__))}, not {stop!r}")  # type: ignore[attr-defined]
+    if (stop == "never") != (length is not None):
+        raise OptionError(
+            f"stop={stop!r} and length={length!r} do not go together: a mixture that never stops needs the length of "
+            'an epoch (stop="never", length=100_000), and with any other rule the sources decide it'
+        )
+    if length is not None and length < 1:
+        raise OptionError(f"length must be at least 1, not {length}")
+
+
+def _hash(*words: int) -> int:
+    """Return 64 random bits that depend on all words and their order (splitmix64's mixing, Steele et al. 2014)."""
+    state = 0
+    for word in words:
+        state = _mixed((state ^ word) + 0x9E3779B97F4A7C15)
+    return state
+
+
+def _mixed(word: int) -> int:
+    word &= (1 << 64) - 1
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & (1 << 64) - 1
+    word = (word ^ word >> 27) * 0x94D049BB133111EB & (1 << 64) - 1
+    return word ^ word >> 31
+
+
+def _mixed_array(words: np.ndarray) -> np.ndarray:
+    words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    words ^= words >> np.uint64(31)
+    return words
+
+
+def _shuffled(values: np.ndarray, key: int) -> np.ndarray:
+    draws = _mixed_array(
+        np.arange(1, len(values) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
+    )
+    return values[np.argsort(draws, kind="stable")]
+
+
+def _permuted(numbers: np.ndarray, size: int, key: int) -> np.ndarray:
+    """Return where a random permutation of range(size) takes some of its numbers, int64[numbers].
+
+    A Feistel network permutes the next larger range of 2 ** (2 * half) numbers; what it takes out of range(size) goes
+    through it again (Black and Rogaway 2002, "cycle walking"). So a permutation of any size takes no memory.
+
+    >>> sorted(_permuted(np.arange(5), 5, 7).tolist())
+    [0, 1, 2, 3, 4]
+    """
+    if size <= _BLOCK:  # a network of so few bits is not random enough
+        return np.asarray(_shuffled(np.arange(size), key)[numbers])
+    half = np.uint64(((size - 1).bit_length() + 1) // 2)
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    keys = [np.uint64(_hash(key, turn)) for turn in range(_ROUNDS)]
+    found = numbers.astype(np.uint64)
+    outside = np.ones(len(found), bool)
+    while outside.any():
+        one = found[outside]
+        left, right = one >> half, one & mask
+        for turn in keys:
+            left, right = right, left ^ (_mixed_array(right ^ turn) & mask)
+        found[outside] = left << half | right
+        outside = found >= np.uint64(size)
+    return found.astype(np.int64)

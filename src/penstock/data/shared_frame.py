@@ -1,0 +1,76 @@
+"""A pandas DataFrame whose columns lie in shared memory. Imported only where a program has imported pandas.
+
+Layout of the segment: the frame's pickle (protocol 5), then the buffers that it refers to (PEP 574).
+"""
+
+from __future__ import annotations
+
+import pickle
+from itertools import accumulate
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas
+
+from penstock.core.errors import OptionError
+from penstock.core.shared_bytes import SharedBytes
+from penstock.core.units import round_up
+
+_ALIGNMENT = 64
+
+
+class SharedFrame(pandas.DataFrame):  # type: ignore[misc]
+    """A DataFrame that is pickled as the place of its memory; what is taken of it or computed is plain."""
+
+    _internal_names: ClassVar[list[str]] = [*pandas.DataFrame._internal_names, "_parts", "_sizes"]
+    _internal_names_set: ClassVar[set[str]] = {*_internal_names}
+
+    def __reduce__(self) -> Any:
+        return _mapped, (self._parts, self._sizes)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.__reduce__()
+
+
+def share_frame(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Return a shared copy of a DataFrame.
+
+    Raises:
+        OptionError: a column or the index holds Python objects.
+    """
+    if isinstance(frame, SharedFrame):
+        return frame
+    dtypes = {**{str(name): dtype for name, dtype in frame.dtypes.items()}, "the index": frame.index.dtype}
+    objects = [name for name, dtype in dtypes.items() if _holds_objects(dtype)]
+    if objects:
+        raise OptionError(
+            f"of this DataFrame {', '.join(objects)} would be Python objects, which each worker copies; make text "
+            "Arrow's (frame.astype({'name': 'string[pyarrow]'})), reset an index, or share a column as a list: "
+            "penstock.shared(frame['name'].tolist())"
+        )
+    buffers: list[pickle.PickleBuffer] = []
+    head = pickle.dumps(frame, 5, buffer_callback=buffers.append)
+    pieces = [memoryview(head), *(buffer.raw() for buffer in buffers)]
+    sizes = tuple(piece.nbytes for piece in pieces)
+    places = _places(sizes)
+    parts = SharedBytes(places[-1])
+    for piece, place in zip(pieces, places, strict=False):
+        parts.memory[place : place + piece.nbytes] = piece
+    return _mapped(parts, sizes)
+
+
+def _holds_objects(dtype: Any) -> bool:
+    is_python_text = isinstance(dtype, pandas.StringDtype) and dtype.storage == "python"
+    return dtype == np.dtype(object) or is_python_text
+
+
+def _places(sizes: tuple[int, ...]) -> list[int]:
+    return [*accumulate((round_up(size, _ALIGNMENT) for size in sizes), initial=0)]
+
+
+def _mapped(parts: SharedBytes, sizes: tuple[int, ...]) -> pandas.DataFrame:
+    memory = parts.memory.toreadonly()
+    head, *buffers = [memory[place : place + size] for place, size in zip(_places(sizes), sizes, strict=False)]
+    frame = SharedFrame(pickle.loads(head, buffers=buffers))
+    frame._parts, frame._sizes = parts, sizes
+    return frame

@@ -1,0 +1,82 @@
+"""The batches of indices that torch's own samplers draw: the same numbers, drawn at the same time, without Python's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+
+from penstock.loader.sampling.indexed_order import (
+    DrawnIndices,
+    SequentialIndices,
+    batches,
+    blocks_of_rank,
+    randperm,
+)
+from penstock.loader.sampling.rank_sampler import RankSampler, order_of_ranks, share_of
+from penstock.loader.sampling.sharding import Share
+
+
+def index_batches(
+    sampler: BatchSampler, *, as_tensors: bool, note: Callable[[Iterator[np.ndarray]], Iterator[np.ndarray]] = iter
+) -> Iterator[Any]:
+    """Yield the batches of torch's own BatchSampler, as int64 arrays or tensors where it draws from a known sampler.
+
+    Lists from any other sampler, and from a RandomSampler that draws with replacement or other than all indices once.
+
+    Args:
+        sampler: of the batches.
+        as_tensors: whether they are tensors.
+        note: is given the blocks that arrays and tensors are cut from, and yields them.
+
+    >>> sampler = BatchSampler(SequentialSampler(range(5)), 2, False)
+    >>> [batch.tolist() for batch in index_batches(sampler, as_tensors=True)]
+    [[0, 1], [2, 3], [4]]
+    """
+    blocks = _blocks(sampler)
+    if blocks is None:
+        yield from sampler
+    elif as_tensors:
+        for block in note(blocks):
+            # A view by itself costs 2 µs, one of many 0.3 µs.
+            views = torch.from_numpy(block).split(sampler.batch_size)
+            is_cut = sampler.drop_last and len(block) % sampler.batch_size
+            yield from views[:-1] if is_cut else views
+    else:
+        yield from batches(note(blocks), sampler.batch_size, drops_last=sampler.drop_last)
+
+
+def _blocks(sampler: BatchSampler) -> Iterator[np.ndarray] | None:
+    drawn: Any = sampler.sampler
+    size = sampler.batch_size
+    if type(drawn) is SequentialSampler:
+        return blocks_of_rank(SequentialIndices(len(drawn.data_source)), Share(), multiple_of=size)
+    if type(drawn) in (DistributedSampler, RankSampler):
+        order = order_of_ranks(drawn, drawn.epoch, getattr(drawn, "runs", None))
+        return blocks_of_rank(order, share_of(drawn), multiple_of=size)
+    if type(drawn) is RandomSampler and draws_each_once(drawn):
+        return _permuted(drawn, size)
+    return None
+
+
+def draws_each_once(sampler: RandomSampler) -> bool:
+    """Return whether it draws each index once."""
+    return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+
+
+def _permuted(drawn: RandomSampler, size: int) -> Iterator[np.ndarray]:
+    generator = drawn.generator
+    count = len(drawn.data_source)
+    if generator is None:
+        private = torch.Generator()
+        private.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+        yield from blocks_of_rank(DrawnIndices(randperm(count, private)), Share(), multiple_of=size)
+        return
+    order = randperm(count, generator)
+    whole = count - count % size
+    yield from blocks_of_rank(DrawnIndices(order[:whole]), Share(), multiple_of=size)
+    randperm(count, generator)  # drawn, and not used, when torch's sampler is asked for one index more
+    yield from blocks_of_rank(DrawnIndices(order[whole:]), Share(), multiple_of=size)

@@ -1,0 +1,92 @@
+"""The sampler of a loader that shares out samples over ranks, or has a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from torch.utils.data.distributed import DistributedSampler
+
+from penstock.data.chunk_shuffle import ChunkShuffle
+from penstock.loader.sampling.indexed_order import (
+    DrawnIndices,
+    IndexedOrder,
+    SequentialIndices,
+    blocks_of_rank,
+    is_computed,
+    numbers,
+    shuffled,
+)
+from penstock.loader.sampling.sharding import Share
+
+
+class RankSampler(DistributedSampler[Any]):
+    """What `DataLoader(..., distributed=True)` or `seed=` draws from: torch's DistributedSampler, bit for bit.
+
+    Besides, it counts epochs by itself, has the ends that `uneven` says, and deals whole runs. With a seed, the order
+    of more than two million samples is not torch's: it is computed by index.
+
+    Args:
+        dataset: has a length.
+        share: whose part.
+        shuffle: in an order that the seed and the epoch make.
+        seed: of the order, the same on all ranks; None for 0, and torch's order of any length.
+        runs: an order by runs, in place of a permutation of single samples.
+
+    >>> list(RankSampler(range(5), Share(rank=1, world=2), shuffle=False))
+    [1, 3, 0]
+    """
+
+    def __init__(
+        self, dataset: Any, share: Share, *, shuffle: bool, seed: int | None = None, runs: ChunkShuffle | None = None
+    ) -> None:
+        super().__init__(dataset, share.world, share.rank, shuffle, seed or 0, share.uneven == "drop")
+        self.share = share
+        self.is_torchs = seed is None
+        self.runs = runs
+        self._set_by_program: int | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next pass that of `epoch`; without it the loader counts."""
+        self.epoch = self._set_by_program = epoch
+
+    @property
+    def is_epoch_set(self) -> bool:
+        """Whether `set_epoch` was called since the last pass began."""
+        return self._set_by_program is not None
+
+    def begin(self, epoch: int) -> int:
+        """Begin the pass of `epoch`, or of the one that `set_epoch` has said; return which it is."""
+        self.epoch = epoch if self._set_by_program is None else self._set_by_program
+        self._set_by_program = None
+        return self.epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return numbers(blocks_of_rank(order_of_ranks(self, self.epoch, self.runs), self.share))
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the order is computed by index."""
+        is_random = self.shuffle and self.runs is None
+        return is_random and not self.is_torchs and is_computed(len(self.dataset))  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return self.share.size(len(self.dataset))  # type: ignore[arg-type]
+
+
+def order_of_ranks(sampler: DistributedSampler[Any], epoch: int, runs: ChunkShuffle | None) -> IndexedOrder:
+    """Return the order of all ranks in an epoch: a permutation, or by runs; of torch's sampler, too."""
+    count = len(sampler.dataset)  # type: ignore[arg-type]
+    if not sampler.shuffle:
+        return SequentialIndices(count)
+    if runs is not None:
+        return DrawnIndices(np.fromiter(runs.drawn(sampler.seed, epoch), np.int64, count))
+    return shuffled(count, seed=sampler.seed, epoch=epoch, is_torchs=getattr(sampler, "is_torchs", True))
+
+
+def share_of(sampler: DistributedSampler[Any]) -> Share:
+    """Return which part of that order is this rank's; of torch's sampler, too."""
+    if isinstance(sampler, RankSampler):
+        return sampler.share
+    return Share(rank=sampler.rank, world=sampler.num_replicas, uneven="drop" if sampler.drop_last else "pad")

@@ -1,0 +1,145 @@
+"""Plain trees: what most batches are, described without asking pickle about each of their tensors.
+
+A plain tree is a tensor on the host, or a list, tuple or dict (these exact types) of plain trees, numbers, strings,
+bytes and None. Its description has a node for each container and tensor, a tuple whose first element says which; all
+else stands for itself. Pickling the description costs 2 µs, pickling a tensor with a reducer of ours 40 µs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import NoneType
+from typing import Any
+
+import torch
+
+_ATOMS = frozenset({int, float, bool, str, bytes, NoneType})
+_AS_IT_IS, _TENSOR, _EMPTY, _LIST, _TUPLE, _DICT = range(6)
+_NAMES = {value: name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+
+
+class _NotPlainError(Exception):
+    """The batch has something else in it."""
+
+
+def describe(batch: Any) -> tuple[Any, list[torch.Tensor]] | None:
+    """Return the description of a plain tree, and the memory of each of its tensors in order; None of any other batch.
+
+    A tree that has the same object in two places is not plain: there it must come back as one object, too.
+
+    >>> node, tensors = describe([torch.zeros(2, 3), 5])
+    >>> rebuild(node, lambda number, dtype, count: tensors[number].view(-1))
+    [tensor([[0., 0., 0.],
+            [0., 0., 0.]]), 5]
+    """
+    tensors: list[torch.Tensor] = []
+    seen: list[int] = []
+    try:
+        node = _node(batch, tensors, seen)
+    except _NotPlainError:
+        return None
+    return (node, tensors) if len(set(seen)) == len(seen) else None
+
+
+def rebuild(node: Any, memory: Callable[[int, torch.dtype, int], torch.Tensor]) -> Any:
+    """Return the tree that `node` describes; `memory` gives that of a tensor by its number, dtype and element count."""
+    return _Builder(memory).build(node)
+
+
+def _node(value: Any, tensors: list[torch.Tensor], seen: list[int]) -> Any:
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    seen.append(id(value))
+    if kind is torch.Tensor:
+        return _tensor_node(value, tensors)
+    if kind is dict:
+        if not _ATOMS.issuperset(map(type, value)):
+            raise _NotPlainError
+        return _DICT, [*value], [_node(part, tensors, seen) for part in value.values()]
+    if kind is list or kind is tuple:
+        if _ATOMS.issuperset(map(type, value)):
+            return _AS_IT_IS, value
+        return _LIST if kind is list else _TUPLE, [_node(part, tensors, seen) for part in value]
+    raise _NotPlainError
+
+
+def _tensor_node(tensor: torch.Tensor, tensors: list[torch.Tensor]) -> Any:
+    if not is_plain(tensor):
+        raise _NotPlainError
+    size = tuple(tensor.size())
+    if tensor.numel() == 0:
+        return _EMPTY, _NAMES[tensor.dtype], size, tuple(tensor.stride()), tensor.requires_grad
+    flat, stride = memory_of(tensor)
+    tensors.append(flat)
+    return _TENSOR, _NAMES[tensor.dtype], size, stride, flat.numel(), tensor.requires_grad
+
+
+class _Builder:
+    def __init__(self, memory: Callable[[int, torch.dtype, int], torch.Tensor]) -> None:
+        self._memory = memory
+        self._number = 0
+
+    def build(self, node: Any) -> Any:
+        if type(node) is not tuple:
+            return node
+        kind, *parts = node
+        if kind == _TENSOR:
+            return self._tensor(*parts)
+        if kind == _LIST:
+            return [*map(self.build, parts[0])]
+        if kind == _TUPLE:
+            return tuple(map(self.build, parts[0]))
+        if kind == _DICT:
+            return dict(zip(parts[0], map(self.build, parts[1]), strict=True))
+        return parts[0] if kind == _AS_IT_IS else empty(getattr(torch, parts[0]), *parts[1:])
+
+    def _tensor(
+        self, dtype: str, size: tuple[int, ...], stride: tuple[int, ...] | None, count: int, requires_grad: bool
+    ) -> torch.Tensor:
+        flat = self._memory(self._number, getattr(torch, dtype), count)
+        self._number += 1
+        return shaped(flat, size, stride, requires_grad)
+
+
+# ── one tensor ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether bytes, dtype, size and strides describe `tensor` completely."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not tensor.is_quantized
+        and not tensor.is_nested
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and (tensor.is_leaf or not tensor.requires_grad)
+        and not tensor.__dict__
+        and not torch._is_functional_tensor(tensor)
+    )
+
+
+def memory_of(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...] | None]:
+    """Return a contiguous tensor of what has to travel of a plain one, and the strides to view it with, if any."""
+    flat = tensor.detach() if tensor.requires_grad else tensor
+    if tensor.is_contiguous():
+        return flat, None
+    stride = tuple(tensor.stride())
+    span = 1 + sum((n - 1) * step for n, step in zip(tensor.size(), stride, strict=True))
+    if span <= tensor.numel():  # permuted or expanded: the memory as it lies
+        return flat.as_strided((span,), (1,)), stride
+    return flat.contiguous(), None
+
+
+def shaped(
+    flat: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...] | None, requires_grad: bool
+) -> torch.Tensor:
+    """Return the tensor of which `memory_of` gave `flat` and `stride`."""
+    tensor = flat.view(size) if stride is None else flat.as_strided(size, stride)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def empty(dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
+    """Return a tensor without elements."""
+    return torch.empty_strided(size, stride, dtype=dtype, requires_grad=requires_grad)

@@ -1,0 +1,76 @@
+"""How much of the time that a batch took was computing rather than waiting: whether more workers than cores can gain.
+
+Time without a core is neither: on a busy machine a worker that computes waits for one, and would look idle.
+Source: the kernel's Documentation/scheduler/sched-stats.rst (/proc/<pid>/schedstat: time on a core, time waiting for
+one).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+_WORTH_MEASURING_NS = 2_000_000
+"""Batches that took less than this are not measured, because it takes 30 µs; they count as computed."""
+
+
+class BusyTime:
+    """Measures the batches that one thread makes, one after another.
+
+    Args:
+        with_process: whether the rest of its process works for it, as threads of a decoder do in a worker process.
+    """
+
+    def __init__(self, *, with_process: bool = False) -> None:
+        self._last_ns = _WORTH_MEASURING_NS
+        self._began: tuple[int, int] | None = None
+        self._with_process = with_process
+        self._process_ns = 0
+
+    def begin(self) -> None:
+        """Begin a batch."""
+        self._began = thread_times() if self._last_ns >= _WORTH_MEASURING_NS else None
+        self._process_ns = time.process_time_ns() if self._with_process else 0
+
+    def end(self, passed_ns: int) -> int:
+        """End a batch that took `passed_ns`; return how much of that was computing, all of it where nobody can tell."""
+        self._last_ns = passed_ns
+        now = thread_times() if self._began is not None else None
+        if now is None or self._began is None:
+            return passed_ns
+        process_ns = time.process_time_ns() - self._process_ns if self._with_process else 0
+        return busy_part(passed_ns, max(process_ns, now[0] - self._began[0]), now[1] - self._began[1])
+
+
+def busy_part(passed_ns: int, on_core_ns: int, without_core_ns: int) -> int:
+    """Return how much of `passed_ns` would have been computing if there had always been a core.
+
+    >>> busy_part(100, 10, 0), busy_part(100, 10, 90), busy_part(100, 10, 80)
+    (10, 100, 50)
+    """
+    return passed_ns * on_core_ns // max(1, on_core_ns, passed_ns - without_core_ns)
+
+
+def process_times(pid: int) -> tuple[int, int] | None:
+    """Return how long the threads of a process have been on a core, and its main thread has waited for one."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return None
+    main = thread_times(str(pid))
+    times = [thread_times(f"{pid}/task/{thread}") or (0, 0) for thread in threads]
+    return None if main is None else (sum(on_core for on_core, _ in times), main[1])
+
+
+def thread_times(thread: str = "thread-self") -> tuple[int, int] | None:
+    """Return how long a thread has been on a core, and has waited for one; None where the system does not tell.
+
+    Args:
+        thread: its folder in /proc; this thread's by default.
+    """
+    try:
+        with open(f"/proc/{thread}/schedstat", "rb", buffering=0) as file:
+            on_core, without_core = file.read(64).split()[:2]
+    except (OSError, ValueError):
+        return None
+    return int(on_core), int(without_core)

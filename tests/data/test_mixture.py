@@ -1,0 +1,279 @@
+"""`penstock.mix`: exact parts, the same samples with any workers and ranks, and a rule for each end."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.utils.data
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data.distributed import DistributedSampler
+
+import penstock
+from penstock.core.errors import OptionError, StateError
+from penstock.data.mixture_order import MixtureOrder
+from penstock.loader.scheduling.purity import why_impure
+from penstock.loader.workers.worker_spec import WorkerSpec
+
+STOPS = ["first_exhausted", "all_exhausted", "all_exhausted_without_replacement"]
+
+
+class Numbers(penstock.Source):
+    def __init__(self, first: int, count: int) -> None:
+        self.numbers = np.arange(first, first + count)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def read(self, index: int) -> int:
+        return int(self.numbers[index])
+
+
+def mixture(**options: Any) -> penstock.Mixture:
+    sources = [(Numbers(0, 300), 0.7), (Numbers(1000, 200), 0.2), (Numbers(2000, 50), 0.1)]
+    return penstock.mix(sources, **{"seed": 5, "shuffle": True, **options})
+
+
+def order(weights: list[float], sizes: list[int], **options: Any) -> MixtureOrder:
+    how = {"seed": 1, "stop": "first_exhausted", "length": None, "shuffle": True, **options}
+    return MixtureOrder(weights, sizes, **how)
+
+
+# ── parts ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_each_source_has_its_part_after_every_block_and_no_place_tells_which_comes() -> None:
+    weights = np.array([0.5, 0.3, 0.15, 0.05])
+    one = order([*weights], [10**6] * 4, stop="never", length=20_480)
+    sources = np.array([one.locate(place, 0)[0] for place in range(len(one))])
+    given_so_far = np.cumsum(sources[:, None] == np.arange(4), axis=0)[1023::1024]
+    wanted = np.arange(1024, 20_481, 1024)[:, None] * weights
+    assert np.abs(given_so_far - wanted).max() < 4
+    pairs = np.bincount(sources[:-1] * 4 + sources[1:], minlength=16)
+    expected = np.outer(weights, weights).reshape(-1) * len(sources)
+    assert ((pairs - expected) ** 2 / expected).sum() < 30.6  # χ² with 15 degrees of freedom, at 1 %
+
+
+def test_every_order_of_a_small_source_is_as_likely() -> None:
+    one = order([1], [4], stop="never", length=4)
+    orders = Counter(tuple(one.locate(place, epoch)[1] for place in range(4)) for epoch in range(720))
+    assert len(orders) == 24
+    assert sum((count - 30) ** 2 / 30 for count in orders.values()) < 41.6  # 23 degrees of freedom, at 1 %
+
+
+def test_a_large_source_is_permuted_evenly() -> None:
+    one = order([1], [2000], stop="first_exhausted")
+    places = np.array([[one.locate(place, epoch)[1] for place in range(2000)] for epoch in range(10)])
+    assert all(np.array_equal(np.sort(row), np.arange(2000)) for row in places)
+    cells = np.histogram2d(np.tile(np.arange(2000), 10), places.reshape(-1), bins=10)[0]
+    assert ((cells - 200) ** 2 / 200).sum() < 113.5  # 81 degrees of freedom, at 1 %
+
+
+@given(
+    weights=st.lists(st.floats(0.01, 100), min_size=1, max_size=5),
+    sizes=st.lists(st.integers(1, 400), min_size=5, max_size=5),
+    seed=st.integers(0, 2**64),
+    stop=st.sampled_from(STOPS),
+    epoch=st.integers(0, 3),
+)
+def test_an_epoch_ends_where_its_rule_says(
+    weights: list[float], sizes: list[int], seed: int, stop: str, epoch: int
+) -> None:
+    sizes = sizes[: len(weights)]
+    one = order(weights, sizes, seed=seed, stop=stop)
+    if len(one) > 5000:
+        return
+    found = [one.locate(place, epoch) for place in range(len(one))]
+    counts = Counter(source for source, _ in found)
+    assert tuple(counts[source] for source in range(len(sizes))) == one.counts
+    passes = [count / size for count, size in zip(one.counts, sizes, strict=True)]
+    assert {"first_exhausted": max(passes), "all_exhausted": min(passes)}.get(stop, 1) == 1
+    if stop == "all_exhausted_without_replacement":
+        assert len(set(found)) == sum(sizes) == len(found)
+    if stop != "all_exhausted_without_replacement":  # no sample comes more often than another, but for one pass
+        times = Counter(found)
+        for source, size in enumerate(sizes):
+            each = [times[source, number] for number in range(size)]
+            assert max(each) - min(each) <= 1 + (epoch > 0)
+
+
+def test_the_last_sample_of_an_epoch_is_the_one_that_exhausts() -> None:
+    one = order([1, 1], [100, 900])
+    last = one.locate(len(one) - 1, 0)[0]
+    assert one.counts[0] == 100
+    assert last == 0
+
+
+def test_epochs_continue_each_source_where_the_last_one_has_left_it() -> None:
+    for shuffle in (False, True):
+        one = order([1, 4], [60, 100], shuffle=shuffle)
+        seen: list[list[int]] = [[], []]
+        for epoch in range(20):
+            for place in range(len(one)):
+                source, number = one.locate(place, epoch)
+                seen[source].append(number)
+            counts = Counter(seen[0])
+            assert max(counts.values()) - min(counts[number] for number in range(60)) <= 1
+        if not shuffle:
+            assert sorted(seen[0][: one.counts[0]]) == [*range(one.counts[0])]
+
+
+def test_an_order_is_the_same_on_every_machine_and_with_every_version() -> None:
+    found = [order([3, 1], [5000, 70]).locate(place, 2) for place in (0, 1, 2, 100)]
+    assert found == [(0, 1805), (0, 2415), (0, 3892), (0, 2568)]
+
+
+def test_ten_billion_samples_take_neither_time_nor_memory() -> None:
+    one = order([5, 1], [10**10, 10**9], stop="all_exhausted")
+    assert len(one) > 10**10
+    assert one.locate(9 * 10**9, 3)[1] < 10**10
+    assert len(pickle.dumps(one)) < 1500
+
+
+# ── loaders ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def numbers(loader: Any) -> list[int]:
+    return [number for batch in loader for number in batch.tolist()]
+
+
+def test_a_mixture_is_bitwise_the_same_with_any_number_of_workers_in_torchs_loader_and_penstocks() -> None:
+    one = mixture()
+    alone = [one[place] for place in range(len(one))]
+    assert [*one] == alone
+    for loader in (TorchLoader, penstock.DataLoader):
+        for workers in (0, 1, 2):
+            assert numbers(loader(one, batch_size=7, num_workers=workers)) == alone
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_ranks_together_have_the_mixture(ranks: int) -> None:
+    one = mixture(stop="never", length=600)
+    for epoch in range(2):
+        one.set_epoch(epoch)
+        found = [
+            numbers(TorchLoader(one, 4, sampler=DistributedSampler(one, ranks, rank, shuffle=False)))
+            for rank in range(ranks)
+        ]
+        assert [number for together in zip(*found, strict=True) for number in together] == [*one]
+
+
+def test_penstocks_loader_counts_epochs_and_each_has_another_order_of_as_many_samples() -> None:
+    one = mixture()
+    loader = penstock.DataLoader(one.map(float), batch_size=16)
+    passes = [numbers(loader) for _ in range(3)]
+    for epoch, found in enumerate(passes):
+        one.set_epoch(epoch)
+        assert found == [*one]
+    assert passes[0] != passes[1]
+    one.set_epoch(7)
+    seventh = [*one]
+    assert numbers(loader) == seventh
+    loader.set_epoch(1)
+    assert numbers(loader) == passes[1]
+
+
+def test_workers_that_persist_see_the_epoch_of_a_mixture() -> None:
+    one = mixture(stop="never", length=40)
+    for kind in (TorchLoader, penstock.DataLoader):
+        loader = kind(one, batch_size=8, num_workers=1, persistent_workers=True)
+        for epoch in (2, 5):
+            one.set_epoch(epoch)
+            assert numbers(loader) == [*one]
+        del loader
+
+
+@pytest.mark.parametrize(("taken", "workers"), [(0, 0), (3, 2), (25, 0)])
+def test_a_loop_resumes_anywhere_with_what_was_left(taken: int, workers: int) -> None:
+    def loader(workers: int) -> penstock.DataLoader[Any]:
+        one = mixture(stop="never", length=200)
+        return penstock.DataLoader(one, batch_size=8, num_workers=workers, shuffle=True, seed=3)
+
+    first, resumed = loader(workers), loader(2 - workers)
+    before = numbers(first)
+    batches = iter(first)
+    for _ in range(taken):
+        next(batches)
+    resumed.load_state_dict(pickle.loads(pickle.dumps(first.state_dict())))
+    rest = numbers(batches)
+    assert len(rest) == 200 - 8 * taken
+    assert rest != before[8 * taken :] or not rest
+    assert numbers(resumed) == rest
+    assert numbers(resumed) == numbers(first)
+
+
+def test_a_state_is_refused_by_a_mixture_with_other_weights_or_data() -> None:
+    def loader(weight: float, first: int) -> penstock.DataLoader[Any]:
+        pairs = [([*range(first, first + 40)], weight), ([*range(90)], 1.0)]
+        return penstock.DataLoader(penstock.mix(pairs), batch_size=4)
+
+    one = loader(1, 100)
+    batches = iter(one)
+    next(batches)
+    state = one.state_dict()
+    loader(1, 100).load_state_dict(state)
+    for other in (loader(2, 100), loader(1, 101)):
+        with pytest.raises(StateError):
+            other.load_state_dict(state)
+
+
+def test_any_worker_may_make_a_batch_of_a_mixture_of_pure_sources() -> None:
+    collate = torch.utils.data.default_collate
+    made: dict[str, Any] = {"collate_fn": collate, "iterable": False, "auto_collation": True, "drop_last": False}
+    assert why_impure(WorkerSpec(dataset=penstock.mix([([1, 2], 1)]), **made), None) == ""
+    assert why_impure(WorkerSpec(dataset=mixture(), **made), None) == "Numbers may keep a state"
+
+
+# ── the source itself ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_mixture_takes_sources_paths_and_datasets(tmp_path: Any) -> None:
+    np.save(tmp_path / "tokens.npy", np.arange(40, dtype=np.uint16))
+    source = penstock.open(str(tmp_path / "tokens.npy"), length=8)
+    one = penstock.mix({source: 1, Numbers(0, 9): 2}, stop="all_exhausted_without_replacement")
+    assert one.counts == (len(source), 9)
+    assert one.parts[0] is source
+    with pytest.raises(penstock.SourceError):
+        penstock.mix({str(tmp_path / "none.h5"): 1})
+
+
+def test_a_copy_and_a_pickle_have_the_samples_but_a_copy_its_own_epoch() -> None:
+    one = mixture()
+    other, same = copy.deepcopy(one), pickle.loads(pickle.dumps(one))
+    one.set_epoch(3)
+    assert (other.epoch, same.epoch) == (0, 3)
+    assert [*same] == [*one]
+    pickled = pickle.dumps(one)
+    expected = [*one]
+    del one, same
+    assert [*pickle.loads(pickled)] == expected
+
+
+def test_index_and_options_are_checked() -> None:
+    one = mixture()
+    assert one[-1] == one[len(one) - 1]
+    with pytest.raises(IndexError):
+        one[len(one)]
+    for sources, options, words in (
+        ([], {}, "at least one source"),
+        ([([1], 0)], {}, "weight of source 0 must be a positive number"),
+        ([([1], math.nan)], {}, "must be a positive number"),
+        ([([1], "2")], {}, "must be a positive number"),
+        ([([1], 1), ([], 1)], {}, "source 1 of this mixture has no samples"),
+        ([([1], 1)], {"stop": "sometimes"}, "stop must be one of 'first_exhausted'"),
+        ([([1], 1)], {"stop": "never"}, "needs the length of an epoch"),
+        ([([1], 1)], {"length": 3}, "do not go together"),
+        ([([1], 1)], {"stop": "never", "length": 0}, "at least 1"),
+        ([(Numbers(0, 3).stream(), 1)], {}, "takes samples by number"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            penstock.mix(sources, **options)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="0 or more"):
+        one.set_epoch(-1)

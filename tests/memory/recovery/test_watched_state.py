@@ -1,0 +1,242 @@
+"""What a failed attempt changed beside gradients and buffers is put back, wherever a model or a loss keeps it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from nested_equal import assert_same
+from scarcity import FailAt
+from torch import Tensor, nn
+
+from penstock import OptionError, OutOfMemoryError, TrainStep
+from penstock.memory.recovery.watched_state import WatchedState
+
+total_calls = 0
+history: list[float] = []
+
+
+class Stateful(nn.Module):
+    """Carries a hidden state over, counts, keeps a queue, and draws from generators of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.hidden = torch.zeros(4)
+        self.calls = 0
+        self.queue: deque[Tensor] = deque(maxlen=2)
+        self.stats = {"seen": [0]}
+        self.generator = torch.Generator().manual_seed(1)
+        self.numpy = np.random.default_rng(1)
+        self.array = np.zeros(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.stats["seen"].append(self.calls)
+        self.array += 1
+        noise = torch.randn(4, generator=self.generator) + float(self.numpy.normal()) + float(self.array[0])
+        out: Tensor = self.layer(x) + self.hidden + noise + sum(self.queue) + len(self.stats["seen"])
+        self.hidden = out.detach().mean(0)
+        self.queue.append(self.hidden * 2)
+        return torch.tanh(out)
+
+
+def squares(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+    return model(x).square().sum(), len(x)
+
+
+def counting(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+    global total_calls
+    total_calls += 1
+    history.append(total_calls)
+    return model(x).square().sum() * (1 + len(history)), len(x)
+
+
+def in_a_closure() -> Callable[..., Any]:
+    calls, seen, teacher = 0, {"x": 0.0}, nn.Sequential(Stateful(), nn.BatchNorm1d(4))
+    total = torch.zeros(())
+
+    def loss_fn(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+        nonlocal calls
+        calls += 1
+        seen["x"] += 1
+        with torch.no_grad():
+            target = teacher(x) + total
+            total.add_(target.mean())
+            target += teacher[1].running_mean
+        return (model(x) - target * calls).square().sum() * seen["x"], len(x)
+
+    return loss_fn
+
+
+class Trainer:
+    """Has the loss as a method."""
+
+    def __init__(self) -> None:
+        self.calls, self.metrics = 0, []  # type: ignore[var-annotated]
+
+    def loss(self, scale: float, model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+        self.calls += 1
+        self.metrics.append(scale)
+        return model(x).square().sum() * self.calls * len(self.metrics), len(x)
+
+
+LOSSES: dict[str, Callable[[], Callable[..., Any]]] = {
+    "attributes": lambda: squares,
+    "globals": lambda: counting,
+    "a closure": in_a_closure,
+    "a method": lambda: functools.partial(Trainer().loss, 1.0),
+}
+
+
+def trained(make_loss: Callable[[], Callable[..., Any]], step_number: int, fail_at: list[int]) -> tuple[Any, int]:
+    """Return the weights after three steps, of which one fails, and how many operations that one had."""
+    global total_calls
+    total_calls = 0
+    history.clear()
+    torch.manual_seed(0)
+    model, batches, count = Stateful(), [torch.full((3, 4), 1.0 + number) for number in range(3)], 0
+    step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.01), make_loss())
+    for number, batch in enumerate(batches):
+        with FailAt(fail_at if number == step_number else ()) as failing:
+            step(batch)
+        count = failing.count if number == step_number else count
+    return copy.deepcopy((model.state_dict(), model.hidden, model.calls, model.stats)), count
+
+
+@pytest.mark.parametrize("step_number", [0, 2])
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_failure_anywhere_leaves_no_trace_in_what_a_model_and_a_loss_remember(name: str, step_number: int) -> None:
+    expected, count = trained(LOSSES[name], step_number, [])
+    for number in range(0, count, 4):
+        assert_same(trained(LOSSES[name], step_number, [number])[0], expected, f"{number}")
+
+
+def test_every_attempt_of_a_window_begins_where_the_first_did() -> None:
+    watched = WatchedState(nn.Linear(4, 4), loss_fn := in_a_closure(), (), is_watching=True)
+    teacher: Any = next(cell.cell_contents for cell in loss_fn.__closure__ if isinstance(cell.cell_contents, nn.Module))
+    before = copy.deepcopy((teacher.state_dict(), teacher[0].hidden, teacher[0].calls))
+    for _ in range(3):
+        watched.save()
+        loss_fn(nn.Linear(4, 4), torch.arange(12.0).view(3, 4))
+        assert teacher[0].calls == 1
+        watched.restore()
+        assert_same((teacher.state_dict(), teacher[0].hidden, teacher[0].calls), before)
+
+
+def test_what_a_window_has_replaced_is_not_kept_alive() -> None:
+    model = Stateful()
+    watched = WatchedState(model, squares, (), is_watching=True)
+    references = []
+    for _ in range(9):
+        watched.save()
+        model.hidden.add_(1)
+        references.append(weakref.ref(model.hidden))
+        model.hidden = torch.zeros(4)
+        watched.learn()
+        watched.discard()
+    assert sum(reference() is not None for reference in references) <= 1
+
+
+class Contrast(nn.Module):
+    """Has a second encoder, whose weights follow those of the first in place, as MoCo's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for p, q in zip(self.first.parameters(), self.second.parameters(), strict=True):
+                q.lerp_(p, 0.5)
+            key = self.second(x)
+        found: Tensor = self.first(x) - key
+        return found
+
+
+def contrasted(step_number: int, fail_at: list[int], *, is_said: bool) -> tuple[Any, int]:
+    torch.manual_seed(0)
+    model, batches, count = Contrast(), [torch.full((3, 4), 1.0 + number) for number in range(2)], 0
+    optimizer = torch.optim.SGD(model.first.parameters(), lr=0.01)
+    step = TrainStep(model, optimizer, squares, also=[model.second] if is_said else [])
+    for number, batch in enumerate(batches):
+        with FailAt(fail_at if number == step_number else ()) as failing:
+            step(batch)
+        count = failing.count if number == step_number else count
+    return copy.deepcopy(model.state_dict()), count
+
+
+@pytest.mark.parametrize(("step_number", "is_said"), [(1, False), (0, True), (1, True)])
+def test_parameters_that_a_model_changes_in_place_are_put_back(step_number: int, is_said: bool) -> None:
+    expected, count = contrasted(step_number, [], is_said=is_said)
+    for number in range(0, count, 3):
+        assert_same(contrasted(step_number, [number], is_said=is_said)[0], expected, f"{number}")
+
+
+def test_a_change_in_place_that_was_never_seen_before_is_an_error_with_the_parameter() -> None:
+    _, count = contrasted(0, [], is_said=False)
+    with pytest.raises(OutOfMemoryError, match=r"had changed second\.(weight|bias) in place.*checkpoint.*also="):
+        contrasted(0, [count // 2], is_said=False)
+
+
+def test_another_error_is_raised_with_a_note_of_what_cannot_be_put_back() -> None:
+    model = Contrast()
+
+    def failing(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+        model(x)
+        raise ValueError("not a number")
+
+    step = TrainStep(model, torch.optim.SGD(model.first.parameters(), lr=0.01), failing)
+    with pytest.raises(ValueError, match="not a number") as caught:
+        step(torch.ones(3, 4))
+    assert "had changed second.weight in place" in caught.value.__notes__[0]
+
+
+class Average:
+    """A metric with a state_dict, in no container that is looked into."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+
+    def state_dict(self) -> dict[str, float]:
+        return {"total": self.total}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.total = state["total"]
+
+
+def test_objects_generators_and_modules_beside_the_model_are_put_back() -> None:
+    def run(fail_at: list[int]) -> tuple[Any, int]:
+        torch.manual_seed(0)
+        model, judge, metric = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), Average()
+        chance = torch.Generator().manual_seed(2)
+        hidden = (judge, metric, chance)  # in a tuple, in no name of the loss
+
+        def loss_fn(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+            hidden[1].total += 1
+            noise = torch.randn(4, generator=hidden[2])
+            return (hidden[0](model(x)) * hidden[1].total + noise).square().sum(), len(x)
+
+        step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.1), loss_fn, also=[judge, metric, chance])
+        batch = torch.arange(12.0).view(3, 4)
+        with FailAt(fail_at) as failing:
+            step(batch)
+        grads = [p.grad for p in judge.parameters()]
+        return copy.deepcopy((model.state_dict(), judge.state_dict(), grads, metric.total)), failing.count
+
+    expected, count = run([])
+    for number in range(0, count, 4):
+        assert_same(run([number])[0], expected, f"{number}")
+
+
+def test_what_cannot_be_put_back_is_refused() -> None:
+    model = nn.Linear(4, 4)
+    with pytest.raises(OptionError, match="also= takes modules, generators, and objects with state_dict"):
+        TrainStep(model, torch.optim.SGD(model.parameters()), squares, also=[3])

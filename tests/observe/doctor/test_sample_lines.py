@@ -1,0 +1,204 @@
+"""Lines of a dataset that do for every sample what is done once: each is found where it stands, with its advice."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import logging
+import multiprocessing
+import sqlite3
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sample_sets import Numbered
+from torch.utils.data import DataLoader
+
+from penstock.observe.doctor.causes import diagnose
+from penstock.observe.doctor.measurements import Machine, Measurements, Settings
+from penstock.observe.doctor.probe_results import HotLine
+from penstock.observe.doctor.probes.sample_cost import SampleProbe
+from penstock.observe.doctor.probes.worker_noise import measure_worker_noise
+from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.doctor.trial import AS_IS, FREE, TimingWindow, Trial
+
+
+class Zipped(Numbered):
+    """Reads through a compressed file for every sample."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(512)
+        self.path = folder / "rows.gz"
+        with gzip.open(self.path, "wb") as file:
+            file.write(np.random.default_rng(0).bytes(1 << 19))
+
+    def __getitem__(self, index: int) -> Any:
+        with gzip.open(self.path) as file:
+            return torch.from_numpy(np.frombuffer(file.read()[:64], np.uint8).copy())
+
+
+class Connecting(Numbered):
+    """Connects to a database for every sample."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(512)
+        self.path = folder / "rows.db"
+        with sqlite3.connect(self.path) as database:
+            database.execute("create table rows (number integer, value real)")
+            database.executemany("insert into rows values (?, ?)", [(number, 0.5) for number in range(2000)])
+        database.close()
+
+    def __getitem__(self, index: int) -> Any:
+        with contextlib.closing(sqlite3.connect(self.path)) as database:
+            row = database.execute("select * from rows where value < 0").fetchall()
+        return torch.tensor(len(row))
+
+
+class Logging(Numbered):
+    """Logs every sample."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(512)
+        self.logger = logging.getLogger("penstock.tests.samples")
+        self.logger.propagate = False
+        self.logger.setLevel(logging.INFO)
+        self.logger.handlers = [logging.FileHandler(folder / "samples.log", delay=True)]
+
+    def __getitem__(self, index: int) -> Any:
+        for _ in range(20):
+            self.logger.info("sample %d", index)
+        return torch.tensor(index)
+
+
+class Pooled(Numbered):
+    """Computes each sample with threads that hold Python's lock."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(512)
+        self.pool = ThreadPoolExecutor(4)
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(sum(self.pool.map(lambda rows: sum(number & 3 for number in range(rows)), [40_000] * 4)))
+
+
+def _measure(dataset: Any) -> Measurements:
+    loader: DataLoader[Any] = DataLoader(dataset, batch_size=8)
+    for seconds in (0.3, 1.0, 3.0):  # on a busy machine it takes longer until the thread has been looked at often
+        probe = SampleProbe(loader, seconds)
+        probe.run()
+        assert probe.error == ""
+        costs = probe.costs()
+        if costs is not None and costs.lines:
+            break
+    windows = tuple(
+        TimingWindow(batches=1, wall_s=wall_s, wait_s=wall_s - 0.001, step_s=0.001) for wall_s in (1.0, 1.0)
+    )
+    free = tuple(TimingWindow(batches=1, wall_s=0.001, wait_s=0.0, step_s=0.001) for _ in windows)
+    return Measurements(
+        name="x",
+        machine=Machine(cores=1),
+        settings=Settings(dataset="D"),
+        has_step=True,
+        trials=(Trial(name=AS_IS, windows=windows), Trial(name=FREE, windows=free)),
+        samples=costs,
+    )
+
+
+@pytest.fixture
+def _closed_logs() -> Iterator[None]:
+    yield
+    for handler in logging.getLogger("penstock.tests.samples").handlers:
+        handler.close()
+
+
+@pytest.mark.usefixtures("_closed_logs")
+@pytest.mark.parametrize(
+    ("kind", "name", "text"),
+    [
+        (Zipped, "opened-for-each-sample", "gzip"),
+        (Connecting, "database-for-each-sample", "sqlite3.connect|database.execute"),
+        (Logging, "logging-per-sample", "self.logger.info"),
+        (Pooled, "threads-hold-each-other", "self.pool.map"),
+    ],
+)
+def test_what_is_done_for_every_sample_is_named_with_its_line(kind: Any, name: str, text: str, tmp_path: Path) -> None:
+    dataset = kind(tmp_path)
+    found = _measure(dataset)
+    if kind is Pooled:
+        dataset.pool.shutdown()
+        assert found.samples is not None
+        assert 0 < found.samples.other_threads_cores < THRESHOLDS.one_core_high
+        found = replace(found, samples=replace(found.samples, other_threads_cores=0.9))  # a busy machine leaves less
+    diagnosis = diagnose(found)
+    assert diagnosis.findings[0].name == name, diagnosis
+    assert "test_sample_lines.py:" in diagnosis.findings[0].evidence
+    assert any(words in diagnosis.findings[0].evidence for words in text.split("|"))
+    assert diagnosis.verdict.remedy == diagnosis.findings[0].remedy
+
+
+def test_a_row_of_a_table_and_another_process_are_known_by_the_library_that_a_line_calls(tmp_path: Path) -> None:
+    found = _measure(Zipped(tmp_path))
+    assert found.samples is not None
+    for line, calls, name in [
+        ("train.py:3: row = self.table.iloc[index]", "pandas.core.indexing._iLocIndexer._getitem_axis", "table-row"),
+        ("train.py:3: row = self.rows[index]", "multiprocessing.connection.Connection._recv", "another-process"),
+    ]:
+        samples = replace(found.samples, lines=(HotLine(line=line, calls=calls, fraction=0.8),))
+        finding = diagnose(replace(found, samples=samples)).findings[0]
+        assert finding.name.startswith(name)
+        assert finding.gain == pytest.approx(5.0)
+
+
+def test_an_estimate_is_no_more_than_what_free_loading_gained(tmp_path: Path) -> None:
+    found = _measure(Zipped(tmp_path))
+    assert found.samples is not None
+    line = HotLine(line="train.py:3: row = self.table.iloc[index]", calls="", fraction=0.8)
+    free = Trial(name=FREE, windows=(TimingWindow(batches=1, wall_s=0.4, wait_s=0.0, step_s=0.4),) * 2)
+    measured = replace(found, samples=replace(found.samples, lines=(line,)), trials=(*found.trials[:1], free))
+    assert diagnose(measured).findings[0].gain == pytest.approx(2.5)
+
+
+def test_a_line_of_the_users_own_that_matches_nothing_is_named_in_the_general_advice(tmp_path: Path) -> None:
+    found = _measure(Zipped(tmp_path))
+    line = HotLine(line="train.py:3: return self.blur(image)", calls="", fraction=0.8)
+    samples = replace(found.samples, lines=(line,), transform_fraction=1.0, storage_fraction=0.0)  # type: ignore[type-var]
+    assert "train.py:3: return self.blur(image)" in diagnose(replace(found, samples=samples)).verdict.remedy
+
+
+class Flawed(Numbered):
+    """One sample divides by zero."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": torch.tensor([1.0]) / (0.0 if index == 3 else 2.0), "label": "a"}
+
+
+def test_a_sample_with_a_value_that_is_not_finite_is_named() -> None:
+    finding = diagnose(_measure(Flawed(64))).findings[0]
+    assert (finding.name, "dataset[3]" in finding.evidence) == ("values-not-finite", True)
+
+
+class Noisy(Numbered):
+    """Draws from a generator of its own, or from NumPy's."""
+
+    def __init__(self, size: int, *, own: bool) -> None:
+        super().__init__(size)
+        self.random = np.random.default_rng(0) if own else np.random
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.from_numpy(self.random.normal(index, 1.0, 4))
+
+
+@pytest.mark.usefixtures("preloaded_python")
+def test_a_generator_that_workers_have_a_copy_of_is_found_and_numpys_own_is_not() -> None:
+    fork = multiprocessing.get_context("fork")
+    for own, repeats in ((True, True), (False, False)):
+        loader = DataLoader(Noisy(64, own=own), batch_size=4, num_workers=2, multiprocessing_context=fork)
+        noise = measure_worker_noise(loader)
+        assert noise is not None
+        assert (noise.same_in_workers, noise.same_in_epochs) == (repeats, repeats)
+    assert measure_worker_noise(DataLoader(Numbered(64), batch_size=4, num_workers=2)) is None

@@ -1,0 +1,91 @@
+"""What the pages say can be typed: their Python runs, their links lead somewhere, and the errors they name occur."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from page_blocks import python_blocks, setups
+
+import penstock
+
+ROOT = Path(__file__).parents[1]
+SITE = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = sorted([*ROOT.glob("*.md"), ROOT / "llms.txt", *SITE, *(ROOT / "skills").rglob("*.md")])
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
+PICTURE = re.compile(r' (?:src|srcset)="([^"]+)"')
+PAGES_WITH_PYTHON = [page for page in PAGES if "```python" in page.read_text()]
+
+
+def _slugs(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:unclosed file.*train-000:ResourceWarning")  # WebDataset's
+@pytest.mark.filterwarnings("ignore:.*set_vital:UserWarning")  # torch's own, for an attribute of its StatefulDataLoader
+@pytest.mark.parametrize("page", PAGES_WITH_PYTHON, ids=lambda page: page.name)
+def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the blocks of a page one after another, in one namespace.
+
+    `<!-- setup: CODE -->` before a block runs first; `<!-- not run: REASON -->` leaves the block out.
+    """
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "a_page"}
+    torch.manual_seed(0)
+    for line, comments, code in python_blocks(page.read_text()):
+        for setup in setups(comments):
+            exec(compile(setup, f"{page}:{line} (setup)", "exec"), names)
+        compiled = compile("\n" * line + code, str(page), "exec")
+        if "<!-- not run: " not in comments:
+            exec(compiled, names)
+    names.clear()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_of_a_page_leads_to_a_file_and_a_heading(page: Path) -> None:
+    for target, anchor in LINK.findall(re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):
+        if "://" in target:
+            continue
+        file = page.parent / target if target else page
+        assert file.exists(), (page.name, target)
+        assert not anchor or anchor in _slugs(file), (page.name, target, anchor)
+
+
+def test_every_picture_is_there_and_asks_nobody_for_anything() -> None:
+    pictures = {page.parent / name for page in PAGES for name in PICTURE.findall(page.read_text())}
+    assert {"logo.svg", "panel-dark.svg", "report-light.png"} <= {picture.name for picture in pictures}
+    assert [picture for picture in pictures if not picture.exists()] == []
+    for drawn in (ROOT / "docs").rglob("*.svg"):
+        assert not re.search(r"""(?:href=|src=|url\()["']?http""", drawn.read_text()), drawn
+
+
+def test_the_reference_has_every_public_name() -> None:
+    page = (ROOT / "docs/api.md").read_text()
+    documented = re.findall(r"^\.\. auto\w+:: penstock\.(\w+)$", page, re.MULTILINE)
+    assert sorted(documented) == sorted(set(penstock.__all__) - {"__version__"})
+
+
+def test_the_site_has_every_page() -> None:
+    listed = set()
+    for page in SITE:
+        for toctree in re.findall(r"^```{toctree}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+            listed |= {page.parent / f"{name}.md" for name in re.findall(r"^([\w./-]+)$", toctree, re.MULTILINE)}
+    assert set(SITE) - {ROOT / "docs/index.md"} == listed
+
+
+def test_the_list_of_guides_has_every_guide() -> None:
+    guides = ROOT / "docs/guides"
+    listed = re.findall(r"^- \[(.+)\]\(([\w-]+\.md)\)", (guides / "index.md").read_text(), re.MULTILINE)
+    titles = {page.name: page.read_text().partition("\n")[0] for page in guides.glob("*.md") if page.stem != "index"}
+    assert {name: f"# {title}" for title, name in listed} == titles
+
+
+def test_llms_txt_lists_every_page() -> None:
+    listed = set(re.findall(r"\]\(docs/([\w./-]+\.md)\)", (ROOT / "llms.txt").read_text()))
+    left_out = {"index.md", "scale.md", "api.md", "articles.zh.md", "how-it-works.md"}
+    assert {page.name for page in SITE if page.parent.name == "docs"} - left_out | {"guides/index.md"} == listed
