@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from penstock import DataLoader, WorkerStartError
 from penstock.loader.dataloader import enable_autoscaling, runtime_of
 from penstock.loader.scheduling.autoscale import AutoscalePolicy, BatchTiming
+from penstock.loader.workers.pool import Pool
 from penstock.loader.workers.process_ends import ProcessOptions
 from penstock.loader.workers.process_pool import ProcessPool
 
@@ -147,14 +148,23 @@ class Timed(AutoscalePolicy):
         )
 
 
+def retired_of(pool: Pool) -> list[BaseProcess]:
+    return [*pool._retiring.values()] if isinstance(pool, ProcessPool) else []
+
+
 def workers_by_batch(loader: DataLoader) -> list[int]:
-    """Return how many workers there were at each batch; new ones are ready before the next is taken."""
+    """Return how many workers there were at each batch; before the next, new ones are ready and retired ones ended.
+
+    For the policy's times are scripted: in the time that a process takes to end, a hundred batches are handed out here.
+    """
     batches = iter(loader)
     pool, workers, labels = batches.pipeline.scheduler.pool, [], []
     for _, numbers in batches:
         labels += numbers.tolist()
         while not all(pool.is_ready(worker) for worker in range(pool.size)):
             time.sleep(0.001)
+        for process in retired_of(pool):
+            process.join()
         workers.append(loader.statistics().workers)
     assert labels == list(range(800))
     return workers

@@ -295,16 +295,15 @@ class ProcessPool:
             events: list[TaskResult | WorkerCrash] = [*self._receive_results()]
             if events:
                 self._flush_all()
-                return events
-            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = self._poller.poll(None if remaining is None else remaining * 1000)
-            dead = [self._by_sentinel[fd] for fd, _ in ready if fd in self._by_sentinel]
-            if dead:
-                for worker in dead:
-                    events += self._reap(worker)
-                if events:
+                if not self._retiring:  # else it may have ended, and frees its number
                     return events
-                continue
+            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ready = self._poller.poll(0 if events else None if remaining is None else remaining * 1000)
+            dead = [self._by_sentinel[fd] for fd, _ in ready if fd in self._by_sentinel]
+            for worker in dead:
+                events += self._reap(worker)
+            if events:
+                return events
             if not ready and remaining is not None and remaining <= 0:
                 return []
 
