@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import random
 from collections import Counter
 from typing import Any
 
@@ -123,6 +124,23 @@ def test_epochs_continue_each_source_where_the_last_one_has_left_it() -> None:
             assert max(counts.values()) - min(counts[number] for number in range(60)) <= 1
         if not shuffle:
             assert sorted(seen[0][: one.counts[0]]) == [*range(one.counts[0])]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("sizes", [[60, 100], [9000, 5000, 700]])
+def test_a_position_has_the_same_sample_in_whatever_order_positions_are_asked_for(sizes, shuffle) -> None:
+    places = [*range(len(order([1, 4, 2][: len(sizes)], sizes, shuffle=shuffle)))]
+
+    def asked_for(places: list[int]) -> dict[int, tuple[int, int]]:
+        one = order([1, 4, 2][: len(sizes)], sizes, shuffle=shuffle)
+        return {place: one.locate(place, 1) for place in places}
+
+    in_sequence = asked_for(places)
+    shuffled = [*places]
+    random.Random(0).shuffle(shuffled)
+    assert asked_for(shuffled) == in_sequence
+    for few in (shuffled[:3], shuffled[3:6]):  # each computed alone
+        assert asked_for(few).items() <= in_sequence.items()
 
 
 def test_an_order_is_the_same_on_every_machine_and_with_every_version() -> None:
