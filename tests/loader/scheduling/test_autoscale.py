@@ -83,6 +83,26 @@ def test_workers_that_wait_may_be_as_many_as_their_computing_fills_the_cores() -
         assert loop.run(200)[-1] == wanted
 
 
+def test_workers_that_wait_for_each_other_go_and_are_tried_by_ones_after_that() -> None:
+    loop = Loop(AutoscalePolicy(workers=1, most=2, fixed=1, most_waiting=32), 1, float)
+    loop.busy = 0.02
+
+    def work_ms(workers: int) -> float:
+        """Return what a batch takes where only one is made at a time, and a few of each round pass the others."""
+        if workers <= 2:
+            return 40 * workers
+        passes = loop.number % workers < 4
+        return 40 * workers * (0.4 if passes else (workers - 1.6) / (workers - 4))
+
+    loop.work_ms = work_ms
+    history = [1, *loop.run(500)]
+    tried = [now for before, now in pairwise(history) if now > before]
+    assert 2 <= len(tried) <= 5
+    assert tried[0] > 20
+    assert set(tried[1:]) == {2}
+    assert history[-1] == 1
+
+
 def test_workers_that_have_waited_and_now_compute_are_as_many_as_the_cores() -> None:
     loop = Loop(AutoscalePolicy(workers=1, most=2, fixed=1, most_waiting=32), 1, lambda workers: 1000)
     loop.busy = 0.01

@@ -44,7 +44,8 @@ _AHEAD = 2
 """How many batches each worker may have made ahead (torch's default)."""
 
 _TRIAL_BATCHES = 4
-"""After how many batches more workers are judged."""
+"""After how many batches more workers are judged; beyond the cores after one of each, by their mean: workers that wait
+may wait for each other, and a lock lets some of them pass sooner."""
 
 _COST_CHANGE = 1.5
 """The ratio by which the work of a batch must change before a number of workers that did not help is tried again."""
@@ -127,6 +128,8 @@ class AutoscalePolicy:
         self._handling_ns: float | None = None
         self._before: tuple[int, float] | None = None
         """While more workers are on trial: how many there were, and how many batches they made in a nanosecond."""
+        self._trial_ns: list[int] = []
+        """The work of each batch that they have made."""
         self._ceiling = self.most_waiting
         self._ceiling_for = 0
         self._ceiling_work_ns = 0.0
@@ -146,6 +149,7 @@ class AutoscalePolicy:
         """Count batches from `number` on: earlier ones were made by other workers, or at an epoch's start."""
         self._counts_from = number
         self._timings.clear()
+        self._trial_ns.clear()
         self._lost_ns = 0
         self._unevaluated_ns = (0, 0)
 
@@ -154,6 +158,8 @@ class AutoscalePolicy:
         if timing.number < self._counts_from:
             return self.workers
         self._timings.append(timing)
+        if self._before is not None:
+            self._trial_ns.append(timing.work_ns)
         self._since_fewer += 1
         self._tick_ceiling()
         passed_ns, waited_ns = self._unevaluated_ns
@@ -183,9 +189,7 @@ class AutoscalePolicy:
     def _evaluate(self, summary: _Summary) -> None:
         self._lost_ns = self._lost_ns + self._unevaluated_ns[1] if summary.stalled > STALLED else 0
         self._unevaluated_ns = (0, 0)
-        if self._before is not None and (
-            len(self._timings) < _TRIAL_BATCHES or not self._is_worth_it(summary, *self._before)
-        ):
+        if self._before is not None and not self._is_worth_it(summary, *self._before):
             return
         if self._is_tiny(summary):
             self._change(
@@ -201,7 +205,7 @@ class AutoscalePolicy:
 
     def _consider_more(self, summary: _Summary) -> None:
         if not 1 / _COST_CHANGE < summary.typical_ns / max(1.0, self._ceiling_work_ns) < _COST_CHANGE:
-            self._ceiling = self.most_waiting
+            self._ceiling, self._retry_after = self.most_waiting, _RETRY_AFTER
         ceiling = min(self._ceiling, self._allowed(summary.busy))
         if self._lost_ns < _START_NS or self.workers >= ceiling:
             return
@@ -214,7 +218,8 @@ class AutoscalePolicy:
             # The most expensive one: when costs have just risen, the others are out of date.
             highest_ns = max(timing.work_ns for timing in [*self._timings][-_MIN_BATCHES:])
             self._before = (self.workers, self.workers / max(1, highest_ns))
-        wanted = min(ceiling, max(self.workers + 1, math.ceil(summary.needed)))
+        has_failed = self._retry_after > _RETRY_AFTER  # what more workers wait for may be each other, so one will show
+        wanted = min(ceiling, self.workers + 1 if has_failed else max(self.workers + 1, math.ceil(summary.needed)))
         self._change(wanted, f"the step waited {summary.stalled:.0%} of the time for {self._workers_text()}")
 
     def _consider_fewer(self, summary: _Summary) -> None:
@@ -229,9 +234,16 @@ class AutoscalePolicy:
             self._change(enough, f"the work of a batch fills {summary.needed:.1f} workers while the step runs")
 
     def _is_worth_it(self, summary: _Summary, fewer: int, capacity: float) -> bool:
-        """Keep more workers if they make more; if not, a disk, a lock or the cores are the bottleneck."""
+        """Keep more workers if they make more; if not, or not yet known, return False.
+
+        If not, a disk, a lock or the cores are the bottleneck.
+        """
+        waits = self.workers > self.most
+        if len(self._trial_ns) < max(_TRIAL_BATCHES, self.workers if waits else 0):
+            return False
+        work_ns = statistics.mean(self._trial_ns) if waits else summary.typical_ns
         self._before = None
-        if self.workers / max(1.0, summary.typical_ns) >= _USEFUL * capacity:
+        if self.workers / max(1.0, work_ns) >= _USEFUL * capacity:
             self._retry_after = _RETRY_AFTER
             return True
         more = self.workers
@@ -258,6 +270,7 @@ class AutoscalePolicy:
     def _change(self, workers: int, reason: str) -> None:
         self.workers, self.reason = workers, reason
         self._timings.clear()
+        self._trial_ns.clear()
         self._lost_ns = self._calm_for = 0
 
     def _workers_text(self) -> str:
