@@ -98,10 +98,10 @@ def test_a_sample_that_kills_can_be_left_out() -> None:
 
 
 def test_a_hung_sample_is_found_by_timeout() -> None:
-    loader = DataLoader(Hanging(20), batch_size=2, num_workers=2, timeout=0.5, multiprocessing_context="fork")
+    loader = DataLoader(Hanging(20), batch_size=2, num_workers=2, timeout=2, multiprocessing_context="fork")
     batches = iter(loader)
     with pytest.raises(
-        WorkerTimeoutError, match=r"DataLoader timed out after 0.5 seconds; worker \d \(pid \d+\) is at sample 5"
+        WorkerTimeoutError, match=r"DataLoader timed out after 2 seconds; worker \d \(pid \d+\) is at sample 5"
     ):
         list(batches)
     for process in batches._workers:
