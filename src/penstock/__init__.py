@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.data.ray_data import ray_dataset
     from penstock.data.shared import shared
     from penstock.data.source import Source
+    from penstock.data.storage.storage import Storage
     from penstock.data.stream import Stream
     from penstock.device import Sim
     from penstock.loader.inference import infer
@@ -79,6 +80,7 @@ __all__ = [
     "StageTimes",
     "StateError",
     "StepStatistics",
+    "Storage",
     "Stream",
     "TokenBatches",
     "Tokenized",
@@ -130,6 +132,7 @@ _HOMES = {
     "penstock.loader.padding": ("PadCollate",),
     "penstock.data.shared": ("shared",),
     "penstock.data.source": ("Source",),
+    "penstock.data.storage.storage": ("Storage",),
     "penstock.data.mixture": ("Mixture", "mix"),
     "penstock.data.open": ("open",),
     "penstock.data.ray_data": ("ray_dataset",),

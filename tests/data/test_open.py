@@ -67,6 +67,7 @@ def test_a_folder_of_several_formats_is_not_guessed(tmp_path: Path) -> None:
         ("a.jsonl", {"format": "excel"}, SourceError, "no format 'excel'; there are images, hdf5"),
         ("a.jsonl", {"size": 3}, OptionError, "jsonl has no option size=; it has .*dtypes="),
         ("a.jsonl", {"errors": "ignore"}, OptionError, "neither 'raise' nor 'skip'"),
+        ("a.jsonl", {"storage": penstock.Storage(), "cache": "copies"}, OptionError, "give the storage its cache"),
         ("a.jsonl", {"fields": ["z"]}, SourceError, "no field 'z'; it has 'x', 'y'"),
         ("a.jsonl", {"fields": "x"}, OptionError, r"fields='x' names no fields; write them as in \['image'\]"),
         ("a.jsonl", {"fields": {}}, OptionError, "names no fields"),

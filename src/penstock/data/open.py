@@ -38,7 +38,8 @@ def open(
             `skipped`. (For sources with random access, pass `errors=` to the DataLoader instead.)
         cache: a folder for copies of remote files, shared by all workers.
         cache_nbytes: the most that it may hold: bytes, or as in "32GiB".
-        storage: for other retries, time-outs and request sizes than the default; `cache` is ignored then.
+        storage: a `penstock.Storage`, for other retries, time-outs and request sizes than the default; the cache is its
+            own then.
         **options: the format's own; see its module. Those that are bytes (`..._nbytes`) may be text as in "1GiB".
 
     Returns:
@@ -55,6 +56,8 @@ def open(
     if storage is None:
         cache_nbytes = to_nbytes("cache_nbytes", cache_nbytes)
         storage = Storage(cache=None if cache is None else os.fspath(cache), cache_nbytes=cache_nbytes)
+    elif cache is not None:
+        raise OptionError("cache= and storage= do not go together; give the storage its cache: Storage(cache=...)")
     selected, paths = select_format(path, format, storage)
     selected.check_options(selected.open_files, options)
     sizes = {name: to_nbytes(name, value) for name, value in options.items() if name.endswith("_nbytes")}

@@ -40,7 +40,11 @@ _REST_S = 1.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Storage:
-    """Finds and opens local and remote files. Can be pickled; holds nothing open."""
+    """Finds and opens local and remote files. Can be pickled; holds nothing open.
+
+    >>> Storage(range_nbytes="4MiB", retries=3).range_nbytes
+    4194304
+    """
 
     cache: str | None = None
     """A folder for copies of remote files; None keeps none, except for formats that need a local file."""
