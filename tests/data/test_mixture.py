@@ -7,6 +7,7 @@ import math
 import pickle
 import random
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,74 @@ def test_a_position_has_the_same_sample_in_whatever_order_positions_are_asked_fo
     assert asked_for(shuffled) == in_sequence
     for few in (shuffled[:3], shuffled[3:6]):  # each computed alone
         assert asked_for(few).items() <= in_sequence.items()
+
+
+@given(
+    sizes=st.lists(st.integers(1, 3000), min_size=2, max_size=4),
+    changes=st.dictionaries(st.integers(1, 6000), st.lists(st.integers(0, 5), min_size=4, max_size=4), max_size=3),
+    stop=st.sampled_from(STOPS),
+    epoch=st.integers(0, 1),
+)
+def test_with_a_schedule_each_part_has_its_weights_and_each_end_its_rule(sizes, changes, stop, epoch) -> None:
+    changes = {position: weights[: len(sizes)] for position, weights in changes.items() if any(weights[: len(sizes)])}
+    first = [1 + source for source in range(len(sizes))]
+    try:
+        one = order(first, sizes, stop=stop, schedule=changes)
+    except OptionError as error:
+        assert "end" in str(error)  # noqa: PT017  some have none
+        return
+    places = [one.locate(place, epoch) for place in range(len(one))]
+    given = np.bincount([source for source, _ in places], minlength=len(sizes))
+    assert tuple(given) == one.counts
+    if stop == "all_exhausted_without_replacement":
+        assert tuple(given) == tuple(sizes)
+        assert len({*places}) == sum(sizes)
+        return
+    ended = [count >= size for count, size in zip(given, sizes, strict=True)]
+    assert any(ended) if stop == "first_exhausted" else all(ended)
+    bounds = [0, *(position for position in sorted(changes) if position < len(one)), len(one)]
+    for begin, end in pairwise(bounds):
+        weights = np.array(changes.get(begin, first), float)
+        part = np.bincount([source for source, _ in places[begin:end]], minlength=len(sizes))
+        inside = np.abs(part - (end - begin) * weights / weights.sum()).max()
+        assert inside <= 1024  # the last block of a part is cut anywhere; what its weight forbids never comes
+        assert not part[weights == 0].any()
+
+
+def test_a_schedule_holds_after_every_block() -> None:
+    one = order([1, 1], [10**5] * 2, stop="never", length=80_000, schedule={30_000: [1, 3], 60_000: [0, 2]})
+    sources = np.array([one.locate(place, 0)[0] for place in range(80_000)])
+    for begin, end, part in ((0, 30_000, 0.5), (30_000, 60_000, 0.75), (60_000, 80_000, 1.0)):
+        assert abs(sources[begin:end].mean() - part) <= 2 / (end - begin) + 0.5 * (part < 1) * 1024 / (end - begin)
+
+
+def test_epochs_of_a_scheduled_mixture_continue_each_source() -> None:
+    one = order([1, 4], [60, 100], stop="never", length=150, schedule={70: [3, 0]})
+    seen: list[list[int]] = [[], []]
+    for epoch in range(20):
+        for place in range(len(one)):
+            source, number = one.locate(place, epoch)
+            seen[source].append(number)
+    for source, size in enumerate((60, 100)):
+        passes = [seen[source][at : at + size] for at in range(0, len(seen[source]), size)]
+        assert all(len({*one}) == len(one) for one in passes)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stop", "says"),
+    [
+        ({0: [1, 1]}, "first_exhausted", "a position of an epoch"),
+        ({1.5: [1, 1]}, "first_exhausted", "a position of an epoch"),
+        ({5: [1]}, "first_exhausted", "each of the 2 sources"),
+        ({5: [0, 0]}, "first_exhausted", "one of them more than 0"),
+        ({5: [1, -1]}, "first_exhausted", "0 or more"),
+        ({5: [1, 0]}, "all_exhausted", "no end"),
+        ({5: [1, 0]}, "all_exhausted_without_replacement", "never end"),
+    ],
+)
+def test_a_schedule_that_is_none_or_has_no_end_is_refused(schedule, stop, says) -> None:
+    with pytest.raises(OptionError, match=says):
+        penstock.mix([(Numbers(0, 100), 1), (Numbers(0, 100), 1)], stop=stop, schedule=schedule)
 
 
 def test_an_order_is_the_same_on_every_machine_and_with_every_version() -> None:

@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 
 from penstock.core.errors import OptionError, TransportError
 from penstock.core.shared_bytes import SharedBytes
-from penstock.data.mixture_order import MixtureOrder, Stop, check_stop
+from penstock.data.mixture_order import MixtureOrder, Stop, check_schedule, check_stop
 from penstock.data.open import open as open_source
 from penstock.data.source import Source
 
@@ -23,6 +23,7 @@ def mix(
     stop: Stop = "first_exhausted",
     length: int | None = None,
     shuffle: bool = False,
+    schedule: Mapping[int, Sequence[float]] | None = None,
 ) -> Mixture:
     """Return a source of several sources' samples, in which each comes as often as its weight says.
 
@@ -51,11 +52,15 @@ def mix(
         length: samples in an epoch, for "never".
         shuffle: read each source in a random order, another one each time it begins again. Without it, sources are
             read in their own order, which suits those that are stored in chunks.
+        schedule: weights that change within an epoch: {position: the weight of each source from there on}. A weight
+            there may be 0: no samples of that source, for the time being.
 
     Raises:
         OptionError: a weight is not positive, a source is empty or has no samples by number, or an option is none.
 
     >>> import penstock
+    >>> [*penstock.mix([(["a"], 1), (["b"], 1)], stop="never", length=8, schedule={4: [0, 1]})][4:]
+    ['b', 'b', 'b', 'b']
     >>> mixture = penstock.mix([(["a0", "a1", "a2", "a3", "a4", "a5"], 3), (["b0", "b1"], 1)], seed=1)
     >>> [*mixture], mixture.counts, mixture.locate(2)
     (['a0', 'a1', 'b0', 'a2', 'a3', 'a4', 'b1'], (5, 2), (1, 0))
@@ -69,7 +74,9 @@ def mix(
     sizes = [len(source) for source in opened]
     if not all(sizes):
         raise OptionError(f"source {sizes.index(0)} of this mixture has no samples; leave it out")
-    return Mixture(opened, MixtureOrder(weights, sizes, seed=seed, stop=stop, length=length, shuffle=shuffle))
+    check_schedule(schedule or {}, len(sizes), length)
+    order = MixtureOrder(weights, sizes, seed=seed, stop=stop, length=length, shuffle=shuffle, schedule=schedule)
+    return Mixture(opened, order)
 
 
 def _source(source: Any) -> Any:

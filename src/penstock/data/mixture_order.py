@@ -5,7 +5,7 @@ w_k is its part of all weights and u_k in [0, 1) comes from the seed. So a sourc
 samples of its weight at the end of every block of 1024 units (fewer in small mixtures), and how many came before a
 block is one multiplication: nothing is drawn in advance, and nothing is stored. Within a block the order is random.
 
-A stop rule that leaves out sources that have ended makes a new phase, with the weights of those that are left. An epoch
+Weights that change, by a schedule or because a source has ended and is left out, begin a new phase. An epoch
 has another order within each block, and continues every source where the epoch before has left it.
 
 All arithmetic is on integers, so every machine has the same order.
@@ -14,12 +14,14 @@ All arithmetic is on integers, so every machine has the same order.
 from __future__ import annotations
 
 import hashlib
+import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -119,6 +121,10 @@ class MixtureOrder:
         stop: where an epoch ends; see `penstock.mix`.
         length: of an epoch, if `stop` is "never".
         shuffle: whether each pass over a source is in a random order.
+        schedule: the weights from some positions of an epoch on; none of them all zero.
+
+    Raises:
+        OptionError: it would have no end.
 
     >>> order = MixtureOrder([3, 1], [6, 6], seed=0, stop="first_exhausted", length=None, shuffle=False)
     >>> len(order), order.counts
@@ -134,16 +140,28 @@ class MixtureOrder:
         stop: Stop,
         length: int | None,
         shuffle: bool,
+        schedule: Mapping[int, Sequence[float]] | None = None,
     ) -> None:
-        self.digest = hashlib.sha256(repr((weights, sizes, seed, stop, length, shuffle)).encode()).hexdigest()[:12]
+        changes = sorted((position, [*later]) for position, later in (schedule or {}).items())
+        self.digest = hashlib.sha256(repr((weights, sizes, seed, stop, length, shuffle, changes)).encode()).hexdigest()[
+            :12
+        ]
         """Of all arguments."""
         self._seed = seed
         self._sizes = np.array(sizes, np.int64)
         self._shuffle = shuffle
         self._block_time = min(_BLOCK, max(1, sum(sizes) // _FEWEST_BLOCKS))
         self._phases: list[_Phase] = []
-        self._add_phase(list(map(Fraction, weights)), 0, (0,) * len(sizes))
-        self._length = self._end(list(map(Fraction, weights)), sizes, stop, length)
+        first = [Fraction(weight) for weight in weights]
+        self._add_phase(first, 0)
+        changing = deque((position, [Fraction(weight) for weight in later]) for position, later in changes)
+        if stop == "all_exhausted_without_replacement":
+            self._length = self._leave_out(first, changing, sizes)
+        else:
+            for position, later in changing:
+                self._add_phase(later, position)
+            self._length = length or self._end(sizes, min if stop == "first_exhausted" else max)
+            self._phases = [phase for phase in self._phases if phase.start < self._length]
         last = self._phases[-1]
         inside = last.counts_at(self._length - last.start)
         self.counts = tuple(before + more for before, more in zip(last.taken, inside, strict=True))
@@ -154,32 +172,60 @@ class MixtureOrder:
     def __len__(self) -> int:
         return self._length
 
-    def _add_phase(self, weights: list[Fraction], start: int, taken: tuple[int, ...]) -> None:
+    def _add_phase(self, weights: Sequence[Fraction], start: int) -> None:
         total, number = sum(weights), len(self._phases)
         rates = tuple(max(1, round(weight / total * _ONE)) if weight else 0 for weight in weights)
         offsets = tuple(_hash(self._seed, _PHASE, number, source) % _ONE for source in range(len(weights)))
         salt = _hash(self._seed, _BASE, number)
+        taken = self._taken(start) if self._phases else (0,) * len(weights)
         self._phases.append(_Phase(start, taken, rates, offsets, salt, self._block_time))
 
-    def _end(self, weights: list[Fraction], sizes: Sequence[int], stop: Stop, length: int | None) -> int:
-        """Return the length of an epoch, after adding the phases that it has."""
-        if stop == "never":
-            assert length is not None
-            return length
-        phase = self._phases[0]
-        ends = [phase.place_of(source, size - 1) + 1 for source, size in enumerate(sizes)]
-        if stop != "all_exhausted_without_replacement":
-            return min(ends) if stop == "first_exhausted" else max(ends)
+    def _taken(self, position: int) -> tuple[int, ...]:
+        """Return how many samples of each source come before a position of the last phase."""
+        last = self._phases[-1]
+        return tuple(map(sum, zip(last.taken, last.counts_at(position - last.start), strict=True)))
+
+    def _end(self, sizes: Sequence[int], which: Callable[[list[int]], int]) -> int:
+        """Return where the first or the last source has given all of its samples."""
+        ends = []
+        for source, size in enumerate(sizes):
+            phase = [phase for phase in self._phases if phase.taken[source] < size][-1]
+            if phase.rates[source]:
+                ends.append(phase.start + phase.place_of(source, size - 1 - phase.taken[source]) + 1)
+        if not ends or (which is max and len(ends) < len(sizes)):
+            raise OptionError(
+                "this mixture has no end: by the last weights of its schedule no more samples come of a source that it "
+                'waits for; give it a weight, or use stop="never" with a length'
+            )
+        return which(ends)
+
+    def _leave_out(
+        self, weights: list[Fraction], changing: deque[tuple[int, list[Fraction]]], sizes: Sequence[int]
+    ) -> int:
+        """Add the phases of a mixture that leaves out sources when they have ended; return where the last one ends."""
         left = {*range(len(sizes))}
         while True:
             phase = self._phases[-1]
-            end, first = min((phase.place_of(one, sizes[one] - 1 - phase.taken[one]) + 1, one) for one in left)
-            left.remove(first)
-            if not left:
-                return phase.start + end
-            weights[first] = Fraction(0)
-            taken = tuple(map(sum, zip(phase.taken, phase.counts_at(end), strict=True)))
-            self._add_phase([*weights], phase.start + end, taken)
+            ends = [
+                (phase.start + phase.place_of(one, sizes[one] - 1 - phase.taken[one]) + 1, one)
+                for one in left
+                if phase.rates[one]
+            ]
+            end, first = min(ends)
+            if changing and changing[0][0] < end:
+                end, weights = changing.popleft()
+            else:
+                left.remove(first)
+                if not left:
+                    return end
+            while not any(weights[one] for one in left):
+                if not changing:
+                    raise OptionError(
+                        "by the schedule of this mixture some sources never end: their last weight is 0, and no other "
+                        "source is left"
+                    )
+                _, weights = changing.popleft()  # earlier than it says, since nothing else is left
+            self._add_phase([weight if one in left else Fraction(0) for one, weight in enumerate(weights)], end)
 
     def locate(self, index: int, epoch: int) -> tuple[int, int]:
         """Return the source of the sample at a position of an epoch, and its number in the source."""
@@ -247,6 +293,25 @@ class MixtureOrder:
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_blocks": {}}
+
+
+def check_schedule(schedule: Mapping[Any, Sequence[float]], sources: int, length: int | None) -> None:
+    """Raise an error for a schedule that is none.
+
+    Raises:
+        OptionError: with what is wrong.
+    """
+    for position, weights in schedule.items():
+        if not isinstance(position, int) or not 0 < position < (length or math.inf):
+            raise OptionError(
+                f"schedule: weights change at a position of an epoch, a whole number from 1 on"
+                f"{f' and below length={length}' if length else ''}, not at {position!r}"
+            )
+        if len(weights) != sources or not any(weights) or not all(0 <= weight < math.inf for weight in weights):
+            raise OptionError(
+                f"schedule: from position {position} on each of the {sources} sources needs a weight of 0 or more, and "
+                f"one of them more than 0, not {weights!r}"
+            )
 
 
 def check_stop(stop: str, length: int | None) -> None:
