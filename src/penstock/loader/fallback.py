@@ -24,6 +24,8 @@ def why_torch_iterator(config: LoaderConfig) -> str:
         OptionError: an argument of penstock's own needs penstock's iterator.
     """
     reason = _reason(config)
+    if not reason:
+        return ""
     asked = {
         "worker_type": config.worker_type != "process",
         "errors": config.errors != "raise",
@@ -34,7 +36,7 @@ def why_torch_iterator(config: LoaderConfig) -> str:
         "pin_memory": not isinstance(config.pin_memory, (bool, str)),
     }
     needed = [f"{name}=" for name, is_asked in asked.items() if is_asked]
-    if reason and needed:
+    if needed:
         raise OptionError(
             f"{', '.join(needed)} cannot be had with torch's iterator, which runs this loader because {reason}; leave "
             "it out, or change that"

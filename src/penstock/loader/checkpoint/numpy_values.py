@@ -9,6 +9,7 @@ their types: NumPy computes other things with Python's numbers. An array of obje
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,9 @@ import numpy as np
 import torch
 
 _MARK = "penstock.numpy"
+
+_PLAIN = frozenset({bool, int, float, str, bytes, type(None), torch.Tensor})
+"""What holds no value of NumPy's; states are of these, but for a few."""
 
 
 def without_numpy(state: Any) -> Any:
@@ -57,11 +61,13 @@ def _from_plain(state: dict[str, Any]) -> np.generic | np.ndarray:
 def _over(state: Any, convert: Callable[[Any], Any]) -> Any:
     """Return a container with its entries converted; the same one if none changes, or if it is of another type."""
     if type(state) is dict:
-        converted: Any = {name: convert(value) for name, value in state.items()}
-        is_same = all(converted[name] is value for name, value in state.items())
-    elif type(state) in (list, tuple):
-        converted = type(state)(map(convert, state))
-        is_same = all(one is other for one, other in zip(converted, state, strict=True))
-    else:
-        return state
-    return state if is_same else converted
+        converted = {
+            name: other
+            for name, value in state.items()
+            if type(value) not in _PLAIN and (other := convert(value)) is not value
+        }
+        return state | converted if converted else state
+    if type(state) in (list, tuple) and not _PLAIN.issuperset(map(type, state)):
+        others = [convert(value) for value in state]
+        return state if all(map(operator.is_, others, state)) else type(state)(others)
+    return state
