@@ -267,6 +267,24 @@ def test_penstocks_loader_counts_epochs_and_each_has_another_order_of_as_many_sa
     assert numbers(loader) == passes[1]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_ends_when_another_has_begun_another_epoch_of_its_mixture(workers: int) -> None:
+    one = mixture()
+    training = penstock.DataLoader(one, batch_size=16, num_workers=workers)
+    numbers(training)
+    second = iter(training)
+    next(second)
+    penstock.DataLoader(one, batch_size=16).set_epoch(1)  # nothing is read yet
+    next(second)
+    validation = iter(penstock.DataLoader(one, batch_size=16))
+    next(validation)
+    with pytest.raises(OptionError, match=r"reads epoch 1 .* set it to epoch 0,.*deepcopy"):
+        next(second)
+    own = penstock.DataLoader(copy.deepcopy(one), batch_size=16)
+    assert len(numbers(own)) == len(one)
+    assert len([*validation]) == len(training) - 1
+
+
 def test_workers_that_persist_see_the_epoch_of_a_mixture() -> None:
     one = mixture(stop="never", length=40)
     for kind in (TorchLoader, penstock.DataLoader):

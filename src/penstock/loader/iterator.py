@@ -13,8 +13,9 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from penstock.core.errors import RankError
+from penstock.core.errors import OptionError, RankError
 from penstock.core.interrupts import uninterrupted_finalizer
+from penstock.data.source import Source
 from penstock.distributed.failure_alarm import FailureAlarm, start_failure_alarm
 from penstock.loader.begin_epoch import begin_epoch
 from penstock.loader.factory import build_pipeline
@@ -123,6 +124,8 @@ class LoaderIterator(_BaseDataLoaderIter):
             counters.transport_ns += self._returned_ns - began - elsewhere
         if counters.recorder is not None:
             counters.recorder.add("next", began, self._returned_ns, counters.epochs, self._yielded)
+        if self._epoch.stream_epoch is not None:
+            self._check_epoch()
         self._epoch.consume(self.pipeline.batches.consumed)
         self._yielded += 1
         self._epoch.handed_out = self._yielded
@@ -154,6 +157,16 @@ class LoaderIterator(_BaseDataLoaderIter):
             "collective; have errors= return a sample in the place of one that fails, make batches larger, or give "
             "distributed=True, uneven='join' where ranks need not have as many (torch.distributed.algorithms.Join)"
         )
+
+    def _check_epoch(self) -> None:
+        """Raise if the mixture that this pass reads has been set to another epoch."""
+        dataset, epoch = self._config.dataset, self._epoch.stream_epoch
+        if isinstance(dataset, Source) and dataset.epoch != epoch:
+            raise OptionError(
+                f"this loop reads epoch {epoch} of a mixture, and meanwhile another loop, or set_epoch, has set it to "
+                f"epoch {dataset.epoch}, of which its next batches would be; give each loop a mixture of its own: "
+                "copy.deepcopy(mixture)"
+            )
 
     def _finish(self) -> None:
         self.is_over = True
