@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from penstock.memory.planning.planner import plan
     from penstock.memory.planning.step_variants import Plan
     from penstock.memory.step.cut_check import CutCheck
+    from penstock.memory.step.eval_step import EvalStep
     from penstock.memory.step.oom_guard import OOMGuard
     from penstock.memory.step.train_step import StepStatistics, TrainStep
 
@@ -58,6 +59,7 @@ __all__ = [
     "Conversion",
     "CutCheck",
     "DataLoader",
+    "EvalStep",
     "ExtraError",
     "Leak",
     "Ledger",
@@ -143,6 +145,7 @@ _HOMES = {
     "penstock.loader.workers.sample_seed": ("sample_rng", "sample_seed"),
     "penstock.memory.explain": ("OutOfMemoryError",),
     "penstock.memory.step.cut_check": ("CutCheck",),
+    "penstock.memory.step.eval_step": ("EvalStep",),
     "penstock.memory.step.oom_guard": ("OOMGuard",),
     "penstock.memory.accounting.ledger": ("Ledger", "ledger"),
     "penstock.memory.accounting.leaks": ("Leak", "watch_leaks"),

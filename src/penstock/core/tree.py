@@ -42,6 +42,15 @@ def map_leaves(change: Callable[[Any], Any], batch: Any) -> Any:
     return change(batch)
 
 
+def call_with(function: Callable[..., Any], batch: Any) -> Any:
+    """Return `function(batch)` for a tensor, `function(*batch)` for a tuple or list, `function(**batch)` for a dict."""
+    if isinstance(batch, Mapping):
+        return function(**batch)
+    if isinstance(batch, (tuple, list)):
+        return function(*batch)
+    return function(batch)
+
+
 def like_mapping(original: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
     """Return `changed` as a mapping of the type of `original`, or as a dict if that type cannot be constructed."""
     if type(original) is dict:

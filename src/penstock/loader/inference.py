@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from penstock.core.errors import OptionError
 from penstock.core.host import available_nbytes
 from penstock.core.shared_segment import PrivateSegment
-from penstock.core.tree import map_leaves, tensors
+from penstock.core.tree import call_with, map_leaves, tensors
 from penstock.device import Device, Event, device_of
 from penstock.loader.counters import Counters
 from penstock.loader.dataloader import DataLoader, config_of
@@ -21,6 +21,7 @@ from penstock.loader.to_device.prefetch import HostBatches, Prefetcher
 from penstock.loader.transport.arena import ALIGNMENT, Arena
 from penstock.loader.transport.ring import Ring
 from penstock.loader.transport.slot import Slot
+from penstock.memory.step.eval_step import EvalStep
 
 _MAX_IN_FLIGHT = 2
 """Outputs that may be on their way to the host while the model continues."""
@@ -43,7 +44,8 @@ def infer(
     call `model.eval()` first where that matters.
 
     Args:
-        model: called as `model(batch)` for a tensor, `model(*batch)` for a tuple or list, `model(**batch)` for a dict.
+        model: called as `model(batch)` for a tensor, `model(*batch)` for a tuple or list, `model(**batch)` for a dict;
+            or a `penstock.EvalStep`, which survives when memory runs out.
         source: a DataLoader or any iterable of batches; with `batch_size`, an iterable of samples, which may block
             (a camera, a queue): a thread reads it.
         forward: called as `forward(model, batch)` instead, say to leave out the labels:
@@ -123,11 +125,7 @@ def _next(ahead: Any, batches: Any, *, wait: bool) -> tuple[Any] | None:
 
 
 def _call(model: Any, batch: Any) -> Any:
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    if isinstance(batch, (tuple, list)):
-        return model(*batch)
-    return model(batch)
+    return model(batch) if isinstance(model, EvalStep) else call_with(model, batch)
 
 
 def _device(wanted: Any, model: Any, source: Any) -> Device:
@@ -135,7 +133,7 @@ def _device(wanted: Any, model: Any, source: Any) -> Device:
         return device_of(wanted)
     if isinstance(source, DataLoader) and (device := config_of(source).device) is not None:
         return device
-    parameters = getattr(model, "parameters", None)
+    parameters = getattr(model.model if isinstance(model, EvalStep) else model, "parameters", None)
     first = next(iter(parameters()), None) if callable(parameters) else None
     return device_of(first.device if first is not None else "cpu")
 

@@ -91,6 +91,10 @@ class MicroBatchSizes:
         """Return the largest micro-batch that is believed to fit; infinite while nothing has failed."""
         return self._buckets[bucket].fits if bucket in self._buckets else math.inf
 
+    def least_fitting(self) -> int | None:
+        """Return `largest_fitting` of the bucket that fits fewest; None while nothing has failed."""
+        return min((found.fits for found in self._buckets.values()), default=None)
+
     def limit(self, micro_batch: float) -> None:
         """Make no larger micro-batch from now on: another rank has room for no more."""
         self._limit = micro_batch

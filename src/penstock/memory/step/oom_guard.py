@@ -2,69 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
-from penstock.core.errors import OptionError
-from penstock.device.oom import is_out_of_memory
-from penstock.memory.explain import OutOfMemoryError, explain_failure
-from penstock.memory.microbatch.batch_dims import Dims, choose_cutting
-from penstock.memory.microbatch.size_search import MicroBatchSizes
-from penstock.memory.microbatch.split import (
-    LayerNames,
-    Split,
-    batch_dependent_layers,
-    bucket_of,
-    count_samples,
-    explain_batch_dependence,
-    explain_single_row,
-    mixes_single_rows,
-)
-from penstock.memory.model_tensors import accelerators_of, drop_input_gradients
-from penstock.memory.recovery.attempt import clear_frames, free_memory, retry
+from penstock.memory.explain import explain_failure
+from penstock.memory.microbatch.batch_dims import Dims
+from penstock.memory.microbatch.split import LayerNames, Split
 from penstock.memory.recovery.failure import Failure
 from penstock.memory.recovery.joined_optimizers import reject_gradient_hooks
-from penstock.memory.recovery.random_state import RandomState
-from penstock.memory.recovery.saved_buffers import SavedBuffers
 from penstock.memory.recovery.saved_gradients import SavedGradients
-from penstock.memory.recovery.watched_state import ChangedInPlaceError, WatchedState
+from penstock.memory.step.forward_guard import ForwardGuard
 
 
-class Attempt:
-    """One try at a batch, as a context: an out-of-memory inside ends the try, and is not raised."""
-
-    def __init__(self, parts: Sequence[Any]) -> None:
-        self.parts = parts
-        """The micro-batches to run, in order."""
-        self.failure: Failure | None = None
-        """What ended the try, if it did not succeed."""
-        self._error: BaseException | None = None
-
-    def __enter__(self) -> Attempt:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if error is None or not is_out_of_memory(error):
-            return False
-        self.failure = Failure.of(error)
-        self._error = error
-        return True
-
-    def release(self) -> None:
-        """Free what the failure kept alive; called when its exception is not being handled any more."""
-        if self._error is not None:
-            clear_frames(self._error)
-        self._error = None
-        free_memory()
-
-
-class OOMGuard:
+class OOMGuard(ForwardGuard):
     """Tries forward and backward of a batch until they fit: the whole batch, the same again, then smaller parts.
 
     Before each further try random states, buffers and gradients are as they were before the first. Gradients of earlier
@@ -112,75 +65,27 @@ class OOMGuard:
         also: Sequence[Any] = (),
         allow_batch_dependent: LayerNames = (),
     ) -> None:
-        if micro_batch is not None and micro_batch < 1:
-            raise OptionError(f"micro_batch must be at least 1, not {micro_batch}")
-        self._model = model
+        super().__init__(
+            model,
+            micro_batch=micro_batch,
+            split=split,
+            batch_size=batch_size,
+            batch_dims=batch_dims,
+            also=also,
+            allow_batch_dependent=allow_batch_dependent,
+        )
         self._optimizer = optimizer
-        self._split, self._batch_size = choose_cutting(split, batch_size, batch_dims)
-        self._allow_batch_dependent = allow_batch_dependent
-        self._sizes = MicroBatchSizes(micro_batch)
-        modules = [model, *(one for one in also if isinstance(one, nn.Module))]
-        self._buffers = SavedBuffers(*modules)
-        self._devices = accelerators_of(model)
         reject_gradient_hooks(list(model.parameters()))
-        self._gradients = SavedGradients(modules, optimizer, with_stepped=True)
-        # an optimizer's step inside of an attempt must not pass for a change that can be put back
-        self._watched = WatchedState(model, None, also, is_watching=True, copies_params=False)
+        self._gradients = SavedGradients(self._modules, optimizer, with_stepped=True)
 
-    def attempts(self, batch: Any) -> Iterator[Attempt]:
-        """Yield tries, each to be entered with `with`, until one succeeds.
-
-        Raises:
-            OutOfMemoryError: a single sample does not fit, or the batch must not be cut.
-        """
-        size, bucket = self._batch_size(batch), bucket_of(batch)
-        before = RandomState.now(self._devices)
+    def _save(self) -> None:
         self._retry(self._gradients.save)
-        self._retry(self._buffers.save)
-        self._retry(self._watched.save)
-        retried: set[int] = set()
-        while True:
-            parts = self._sizes.count_parts(bucket, size)
-            attempt = Attempt(self._split(batch, parts) if parts > 1 else [batch])
-            yield attempt
-            micro_batch = -(-size // parts)
-            if attempt.failure is None:
-                self._sizes.record_success(bucket, micro_batch)
-                self._retry(self._watched.learn)
-                self._watched.discard()
-                self._gradients.discard()
-                return
-            attempt.release()
-            self._retry(self._gradients.restore)
-            drop_input_gradients(batch)
-            self._retry(self._buffers.restore)
-            self._restore_watched()
-            before.restore()
-            if parts == 1 and micro_batch in retried:
-                self._check_may_cut(batch, size, attempt.failure)
-            if not self._sizes.retry_or_shrink(bucket, micro_batch, retried):
-                raise OutOfMemoryError(self._explain(attempt.failure))
 
-    def _check_may_cut(self, batch: Any, size: int, failure: Failure) -> None:
-        dependent = batch_dependent_layers(self._model, self._allow_batch_dependent)
-        why = explain_batch_dependence(dependent) if dependent else ""
-        if not why and self._batch_size is count_samples and mixes_single_rows(batch, size):
-            why = explain_single_row(size, is_known=False)
-        if why:
-            raise OutOfMemoryError(f"{self._explain(failure)}\nThe batch was not cut: {why}.")
+    def _restore(self) -> None:
+        self._retry(self._gradients.restore)
 
-    def _restore_watched(self) -> None:
-        try:
-            self._retry(self._watched.restore)
-        except ChangedInPlaceError as error:
-            raise OutOfMemoryError(
-                f"memory ran out, and {error} (the optimizer's step belongs after the loop)"
-            ) from None
-
-    def _retry(self, body: Callable[[], None]) -> None:
-        failure = retry(body)
-        if failure is not None:
-            raise OutOfMemoryError(self._explain(failure))
+    def _discard(self) -> None:
+        self._gradients.discard()
 
     def _explain(self, failure: Failure) -> str:
         return explain_failure(failure, self._model, self._optimizer)

@@ -1,0 +1,103 @@
+"""EvalStep: a model's outputs for a batch, also where memory is too short for all of it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.core.tree import call_with
+from penstock.memory.microbatch.batch_dims import Dims, choose_cutting
+from penstock.memory.microbatch.join import join_outputs
+from penstock.memory.microbatch.split import LayerNames, Split
+from penstock.memory.step.forward_guard import Attempt, ForwardGuard
+
+
+class EvalStep:
+    """Computes outputs without gradients; when memory runs out, again with smaller parts of the batch.
+
+    Evaluation and generation often need more memory than a step of training: batches are larger, sequences longer. A
+    batch is tried whole, once more (memory may have been short for a moment), and then in halves, quarters, ... Their
+    outputs are joined. What fitted is remembered for the next batches.
+
+    The model is used as it is: call `model.eval()` first. A batch is not cut where that would change the result as far
+    as that is known (BatchNorm in training mode). Draws differ between a whole batch and a cut one (dropout, sampling
+    in `generate`): both are as random.
+
+    Args:
+        model: whose buffers and random states are put back before another try.
+        forward: called as `forward(model, batch)`; by default `model(batch)` for a tensor, `model(*batch)` for a tuple
+            or list, `model(**batch)` for a dict. For generation:
+            `lambda model, batch: model.generate(**batch, max_length=128)`.
+        join: `(outputs of the parts, samples of each) -> output`; by default tensors with a row for each sample are
+            joined by rows, lists with an item for each one after another, inside of dicts, tuples and dataclasses.
+        micro_batch: the most samples at once to begin with; None for the whole batch.
+        split: `(batch, parts) -> batches`; by default along the first dimension.
+        batch_size: `batch -> samples`.
+        batch_dims: which dimension of a batch's tensors has the samples; as for `TrainStep`.
+        also: what else to put back; as for `TrainStep`.
+        allow_batch_dependent: layers that may see smaller parts although their result depends on them.
+
+    Raises:
+        OptionError: micro_batch is out of range, or an option contradicts another.
+
+    Example:
+        >>> model = nn.Linear(3, 2).eval()
+        >>> step = EvalStep(model, micro_batch=4)
+        >>> step(torch.ones(10, 3)).shape, step.largest_fitting
+        (torch.Size([10, 2]), None)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        forward: Callable[[Any, Any], Any] | None = None,
+        *,
+        join: Callable[[Sequence[Any], Sequence[int]], Any] | None = None,
+        micro_batch: int | None = None,
+        split: Split | None = None,
+        batch_size: Callable[[Any], int] | None = None,
+        batch_dims: Dims | None = None,
+        also: Sequence[Any] = (),
+        allow_batch_dependent: LayerNames = (),
+    ) -> None:
+        self.model = model
+        self._forward = forward or call_with
+        self._join = join or join_outputs
+        _, self._count = choose_cutting(split, batch_size, batch_dims)
+        self._guard = ForwardGuard(
+            model,
+            micro_batch=micro_batch,
+            split=split,
+            batch_size=batch_size,
+            batch_dims=batch_dims,
+            also=also,
+            allow_batch_dependent=allow_batch_dependent,
+        )
+
+    def __call__(self, batch: Any) -> Any:
+        """Return the model's output for a batch.
+
+        Raises:
+            OutOfMemoryError: a single sample does not fit, or the batch must not be cut.
+            OptionError: outputs of parts cannot be joined.
+        """
+        with torch.no_grad():
+            output = None
+            for attempt in self._guard.attempts(batch):
+                output = self._run(attempt)
+        return output
+
+    @property
+    def largest_fitting(self) -> int | None:
+        """The most samples at once that are believed to fit, of the largest ones; None while memory has not run out."""
+        return self._guard.largest_fitting
+
+    def _run(self, attempt: Attempt) -> Any:
+        # What a failed attempt made is only in this frame, which ends with it.
+        with attempt:
+            outputs = [self._forward(self.model, part) for part in attempt.parts]
+            return self._join(outputs, [self._count(part) for part in attempt.parts]) if outputs[1:] else outputs[0]
+        return None

@@ -1,0 +1,162 @@
+"""Evaluation and generation survive when memory runs out, with the outputs of the whole batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from scarcity import Capacity, FailAt
+from torch import Tensor, nn
+
+import penstock
+from penstock import DataLoader, EvalStep, OptionError, OutOfMemoryError
+
+BATCH = torch.arange(12 * 16, dtype=torch.float64).reshape(12, 16)
+
+
+def model_of() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 3)]
+    return nn.Sequential(*layers).double().eval()
+
+
+class Narrow(nn.Module):
+    """Takes at most so many samples at once; notes what it was given, where that was not undone."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most, self.seen = most, []
+        self.linear = nn.Linear(16, 2).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(len(x))
+        if len(x) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return self.linear(x)
+
+
+def test_the_output_is_the_models_wherever_memory_runs_out() -> None:
+    model = model_of()
+    with torch.no_grad(), FailAt() as counting:
+        whole = model(BATCH)
+    for number in range(counting.count):
+        with FailAt([number]):
+            assert torch.equal(EvalStep(model)(BATCH), whole), number
+    assert not whole.requires_grad
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_batch_that_does_not_fit_is_cut_and_what_fitted_is_remembered() -> None:
+    model = Narrow(4)
+    step = EvalStep(model)
+    with torch.no_grad():
+        whole = torch.cat([model.linear(part) for part in BATCH.split(3)])
+    assert torch.equal(step(BATCH), whole)
+    assert model.seen == [3, 3, 3, 3]  # a failed try leaves no trace
+    assert step.largest_fitting == 3
+    model.seen.clear()
+    assert torch.allclose(step(BATCH), whole)
+    assert max(model.seen) <= 4
+
+
+def test_a_failed_try_holds_no_memory_when_the_next_one_begins() -> None:
+    model = model_of()
+    with Capacity() as alone, torch.no_grad():
+        model(BATCH[:6])
+    with Capacity(alone.peak + BATCH[:1].nbytes * 4) as capacity:
+        capacity.hold(model.parameters())
+        capacity.nbytes += capacity.live
+        output = EvalStep(model)(BATCH)
+    with torch.no_grad():
+        assert torch.allclose(output, model(BATCH))
+
+
+def test_gradients_that_wait_for_the_optimizer_are_neither_changed_nor_copied() -> None:
+    model = model_of()
+    model(BATCH).sum().backward()
+    before = [p.grad for p in model.parameters()]
+    values = [grad.clone() for grad in before]
+    with FailAt([2]):
+        EvalStep(model)(BATCH)
+    assert all(p.grad is grad for p, grad in zip(model.parameters(), before, strict=True))
+    assert all(torch.equal(grad, value) for grad, value in zip(before, values, strict=True))
+
+
+def test_random_states_are_put_back_before_another_try() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5)).double()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        whole = model(BATCH)
+    torch.manual_seed(1)
+    with FailAt([3]):
+        assert torch.equal(EvalStep(model)(BATCH), whole)
+
+
+def test_batch_norm_in_training_mode_is_not_cut_and_its_statistics_are_those_of_one_pass() -> None:
+    model, other = model_of().train(), model_of().train()
+    with torch.no_grad():
+        other(BATCH)
+    with FailAt([4]):
+        EvalStep(model)(BATCH)
+    assert torch.equal(model[1].running_mean, other[1].running_mean)
+    narrow = nn.Sequential(nn.BatchNorm1d(16).double(), Narrow(4))
+    with pytest.raises(OutOfMemoryError, match=r"not cut: BatchNorm1d"):
+        EvalStep(narrow)(BATCH)
+    assert EvalStep(narrow.eval())(BATCH).shape == (12, 2)
+
+
+def test_a_sample_that_does_not_fit_is_explained() -> None:
+    with pytest.raises(OutOfMemoryError, match=r"Tried to allocate 2\.00 GiB"):
+        EvalStep(Narrow(0))(BATCH)
+
+
+def test_outputs_of_many_kinds_are_joined() -> None:
+    table = torch.ones(3)
+
+    def forward(model: Any, batch: Any) -> Any:
+        logits = model(batch["x"])
+        return {"logits": logits, "names": batch["names"], "pair": (logits.sum(1), None), "table": table, "kind": "a"}
+
+    batch = {"x": BATCH, "names": [str(number) for number in range(12)]}
+    found = EvalStep(Narrow(5), forward)(batch)
+    assert found["logits"].shape == (12, 2)
+    assert found["names"] == batch["names"]
+    assert found["pair"][0].shape == (12,)
+    assert found["pair"][1] is None
+    assert found["table"] is table
+    assert found["kind"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("forward", "says"),
+    [
+        (lambda model, batch: model(batch).mean(), r"the output has the shapes \(\), \(\)"),
+        (lambda model, batch: {"n": len(batch)}, r"the output\['n'\] is a int"),
+        (lambda model, batch: model(batch[: len(batch) // 2]), "has the shapes"),
+        (lambda model, batch: {str(float(batch[0, 0])): 1}, "other keys"),
+        (lambda model, batch: iter(batch), "is a .*iterator"),
+    ],
+)
+def test_outputs_that_cannot_be_joined_are_refused_with_what_they_are(forward: Any, says: str) -> None:
+    assert EvalStep(Narrow(100), forward)(BATCH) is not None
+    with pytest.raises(OptionError, match=says):
+        EvalStep(Narrow(100), forward, micro_batch=5)(BATCH)
+
+
+def test_join_says_how_to_join() -> None:
+    step = EvalStep(
+        Narrow(100),
+        lambda model, batch: batch.mean(),
+        join=lambda means, sizes: sum(mean * size for mean, size in zip(means, sizes, strict=True)) / sum(sizes),
+        micro_batch=5,
+    )
+    assert step(BATCH) == pytest.approx(BATCH.mean().item())
+
+
+def test_inference_over_a_loader_survives_too() -> None:
+    model = Narrow(4)
+    outputs = [*penstock.infer(EvalStep(model), DataLoader(BATCH, batch_size=8))]
+    assert [len(one) for one in outputs] == [8, 4]
+    with torch.no_grad():
+        assert torch.allclose(torch.cat(outputs), model.linear(BATCH))
