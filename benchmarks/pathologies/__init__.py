@@ -106,7 +106,7 @@ PROBLEMS = {
     "copied_rows": _problem("", "samples-twice", "remove copies", 1, is_timed=False),
     "split_overlaps": _problem("", "in-train-and-validation", "random_split", 1, is_timed=False),
     "types_by_sample": _problem("", "types-differ", "float(value)", 1, is_timed=False),
-    "pixels_not_scaled": _problem("", "images-not-scaled", "divide by 255", 1.5, is_timed=False),
+    "pixels_not_scaled": _problem("", "images-not-scaled", "divide by 255", 2, is_timed=False),
     "pinned_without_accelerator": _problem(
         "compute-bound", "pinned-without-accelerator", "pin_memory=torch.accelerator", 2, is_timed=False
     ),

@@ -7,6 +7,6 @@ from work import compute, one_core
 
 def main():
     one_core()
-    rows = torch.randn(2000, 128)
-    data = TensorDataset(torch.cat([rows, rows[:200]]))
+    rows = torch.randn(400, 128)
+    data = TensorDataset(torch.cat([rows, rows[:40]]))
     return DataLoader(data, batch_size=16, shuffle=True), lambda batch: compute(20)

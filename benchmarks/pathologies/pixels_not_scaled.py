@@ -10,7 +10,7 @@ def train() -> None:
     images = torch.randint(0, 256, (1024, 3, 32, 32), dtype=torch.uint8)
     data = TensorDataset(images.float(), torch.randint(0, 10, (1024,)))
     model = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 32, 5), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(32 * 28 * 28, 10)
+        torch.nn.Conv2d(3, 16, 5, stride=2), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(16 * 14 * 14, 10)
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     for _ in range(1000):

@@ -7,10 +7,10 @@ from work import Sized, compute, one_core
 
 class Scored(Sized):
     def __getitem__(self, index: int) -> dict[str, object]:
-        score = index % 5 / 4
-        return {"x": torch.full((64,), float(index)), "score": int(score) if score in (0, 1) else score}
+        score = index % 10 / 2
+        return {"x": torch.full((64,), float(index)), "score": int(score) if score.is_integer() else score}
 
 
 def main():
     one_core()
-    return DataLoader(Scored(), batch_size=16, shuffle=True), lambda batch: compute(20)
+    return DataLoader(Scored(), batch_size=16), lambda batch: compute(20)

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,6 @@ from torch.utils.data import (
 )
 
 from penstock.observe.doctor.causes import diagnose
-from penstock.observe.doctor.content_results import Extent
 from penstock.observe.doctor.contents import content_reader
 from penstock.observe.doctor.contents.compare_loaders import Comparison, Evaluation, compare_loaders
 from penstock.observe.doctor.contents.content_reader import ContentReader
@@ -37,6 +37,7 @@ from penstock.observe.doctor.contents.sample_content import content_of
 from penstock.observe.doctor.contents.untransformed import untransformed
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
 from penstock.observe.doctor.probe_results import SampleCosts
+from penstock.observe.doctor.probes import worker_noise
 from penstock.observe.doctor.probes.step_calls import StepCallRecorder
 from penstock.observe.doctor.rendering import render
 from penstock.observe.doctor.thresholds import THRESHOLDS
@@ -141,7 +142,7 @@ def test_samples_that_were_oversampled_before_they_were_split_are_found() -> Non
     found = _compared(_shuffled(Subset(both, order[:90])), DataLoader(Subset(both, order[90:])))
     assert found.listed_twice > 0
     (shared,) = found.shared_samples
-    assert shared.extent is Extent.PARTLY
+    assert shared.extent == "partly"
     assert not _findings(_measured(found))["in-train-and-validation"].is_uncertain
 
 
@@ -185,16 +186,32 @@ def test_copies_in_the_validation_are_found_by_what_they_hold_whatever_the_trans
     assert _of(_shuffled(training), DataLoader(validation))["in-train-and-validation"].is_uncertain  # one may be chance
 
 
-def test_copies_are_not_certain_while_a_part_of_the_samples_has_not_been_compared(
+def test_copies_are_certain_unless_the_evaluation_may_be_a_part_of_the_training_seen_in_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    training, validation = Rows(), Rows(40, seed=1)
-    validation.rows[:] = training.rows[:40]
+    training, validation = Rows(200), Rows(40, seed=1)
     monkeypatch.setattr(content_reader, "THRESHOLDS", replace(THRESHOLDS, compared_samples=100))
+    validation.rows[:] = training.rows[:40]
     (shared,) = _compared(_shuffled(training), DataLoader(validation)).shared_samples
-    assert not shared.is_whole
+    assert (shared.compared, shared.trained, shared.training_size) == (40, 60, 200)
     assert len(training.read) + len(validation.read) == 100
     assert _of(_shuffled(training), DataLoader(validation))["in-train-and-validation"].is_uncertain
+    few = replace(shared, samples=5)
+    assert not _findings(_measured(Comparison(shared_samples=(few,))))["in-train-and-validation"].is_uncertain
+
+
+def test_copies_that_a_split_put_into_both_sets_are_found() -> None:
+    rows = torch.randn(100, 128)
+    data = TensorDataset(torch.cat([rows, rows[:30]]))
+    finding = _of(_shuffled(Subset(data, range(100))), DataLoader(Subset(data, range(100, 130))))
+    assert "the training's [0] is the evaluation's [100]" in finding["in-train-and-validation"].evidence
+
+
+def test_an_index_that_an_evaluation_lists_twice_counts_once() -> None:
+    rows = Rows()
+    evaluated = ConcatDataset([Subset(rows, [80, 81]), Subset(rows, [80, 90])])
+    (shared,) = _compared(_shuffled(Subset(rows, range(85))), DataLoader(evaluated)).shared_samples
+    assert (shared.samples, shared.compared, shared.extent) == (2, 3, "partly")
 
 
 # ── which loaders evaluate ──────────────────────────────────────────────────────────────────────────────────
@@ -487,7 +504,65 @@ def test_a_convolution_after_the_first_is_no_model_input() -> None:
     assert _step(torch.full((2, 3, 4, 4), 200.0), model=model) == {}
 
 
+class Files(Dataset[Any]):
+    """Files, listed with their classes."""
+
+    def __init__(self, folder: Path, contents: Iterable[bytes]) -> None:
+        folder.mkdir()
+        self.samples: list[tuple[str, int]] = []
+        for number, content in enumerate(contents):
+            self.samples.append((str(folder / f"{number}.bin"), number % 2))
+            Path(self.samples[-1][0]).write_bytes(content)
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        self.read.append(index)
+        file, label = self.samples[index]
+        return Path(file).read_bytes(), label
+
+
+def test_copied_files_are_found_among_many_more_than_can_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = np.random.default_rng(0)
+    contents = [drawn.bytes(1000 + number % 50) for number in range(400)]
+    training = Files(tmp_path / "train", contents)
+    validation = Files(tmp_path / "val", [drawn.bytes(1000), contents[311], drawn.bytes(1011), contents[41]])
+    monkeypatch.setattr(content_reader, "THRESHOLDS", replace(THRESHOLDS, compared_samples=4))
+    finding = _of(_shuffled(training), DataLoader(validation))["in-train-and-validation"]
+    assert "the training's [41] is the evaluation's [3]" in finding.evidence
+    assert sorted(training.read) == [41, 311]
+    assert sorted(validation.read) == [1, 3]
+    Path(training.samples[311][0]).unlink()  # what cannot be read is left out
+    assert "[41]" in _of(_shuffled(training), DataLoader(validation))["in-train-and-validation"].evidence
+
+
 def test_tensors_of_a_dataset_in_memory_are_compared_too() -> None:
     rows = torch.randn(50, 128)
     data = TensorDataset(torch.cat([rows, rows[:5]]))
     assert "of 55 samples of TensorDataset that were compared, 5 are" in _of(_shuffled(data))["samples-twice"].evidence
+
+
+# ── noise ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("epochs", "expected"),
+    [
+        (["abcd abcd", "efgh efgh"], (True, False)),
+        (["abcd efgh", "abcd efgh"], (False, True)),
+        (["abcd efgh", "ijkl mnop"], (False, False)),
+        (["abab abab", "bbab bbab"], (False, False)),  # flipped or not: chance
+        (["aaaa aaaa", "aaaa aaaa"], None),
+    ],
+)
+def test_noise_that_repeats_is_told_from_chance(
+    epochs: list[str], expected: tuple[bool, bool] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = iter([[list(worker) for worker in epoch.split()] for epoch in epochs])
+    monkeypatch.setattr(worker_noise, "_make_one_sample", lambda loader, index: next(made))
+    found = worker_noise.measure_worker_noise(DataLoader(Rows(4)))
+    assert (found and (found.same_in_workers, found.same_in_epochs)) == expected

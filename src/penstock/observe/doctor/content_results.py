@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,17 +45,8 @@ class RepeatedSamples:
     """Pairs of indices."""
 
 
-class Extent(Enum):
-    """How much of an evaluation's samples the training has, too."""
-
-    PARTLY = "partly"
-    """Some, and not others."""
-
-    INSIDE = "inside"
-    """All, and the training has more."""
-
-    SAME = "same"
-    """All, and the training has no others."""
+Extent = Literal["partly", "inside", "same"]
+"""How much of an evaluation the training has, too: some of it; all of it, and more; or exactly the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +68,9 @@ class SharedSamples:
     trained: int
     """With how many of the training's."""
 
+    training_size: int
+    """How many the training has; one that it has several times counts once."""
+
     extent: Extent
     """How much of the evaluation they are, of what was compared."""
 
@@ -85,6 +79,3 @@ class SharedSamples:
 
     by_content: bool = False
     """Whether they were compared by what they hold; otherwise by their indices."""
-
-    is_whole: bool = True
-    """Whether all samples of both were compared."""

@@ -9,7 +9,6 @@ from typing import Any
 from penstock.core.units import size_text
 from penstock.observe.doctor.causes import Diagnosis
 from penstock.observe.doctor.causes.evidence import describe_line, loading_parts_s, stall_fraction
-from penstock.observe.doctor.content_results import Extent
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS, FREE, MORE_WORKERS, PENSTOCK, PINNED, PROCESSES, THREADS, Trial
@@ -196,7 +195,7 @@ def _same_samples(measured: Measurements) -> list[str]:
         f"{one.loader} evaluates the samples that the loop trains on, all {one.compared} that were compared and no "
         "others: its result says nothing about new data"
         for one in measured.shared_samples
-        if one.extent is Extent.SAME
+        if one.extent == "same"
     ]
     if measured.listed_twice:
         lines.append(

@@ -190,6 +190,12 @@ class Thresholds:
     shared_pairs: int = _threshold(
         2, "samples", "one sample that is in both sets may be in the data twice; more of them were put there"
     )
+    shared_fraction: float = _threshold(
+        0.5, "of the samples expected", "more of them may be an evaluation of training data, seen in part"
+    )
+    noise_chance: float = _threshold(
+        0.01, "probability", "two workers that both flip an image with equal chance agree in every second sample"
+    )
     whole_image: float = _threshold(
         64.0, "largest value of an image", "whole numbers up to this may be classes, depths or counts"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.observe.doctor.causes.cause import cause, required
-from penstock.observe.doctor.content_results import Extent, SharedSamples
+from penstock.observe.doctor.content_results import SharedSamples
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.record.finding import Finding
@@ -12,12 +12,12 @@ from penstock.observe.record.finding import Finding
 @cause("in-train-and-validation")
 def in_train_and_validation(measured: Measurements) -> Finding | None:
     """An evaluation has samples that the loop trains on."""
-    candidates = [one for one in measured.shared_samples if one.extent is not Extent.SAME]
+    candidates = [one for one in measured.shared_samples if one.extent != "same"]
     if not candidates:
         return None
     shared = max(candidates, key=lambda one: (not _is_perhaps(one), one.samples))
     how = ", with the same content" if shared.by_content else ""
-    inside = shared.extent is Extent.INSIDE
+    inside = shared.extent == "inside"
     return Finding(
         name="in-train-and-validation",
         cause=f"{shared.loader} evaluates samples that the loop trains on, so its result is better than on new data.",
@@ -40,9 +40,12 @@ def in_train_and_validation(measured: Measurements) -> Finding | None:
 
 
 def _is_perhaps(shared: SharedSamples) -> bool:
-    """Return whether the evaluation may be meant so, or what was seen may be chance."""
-    few = shared.by_content and (shared.samples < THRESHOLDS.shared_pairs or not shared.is_whole)
-    return shared.extent is Extent.INSIDE or few
+    """Return whether an evaluation of training data may be meant so, or what was seen may be chance."""
+    if shared.extent == "inside" or (shared.by_content and shared.samples < THRESHOLDS.shared_pairs):
+        return True
+    # An evaluation that is a part of the training set would have this many of the samples that were compared.
+    expected = shared.compared * shared.trained / shared.training_size
+    return shared.trained < shared.training_size and shared.samples > THRESHOLDS.shared_fraction * expected
 
 
 def _pairs(shared: SharedSamples) -> str:

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from penstock.observe.doctor.content_results import Extent, RepeatedSamples, SharedSamples
 from penstock.observe.doctor.contents.content_reader import ContentReader
+from penstock.observe.doctor.contents.file_twins import find_twins
 from penstock.observe.doctor.contents.origins import Indices, Origin, origins_of
 
 _SHOWN = 3
@@ -48,8 +49,11 @@ def compare_loaders(training: DataLoader[Any], evaluations: Sequence[Evaluation]
         return Comparison()
     others = [(one, origins) for one in evaluations if (origins := origins_of(one.loader)) is not None]
     shared = [_by_index(one.name, own, origins, reader) for one, origins in others]
-    unknown = [pair for pair, found in zip(others, shared, strict=True) if found is None]
-    reader.read_in_turns([own, *(origins for _, origins in unknown)])
+    # Other indices may still hold the same: data that has copies, and was split after they were made.
+    unknown = [pair for pair, found in zip(others, shared, strict=True) if found is None or not found.samples]
+    pools = [own, *(origins for _, origins in unknown)]
+    reader.read_first(find_twins([origin for pool in pools for origin in pool], reader.left_s / 2))
+    reader.read_in_turns(pools)
     shared += [_by_content(one.name, own, origins, reader) for one, origins in unknown]
     return Comparison(
         repeated_samples=_repeated(own, reader),
@@ -68,34 +72,34 @@ def _by_index(
 ) -> SharedSamples | None:
     """Compare indices; return None where no dataset of the one is one of the other."""
     examples: list[tuple[int, int]] = []
-    common: set[tuple[int, int]] = set()
-    dataset, is_known = "", False
-    compared, trained = _count(others), _count(own)
-    for number, other in enumerate(others):
-        for origin in own:
-            if not reader.is_same_data(origin.dataset, other.dataset):
-                continue
-            is_known, dataset = True, origin.name
-            both = np.intersect1d(origin.indices, other.indices).tolist()
-            common.update((number, index) for index in both)
-            examples += [(index, index) for index in both[:_SHOWN]]
-    if not is_known:
+    common, name_of_same = 0, ""
+    for dataset in _datasets(others):
+        theirs = np.unique(_indices_of(dataset, others))
+        is_shared = np.zeros(len(theirs), bool)
+        for same in (one for one in _datasets(own) if reader.is_same_data(one, dataset)):
+            name_of_same = type(same).__name__
+            is_shared |= np.isin(theirs, _indices_of(same, own))
+        common += int(is_shared.sum())
+        examples += [(index, index) for index in theirs[is_shared][:_SHOWN].tolist()]
+    if not name_of_same:
         return None
+    compared, trained = _count(others), _count(own)
     return SharedSamples(
         loader=name,
-        dataset=dataset,
-        samples=len(common),
+        dataset=name_of_same,
+        samples=common,
         compared=compared,
         trained=trained,
-        extent=_extent(len(common), compared, trained),
+        training_size=trained,
+        extent=_extent(common, compared, trained),
         examples=tuple(examples[:_SHOWN]),
     )
 
 
 def _extent(common: int, compared: int, trained: int) -> Extent:
     if common < compared:
-        return Extent.PARTLY
-    return Extent.SAME if common >= trained else Extent.INSIDE
+        return "partly"
+    return "same" if common >= trained else "inside"
 
 
 def _by_content(name: str, own: Sequence[Origin], others: Sequence[Origin], reader: ContentReader) -> SharedSamples:
@@ -113,10 +117,10 @@ def _by_content(name: str, own: Sequence[Origin], others: Sequence[Origin], read
         samples=len(found),
         compared=len(read),
         trained=len(mine),
+        training_size=_count(own),
         extent=_extent(len(found), len(read), len(mine)),
         examples=tuple(pair for _, pair in found[:_SHOWN]),
         by_content=True,
-        is_whole=len(mine) >= _count(own) and len(read) >= _count(others),
     )
 
 
@@ -136,10 +140,13 @@ def _indices_of(dataset: Any, origins: Sequence[Origin]) -> Indices:
 def _read(origins: Sequence[Origin], reader: ContentReader) -> Iterator[tuple[str, int, bytes]]:
     """Yield the class of the dataset, the index and the digest of each sample that was read."""
     for dataset in _datasets(origins):
-        used = set(_indices_of(dataset, origins).tolist())
-        for index, digest in sorted(reader.digests(dataset).items()):
-            if index in used:
-                yield type(dataset).__name__, index, digest
+        digests = sorted(reader.digests(dataset).items())
+        is_used = np.isin([index for index, _ in digests], _indices_of(dataset, origins))
+        yield from (
+            (type(dataset).__name__, index, digest)
+            for (index, digest), used in zip(digests, is_used, strict=True)
+            if used
+        )
 
 
 def _repeated(own: Sequence[Origin], reader: ContentReader) -> RepeatedSamples | None:

@@ -49,6 +49,18 @@ class ContentReader:
             or self._clock() > self._until
         )
 
+    @property
+    def left_s(self) -> float:
+        """How many seconds are left; none below 0."""
+        return max(0.0, self._until - self._clock())
+
+    def read_first(self, places: Iterable[tuple[Any, int]]) -> None:
+        """Read these samples, given by dataset and index."""
+        for dataset, index in places:
+            if self.is_over:
+                return
+            self._read(dataset, index)
+
     def read_in_turns(self, pools: Iterable[Iterable[Origin]]) -> None:
         """Read samples of each pool, by turns, until the limits are reached or all have been read."""
         orders = [_spread(tuple(origins)) for origins in pools]

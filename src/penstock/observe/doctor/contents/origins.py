@@ -21,7 +21,8 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _DatasetKind
 from torch.utils.data.distributed import DistributedSampler
 
-_MOST = 20_000_000
+_MOST = 5_000_000
+"""Indices; a set of all of them has to be computed within a second."""
 _DEPTH = 8
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
