@@ -223,28 +223,30 @@ def test_loaders_that_evaluate_are_known_by_their_names_where_the_program_holds_
             self.valLoader = DataLoader(Rows())
             self.train_eval_loader = DataLoader(Rows())
 
-    def program() -> EvaluationLoaders:
+    def program() -> tuple[EvaluationLoaders, Any]:
         trainer, loaders = Trainer(), {"train": training, "dev": _shuffled(Rows())}
         unlabeled_loader, other = _shuffled(Rows()), DataLoader(Rows())
         noted = EvaluationLoaders()
         noted.look_around()
-        assert all((trainer, loaders, unlabeled_loader, other))
-        return noted
+        return noted, (trainer, loaders, unlabeled_loader, other)
 
     training = _shuffled(Rows())
-    names = {one.name for one in program().evaluations(training)}
+    names = {one.name for one in program()[0].evaluations(training)}
     assert names == {"trainer.valLoader", "loaders['dev']", "other"}  # in order, where the training is shuffled
 
 
 def test_a_loop_without_gradients_evaluates_and_one_with_gradients_does_not() -> None:
-    noted, training = EvaluationLoaders(), _shuffled(Rows())
-    val_loader, second, third = DataLoader(Rows()), _shuffled(Rows()), _shuffled(Rows())
-    noted.look_around()
-    assert val_loader in [one.loader for one in noted.evaluations(training)]
-    noted.note_request(val_loader, has_gradients=True)
-    noted.note_request(second, has_gradients=False)
+    def program() -> tuple[EvaluationLoaders, dict[str, DataLoader[Any]]]:
+        noted, val_loader, second = EvaluationLoaders(), DataLoader(Rows()), _shuffled(Rows())
+        noted.look_around()
+        return noted, {"val_loader": val_loader, "second": second}
+
+    training = _shuffled(Rows())
+    noted, loaders = program()
+    assert [one.name for one in noted.evaluations(training)] == ["val_loader"]
+    noted.note_request(loaders["val_loader"], has_gradients=True)
+    noted.note_request(loaders["second"], has_gradients=False)
     assert [one.name for one in noted.evaluations(training)] == ["second"]
-    assert third
 
 
 def test_looking_around_keeps_no_variable_of_the_program_alive() -> None:
@@ -257,6 +259,16 @@ def test_looking_around_keeps_no_variable_of_the_program_alive() -> None:
         return known()
 
     assert program() is None
+
+
+def test_a_dictionary_that_a_program_made_of_its_variables_stays_as_it_was() -> None:
+    def program(rate: float, size: int) -> Any:
+        settings = locals()
+        val_loader = DataLoader(Rows(size))
+        EvaluationLoaders().look_around()
+        return [settings, val_loader][0]
+
+    assert program(0.1, 4) == {"rate": 0.1, "size": 4}
 
 
 # ── origins ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -25,6 +25,9 @@ _EVALUATES = frozenset(
     {"val", "vali", "valid", "validate", "validation", "test", "testing", "dev", "eval", "evaluation", "holdout"}
 )
 _TRAINS = frozenset({"train", "training", "trn", "fit", "unlabeled", "unlabelled", "labeled", "labelled"})
+_KEEPS_VARIABLES = frozenset({"locals", "vars", "dir", "eval", "exec"})
+"""What a function calls that may hold its own variables as a dictionary: before Python 3.13 there is one for all."""
+
 _MOST_VALUES = 512
 _DEPTH = 2
 _MOST_NOTED = 8
@@ -53,9 +56,7 @@ class EvaluationLoaders:
         modules: set[int] = set()
         while frame is not None:
             if not frame.f_code.co_filename.startswith((PACKAGE_FOLDER, "<frozen", *NOT_THE_USERS)):
-                self._note_all(frame.f_locals)
-                if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-                    frame.f_locals.clear()  # a copy, which would keep the function's variables alive
+                self._note_variables_of(frame)
                 if id(frame.f_globals) not in modules:
                     modules.add(id(frame.f_globals))
                     self._note_all(frame.f_globals)
@@ -76,6 +77,14 @@ class EvaluationLoaders:
         if loader in self._without or words & _EVALUATES:
             return True
         return isinstance(loader.sampler, SequentialSampler) and isinstance(training.sampler, RandomSampler)
+
+    def _note_variables_of(self, frame: FrameType) -> None:
+        if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            self._note_all(frame.f_locals)  # a module's
+        elif _KEEPS_VARIABLES.isdisjoint(frame.f_code.co_names):
+            self._note_all(frame.f_locals)
+            if sys.version_info < (3, 13):
+                frame.f_locals.clear()  # the frame's own copy, which would keep the function's variables alive
 
     def _note_all(self, variables: Mapping[str, Any]) -> None:
         for name, loader in _find(dict(variables), _DEPTH):
