@@ -103,6 +103,10 @@ PROBLEMS = {
     "blur_before_crop": _problem("transform-bound", "", "blur_before_crop.py", 5),
     "a_database_for_each_sample": _problem("", "database-for-each-sample", "connect once in each worker", 5),
     "sorted_by_class": _problem("", "one-label", "shuffle=True", 2, is_timed=False),
+    "copied_rows": _problem("", "samples-twice", "remove copies", 1, is_timed=False),
+    "split_overlaps": _problem("", "in-train-and-validation", "random_split", 1, is_timed=False),
+    "types_by_sample": _problem("", "types-differ", "float(value)", 1, is_timed=False),
+    "pixels_not_scaled": _problem("", "images-not-scaled", "divide by 255", 2, is_timed=False),
     "pinned_without_accelerator": _problem(
         "compute-bound", "pinned-without-accelerator", "pin_memory=torch.accelerator", 2, is_timed=False
     ),

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from penstock.core.errors import PenstockError
+from penstock.observe.doctor.contents.compare_loaders import Comparison, compare_loaders
+from penstock.observe.doctor.contents.content_reader import ContentReader
 from penstock.observe.doctor.loader_probes import LoaderProbes
 from penstock.observe.doctor.measurement_log import MeasurementLog, describe_error
 from penstock.observe.doctor.measurements import Measurements
@@ -28,6 +31,9 @@ from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
 
 _TRIALS = 0.55
 """Of the time, what the trials get; the probes share what they leave."""
+
+_CONTENTS, _LEAST_CONTENTS_S = 0.12, 0.6
+"""Of the probes' time, what comparing samples gets; it comes last, and no timed measurement waits for it."""
 
 _LEAST_PROBES = 0.25
 """Of the time, what the probes get however long the trials took."""
@@ -86,6 +92,7 @@ def examine(
     # Workers that hang show what is wrong; their dataset may block this process, too.
     with impatient_close():
         parts = LoaderProbes(loader, settings, left_s, log).measure(scheduler.batch) if scheduler.hang is None else {}
+        compared = _compare(scheduler, left_s, log) if scheduler.hang is None else Comparison()
     return Measurements(
         name=name or type(loader.dataset).__name__,
         machine=limits.measure(),
@@ -94,6 +101,7 @@ def examine(
         trials=trials,
         stream_repeats=scheduler.stream_repeats,
         one_label=scheduler.one_label,
+        **{one.name: getattr(compared, one.name) for one in fields(compared)},
         iterators_created=scheduler.iterators_created,
         other_loops=scheduler.other_loops.results(),
         batches_requested=scheduler.batches_requested,
@@ -105,6 +113,20 @@ def examine(
         notes=log.notes,
         **parts,
     )
+
+
+def _compare(scheduler: TrialScheduler, left_s: float, log: MeasurementLog) -> Comparison:
+    """Compare the samples of the examined loop with each other, and with those that the program evaluates."""
+    loader, seconds = scheduler.loader, max(_LEAST_CONTENTS_S, left_s * _CONTENTS)
+    assert loader is not None
+    evaluations = scheduler.evaluation_loaders.evaluations(loader)
+    compared = log.attempt(
+        "what samples hold",
+        lambda: compare_loaders(loader, evaluations, ContentReader(seconds)),
+        seconds,
+        least_s=seconds + 1.0,  # it ends by itself, with what it has read, unless one sample takes very long
+    )
+    return compared or Comparison()
 
 
 def _run_trials(loop: Any, scheduler: TrialScheduler, seconds: float, log: MeasurementLog) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.observe.doctor.content_results import RepeatedSamples, SharedSamples
 from penstock.observe.doctor.probe_results import (
     CopyOnWrite,
     DatasetPickle,
@@ -168,6 +169,15 @@ class Measurements:
 
     one_label: OneLabel | None = None
     """The label of all samples that were seen first; None where there were several, or none was recognised."""
+
+    repeated_samples: RepeatedSamples | None = None
+    """Samples with the same content; None where none was seen twice."""
+
+    shared_samples: tuple[SharedSamples, ...] = ()
+    """What the loop's loader and those that evaluate have in common."""
+
+    listed_twice: int = 0
+    """How many samples the loader has several times by their index."""
 
     iterators_created: int = 0
     """How often a training function made a new iterator of its loader."""

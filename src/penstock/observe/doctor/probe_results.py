@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.observe.doctor.content_results import TypeChange
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hotspot:
@@ -99,6 +101,9 @@ class SampleCosts:
 
     not_finite: tuple[object, ...] = ()
     """Samples with a NaN or an infinite value, among the first that were made."""
+
+    type_changes: tuple[TypeChange, ...] = ()
+    """Fields whose type is not the same in all of the first samples that were made."""
 
     coordination_fraction: float = 0.0
     """Of the samples' time: waiting for other threads or processes, in locks, pipes and queues."""
@@ -291,6 +296,23 @@ class StepCall:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WholeImages:
+    """Floating-point images of whole numbers, as a model's first convolution got them."""
+
+    shape: tuple[int, ...]
+    """[samples, channels, height, width]."""
+
+    dtype: str
+    """As in "float32"."""
+
+    low: float
+    """The smallest value."""
+
+    high: float
+    """The largest value."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepCalls:
     """Calls that every observed step made."""
 
@@ -302,3 +324,6 @@ class StepCalls:
 
     pageable_copies: tuple[StepCall, ...] = ()
     """Copies with non_blocking=True from memory that is not pinned."""
+
+    whole_images: WholeImages | None = None
+    """What the first convolution of every observed step got; None where that was no image of whole numbers."""

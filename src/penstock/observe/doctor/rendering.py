@@ -178,6 +178,7 @@ def _facts(measured: Measurements) -> list[str]:
             f"measurements, a load of {machine.load:.1f} before them): on a quiet machine trials with other "
             "workers can end differently"
         )
+    lines += _same_samples(measured)
     if measured.thread_scaling is not None:
         lines.append(f"  threads: {_threads(measured)}")
     if samples is not None and samples.hotspots:
@@ -186,6 +187,22 @@ def _facts(measured: Measurements) -> list[str]:
     if samples is not None and samples.lines:
         lines += [f"  {line.fraction:.0%} of a sample's time: {describe_line(line)}" for line in samples.lines]
     return ["Facts", *(line for fact in lines for line in _paragraph(fact.strip(), "  ", "    "))]
+
+
+def _same_samples(measured: Measurements) -> list[str]:
+    """Return what many programs do on purpose, and what explains a result that is better than expected."""
+    lines = [
+        f"{one.loader} evaluates the samples that the loop trains on, all {one.compared} that were compared and no "
+        "others: its result says nothing about new data"
+        for one in measured.shared_samples
+        if one.extent == "same"
+    ]
+    if measured.listed_twice:
+        lines.append(
+            f"the training loader has {measured.listed_twice} samples more than once (oversampling): copies must not "
+            "be split into different sets"
+        )
+    return lines
 
 
 def _threads(measured: Measurements) -> str:

@@ -178,6 +178,28 @@ class Thresholds:
     one_core_low: float = _threshold(0.5, "cores", "threads that use less wait for something else than Python's lock")
     one_core_high: float = _threshold(1.3, "cores", "threads that use more run side by side")
 
+    compared_samples: int = _threshold(
+        20_000, "samples of all loaders", "reading and hashing more would take most of the probes' time"
+    )
+    compared_nbytes: int = _threshold(
+        256 << 20, "bytes of all loaders", "hashing them takes about a third of a second; that is the most it may cost"
+    )
+    telling_nbytes: int = _threshold(
+        256, "compressed bytes of a sample", "blank images, short lines and rows of categories are equal by chance"
+    )
+    shared_pairs: int = _threshold(
+        2, "samples", "one sample that is in both sets may be in the data twice; more of them were put there"
+    )
+    shared_fraction: float = _threshold(
+        0.5, "of the samples expected", "more of them may be an evaluation of training data, seen in part"
+    )
+    noise_chance: float = _threshold(
+        0.01, "probability", "two workers that both flip an image with equal chance agree in every second sample"
+    )
+    whole_image: float = _threshold(
+        64.0, "largest value of an image", "whole numbers up to this may be classes, depths or counts"
+    )
+
     # ── memory of workers ───────────────────────────────────────────────────────────────────────────────────
 
     many_objects: int = _threshold(

@@ -10,6 +10,7 @@ from penstock.observe.doctor.causes import (
     failures,
     processors,
     sample_lines,
+    sample_sets,
     samples,
     step,
     worker_count,
@@ -30,6 +31,14 @@ NOT_ABOUT_LOADING: tuple[Cause, ...] = (
 )
 """Causes about the step and about memory: they ask for a change, and do not explain why a loop waits for data."""
 
+ABOUT_RESULTS: tuple[Cause, ...] = (
+    sample_sets.in_train_and_validation,
+    sample_sets.types_differ,
+    sample_sets.images_not_scaled,
+    sample_sets.samples_twice,
+)
+"""Causes that make a result wrong, and no loop slow."""
+
 CAUSES: tuple[Cause, ...] = (
     failures.fails,
     failures.workers_hang,
@@ -37,6 +46,7 @@ CAUSES: tuple[Cause, ...] = (
     failures.same_noise,
     failures.values_not_finite,
     failures.one_label,
+    *ABOUT_RESULTS,
     epochs.iterator_recreated,
     processors.cpu_quota,
     processors.threads_in_workers,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from penstock.observe.doctor.causes.bottleneck import HEALTHY, find_bottleneck, general_remedy
 from penstock.observe.doctor.causes.cause import Cause
-from penstock.observe.doctor.causes.cause_registry import CAUSES, NOT_ABOUT_LOADING
+from penstock.observe.doctor.causes.cause_registry import ABOUT_RESULTS, CAUSES, NOT_ABOUT_LOADING
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.trial import FREE
 from penstock.observe.record.finding import Finding
@@ -43,9 +43,9 @@ def diagnose(measured: Measurements, causes: Sequence[Cause] = CAUSES) -> Diagno
 
 
 def _is_beside(finding: Finding, verdict: Finding) -> bool:
-    """Return whether a finding about the step or memory is right, but not why the loop waits for its loader."""
+    """Return whether a finding about the step, memory or results is right, but not why the loop waits."""
     is_loading = verdict.name.endswith("-bound") and verdict.name != "compute-bound"
-    return is_loading and any(finding.name == cause.name for cause in NOT_ABOUT_LOADING)
+    return is_loading and any(finding.name == cause.name for cause in (*ABOUT_RESULTS, *NOT_ABOUT_LOADING))
 
 
 def _at_most_free(finding: Finding, measured: Measurements) -> Finding:

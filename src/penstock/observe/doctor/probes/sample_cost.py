@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
+from penstock.observe.doctor.contents.field_types import FieldTypes
 from penstock.observe.doctor.probe_results import ImageDecode, SampleCosts
 from penstock.observe.doctor.probes import proc
 from penstock.observe.doctor.probes.batch_values import all_finite
@@ -49,6 +50,7 @@ class SampleProbe:
         self._lines = LineSampler()
         self._other_threads_s = 0.0
         self._not_finite: list[Any] = []
+        self._types = FieldTypes()
         self._busy_s: list[tuple[Any, float]] = []
         self._unprofiled_s: list[float] = []
         self._asleep_s = 0.0
@@ -96,6 +98,7 @@ class SampleProbe:
             hotspots=self._profile.hotspots(),
             lines=self._lines.lines(),
             not_finite=tuple(self._not_finite),
+            type_changes=self._types.changes(),
             other_threads_cores=self._other_threads_s / self._wall_s if self._wall_s else 0.0,
         )
         costs = self._with_fractions(costs, sleep_fraction)
@@ -131,8 +134,10 @@ class SampleProbe:
                 self._unprofiled_s.append(took.busy_s)
             if len(self.samples) < wanted:
                 self.samples.append(sample)
-            if number < _MOST_CHECKED and not all_finite(sample):
-                self._not_finite.append(_printable_index(index))
+            if number < _MOST_CHECKED:
+                self._types.add(_printable_index(index), sample)
+                if not all_finite(sample):
+                    self._not_finite.append(_printable_index(index))
 
     def _watch_samples(self, calls: Iterator[tuple[Any, Callable[[], Any]]]) -> None:
         """Make more samples, which are not timed: the thread that looks at them takes Python's lock now and then."""

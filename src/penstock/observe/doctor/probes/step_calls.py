@@ -20,7 +20,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from penstock.core.package_folder import PACKAGE_FOLDER
-from penstock.observe.doctor.probe_results import StepCall, StepCalls
+from penstock.observe.doctor.probe_results import StepCall, StepCalls, WholeImages
+from penstock.observe.doctor.thresholds import THRESHOLDS
 
 _SYNCHRONIZING = {
     torch.Tensor.item: ".item()",
@@ -35,6 +36,10 @@ _SYNCHRONIZING = {
 NOT_THE_USERS = tuple({os.path.dirname(torch.__file__), sysconfig.get_paths()["stdlib"], *site.getsitepackages()})
 """Folders of code that was not written for this program."""
 
+_CHANNELS = (1, 3, 4)
+_LOOKED_AT = 8
+"""Images of a batch."""
+
 _Place = tuple[str, str, int]
 
 
@@ -46,6 +51,7 @@ class StepCallRecorder:
         self._synchronizing: dict[_Place, Counter[int]] = {}
         self._pageable_copies: dict[_Place, Counter[int]] = {}
         self._mode: _RecordingMode | None = None
+        self._images: dict[int, WholeImages | None] = {}
 
     @property
     def steps(self) -> int:
@@ -70,7 +76,12 @@ class StepCallRecorder:
             steps=self._steps,
             synchronizing=self._in_every_step(self._synchronizing),
             pageable_copies=self._in_every_step(self._pageable_copies),
+            whole_images=self._images_of_every_step(),
         )
+
+    def _images_of_every_step(self) -> WholeImages | None:
+        found = [self._images.get(step) for step in range(1, self._steps + 1)]
+        return found[0] if found and None not in found else None
 
     def _in_every_step(self, calls: Mapping[_Place, Counter[int]]) -> tuple[StepCall, ...]:
         return tuple(
@@ -86,6 +97,11 @@ class StepCallRecorder:
     def note_pageable_copy(self, what: str) -> None:
         """Note a non-blocking copy from memory that is not pinned."""
         self._note(self._pageable_copies, what)
+
+    def note_convolution(self, images: Any) -> None:
+        """Note what a convolution gets, if it is the first of its step."""
+        if self._steps not in self._images:
+            self._images[self._steps] = _whole_images(images)
 
     def _note(self, into: dict[_Place, Counter[int]], what: str) -> None:
         frame = _caller()
@@ -104,9 +120,23 @@ class _RecordingMode(TorchFunctionMode):
         what = _SYNCHRONIZING.get(func)
         if what is not None and args and _waits_for_device(func, args[0]):
             self._recorder.note_synchronizing(what)
+        if func is torch.conv2d and args:
+            self._recorder.note_convolution(args[0])
         if func is torch.Tensor.to and _is_pageable_copy(args, kwargs):
             self._recorder.note_pageable_copy(".to(..., non_blocking=True)")
         return func(*args, **kwargs)
+
+
+def _whole_images(images: Any) -> WholeImages | None:
+    """Return what is known of a batch of images if all their values are whole numbers up to 255; else None."""
+    is_image = isinstance(images, torch.Tensor) and images.ndim == 4 and images.shape[1] in _CHANNELS
+    if not is_image or not images.is_floating_point() or not images.numel():
+        return None
+    some = images.detach()[:_LOOKED_AT].float()
+    low, high = (float(one) for one in some.aminmax())
+    if low < 0 or not THRESHOLDS.whole_image < high <= 255 or not bool((some == some.round()).all()):
+        return None
+    return WholeImages(shape=tuple(images.shape), dtype=str(images.dtype).removeprefix("torch."), low=low, high=high)
 
 
 def _waits_for_device(func: Any, tensor: torch.Tensor) -> bool:

@@ -42,6 +42,7 @@ class _ProgramIterator:
         scheduler = self._scheduler
         if scheduler.loader is None and self._is_examined():
             self._batches = None
+            scheduler.evaluation_loaders.look_around()
             scheduler.begin(self._loader)
         if scheduler.loader is self._loader:
             if self._batches is None:
@@ -49,6 +50,7 @@ class _ProgramIterator:
                 scheduler.iterators_created += 1
             scheduler.batches_requested += 1
             return next(scheduler)
+        scheduler.evaluation_loaders.note_request(self._loader, has_gradients=torch.is_grad_enabled())
         if scheduler.loader is not None:
             scheduler.interrupt()
             self._cut_batches += 1

@@ -20,6 +20,7 @@ from penstock.observe.doctor.probes.worker_activity import WorkerActivityProbe
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import Trial
 from penstock.observe.doctor.trials.batch_source import BatchSource
+from penstock.observe.doctor.trials.evaluation_loaders import EvaluationLoaders
 from penstock.observe.doctor.trials.loop_session import LoopSession
 from penstock.observe.doctor.trials.other_loops import OtherLoops
 from penstock.observe.doctor.trials.time_budget import TimeBudget
@@ -58,6 +59,7 @@ class TrialScheduler:
         self.iterators_created = 0
         self.batches_requested = 0
         self.other_loops = OtherLoops()
+        self.evaluation_loaders = EvaluationLoaders()
 
     @property
     def began_at(self) -> float:
@@ -111,6 +113,7 @@ class TrialScheduler:
         self.iterators_created = 0
         self.batches_requested = 0
         self.other_loops = OtherLoops()
+        self.evaluation_loaders = EvaluationLoaders()
 
     def __iter__(self) -> Iterator[Any]:
         return self

@@ -1,0 +1,81 @@
+"""What comparing samples returns: frozen data, without any judgement. See `contents`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FieldType:
+    """The type of one field in one sample."""
+
+    name: str
+    """As in "float32"; Python's numbers are "int", "float" and "bool"."""
+
+    index: object
+    """Of the sample."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TypeChange:
+    """A field whose type is not the same in all samples."""
+
+    field: str
+    """Its place in a sample, as in "[1]" or "['score']"; empty where a sample is one value."""
+
+    types: tuple[FieldType, ...]
+    """Each type, with the first sample that had it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RepeatedSamples:
+    """Samples that one dataset returned with the same content for different indices."""
+
+    dataset: str
+    """The class of the dataset."""
+
+    checked: int
+    """How many samples were compared."""
+
+    repeated: int
+    """How many of them had the content of another one before them."""
+
+    examples: tuple[tuple[int, int], ...]
+    """Pairs of indices."""
+
+
+Extent = Literal["partly", "inside", "same"]
+"""How much of an evaluation the training has, too: some of it; all of it, and more; or exactly the same."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedSamples:
+    """Samples that the examined loop and an evaluation both have."""
+
+    loader: str
+    """The evaluation's loader: its name in the program, or its dataset's class."""
+
+    dataset: str
+    """The class of the dataset that the examples are of."""
+
+    samples: int
+    """How many of the evaluation's samples the training has, too, of those that were compared."""
+
+    compared: int
+    """How many of the evaluation's samples were compared."""
+
+    trained: int
+    """With how many of the training's."""
+
+    training_size: int
+    """How many the training has; one that it has several times counts once."""
+
+    extent: Extent
+    """How much of the evaluation they are, of what was compared."""
+
+    examples: tuple[tuple[int, int], ...]
+    """Index for the training, index for the evaluation."""
+
+    by_content: bool = False
+    """Whether they were compared by what they hold; otherwise by their indices."""

@@ -1,0 +1,580 @@
+"""Samples that a loop has twice, or trains on and evaluates, and fields of several types: what is said of them."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from penstock.observe.doctor.causes import diagnose
+from penstock.observe.doctor.contents import content_reader
+from penstock.observe.doctor.contents.compare_loaders import Comparison, Evaluation, compare_loaders
+from penstock.observe.doctor.contents.content_reader import ContentReader
+from penstock.observe.doctor.contents.field_types import FieldTypes
+from penstock.observe.doctor.contents.origins import origins_of
+from penstock.observe.doctor.contents.sample_content import content_of
+from penstock.observe.doctor.contents.untransformed import untransformed
+from penstock.observe.doctor.measurements import Machine, Measurements, Settings
+from penstock.observe.doctor.probe_results import SampleCosts
+from penstock.observe.doctor.probes import worker_noise
+from penstock.observe.doctor.probes.step_calls import StepCallRecorder
+from penstock.observe.doctor.rendering import render
+from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.doctor.trials.evaluation_loaders import EvaluationLoaders
+from penstock.observe.record.finding import Finding
+
+
+class Rows(Dataset[Any]):
+    """Rows of random numbers, the same for the same seed, with a transform as usual datasets have one."""
+
+    def __init__(self, size: int = 100, transform: Any = None, seed: int = 0) -> None:
+        self.rows = np.random.default_rng(seed).standard_normal((size, 128)).astype(np.float32)
+        self.transform = transform
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        self.read.append(index)
+        row = self.rows[index]
+        return (self.transform(row) if self.transform is not None else row), index % 3
+
+
+def _noisy(row: np.ndarray) -> np.ndarray:
+    return row + np.random.standard_normal(row.shape).astype(np.float32)
+
+
+def _shuffled(dataset: Any, **options: Any) -> DataLoader[Any]:
+    return DataLoader(dataset, batch_size=4, shuffle=not options, **options)
+
+
+def _compared(training: DataLoader[Any], *others: DataLoader[Any]) -> Comparison:
+    evaluations = [Evaluation(name=f"val_loader{number or ''}", loader=one) for number, one in enumerate(others)]
+    return compare_loaders(training, evaluations, ContentReader(1.0, clock=lambda: 0.0))
+
+
+def _measured(compared: Comparison, **more: Any) -> Measurements:
+    return Measurements(
+        name="train.py",
+        machine=Machine(),
+        settings=Settings(dataset="Rows"),
+        has_step=True,
+        repeated_samples=compared.repeated_samples,
+        shared_samples=compared.shared_samples,
+        listed_twice=compared.listed_twice,
+        **more,
+    )
+
+
+def _findings(measured: Measurements) -> dict[str, Finding]:
+    return {finding.name: finding for finding in diagnose(measured).findings}
+
+
+def _of(training: DataLoader[Any], *others: DataLoader[Any]) -> dict[str, Finding]:
+    return _findings(_measured(_compared(training, *others)))
+
+
+# ── in train and validation ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_folds_that_overlap_by_one_are_found_with_the_index() -> None:
+    rows = Rows()
+    finding = _of(_shuffled(Subset(rows, range(81))), DataLoader(Subset(rows, range(80, 100))))[
+        "in-train-and-validation"
+    ]
+    assert not finding.is_uncertain
+    assert "1 of 20 samples of val_loader" in finding.evidence
+    assert "Rows[80]" in finding.evidence
+    assert rows.read.count(80) <= 1  # indices tell: the validation is not read for it
+
+
+def test_sets_that_share_no_index_and_no_content_are_not_mentioned() -> None:
+    rows = Rows()
+    assert _of(_shuffled(Subset(rows, range(80))), DataLoader(Subset(rows, range(80, 100)))) == {}
+    assert _of(_shuffled(Rows(seed=1)), DataLoader(Rows(seed=2))) == {}
+
+
+def test_samplers_that_split_one_dataset_are_compared_by_their_indices() -> None:
+    rows = Rows()
+
+    def drawn(indices: Sequence[int]) -> DataLoader[Any]:
+        return _shuffled(rows, sampler=SubsetRandomSampler(indices))
+
+    assert _of(drawn(range(80)), drawn(range(80, 100))) == {}
+    assert "2 of 21 samples" in _of(drawn(range(81)), drawn(range(79, 100)))["in-train-and-validation"].evidence
+    half = WeightedRandomSampler([1.0] * 50 + [0.0] * 50, 100)
+    assert _of(_shuffled(rows, sampler=half), drawn(range(50, 100))) == {}
+
+
+def test_subsets_of_two_copies_of_the_data_with_other_transforms_are_compared_by_their_indices() -> None:
+    training, validation = Rows(transform=_noisy), Rows(transform=torch.from_numpy)
+    finding = _of(_shuffled(Subset(training, range(90))), DataLoader(Subset(validation, range(80, 100))))
+    assert "10 of 20 samples" in finding["in-train-and-validation"].evidence
+    assert _of(_shuffled(Subset(training, range(80))), DataLoader(Subset(validation, range(80, 100)))) == {}
+
+
+def test_samples_that_were_oversampled_before_they_were_split_are_found() -> None:
+    rare, common = Rows(20), Rows(60, seed=1)
+    both = ConcatDataset([rare, rare, rare, common])
+    order = np.random.default_rng(0).permutation(len(both)).tolist()
+    found = _compared(_shuffled(Subset(both, order[:90])), DataLoader(Subset(both, order[90:])))
+    assert found.listed_twice > 0
+    (shared,) = found.shared_samples
+    assert shared.extent == "partly"
+    assert not _findings(_measured(found))["in-train-and-validation"].is_uncertain
+
+
+def test_oversampling_after_the_split_is_a_fact_and_no_finding() -> None:
+    rare, common = Rows(20), Rows(60, seed=1)
+    training = ConcatDataset([*[Subset(rare, range(15))] * 3, Subset(common, range(50))])
+    found = _measured(
+        _compared(
+            _shuffled(training), DataLoader(ConcatDataset([Subset(rare, range(15, 20)), Subset(common, range(50, 60))]))
+        )
+    )
+    assert _findings(found) == {}
+    assert "has 15 samples more than once (oversampling)" in render(found, diagnose(found))
+
+
+def test_an_evaluation_of_the_training_data_is_a_fact_and_no_finding() -> None:
+    rows = Rows()
+    for evaluated in (rows, Rows(transform=_noisy)):
+        found = _measured(_compared(_shuffled(rows), DataLoader(evaluated)))
+        assert _findings(found) == {}
+        assert "val_loader evaluates the samples that the loop trains on, all 100" in " ".join(
+            render(found, diagnose(found)).split()
+        )
+
+
+def test_an_evaluation_of_a_part_of_the_training_data_may_be_meant_so() -> None:
+    rows = Rows()
+    finding = _of(_shuffled(rows), DataLoader(Subset(rows, range(20))))["in-train-and-validation"]
+    assert finding.is_uncertain
+    assert "how well the training data is learned" in finding.remedy
+
+
+def test_copies_in_the_validation_are_found_by_what_they_hold_whatever_the_transforms_are() -> None:
+    training, validation = Rows(transform=_noisy), Rows(50, transform=_noisy, seed=1)
+    validation.rows[[7, 9]] = training.rows[[70, 90]]
+    finding = _of(_shuffled(training), DataLoader(validation))["in-train-and-validation"]
+    assert not finding.is_uncertain
+    for pair in ("the training's [70] is the evaluation's [7]", "the training's [90] is the evaluation's [9]"):
+        assert pair in finding.evidence
+    validation.rows[9] = 0.5
+    assert _of(_shuffled(training), DataLoader(validation))["in-train-and-validation"].is_uncertain  # one may be chance
+
+
+def test_copies_are_certain_unless_the_evaluation_may_be_a_part_of_the_training_seen_in_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    training, validation = Rows(200), Rows(40, seed=1)
+    monkeypatch.setattr(content_reader, "THRESHOLDS", replace(THRESHOLDS, compared_samples=100))
+    validation.rows[:] = training.rows[:40]
+    (shared,) = _compared(_shuffled(training), DataLoader(validation)).shared_samples
+    assert (shared.compared, shared.trained, shared.training_size) == (40, 60, 200)
+    assert len(training.read) + len(validation.read) == 100
+    assert _of(_shuffled(training), DataLoader(validation))["in-train-and-validation"].is_uncertain
+    few = replace(shared, samples=5)
+    assert not _findings(_measured(Comparison(shared_samples=(few,))))["in-train-and-validation"].is_uncertain
+
+
+def test_copies_that_a_split_put_into_both_sets_are_found() -> None:
+    rows = torch.randn(100, 128)
+    data = TensorDataset(torch.cat([rows, rows[:30]]))
+    finding = _of(_shuffled(Subset(data, range(100))), DataLoader(Subset(data, range(100, 130))))
+    assert "the training's [0] is the evaluation's [100]" in finding["in-train-and-validation"].evidence
+
+
+def test_an_index_that_an_evaluation_lists_twice_counts_once() -> None:
+    rows = Rows()
+    evaluated = ConcatDataset([Subset(rows, [80, 81]), Subset(rows, [80, 90])])
+    (shared,) = _compared(_shuffled(Subset(rows, range(85))), DataLoader(evaluated)).shared_samples
+    assert (shared.samples, shared.compared, shared.extent) == (2, 3, "partly")
+
+
+# ── which loaders evaluate ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_loaders_that_evaluate_are_known_by_their_names_where_the_program_holds_them() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.valLoader = DataLoader(Rows())
+            self.train_eval_loader = DataLoader(Rows())
+
+    def program() -> tuple[EvaluationLoaders, Any]:
+        trainer, loaders = Trainer(), {"train": training, "dev": _shuffled(Rows())}
+        unlabeled_loader, other = _shuffled(Rows()), DataLoader(Rows())
+        noted = EvaluationLoaders()
+        noted.look_around()
+        return noted, (trainer, loaders, unlabeled_loader, other)
+
+    training = _shuffled(Rows())
+    names = {one.name for one in program()[0].evaluations(training)}
+    assert names == {"trainer.valLoader", "loaders['dev']", "other"}  # in order, where the training is shuffled
+
+
+def test_a_loop_without_gradients_evaluates_and_one_with_gradients_does_not() -> None:
+    def program() -> tuple[EvaluationLoaders, dict[str, DataLoader[Any]]]:
+        noted, val_loader, second = EvaluationLoaders(), DataLoader(Rows()), _shuffled(Rows())
+        noted.look_around()
+        return noted, {"val_loader": val_loader, "second": second}
+
+    training = _shuffled(Rows())
+    noted, loaders = program()
+    assert [one.name for one in noted.evaluations(training)] == ["val_loader"]
+    noted.note_request(loaders["val_loader"], has_gradients=True)
+    noted.note_request(loaders["second"], has_gradients=False)
+    assert [one.name for one in noted.evaluations(training)] == ["second"]
+
+
+def test_looking_around_keeps_no_variable_of_the_program_alive() -> None:
+    def program() -> Any:
+        rows = Rows()
+        known = weakref.ref(rows)
+        EvaluationLoaders().look_around()
+        del rows
+        gc.collect()
+        return known()
+
+    assert program() is None
+
+
+def test_a_dictionary_that_a_program_made_of_its_variables_stays_as_it_was() -> None:
+    def program(rate: float, size: int) -> Any:
+        settings = locals()
+        val_loader = DataLoader(Rows(size))
+        EvaluationLoaders().look_around()
+        return [settings, val_loader][0]
+
+    assert program(0.1, 4) == {"rate": 0.1, "size": 4}
+
+
+# ── origins ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_origins_are_the_indices_below_all_subsets_and_concatenations() -> None:
+    one, other = Rows(10), Rows(5)
+    nested = Subset(ConcatDataset([Subset(one, [9, 8, 7]), other]), [2, -1, 0, 2])
+    first, second = origins_of(_shuffled(nested)) or ()
+    assert (first.dataset, first.indices.tolist()) == (one, [7, 9, 7])
+    assert (second.dataset, second.indices.tolist()) == (other, [4])
+
+
+class Own(SequentialSampler):
+    """A sampler of one's own."""
+
+
+class Numbers(IterableDataset[int]):
+    """A stream."""
+
+    def __iter__(self) -> Any:
+        return iter(range(4))
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(Numbers()),
+        DataLoader(Rows(4), sampler=Own(range(4))),
+        DataLoader(Rows(4), batch_sampler=[[0, 1], [2, 3]]),
+        DataLoader(Rows(4), batch_sampler=type("Of", (BatchSampler,), {})(RandomSampler(range(4)), 2, False)),
+        DataLoader(Subset(Rows(4), [torch.tensor([0, 1])])),  # type: ignore[list-item]
+    ],
+)
+def test_samples_that_cannot_be_known_are_not_compared(loader: DataLoader[Any]) -> None:
+    assert _compared(loader, loader).shared_samples == ()
+
+
+# ── samples twice ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_rows_that_were_copied_are_named_by_their_indices() -> None:
+    rows = Rows(transform=_noisy)
+    rows.rows[58] = rows.rows[12]
+    assert _of(_shuffled(rows)) == {}  # their labels differ
+    rows.rows[60] = rows.rows[12]
+    finding = _of(_shuffled(rows))["samples-twice"]
+    assert finding.is_uncertain
+    assert "of 100 samples of Rows that were compared, 1 are the same" in finding.evidence
+    assert "12 and 60" in finding.evidence
+
+
+def _tokens(count: int) -> torch.Tensor:
+    ids = torch.zeros(512, dtype=torch.int64)
+    ids[:count] = torch.randint(1, 30_000, (count,))
+    return ids
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        torch.zeros(3, 64, 64),
+        torch.full((3, 64, 64), 0.4843),
+        torch.full((3, 512, 512), 0.4843),
+        torch.tensor(3),
+        _tokens(12),
+        {"ids": _tokens(30), "mask": torch.ones(512)},
+        torch.nn.functional.one_hot(torch.arange(40) % 7, 50).float(),
+        torch.randint(0, 9, (60,)),
+        "Thank you very much, ladies and gentlemen.",
+        (torch.ones(64, 64, dtype=torch.bool).tril(), 2),
+        np.zeros((28, 28), np.uint8),
+        Image.new("RGB", (64, 64), (9, 9, 9)),
+    ],
+)
+def test_samples_that_are_equal_by_chance_are_not_mentioned(sample: Any) -> None:
+    assert _of(_shuffled([sample] * 8)) == {}
+    assert _of(_shuffled([sample] * 8), DataLoader([sample] * 4)) == {}  # type: ignore[arg-type]
+
+
+def test_samples_that_are_random_or_of_unknown_kind_are_not_mentioned() -> None:
+    class Noise(Rows):
+        def __getitem__(self, index: int) -> Any:
+            return torch.randn(64)
+
+    assert _of(_shuffled(Noise())) == {}
+    assert _of(_shuffled([object()] * 20)) == {}
+    assert content_of({"x": torch.ones(2).to_sparse()}) is None
+    assert content_of(np.array([None])) is None
+
+
+def test_questions_about_one_image_are_not_the_same_sample() -> None:
+    image = torch.randn(3, 16, 16)
+    assert _of(_shuffled([(image, f"what is at {number}?") for number in range(8)])) == {}
+    assert "samples-twice" in _of(_shuffled([(image, "what?", number) for number in range(8)]))  # its own index
+
+
+def test_datasets_of_a_concatenation_may_hold_the_same_for_other_transforms() -> None:
+    assert _of(_shuffled(ConcatDataset([Rows(transform=_noisy), Rows()]))) == {}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, 1.0),
+        ([1, 23], [12, 3]),
+        (["ab", "c"], ["a", "bc"]),
+        (torch.ones(4), torch.ones(2, 2)),
+        (torch.ones(2), torch.ones(2).long()),
+        ({"a": 1}, {"b": 1}),
+        (b"1", "1"),
+        (np.ones(1, np.int64), np.ones(8, np.uint8)),
+    ],
+)
+def test_samples_that_differ_have_other_digests(one: Any, other: Any) -> None:
+    first, second = content_of(one), content_of(other)
+    assert first is not None
+    assert second is not None
+    assert first.digest != second.digest
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [torch.ones(2, dtype=torch.bfloat16), torch.ones(()), torch.ones(0), torch.randn(4, dtype=torch.complex64).conj()],
+)
+def test_tensors_of_all_types_have_a_digest(sample: torch.Tensor) -> None:
+    first, second = content_of(sample), content_of(sample.clone())
+    assert first is not None
+    assert second is not None
+    assert first.digest == second.digest
+
+
+def test_reading_stops_at_the_limits_of_bytes_time_and_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Rows):
+        def __getitem__(self, index: int) -> Any:
+            self.read.append(index)
+            raise OSError("unreadable")
+
+    def read(rows: Rows, reader: ContentReader) -> int:
+        reader.read_in_turns([origins_of(_shuffled(rows)) or ()])
+        return len(set(rows.read))
+
+    assert read(Broken(), ContentReader(1.0, clock=lambda: 0.0)) == 8
+    moments: Iterable[int] = iter(range(1000))
+    assert read(Rows(), ContentReader(10.0, clock=lambda: next(moments))) < 12  # type: ignore[call-overload]
+    monkeypatch.setattr(content_reader, "THRESHOLDS", replace(THRESHOLDS, compared_nbytes=4 * (512 + 1)))
+    assert read(Rows(), ContentReader(1.0, clock=lambda: 0.0)) == 4
+
+
+def test_transforms_are_back_after_the_dataset_was_read_also_when_it_failed() -> None:
+    rows = Rows(transform=_noisy)
+    with pytest.raises(IndexError, match="True"), untransformed(Subset(rows, [3])):
+        raise IndexError(str((rows[3][0] == rows.rows[3]).all()))
+    assert rows.transform is _noisy
+
+
+def test_a_dataset_that_needs_its_transform_is_read_with_it() -> None:
+    class Needs(Rows):
+        def __getitem__(self, index: int) -> Any:
+            return self.transform(self.rows[index]).mul(2.0)
+
+    rows = Needs(transform=torch.from_numpy)
+    rows.rows[57] = rows.rows[12]
+    assert "12 and 57" in _of(_shuffled(rows))["samples-twice"].evidence
+
+
+# ── types ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _types(*samples: Any) -> dict[str, Finding]:
+    types = FieldTypes()
+    for index, sample in enumerate(samples):
+        types.add(index, sample)
+    costs = SampleCosts(samples=2, batch_samples=2, sample_s=0.1, median_s=0.1, type_changes=types.changes())
+    return _findings(_measured(Comparison(), samples=costs))
+
+
+def test_a_field_of_two_types_is_named_with_a_sample_of_each() -> None:
+    finding = _types((torch.ones(2), 1), (torch.ones(2).double(), 2))["types-differ"]
+    assert finding.evidence == "sample[0]: float32 in dataset[0], float64 in dataset[1]"
+    assert not finding.is_uncertain
+    assert _types({"score": 1}, {"score": 0.5})["types-differ"].is_uncertain
+    assert "types-differ" in _types(np.ones(2, np.uint8), np.ones(2, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.int32(3), 3),
+        (np.float64(3), 3.0),
+        (torch.ones(0), torch.ones(2).long()),
+        (None, 1.0),
+        ("a", 1),
+        ([1, 2], [1, 2, 3.0]),
+        ({"a": 1}, {"b": 1.0}),
+        (torch.ones(2).int(), torch.ones(2).long()),
+    ],
+)
+def test_types_that_collate_to_one_are_not_mentioned(one: Any, other: Any) -> None:
+    assert _types(one, other) == {}
+
+
+# ── pixels ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _step(images: torch.Tensor, *, model: Any = None) -> dict[str, Finding]:
+    recorder, model = StepCallRecorder(), model or torch.nn.Conv2d(images.shape[1], 4, 3)
+    for _ in range(2):
+        recorder.enter()
+        model(images)
+        recorder.leave()
+    return _findings(_measured(Comparison(), step_calls=recorder.result()))
+
+
+def test_pixels_that_were_not_scaled_are_named() -> None:
+    pixels = torch.randint(0, 256, (4, 3, 8, 8)).float()
+    pixels[0, 0, 0, 0] = 255
+    finding = _step(pixels)["images-not-scaled"]
+    assert finding.is_uncertain
+    assert "float32 [4, 3, 8, 8]" in finding.evidence
+    normalising = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.Conv2d(3, 4, 3))
+    assert _step(pixels, model=normalising) == {}
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        torch.rand(4, 3, 8, 8),
+        torch.randint(0, 256, (4, 3, 8, 8)).float() / 255,
+        torch.randint(0, 256, (4, 3, 8, 8)).float() - 128,
+        torch.randint(0, 30, (4, 1, 8, 8)).float(),
+        torch.randint(0, 256, (4, 17, 8, 8)).float(),
+        torch.randint(0, 4096, (4, 1, 8, 8)).float() + 300,
+    ],
+)
+def test_other_images_are_not_taken_for_pixels(images: torch.Tensor) -> None:
+    assert _step(images) == {}
+
+
+def test_a_convolution_after_the_first_is_no_model_input() -> None:
+    def model(images: torch.Tensor) -> None:
+        torch.nn.functional.conv2d(images / 255, torch.ones(1, 3, 1, 1))
+        torch.nn.functional.conv2d(images, torch.ones(1, 3, 1, 1))
+
+    assert _step(torch.full((2, 3, 4, 4), 200.0), model=model) == {}
+
+
+class Files(Dataset[Any]):
+    """Files, listed with their classes."""
+
+    def __init__(self, folder: Path, contents: Iterable[bytes]) -> None:
+        folder.mkdir()
+        self.samples: list[tuple[str, int]] = []
+        for number, content in enumerate(contents):
+            self.samples.append((str(folder / f"{number}.bin"), number % 2))
+            Path(self.samples[-1][0]).write_bytes(content)
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        self.read.append(index)
+        file, label = self.samples[index]
+        return Path(file).read_bytes(), label
+
+
+def test_copied_files_are_found_among_many_more_than_can_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = np.random.default_rng(0)
+    contents = [drawn.bytes(1000 + number % 50) for number in range(400)]
+    training = Files(tmp_path / "train", contents)
+    validation = Files(tmp_path / "val", [drawn.bytes(1000), contents[311], drawn.bytes(1011), contents[41]])
+    monkeypatch.setattr(content_reader, "THRESHOLDS", replace(THRESHOLDS, compared_samples=4))
+    finding = _of(_shuffled(training), DataLoader(validation))["in-train-and-validation"]
+    assert "the training's [41] is the evaluation's [3]" in finding.evidence
+    assert sorted(training.read) == [41, 311]
+    assert sorted(validation.read) == [1, 3]
+    Path(training.samples[311][0]).unlink()  # what cannot be read is left out
+    assert "[41]" in _of(_shuffled(training), DataLoader(validation))["in-train-and-validation"].evidence
+
+
+def test_tensors_of_a_dataset_in_memory_are_compared_too() -> None:
+    rows = torch.randn(50, 128)
+    data = TensorDataset(torch.cat([rows, rows[:5]]))
+    assert "of 55 samples of TensorDataset that were compared, 5 are" in _of(_shuffled(data))["samples-twice"].evidence
+
+
+# ── noise ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("epochs", "expected"),
+    [
+        (["abcd abcd", "efgh efgh"], (True, False)),
+        (["abcd efgh", "abcd efgh"], (False, True)),
+        (["abcd efgh", "ijkl mnop"], (False, False)),
+        (["abab abab", "bbab bbab"], (False, False)),  # flipped or not: chance
+        (["aaaa aaaa", "aaaa aaaa"], None),
+    ],
+)
+def test_noise_that_repeats_is_told_from_chance(
+    epochs: list[str], expected: tuple[bool, bool] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = iter([[list(worker) for worker in epoch.split()] for epoch in epochs])
+    monkeypatch.setattr(worker_noise, "_make_one_sample", lambda loader, index: next(made))
+    found = worker_noise.measure_worker_noise(DataLoader(Rows(4)))
+    assert (found and (found.same_in_workers, found.same_in_epochs)) == expected
