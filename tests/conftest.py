@@ -25,7 +25,7 @@ from _pytest.doctest import DoctestModule
 from machines import HOLDERS
 from quick import Stops
 
-GRACE_S = 5.0
+GRACE_S = 30.0
 """How long what a test has closed may take to be gone: processes and threads end on their own time."""
 
 _SHM = Path("/dev/shm")
