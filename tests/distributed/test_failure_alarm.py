@@ -78,13 +78,6 @@ def test_a_failure_in_one_pass_is_not_signalled_in_the_next(news: list[RankNews]
     assert "of the second pass" in received(fourth)
 
 
-def test_two_ranks_that_fail_at_once_signal_one_failure(news: list[RankNews]) -> None:
-    first, second = map(FailureAlarm, news)
-    assert news[0].post("failure", "of rank 0") == news[1].post("failure", "of rank 1")
-    assert "of rank 0" in received(first)
-    assert "of rank 0" in received(second)
-
-
 def test_an_alarm_without_its_store_does_nothing() -> None:
     def gone(*_: object) -> bool:
         raise OSError("connection reset")
