@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -34,3 +36,27 @@ def test_the_plan_in_the_guide_is_what_the_command_prints() -> None:
     shown = page.partition("penstock plan small_gpt:step --budget 100MiB\n")[2].partition("```")[0].splitlines()
     assert len(shown) > 5
     assert [line for line in shown if line != "  ..." and line not in printed] == []
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_signal_to_one_rank_stops_both_at_one_step_and_the_next_run_has_what_is_left(
+    tmp_path: Path, name: str
+) -> None:
+    def run(*options: str) -> dict[str, str]:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        program = [str(EXAMPLES / "preempted.py"), "--folder", str(tmp_path), "--samples", "20000", *options]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        ran = subprocess.run([*command, *program], capture_output=True, text=True, env=environment)
+        assert ran.returncode == 0, ran.stderr[-3000:]
+        return dict(re.findall(r"^rank (\d): (.*)$", ran.stdout, re.MULTILINE))
+
+    first = run("--try", f"1:3:{name}", "--batch-size", "1")  # many steps, so that the run does not end meanwhile
+    assert first["0"] == first["1"]
+    found = re.fullmatch(r"stopped after step (\d+)", first["0"])
+    assert found is not None, first
+    step = int(found[1])
+    assert step >= 3
+    left = 20_000 - 2 * step
+    assert run("--batch-size", "500") == dict.fromkeys("01", f"finished after step {step + -(-left // 1000)}")
+    seen = [number for path in tmp_path.glob("seen.*") for number in json.loads(path.read_text())]
+    assert sorted(seen) == list(range(20_000))

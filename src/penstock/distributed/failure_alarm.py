@@ -1,8 +1,7 @@
 """FailureAlarm: when the loader of one rank fails, all others raise instead of waiting in their next collective.
 
-It uses the store of `init_process_group`, over a second connection, which a thread polls four times a second. Training
-steps exchange nothing. The rank that fails waits until the others have heard of it: when it ends, torchrun ends them, a
-tenth of a second later.
+The rank that fails posts its error to the news of all ranks (`rank_news`), and waits until the others have heard of it:
+when it ends, torchrun ends them, a tenth of a second later.
 """
 
 from __future__ import annotations
@@ -10,59 +9,43 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import Any
-
-import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_default_store
 
 from penstock.core.errors import RankError
+from penstock.distributed.rank_news import POLL_S, Message, RankNews, rank_news
 
-_failures = 0
-"""How many failures this process has signalled or received: the number of the next one, on all ranks.
+_KIND = "failure"
 
-(Not a number of the pass: one rank may begin a pass alone, to look at a batch.)
-"""
-
-_POLL_S = 0.25
-
-_HEARD_S = 2.0
+_HEARD_S = POLL_S + 1.0
 """How long a rank that fails waits for the others; one that iterates over nothing does not listen."""
 
 
 class FailureAlarm:
-    """Signals the next failure to all ranks, and receives theirs. Needs `init_process_group`.
+    """Signals a failure to all ranks, and receives theirs.
 
     Args:
-        rank: of this process.
-        world: how many ranks there are.
+        news: of all ranks.
     """
 
-    def __init__(self, rank: int, world: int) -> None:
-        self._rank = rank
-        self._world = world
-        self._number = _failures
-        self._key = f"penstock/alarm/{self._number}"
-        self._store: Any = _get_default_store().clone()  # type: ignore[attr-defined]
+    def __init__(self, news: RankNews) -> None:
+        self._news = news
         self._received: str | None = None
-        self._has_signalled = False
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._poll, name="penstock-alarm", daemon=True)
-        self._thread.start()
+        news.listen(self)
 
     def signal(self, error: BaseException) -> None:
         """Let all ranks know that this one's loader has failed, and wait until they do."""
-        self._has_signalled = True
-        _count(self._number)
-        text = f"the loader of rank {self._rank} failed: {type(error).__name__}: {error}"
-        self._call_store("set", self._key, text)
+        if self._received is not None:
+            return
+        text = f"the loader of rank {self._news.rank} failed: {type(error).__name__}: {error}"
+        key = self._news.post(_KIND, text)
         deadline = time.monotonic() + _HEARD_S
-        while time.monotonic() < deadline:
-            heard = self._call_store("add", f"{self._key}/heard", 0)
-            if heard is None or heard >= self._world or self._closing.wait(0.02):
+        while key is not None and time.monotonic() < deadline:
+            heard = self._news.call_store("add", f"{key}/heard", 0)
+            if heard is None or heard >= self._news.world or self._closing.wait(0.02):
                 return
 
     def check(self) -> None:
-        """Raise if another rank has signalled.
+        """Raise if a rank has signalled.
 
         Raises:
             RankError: its loader has failed.
@@ -71,38 +54,28 @@ class FailureAlarm:
             raise RankError(f"{self._received}; no rank can continue without it")
 
     def close(self) -> None:
-        """Stop polling."""
+        """Stop listening."""
         self._closing.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._news.leave(self)
 
-    def _poll(self) -> None:
-        while not self._closing.wait(_POLL_S):
-            if self._call_store("check", [self._key]):
-                self._received = bytes(self._call_store("get", self._key) or b"").decode(errors="replace")
-                _count(self._number)
-                if not self._has_signalled:
-                    # The training loop may be waiting in a collective, and never come back for another batch.
-                    sys.stderr.write(f"penstock: rank {self._rank} has received: {self._received}\n")
-                self._call_store("add", f"{self._key}/heard", 1)
-                return
+    def receive(self, message: Message) -> None:
+        """Note another rank's failure."""
+        if message.kind != _KIND or self._received is not None:
+            return
+        self._received = message.text
+        if message.rank != self._news.rank:
+            # The training loop may be waiting in a collective, and never come back for another batch.
+            sys.stderr.write(f"penstock: rank {self._news.rank} has received: {message.text}\n")
 
-    def _call_store(self, method: str, *args: Any) -> Any:
-        """Call the store; None if the process that serves it has already ended."""
-        try:
-            return getattr(self._store, method)(*args)
-        except (dist.DistError, OSError):
-            self._closing.set()
-            return None
+    def advance(self) -> bool:
+        """Wait for nothing."""
+        return False
+
+    def end(self) -> None:
+        """Leave nothing."""
 
 
-def _count(number: int) -> None:
-    global _failures
-    _failures = max(_failures, number + 1)
-
-
-def start_failure_alarm(rank: int, world: int) -> FailureAlarm | None:
-    """Return a running alarm; None with one rank, or without `init_process_group`."""
-    if world < 2 or not dist.is_initialized():
-        return None
-    return FailureAlarm(rank, world)
+def start_failure_alarm() -> FailureAlarm | None:
+    """Return a listening alarm; None with one rank, or without `init_process_group`."""
+    news = rank_news()
+    return FailureAlarm(news) if news is not None else None

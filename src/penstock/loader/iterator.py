@@ -38,7 +38,7 @@ class LoaderIterator(_BaseDataLoaderIter):
         config = self._config = runtime.config
         self._runtime = runtime
         self._counters = runtime.counters
-        self._alarm = start_failure_alarm(config.rank, config.world_size) if config.is_distributed else None
+        self._alarm = start_failure_alarm() if config.is_distributed else None
         self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
         self._began_ns = time.perf_counter_ns()
         self._counters.begun_ns = self._counters.begun_ns or self._began_ns

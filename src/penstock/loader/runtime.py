@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.core.stats import LoaderStatistics, RingCounts
+from penstock.distributed.stop_requests import StopRequests
 from penstock.loader.checkpoint.dataset_fingerprint import DatasetFingerprint
 from penstock.loader.checkpoint.epoch_state import EpochState
 from penstock.loader.checkpoint.resume import Resume
@@ -118,6 +119,8 @@ class LoaderRuntime:
     """Where the next pass begins, after `load_state_dict`."""
     loaded: dict[str, Any] | None = None
     """The state that was loaded, until a pass begins: `state_dict` returns it unchanged."""
+    stop_requests: StopRequests | None = None
+    """The signals that are watched, from the first `stop_requested`."""
 
     def carried(self) -> dict[str, Any]:
         """Return the fields that a copy of the loader takes along, in this process or another.

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from penstock.core.errors import OptionError, StateError
+from penstock.core.stop_signals import STOP_SIGNALS
+from penstock.distributed.stop_requests import StopRequests
 from penstock.loader import dataloader
 from penstock.loader.dataloader import T_co, config_of, runtime_of
 from penstock.loader.fallback import why_torch_iterator
@@ -101,3 +104,39 @@ class DataLoader(dataloader.DataLoader[T_co]):  # noqa: D101  the base class's, 
         """
         runtime = runtime_of(self)
         runtime.next_epoch, runtime.is_epoch_set = epoch, True
+
+    def stop_requested(self, *, signals: Iterable[int] = STOP_SIGNALS) -> bool:
+        """Return whether to save and stop, because a scheduler has sent a signal; call it once after each step.
+
+        With several ranks of `torch.distributed`, all of them call it after each step, whichever have got the signal,
+        and it becomes true on all of them at the same step; from then on it stays true. Steps exchange nothing until
+        then (a rank asks the store of `init_process_group` for news every two seconds, for all its loaders together).
+        The calls of all loaders of a program are counted together.
+
+        The first call sets the signal handlers, and they are restored when the loader is gone. A handler that the
+        program had is called too; without one, the signal has no other effect, so a program that stops calling this
+        does not end by it. Ctrl-C stays as it is.
+
+        Args:
+            signals: which, at the first call: SIGTERM and SIGUSR1, or others.
+
+        Raises:
+            OptionError: the first call is not in the main thread, a signal cannot be watched, or there are several
+                ranks without `init_process_group`.
+            RankError: some rank has not called this in time (that of `init_process_group`) after another was asked.
+
+        >>> import os, signal
+        >>> loader = DataLoader(range(8), batch_size=2)
+        >>> for batch in loader:
+        ...     if batch[0] == 2:
+        ...         os.kill(os.getpid(), signal.SIGUSR1)  # as a scheduler does
+        ...     if loader.stop_requested():
+        ...         break
+        >>> batch
+        tensor([2, 3])
+        """
+        runtime = runtime_of(self)
+        if runtime.stop_requests is None:
+            runtime.stop_requests = StopRequests(signals)
+            weakref.finalize(self, runtime.stop_requests.close)
+        return runtime.stop_requests.is_requested()
