@@ -1,5 +1,5 @@
 # One line per chore: `make setup | demo | quick | test | thorough | check | package | docs | bench | browser | standin | gpu`.
-# Everything lands in .venv, build, dist and data/. `make demo` installs what it needs alone; the others install all.
+# Everything lands in .venv, build, dist and data/. `make demo` and `make docs` install what they need alone; the others install all.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -81,7 +81,9 @@ package: $(READY)
 docs: $(DOCS_READY)
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/site
 
-$(DOCS_READY): $(READY)
+# The site needs little of what the tests need; an environment that has that gets the rest.
+$(DOCS_READY): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) -e ".[docs]"
 	@touch $@
 

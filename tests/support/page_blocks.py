@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 RECIPES = Path(__file__).parents[2] / "docs/recipes.md"
 _BLOCK = re.compile(
-    r"((?:<!-- (?:setup|not run):(?:(?!-->).)*-->\n)*)^( *)```python\n(.*?)^ *```$", re.MULTILINE | re.DOTALL
+    r"((?:<!-- (?:setup|not run|needs):(?:(?!-->).)*-->\n)*)^( *)```python\n(.*?)^ *```$", re.MULTILINE | re.DOTALL
 )
+_NEEDS = re.compile(r"<!-- needs: ([\w.]+) -->")
+
+
+def run_page(page: Path | str) -> None:
+    """Run the blocks of a page one after another, in one namespace, in this folder.
+
+    `<!-- setup: CODE -->` before a block runs first; `<!-- not run: REASON -->` leaves the block out, and
+    `<!-- needs: MODULE -->` leaves out it and its setup where that is not installed.
+    """
+    names: dict[str, object] = {"__name__": "a_page"}
+    torch.manual_seed(0)
+    for line, comments, code in python_blocks(Path(page).read_text()):
+        if not all(map(_is_installed, _NEEDS.findall(comments))):
+            continue
+        for setup in setups(comments):
+            exec(compile(setup, f"{page}:{line} (setup)", "exec"), names)
+        compiled = compile("\n" * line + code, str(page), "exec")
+        if "<!-- not run: " not in comments:
+            exec(compiled, names)
+    names.clear()
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that it would lie in
+        return False
 
 
 def python_blocks(text: str) -> Iterator[tuple[int, str, str]]:
@@ -27,7 +57,7 @@ def setups(comments: str) -> list[str]:
 def recipe(heading: str) -> str:
     """Return the program under a heading of docs/recipes.md, with what the page's recipes share."""
     page = RECIPES.read_text()
-    shared = setups(page)
+    shared = setups(page)[:1]
     section = page.split(f"\n## {heading}\n")[1].partition("\n## ")[0]
     (found,) = python_blocks(section)
     return "\n".join([*shared, found[2]])

@@ -263,6 +263,7 @@ class DataLoader(TorchDataLoader[T_co]):
             super().check_worker_number_rationality()
 
     def _get_iterator(self) -> Any:
+        _follow_samplers(self)
         reason = why_torch_iterator(config_of(self))
         if reason:
             runtime_of(self).counters.fallback_reason = reason
@@ -270,6 +271,16 @@ class DataLoader(TorchDataLoader[T_co]):
         if self.num_workers > 0:
             self.check_worker_number_rationality()
         return LoaderIterator(runtime_of(self))
+
+
+def _follow_samplers(loader: DataLoader[Any]) -> None:
+    """Take samplers that were set by `object.__setattr__`, as Ultralytics does: torch's iterator reads them anew."""
+    runtime = runtime_of(loader)
+    found = {name: getattr(loader, name) for name in ("sampler", "batch_sampler")}
+    if all(found[name] is getattr(runtime.config, name) for name in found):
+        return
+    runtime.config = replace(runtime.config, **found)
+    runtime.order = order_for(runtime.config.index_sampler, snapshot_every=runtime.config.snapshot_every_n_steps or 1)
 
 
 def config_of(loader: DataLoader[Any]) -> LoaderConfig:
