@@ -152,6 +152,18 @@ def test_a_damaged_sample_is_replaced(tmp_path: Path) -> None:
     assert file.filled()[0] == 1
 
 
+def test_an_end_that_is_older_than_the_content_overwrites_nothing(tmp_path: Path) -> None:
+    file = opened(tmp_path / "a")
+    add(file, 0)
+    head = (tmp_path / "a").read_bytes()[:4096]
+    add(file, 1)
+    with (tmp_path / "a").open("r+b") as raw:  # as a power failure may leave it
+        raw.write(head)
+    again = opened(tmp_path / "a")
+    assert add(again, 2)
+    assert [read(again, place) for place in range(3)] == [content(0), content(1), content(2)]
+
+
 def test_an_entry_that_another_process_has_made_meanwhile_is_kept(tmp_path: Path) -> None:
     file = opened(tmp_path / "a")
     add(file, 2)

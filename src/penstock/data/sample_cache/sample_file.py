@@ -102,7 +102,9 @@ class SampleFile:
                 return
             if found != wanted:
                 raise SourceError(f"{self.name} {_difference(found, wanted)}; remove the file, or pass another path")
-            self._read_end(fd)
+            # After a power failure the end may be an older one than the content that reached the disk.
+            if self._read_end(fd) < (size := os.fstat(fd).st_size - self._base):
+                self._write_end(fd, size)
 
     def _read_end(self, fd: int) -> int:
         """Return where the content ends.
