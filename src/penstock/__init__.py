@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.data.open import open
     from penstock.data.ray_data import ray_dataset
     from penstock.data.shared import shared
-    from penstock.data.source import Source
+    from penstock.data.source import Source, cached
     from penstock.data.storage.storage import Storage
     from penstock.data.stream import Stream
     from penstock.device import Sim
@@ -94,6 +94,7 @@ __all__ = [
     "WorkerStartError",
     "WorkerTimeoutError",
     "__version__",
+    "cached",
     "convert",
     "infer",
     "ledger",
@@ -133,7 +134,7 @@ _HOMES = {
     "penstock.loader.stateful_loader": ("DataLoader",),
     "penstock.loader.padding": ("PadCollate",),
     "penstock.data.shared": ("shared",),
-    "penstock.data.source": ("Source",),
+    "penstock.data.source": ("Source", "cached"),
     "penstock.data.storage.storage": ("Storage",),
     "penstock.data.mixture": ("Mixture", "mix"),
     "penstock.data.open": ("open",),

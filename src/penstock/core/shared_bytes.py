@@ -17,7 +17,7 @@ from typing import Any
 from penstock.core.errors import TransportError
 from penstock.core.shared_segment import Handle, MemfdSegment, NamedSegment, attach, create, memfd_works
 
-_HEAD_NBYTES = 64
+HEAD_NBYTES = 64
 """The token, and room that keeps what follows on a cache line of its own."""
 
 _TOKEN_NBYTES = 16
@@ -41,15 +41,22 @@ class SharedBytes:
     """
 
     def __init__(self, nbytes: int) -> None:
-        segment = create(_HEAD_NBYTES + nbytes, named=not memfd_works())
+        segment = create(HEAD_NBYTES + nbytes, named=not memfd_works())
         segment.memory[:_TOKEN_NBYTES] = os.urandom(_TOKEN_NBYTES)
         self._adopt(segment, nbytes)
 
     def _adopt(self, segment: MemfdSegment | NamedSegment, nbytes: int) -> None:
         self._segment = segment
         self._token = bytes(segment.memory[:_TOKEN_NBYTES])
-        self.memory = segment.memory[_HEAD_NBYTES : _HEAD_NBYTES + nbytes]
+        self.memory = segment.memory[HEAD_NBYTES : HEAD_NBYTES + nbytes]
         weakref.finalize(self, _close, segment, os.getpid())
+
+    def reopen(self) -> int:
+        """Return a new descriptor of the memory, which begins at `HEAD_NBYTES` of that file; only with memfd.
+
+        It is what a lock on the memory belongs to. The caller closes it.
+        """
+        return os.open(f"/proc/self/fd/{self._segment.handle().fd}", os.O_RDWR | os.O_CLOEXEC)
 
     def __reduce__(self) -> Any:
         handle = self._segment.handle()

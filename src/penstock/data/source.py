@@ -1,4 +1,4 @@
-"""`Source`: samples by number, and the sources that wrap another one (map, filter, select)."""
+"""`Source`: samples by number, and the sources that wrap another one (map, filter, select, cached)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 from torch.utils.data import Dataset
 
-from penstock.core.errors import RecordError, SourceError
+from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.data.sample_cache.cached_dataset import CachedDataset, open_cached
+from penstock.data.sample_cache.sample_cache import CacheInfo, Where
 from penstock.data.schema import Errors, Sample, Schema, schema_of
 from penstock.data.stream import Shard, Stream
 
@@ -138,6 +141,40 @@ class Source(Dataset[Any]):
         """Return a source of the samples with these numbers, in this order."""
         return Subset(self, indices)
 
+    def cached(
+        self,
+        where: Where,
+        *,
+        after: Literal["decode", "map"] = "decode",
+        limit: int | str | None = None,
+        path: str | os.PathLike[str] | None = None,
+    ) -> Source:
+        """Return the same source, which makes each sample once: all workers read it from then on; see `cached`.
+
+        Args:
+            where: "ram" or "disk".
+            after: "decode" keeps what the format decodes: the functions of `map` are called each time a sample is read.
+                "map" keeps what they return.
+            limit: of the bytes of all samples.
+            path: the file, for "disk".
+
+        Raises:
+            OptionError: an argument is out of range, or the samples are others in each epoch.
+            SourceError: the file is something else, or has other samples.
+            TransportError: there is no shared memory.
+        """
+        if after not in ("decode", "map"):
+            raise OptionError(f"samples are cached after 'decode' or 'map', not after {after!r}")
+        return self._cached(partial(_open_cached, where=where, limit=limit, path=path), is_before_map=after == "decode")
+
+    def _cached(self, opened: Callable[[Any], CachedDataset], *, is_before_map: bool) -> Source:
+        if self.epoch is not None:
+            raise OptionError(
+                f"the samples of {self.where} are others in each epoch, and a cache would keep those of one; cache its "
+                "sources, and mix these"
+            )
+        return Cached(self, opened(self))
+
     def stream(self, *, errors: Errors = "raise") -> SourceStream:
         """Return the samples one after another: distributed over ranks and workers, and with a state to resume from."""
         return SourceStream(self, errors)
@@ -215,6 +252,12 @@ class Mapped(Source):
         """What it calls: the source and the function."""
         return self._source, self._function
 
+    def _cached(self, opened: Callable[[Any], CachedDataset], *, is_before_map: bool) -> Source:
+        # Leaving out fields is part of decoding.
+        if not is_before_map or isinstance(self._function, _SelectFields):
+            return super()._cached(opened, is_before_map=is_before_map)
+        return Mapped(_cached_part(self._source, opened), self._function)
+
     def read(self, index: int) -> Any:
         """Return the function's result for a sample."""
         return self._function(self._source[index])
@@ -249,6 +292,11 @@ class Subset(Source):
         """What it calls: the source."""
         return (self._source,)
 
+    def _cached(self, opened: Callable[[Any], CachedDataset], *, is_before_map: bool) -> Source:
+        if not is_before_map:
+            return super()._cached(opened, is_before_map=is_before_map)
+        return Subset(_cached_part(self._source, opened), self._indices.tolist())
+
     def read(self, index: int) -> Any:
         """Return a sample of the source."""
         return self._source[int(self._indices[index])]
@@ -265,6 +313,108 @@ class Subset(Source):
     def close(self) -> None:
         """Close the source."""
         self._source.close()
+
+
+class Cached(Source):
+    """Another source's samples, each made once; `Source.cached` makes it.
+
+    Args:
+        source: makes the samples.
+        samples: keeps them.
+    """
+
+    def __init__(self, source: Source, samples: CachedDataset) -> None:
+        self.where = source.where
+        self._source = source
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What it calls: the source."""
+        return (self._source,)
+
+    def read(self, index: int) -> Any:
+        """Return the sample that is kept; make and keep it if there is none."""
+        return self._samples[index]
+
+    @property
+    def chunk_starts(self) -> np.ndarray | None:
+        """The source's."""
+        return self._source.chunk_starts
+
+    def cache_info(self) -> CacheInfo:
+        """Return what the cache has done, in all processes: hits, misses, entries, nbytes, limit_nbytes, full."""
+        return self._samples.cache_info()
+
+    def close(self) -> None:
+        """Close the source. What is kept stays."""
+        self._source.close()
+
+
+def _cached_part(source: Any, opened: Callable[[Any], CachedDataset]) -> Any:
+    return source._cached(opened, is_before_map=True) if isinstance(source, Source) else opened(source)
+
+
+def cached(
+    dataset: Any, where: Where, *, limit: int | str | None = None, path: str | os.PathLike[str] | None = None
+) -> Any:
+    """Return the same dataset, which makes each sample once: all workers read it from then on, in any DataLoader.
+
+    Calling it is your word that a sample is the same whenever it is made. So put what is random after it: a dataset
+    whose `__getitem__` returns `augment(cached[index])`, or `source.cached(...).map(augment)`. A sample that draws from
+    torch's, NumPy's or Python's generator, or from `penstock.sample_rng()`, while it is made is refused. A generator of
+    the dataset's own is not seen, nor is a change of epoch: its first sample is kept.
+
+    Each sample that is returned is a copy, so it may be written to. Nothing is removed to make room: in a shuffled
+    epoch each sample is needed as much as any other. When a sample does not fit, no more are added; those that are not
+    there are made each time, as without a cache. A process that is killed leaves no wrong sample.
+
+    - "ram": in memory of this program and its workers (processes or threads), freed with the last of them. It takes
+      pages as it fills. Programs and ranks have one each.
+    - "disk": in the file `path`, on a disk of this machine. It stays, and several programs and ranks may use and fill
+      it at the same time. It holds samples of one dataset: a file of one with another class, length, code, indices, or
+      (of a source) file is refused. Also, each process makes two samples anew, and compares them. Remove the file
+      when the data has changed. A path in /dev/shm is memory that ranks share; it stays until it is removed, too.
+
+    Args:
+        dataset: with `__len__` and `__getitem__`. A source that `penstock.open` returns is cached before the functions
+            of its `map`: see `Source.cached`. Of another dataset all that `__getitem__` does is cached, its transforms
+            too. Indices that are not numbers from 0 to its length are passed on to it. If it has `__getitems__`, that
+            is called with the indices that are missing. Its other attributes can be read.
+        where: "ram" or "disk".
+        limit: of the bytes of all samples: a number, or text as in "8GiB". None is half of what is free.
+        path: the file, for "disk".
+
+    Returns:
+        A dataset, with `cache_info()`: hits, misses, entries, nbytes, limit_nbytes, full.
+
+    Raises:
+        OptionError: the dataset is iterable or has a state, its samples are random, or an argument is out of range.
+        SourceError: the file is something else, or has other samples.
+        TransportError: there is no shared memory.
+        UnpicklableError: a sample cannot be pickled.
+
+    >>> import penstock
+    >>> squares = penstock.cached([number * number for number in range(10)], "ram", limit="1MiB")
+    >>> [squares[3], squares[3]], squares.cache_info().hits, squares.cache_info().misses
+    ([9, 9], 1, 1)
+    """
+    if isinstance(dataset, Source):
+        return dataset.cached(where, limit=limit, path=path)
+    return _open_cached(dataset, where=where, limit=limit, path=path)
+
+
+def _open_cached(dataset: Any, **options: Any) -> CachedDataset:
+    has_state = all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
+    if has_state and not isinstance(dataset, Source):  # a source has one for those who iterate it
+        raise OptionError(
+            f"{type(dataset).__qualname__} has a state (state_dict), which a sample that is read from a cache would "
+            "not move on; cache a dataset without one inside of it"
+        )
+    return open_cached(dataset, **options)
 
 
 class PerProcess(Generic[_Handle]):

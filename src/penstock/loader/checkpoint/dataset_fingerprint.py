@@ -27,8 +27,9 @@ import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
 
 from penstock.data.mixture import Mixture
+from penstock.data.sample_cache.cached_dataset import CachedDataset
 from penstock.data.shared import SharedList
-from penstock.data.source import Source
+from penstock.data.source import Cached, Source
 from penstock.distributed.rank import rank_and_world_size
 
 _ENTRIES = 32
@@ -83,6 +84,8 @@ def entries_of(dataset: Any) -> dict[str, str]:
     >>> [*entries_of(Numbers())]
     ['dataset.data']
     """
+    if isinstance(dataset, CachedDataset):
+        return entries_of(dataset.dataset)
     if isinstance(dataset, IterableDataset | TensorDataset | Subset | ConcatDataset | Source):
         return {}
     return _digests(lambda: [*_columns(dataset, "dataset", lambda entry: not _is_word(entry))])
@@ -114,6 +117,10 @@ def _parts(dataset: Any, name: str) -> Iterator[tuple[str, Any]]:
             left.append((f"{name}.dataset", one.dataset))
         elif isinstance(one, ConcatDataset):
             left += [(f"{name}.datasets.{place}", inner) for place, inner in enumerate(one.datasets[:_PARTS])]
+        elif isinstance(one, CachedDataset):  # a state of the dataset without a cache is one of it, too
+            left.append((name, one.dataset))
+        elif isinstance(one, Cached):
+            left += [(name, inner) for inner in one.parts]
         elif isinstance(one, Source):
             yield f"{name}.where", [str(one.where)]
             left += [(f"{name}.{key}", inner) for key, inner in vars(one).items() if isinstance(inner, Source)]

@@ -2,7 +2,7 @@
 
     dataset      torch's TensorDataset; a list, tuple, range, tensor or array of plain data; a source that
                  `penstock.open` returns; and of such: Subset (random_split), ConcatDataset, StackDataset, and a
-                 source's `select`, `filter`, `select_fields` and `map(Tokenized(...))`, and mixtures
+                 source's `select`, `filter`, `select_fields` `cached` and `map(Tokenized(...))`, and mixtures
     collate_fn   torch's default_collate or default_convert, or PadCollate
     nothing else of the program's runs in a worker: no worker_init_fn, no function for `errors`
 
@@ -24,6 +24,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from penstock.data import source as sources
 from penstock.data.mixture import Mixture
+from penstock.data.sample_cache.cached_dataset import CachedDataset
 from penstock.loader.padding import PadCollate
 from penstock.loader.workers.worker_spec import WorkerSpec
 
@@ -79,8 +80,10 @@ def _impure_part(dataset: Any) -> Any:
         parts = dataset.datasets
     elif type(dataset) is StackDataset:
         parts = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
-    elif type(dataset) in (sources.Mapped, sources.Subset, Mixture):
+    elif type(dataset) in (sources.Mapped, sources.Subset, sources.Cached, Mixture):
         parts = dataset.parts
+    elif type(dataset) is CachedDataset:
+        parts = [dataset.dataset]
     elif type(dataset).__module__.startswith("penstock.data."):
         parts = []
     else:

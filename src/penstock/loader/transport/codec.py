@@ -31,9 +31,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.core import plain_tree
 from penstock.core.errors import UnpicklableError
 from penstock.core.units import round_up
-from penstock.loader.transport import plain_tree
 from penstock.loader.transport.arena import ALIGNMENT, Arena, ArenaFullError
 
 INLINE_NBYTES = 16_384

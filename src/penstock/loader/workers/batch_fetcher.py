@@ -16,6 +16,7 @@ from typing import Any
 from torch.utils.data import default_collate
 
 from penstock.core.batch_spec import ColumnSpec
+from penstock.core.random_states import keep_states
 from penstock.loader.batch_writer import BatchWriter, arena_needed
 from penstock.loader.collate import collate_samples
 from penstock.loader.transport.arena import Arena, ArenaFullError
@@ -23,7 +24,6 @@ from penstock.loader.workers.busy_time import BusyTime
 from penstock.loader.workers.fetch_result import FetchResult, NothingLeftError
 from penstock.loader.workers.sample_fetcher import SampleFetcher, Tick, add_origin
 from penstock.loader.workers.sample_seed import Making
-from penstock.loader.workers.worker_random_states import keep_states
 from penstock.loader.workers.worker_spec import RowRange, WorkerSpec
 
 _QUICK_NS = 100_000

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from penstock.core.random_states import note_sample_draw
+
 
 class Fetcher(Protocol):
     """Makes samples in this thread; see `SampleFetcher`."""
@@ -58,6 +60,7 @@ def sample_seed() -> int:
     fetcher = _thread.fetcher
     if fetcher is None or fetcher.epoch_seed is None:
         return int(torch.empty((), dtype=torch.int64).random_().item())
+    note_sample_draw()
     return derive_seed(fetcher.epoch_seed, fetcher.current()[0])
 
 
@@ -71,6 +74,7 @@ def sample_rng() -> np.random.Generator:
     fetcher = _thread.fetcher
     if fetcher is None:
         return np.random.default_rng(sample_seed())
+    note_sample_draw()
     sample = fetcher.current()
     if _thread.sample is None or _thread.sample[1:] != sample[1:]:
         _thread.sample, _thread.rng = sample, np.random.default_rng(sample_seed())

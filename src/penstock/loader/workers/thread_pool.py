@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from torch._utils import ExceptionWrapper
 
+from penstock.core.random_states import keep_states
 from penstock.core.shared_segment import PAGE, PrivateSegment, SharedSegment
 from penstock.core.units import round_up
 from penstock.loader.transport import codec
@@ -25,7 +26,6 @@ from penstock.loader.transport.arena import Arena, ArenaFullError
 from penstock.loader.workers.fetch_result import NothingLeftError
 from penstock.loader.workers.pool import PoolSnapshot, Task, TaskResult, WorkerCrash
 from penstock.loader.workers.stream_shard import StreamShard, StreamShards, install_info
-from penstock.loader.workers.worker_random_states import keep_states
 from penstock.loader.workers.worker_spec import WorkerSpec
 
 
