@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import torch
 from bucket import put, serving
@@ -233,6 +235,33 @@ def test_a_cache_that_is_too_small_is_read_past(files: Files, tmp_path: Path) ->
         assert batch_of(source, list(range(5))) == DATA[:5]
 
 
+class OwnError(Exception):
+    """As gcsfs has: an error that derives from nothing else, with a code."""
+
+    code = 416
+
+
+def test_an_empty_object_is_read_where_a_range_of_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = fsspec.filesystem("memory")
+    read = type(memory).cat_file
+
+    def refuse(self: Any, path: str, start: Any = None, end: Any = None, **options: Any) -> Any:
+        if path.endswith("/missing.jpg") or not self.size(path):
+            raise OwnError
+        return read(self, path, start, end, **options)
+
+    monkeypatch.setattr(type(memory), "cat_file", refuse)
+    memory.pipe({"/empty/a.jpg": b"", "/empty/b.jpg": b"b", "/empty/missing.jpg": b"c"})
+    try:
+        source = penstock.open("memory://empty/", format="images", fields=["encoded"])
+        assert isinstance(source, Source)
+        assert batch_of(source.map(encoded), [0, 1]) == [b"", b"b"]
+        with pytest.raises(SourceError, match=r"memory://empty/missing\.jpg was changed"):
+            source[2]
+    finally:
+        memory.rm("/empty", recursive=True)
+
+
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     with serving() as address:
@@ -249,6 +278,10 @@ def test_objects_in_s3_are_one_request_each(s3: Proxy) -> None:
     assert batch_of(source.map(encoded), [0, 1, 2, 3]) == DATA[:4]
     assert [method for method, _, _ in s3.requests] == ["GET"] * 4
     assert encoded(source[4]) == b"", "an empty object has no range, and no error"
+    s3.requests.clear()
+    sent = pickle.loads(pickle.dumps(source))
+    assert [encoded(sample) for sample in batch_of(sent, [1, 2])] == DATA[1:3]
+    assert len(s3.requests) == 2, "a source that was sent takes its list along"
     s3.plan = FaultPlan(["500", "cut", "reset"])
     assert batch_of(source.map(encoded), [0, 1, 2, 3]) == DATA[:4]
     large = penstock.open("s3://bucket/", format="images", fields=["encoded"], storage=Storage(range_nbytes=150))

@@ -45,8 +45,9 @@ _VERSION_KEYS = (
 )
 
 
-_OBJECT_STORES = {"gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "hf", "memory"}
-"""Protocols of fsspec where the answer to one request never mixes two versions of an object."""
+_USUAL_ERRORS = (OSError, ValueError, RuntimeError, LookupError, TypeError)
+_OBJECT_STORES = {"gs", "gcs", "memory"}
+"""Protocols of fsspec where `cat_file` is one request, whose answer never mixes two versions of an object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,7 @@ class Backend:
             raise translate_error(url, error) from error
 
     def _foreign_errors(self) -> tuple[type[Exception], ...]:
-        return (OSError, ValueError, RuntimeError, LookupError, TypeError)
+        return (Exception,)  # some have errors of their own, like gcsfs, which derive from nothing else
 
 
 class S3(Backend):
@@ -244,7 +245,7 @@ class S3(Backend):
     def _foreign_errors(self) -> tuple[type[Exception], ...]:
         botocore = need("botocore.exceptions", "s3")
         client_error = need("aiohttp", "s3").ClientError
-        return (*super()._foreign_errors(), botocore.BotoCoreError, botocore.ClientError, client_error)
+        return (*_USUAL_ERRORS, botocore.BotoCoreError, botocore.ClientError, client_error)
 
 
 class Http(Backend):
@@ -304,7 +305,7 @@ class Http(Backend):
                 yield response
 
     def _foreign_errors(self) -> tuple[type[Exception], ...]:
-        return (*super()._foreign_errors(), need("aiohttp", "remote").ClientError)
+        return (*_USUAL_ERRORS, need("aiohttp", "remote").ClientError)
 
 
 def get_backend(loop_thread: EventLoopThread, url: str, stall_s: float) -> Backend:
