@@ -7,6 +7,7 @@ import pickle
 import random
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.utils.data import Subset
 import penstock
 from penstock.core.errors import RecordError, SourceError
 from penstock.data.source import Source
-from penstock.data.storage import object_batch
+from penstock.data.storage import event_loop, object_batch
 from penstock.data.storage.object_batch import ObjectBatch
 from penstock.data.storage.storage import Storage
 
@@ -31,14 +32,21 @@ DATA = list(OBJECTS.values())
 PATIENT = Storage(retries=20, timeout_s=600, stall_s=60)
 
 
-@pytest.fixture(autouse=True)
-def _hang_up_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.data.storage.event_loop.LINGER_S", 0.05)
+@contextmanager
+def connections_ended() -> Iterator[None]:
+    """Afterwards close this process's connections, and wait for the threads of servers that have served them."""
+    before = set(threading.enumerate())
+    yield
+    if event_loop._current is not None:
+        event_loop._current.shutdown(600.0)
+    for thread in set(threading.enumerate()) - before:
+        if "process_request_thread" in thread.name:
+            thread.join(600.0)
 
 
 @pytest.fixture
 def files() -> Iterator[Files]:
-    with Files(dict(OBJECTS)).running() as server:
+    with Files(dict(OBJECTS)).running() as server, connections_ended():
         yield server
 
 
@@ -184,7 +192,8 @@ def test_a_child_that_is_forked_within_a_batch_reads_by_itself(files: Files) -> 
         assert source[1] == DATA[1]
 
 
-def test_a_closed_source_keeps_no_thread(files: Files) -> None:
+def test_a_closed_source_keeps_no_thread(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_loop, "LINGER_S", 0.0)
     source = opened(files).map(encoded)
     batch_of(source, [1, 2])
     threads = [thread for thread in threading.enumerate() if thread.name == "penstock remote"]
@@ -196,7 +205,7 @@ def test_a_closed_source_keeps_no_thread(files: Files) -> None:
 
 @pytest.mark.parametrize("has_ranges", [True, False])
 def test_a_large_object_is_read_whole_in_ranges_of_one_version(has_ranges: bool) -> None:
-    with Files(dict(OBJECTS), has_ranges=has_ranges).running() as server:
+    with Files(dict(OBJECTS), has_ranges=has_ranges).running() as server, connections_ended():
         source = opened(server, Storage(range_nbytes=100)).map(encoded)
         assert batch_of(source, list(range(COUNT))) == DATA
         with pytest.raises(RecordError, match="larger than 150 bytes"):
@@ -255,9 +264,10 @@ def test_an_empty_object_is_read_where_a_range_of_it_is_refused(monkeypatch: pyt
     try:
         source = penstock.open("memory://empty/", format="images", fields=["encoded"])
         assert isinstance(source, Source)
-        assert batch_of(source.map(encoded), [0, 1]) == [b"", b"b"]
-        with pytest.raises(SourceError, match=r"memory://empty/missing\.jpg was changed"):
-            source[2]
+        with connections_ended():
+            assert batch_of(source.map(encoded), [0, 1]) == [b"", b"b"]
+            with pytest.raises(SourceError, match=r"memory://empty/missing\.jpg was changed"):
+                source[2]
     finally:
         memory.rm("/empty", recursive=True)
 
@@ -266,7 +276,7 @@ def test_an_empty_object_is_read_where_a_range_of_it_is_refused(monkeypatch: pyt
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     with serving() as address:
         put(address, {f"{number}.jpg": DATA[number] for number in range(4)} | {"empty.jpg": b""})
-        with Proxy(*address).running() as proxy:
+        with Proxy(*address).running() as proxy, connections_ended():
             monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
             yield proxy
 
