@@ -21,6 +21,8 @@ PACKAGES = (
     "nvidia-dali-cuda120",
     "tensorflow-cpu",
     "ffcv",
+    "litdata",
+    "s3fs",
 )
 
 

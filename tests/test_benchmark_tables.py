@@ -72,7 +72,20 @@ def test_a_report_from_a_gpu_becomes_a_table() -> None:
 
 @pytest.mark.usefixtures("preloaded_python")
 @pytest.mark.parametrize(
-    "name", ["articles", "device", "everyday", "fit", "fuzz", "loader", "observe", "scale", "sources", "tune"]
+    "name",
+    [
+        "articles",
+        "device",
+        "everyday",
+        "fit",
+        "fuzz",
+        "loader",
+        "observe",
+        "remote_objects",
+        "scale",
+        "sources",
+        "tune",
+    ],
 )
 def test_a_benchmark_starts(name: str) -> None:
     done = subprocess.run(

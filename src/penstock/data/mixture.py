@@ -14,6 +14,7 @@ from penstock.core.shared_bytes import SharedBytes
 from penstock.data.mixture_order import MixtureOrder, Stop, check_schedule, check_stop
 from penstock.data.open import open as open_source
 from penstock.data.source import Source
+from penstock.data.storage.object_batch import ObjectRequest
 
 
 def mix(
@@ -153,6 +154,21 @@ class Mixture(Source):
     def locate(self, index: int) -> tuple[int, int]:
         """Return which source has sample `index`, and its number there."""
         return self._order.locate(range(len(self))[index], self._epoch.value)
+
+    @property
+    def reads_objects(self) -> bool:
+        """Whether a source does."""
+        return any(isinstance(source, Source) and source.reads_objects for source in self._sources)
+
+    def object_requests(self, indices: Sequence[int]) -> list[ObjectRequest]:
+        """Return those of the sources, in the order of the samples."""
+        found = []
+        for index in indices:
+            place, number = self._order.locate(index, self._epoch.value)
+            source = self._sources[place]
+            if isinstance(source, Source) and source.reads_objects:
+                found += source.object_requests([number])
+        return found
 
     def read(self, index: int) -> Any:
         """Return a sample of a source."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
@@ -16,6 +15,7 @@ from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.data.sample_cache.cached_dataset import CachedDataset, open_cached
 from penstock.data.sample_cache.sample_cache import CacheInfo, Where
 from penstock.data.schema import Errors, Sample, Schema, schema_of
+from penstock.data.storage.object_batch import ObjectBatch, ObjectRequest
 from penstock.data.stream import Shard, Stream
 
 _BLOCK = 1024
@@ -87,6 +87,45 @@ class Source(Dataset[Any]):
     def chunk_starts(self) -> np.ndarray | None:
         """Where each chunk of samples that are read together begins, and the number of samples; None without chunks."""
         return None
+
+    @property
+    def reads_objects(self) -> bool:
+        """Whether samples are made of small remote files that can be fetched side by side, see `fetching`."""
+        return False
+
+    def object_requests(self, indices: Sequence[int]) -> list[ObjectRequest]:
+        """Return the remote files that `read` reads whole for these samples, all of `range(len(self))`, in order."""
+        return []
+
+    def fetching(self, indices: Iterable[int]) -> ObjectBatch:
+        """Fetch the remote files of these samples side by side, for this thread's `self[index]` in the `with` block.
+
+        The samples are the same as without, in the same order, and so are errors. Does nothing for other sources.
+        """
+        if not self.reads_objects:
+            return ObjectBatch([])
+        places = range(len(self))
+        try:
+            known = [places[index] for index in indices if -len(places) <= index < len(places)]
+        except TypeError:  # reading it raises what it raises without a batch
+            known = []
+        return ObjectBatch(self.object_requests(known))
+
+    @property
+    def __getitems__(self) -> Callable[[Sequence[int]], list[Any]] | None:
+        """Samples of a batch, as torch's DataLoader asks for them; None where they are as fast one by one."""
+        return self._read_batch if self.reads_objects else None
+
+    def _read_batch(self, indices: Sequence[int]) -> list[Any]:
+        samples = []
+        with self.fetching(indices):
+            for index in indices:
+                try:
+                    samples.append(self[index])
+                except Exception as error:
+                    error.add_note(f"(penstock: raised for sample {index} of {self.where})")
+                    raise
+        return samples
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -258,6 +297,15 @@ class Mapped(Source):
             return super()._cached(opened, is_before_map=is_before_map)
         return Mapped(_cached_part(self._source, opened), self._function)
 
+    @property
+    def reads_objects(self) -> bool:
+        """Whether the source does."""
+        return _reads_objects(self._source)
+
+    def object_requests(self, indices: Sequence[int]) -> list[ObjectRequest]:
+        """Return the source's."""
+        return self._source.object_requests(indices) if self.reads_objects else []
+
     def read(self, index: int) -> Any:
         """Return the function's result for a sample."""
         return self._function(self._source[index])
@@ -296,6 +344,18 @@ class Subset(Source):
         if not is_before_map:
             return super()._cached(opened, is_before_map=is_before_map)
         return Subset(_cached_part(self._source, opened), self._indices.tolist())
+
+    @property
+    def reads_objects(self) -> bool:
+        """Whether the source does."""
+        return _reads_objects(self._source)
+
+    def object_requests(self, indices: Sequence[int]) -> list[ObjectRequest]:
+        """Return the source's, for the samples selected of it."""
+        if not self.reads_objects:
+            return []
+        places = range(len(self._source))
+        return self._source.object_requests([places[int(self._indices[index])] for index in indices])
 
     def read(self, index: int) -> Any:
         """Return a sample of the source."""
@@ -344,6 +404,15 @@ class Cached(Source):
     def chunk_starts(self) -> np.ndarray | None:
         """The source's."""
         return self._source.chunk_starts
+
+    @property
+    def reads_objects(self) -> bool:
+        """Whether the source does."""
+        return self._source.reads_objects
+
+    def object_requests(self, indices: Sequence[int]) -> list[ObjectRequest]:
+        """Return the source's, for the samples that are not kept yet."""
+        return self._source.object_requests([index for index in indices if not self._samples.has(index)])
 
     def cache_info(self) -> CacheInfo:
         """Return what the cache has done, in all processes: hits, misses, entries, nbytes, limit_nbytes, full."""
@@ -415,6 +484,8 @@ def _open_cached(dataset: Any, **options: Any) -> CachedDataset:
             "not move on; cache a dataset without one inside of it"
         )
     return open_cached(dataset, **options)
+def _reads_objects(source: object) -> bool:
+    return isinstance(source, Source) and source.reads_objects
 
 
 class PerProcess(Generic[_Handle]):
@@ -463,8 +534,10 @@ class PerProcess(Generic[_Handle]):
 
     def __del__(self) -> None:
         """Close the handle of a source that was dropped."""
-        with contextlib.suppress(Exception):  # at the interpreter's end, half of what it needs is gone
+        try:  # noqa: SIM105  at the interpreter's end contextlib is gone, too
             self.close()
+        except Exception:  # noqa: BLE001  and half of what closing needs
+            pass
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_make": self._make, "_close": self._close}

@@ -80,6 +80,11 @@ class CachedDataset(Dataset[Any]):
                 self._cache.keep(number, sample)
         return [*samples]
 
+    def has(self, index: int) -> bool:
+        """Return whether a sample is kept."""
+        number = self._number(index)
+        return number is not None and self._cache.has(number)
+
     def cache_info(self) -> CacheInfo:
         """Return what the cache has done, in all processes: hits, misses, entries, nbytes, limit_nbytes, full."""
         return self._cache.info()

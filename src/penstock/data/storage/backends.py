@@ -2,7 +2,8 @@
 
     S3         the client of s3fs, with the retries of s3fs and botocore off: they would multiply with ours
     Http       the session of fsspec's HTTP filesystem
-    Backend    any other filesystem of fsspec: `cat_file`, with the file's version compared after every range
+    Backend    any other filesystem of fsspec: `cat_file`, with the file's version compared after every range; object
+               stores, which answer a request from one version of the object, without that for an object read whole
 
 All methods run in the loop of an `EventLoopThread`. Errors of other libraries are translated here: to `TransientError`
 if a retry may succeed, to `SourceError` otherwise.
@@ -13,14 +14,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from penstock.core.errors import ExtraError, SourceError
 from penstock.data.optional import need
 from penstock.data.storage.event_loop import EventLoopThread
-from penstock.data.storage.remote_errors import file_changed, http_error, redact_url, translate_error
+from penstock.data.storage.remote_errors import file_changed, http_error, is_range_error, redact_url, translate_error
 from penstock.data.storage.retries import TransientError
 
 _Result = TypeVar("_Result")
@@ -42,6 +43,11 @@ _VERSION_KEYS = (
     "mtime",
     "created",
 )
+
+
+_USUAL_ERRORS = (OSError, ValueError, RuntimeError, LookupError, TypeError)
+_OBJECT_STORES = {"gs", "gcs", "memory"}
+"""Protocols of fsspec where `cat_file` is one request, whose answer never mixes two versions of an object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,32 @@ class Backend:
             raise file_changed(url)
         yield data
 
+    async def read_start(self, url: str, nbytes: int) -> tuple[FileVersion, bytes]:
+        """Return a file's size and version, and its first `nbytes` bytes; by one request, if it has no more than those.
+
+        None of the bytes are returned where the storage does not say of which version they are and there are more.
+
+        Raises:
+            SourceError: the file does not exist, or may not be read.
+            TransientError: a retry may succeed.
+        """
+        protocols = (self._fs.protocol,) if isinstance(self._fs.protocol, str) else self._fs.protocol
+        if not _OBJECT_STORES.isdisjoint(protocols):
+            try:
+                async with self._read_slots:
+                    data: bytes = await self._call(url, "cat_file", self._path(url), 0, nbytes + 1)
+                if len(data) <= nbytes:
+                    return FileVersion(len(data), ""), data
+            except SourceError:  # some have no range of an empty object
+                if (await self.file_version(url)).nbytes:
+                    raise
+                return FileVersion(0, ""), b""
+        version = await self.file_version(url)
+        if version.nbytes > nbytes:
+            return version, b""
+        async with aclosing(self.read(url, 0, version.nbytes, version)) as parts:  # type: ignore[type-var]
+            return version, b"".join([part async for part in parts])
+
     async def find(self, url: str) -> list[str]:
         """Return the URLs of all files below a folder, sorted."""
         return self._urls(url, await self._call(url, "find", self._path(url)))
@@ -152,7 +184,7 @@ class Backend:
             raise translate_error(url, error) from error
 
     def _foreign_errors(self) -> tuple[type[Exception], ...]:
-        return (OSError, ValueError, RuntimeError, LookupError, TypeError)
+        return (Exception,)  # some have errors of their own, like gcsfs, which derive from nothing else
 
 
 class S3(Backend):
@@ -182,6 +214,23 @@ class S3(Backend):
             finally:
                 body.close()
 
+    async def read_start(self, url: str, nbytes: int) -> tuple[FileVersion, bytes]:
+        """Return a file's size and ETag, and its first bytes."""
+        try:
+            async with self._read_slots:
+                response = await self._ask(url, "get_object", Range=f"bytes=0-{nbytes - 1}")
+                with closing(response["Body"]) as body:
+                    version = _object_version(url, response)
+                    data = bytearray()
+                    with self._translate_errors(url):
+                        while part := await self._with_timeout(body.read(_READ_NBYTES)):
+                            data += part
+                    return version, bytes(data)
+        except SourceError as error:  # an empty object has no ranges
+            if not is_range_error(error) or (version := await self.file_version(url)).nbytes:
+                raise
+            return version, b""
+
     def _session(self) -> Any:
         return self._fs._s3
 
@@ -196,7 +245,7 @@ class S3(Backend):
     def _foreign_errors(self) -> tuple[type[Exception], ...]:
         botocore = need("botocore.exceptions", "s3")
         client_error = need("aiohttp", "s3").ClientError
-        return (*super()._foreign_errors(), botocore.BotoCoreError, botocore.ClientError, client_error)
+        return (*_USUAL_ERRORS, botocore.BotoCoreError, botocore.ClientError, client_error)
 
 
 class Http(Backend):
@@ -205,16 +254,24 @@ class Http(Backend):
     async def file_version(self, url: str) -> FileVersion:
         """Return a file's size and ETag, or time. Gets its first byte: a signed URL does not permit HEAD."""
         async with self._get(url, 0, 1) as response:
-            total = response.headers.get("Content-Range", "").rpartition("/")[2]
-            if response.status in (206, 416) and total.isdecimal():
-                await self._with_timeout(
-                    response.read()
-                )  # aiohttp closes the connection of a response that was not read
-                return FileVersion(int(total), _version(response))
-            length = response.headers.get("Content-Length", "")
-            if response.status == 200 and length.isdecimal():
-                return FileVersion(int(length), _version(response), has_ranges=False)
-        raise SourceError(f"{redact_url(url)}: the server does not report the size of the file; copy it to a disk")
+            version = _file_version(url, response)
+            if version.has_ranges:
+                # aiohttp closes the connection of a response that was not read
+                await self._with_timeout(response.read())
+            return version
+
+    async def read_start(self, url: str, nbytes: int) -> tuple[FileVersion, bytes]:
+        """Return a file's size and ETag, or time, and its first bytes; a server without ranges sends all or none."""
+        async with self._read_slots, self._get(url, 0, nbytes) as response:
+            version = _file_version(url, response)
+            if response.status == 206:
+                _check_range(url, response.headers["Content-Range"], 0, version)
+            elif version.has_ranges or version.nbytes > nbytes:
+                return version, b""
+            data = bytearray()
+            while part := await self._with_timeout(response.content.readany()):
+                data += part
+            return version, bytes(data)
 
     async def read(self, url: str, start: int, end: int, expected: FileVersion) -> AsyncIterator[bytes]:
         """Yield bytes `start` to `end` in parts; a server without ranges sends all bytes before them, too."""
@@ -248,7 +305,7 @@ class Http(Backend):
                 yield response
 
     def _foreign_errors(self) -> tuple[type[Exception], ...]:
-        return (*super()._foreign_errors(), need("aiohttp", "remote").ClientError)
+        return (*_USUAL_ERRORS, need("aiohttp", "remote").ClientError)
 
 
 def get_backend(loop_thread: EventLoopThread, url: str, stall_s: float) -> Backend:
@@ -310,6 +367,27 @@ def _user_config(fs_class: Any, option: str) -> dict[str, Any]:
     known = need("fsspec", "remote").config.conf
     protocols = (fs_class.protocol,) if isinstance(fs_class.protocol, str) else fs_class.protocol
     return {name: value for one in protocols for name, value in known.get(one, {}).get(option, {}).items()}
+
+
+def _file_version(url: str, response: Any) -> FileVersion:
+    """Return what a response to a request for the first bytes of a file says of the whole file."""
+    total = response.headers.get("Content-Range", "").rpartition("/")[2]
+    if response.status in (206, 416) and total.isdecimal():
+        return FileVersion(int(total), _version(response))
+    length = response.headers.get("Content-Length", "")
+    if response.status == 200 and length.isdecimal():
+        return FileVersion(int(length), _version(response), has_ranges=False)
+    raise SourceError(f"{redact_url(url)}: the server does not report the size of the file; copy it to a disk")
+
+
+def _object_version(url: str, response: Any) -> FileVersion:
+    """Return what S3's response to a request for the first bytes of an object says of the whole object."""
+    total = response.get("ContentRange", "").rpartition("/")[2]
+    nbytes = int(total) if total.isdecimal() else int(response["ContentLength"])  # a server may send all of it
+    version = FileVersion(nbytes, str(response.get("ETag") or response.get("LastModified") or ""))
+    if total:
+        _check_range(url, response["ContentRange"], 0, version)
+    return version
 
 
 def _version(response: Any) -> str:

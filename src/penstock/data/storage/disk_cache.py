@@ -65,6 +65,10 @@ class DiskCache:
     folder: str
     nbytes: int
 
+    def has(self, name: str, nbytes: int) -> bool:
+        """Return whether there is a complete copy, which another process may remove."""
+        return _is_complete(os.path.join(self.folder, name), nbytes)
+
     def open(self, name: str, nbytes: int) -> BinaryIO | None:
         """Open a copy, and prevent its removal until it is closed; None if there is none."""
         path = os.path.join(self.folder, name)

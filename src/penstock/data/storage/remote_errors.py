@@ -84,6 +84,13 @@ def translate_error(url: str, error: BaseException) -> Exception:
     return SourceError(f"{redact_url(url)} cannot be read: {description}")
 
 
+def is_range_error(error: BaseException) -> bool:
+    """Return whether S3 has answered that an object has no such range, as it does for any range of an empty one."""
+    answers = (getattr(cause, "response", None) for cause in _causes(error))
+    codes = [answer.get("Error", {}).get("Code") for answer in answers if isinstance(answer, dict)]
+    return not {"InvalidRange", "416"}.isdisjoint(codes)
+
+
 def _causes(error: BaseException) -> Iterator[BaseException]:
     seen: BaseException | None = error
     while seen is not None:

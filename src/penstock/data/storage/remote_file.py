@@ -275,19 +275,20 @@ async def _wait_to_retry(url: str, budget: RetryBudget, error: TransientError) -
 def _query(url: str, retries: Retries, ask: Callable[[Backend], Awaitable[_Result]]) -> _Result:
     loop_thread = acquire()
     try:
-        return loop_thread.call(_query_async(loop_thread, url, retries, ask))
+        return loop_thread.call(query_async(loop_thread, url, retries, ask))
     finally:
         loop_thread.release()
 
 
 async def _version(loop_thread: EventLoopThread, url: str, retries: Retries, lookups: asyncio.Semaphore) -> FileVersion:
     async with lookups:
-        return await _query_async(loop_thread, url, retries, lambda backend: backend.file_version(url))
+        return await query_async(loop_thread, url, retries, lambda backend: backend.file_version(url))
 
 
-async def _query_async(
+async def query_async(
     loop_thread: EventLoopThread, url: str, retries: Retries, ask: Callable[[Backend], Awaitable[_Result]]
 ) -> _Result:
+    """Return what `ask` returns of a URL's backend; called again as long as it may succeed."""
     budget = RetryBudget(retries)
     while True:
         try:

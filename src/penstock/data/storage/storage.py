@@ -5,6 +5,8 @@
                         copied into the cache while it is read from its beginning
     local    local      the path
              remote     the path of a copy, downloaded first, see `disk_cache`
+    read     local      all of its bytes
+             remote     the same; a small one by one request, those of a batch side by side, see `object_batch`
 
 A file:// URL is a path of this machine.
 """
@@ -27,6 +29,7 @@ from penstock.data.storage import remote_file
 from penstock.data.storage.backends import FileVersion
 from penstock.data.storage.cache_fill import CopyingFile
 from penstock.data.storage.disk_cache import DiskCache, copy_name, default_folder
+from penstock.data.storage.object_batch import ObjectRequest, fetch
 from penstock.data.storage.partial_copy import PartialCopy
 from penstock.data.storage.retries import Retries
 
@@ -133,6 +136,42 @@ class Storage:
             raise SourceError(f"{path} cannot be opened: {error}") from error
         return file
 
+    def request(self, path: str) -> ObjectRequest | None:
+        """Return what an `ObjectBatch` needs to fetch a file ahead of `read`; None for a local one."""
+        path = strip_file_scheme(path)
+        if not is_remote(path):
+            return None
+        cache = None if self.cache is None else DiskCache(self.cache, self.cache_nbytes)
+        return ObjectRequest(path, self._retries(), self.range_nbytes, cache)
+
+    def read(self, path: str, limit: int) -> bytes:
+        """Return the bytes of a file, or the first `limit` where it has more.
+
+        Raises:
+            SourceError: it cannot be read.
+            ExtraError: a package is missing; the message names the extra that brings it.
+        """
+        request = self.request(path)
+        if request is None:
+            with self.open(path) as file:
+                return file.read(limit)
+        found = fetch(request)
+        version, data = found.version, found.data
+        if data is None:
+            with self._open_version(request.url, version, copies=True) as file:
+                return file.read(limit)
+        if len(data) < version.nbytes:
+            if request.cache is not None:
+                with self._open_version(request.url, version, copies=True) as file:
+                    return file.read(limit)
+            with self._remote_file(request.url, version) as remote:
+                remote.seek(len(data))
+                rest = io.BufferedReader(remote, _BUFFER_NBYTES).read(max(0, limit - len(data)))
+            return data[:limit] + rest
+        if request.cache is not None:
+            _keep(request.cache, _copy_name(request.url, version), data)
+        return data[:limit]
+
     def nbytes(self, path: str) -> int:
         """Return a file's size.
 
@@ -173,7 +212,9 @@ class Storage:
         return cache.path(_copy_name(path, version), version.nbytes, lambda copy: self._download(path, version, copy))
 
     def _open_remote(self, url: str, *, copies: bool) -> BinaryIO:
-        version = remote_file.file_versions([url], self._retries())[0]
+        return self._open_version(url, remote_file.file_versions([url], self._retries())[0], copies=copies)
+
+    def _open_version(self, url: str, version: FileVersion, *, copies: bool) -> BinaryIO:
         copy = None
         if self.cache is not None:
             cache, name = DiskCache(self.cache, self.cache_nbytes), _copy_name(url, version)
@@ -201,6 +242,18 @@ class Storage:
 
     def _retries(self) -> Retries:
         return Retries(max_retries=self.retries, timeout_s=self.timeout_s, stall_s=self.stall_s)
+
+
+def _keep(cache: DiskCache, name: str, data: bytes) -> None:
+    """Make a copy of a whole file, if there is room and nobody else is making it."""
+    try:
+        copy = cache.begin_copy(name, len(data), while_reading=True)
+        if copy is not None:
+            with copy:
+                copy.write(data)
+                copy.finish()
+    except SourceError as error:
+        warnings.warn(f"not kept: {error}", RuntimeWarning, stacklevel=3)
 
 
 def _check_iterable(paths: object) -> None:

@@ -52,7 +52,8 @@ class DirectScheduler(InlineScheduler):
         self._fetched_ns = 0
         spec = self._worker_spec
         self._samples.epoch_seed = self._epoch_seed
-        self._getitems = getattr(spec.dataset, "__getitems__", None)
+        self._fetching = spec.fetching
+        self._getitems = self._fetching is None and getattr(spec.dataset, "__getitems__", None)
         self._is_default = spec.auto_collation and spec.collate_fn is default_collate
         self._fast_map = fast_map()
         self._collate = partial(collate, collate_fn_map=self._fast_map) if self._is_default else spec.collate_fn
@@ -128,7 +129,12 @@ class DirectScheduler(InlineScheduler):
                     raise
                 self._count = len(found) if hasattr(found, "__len__") else 0
             else:
-                found = samples.fetch_plain(indices if type(indices) is list else [*indices])
+                known = indices if type(indices) is list else [*indices]
+                if self._fetching is None:
+                    found = samples.fetch_plain(known)
+                else:
+                    with self._fetching(known):
+                        found = samples.fetch_plain(known)
                 self._count = len(found)
             self._fetched_ns = time.perf_counter_ns()
             samples.begin_collate()

@@ -1,8 +1,9 @@
 """Indices → samples → a batch in an arena. The same code runs in worker processes, threads, Ray actors and inline.
 
 A dataset's `__getitems__` is called once per batch where there is one, as torch's fetcher does, and the collate
-function once per batch. A collate function that has a method `collate_into(samples, arena)` is given the arena, and
-writes the batch there itself (see `PadCollate`).
+function once per batch. One of our own sources fetches the files of a batch side by side; its samples are then made one
+by one, each with its own seed and error. A collate function that has a method `collate_into(samples, arena)` is given
+the arena, and writes the batch there itself (see `PadCollate`).
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class BatchFetcher:
         self._keeps_states = in_training_process and worker_spec.seeded
         self._busy_time = BusyTime(with_process=not in_training_process) if worker_spec.measures_waiting else None
         self._by_rows = worker_spec.auto_collation and worker_spec.collate_fn is default_collate
+        self._fetching = worker_spec.fetching or contextlib.nullcontext
         self._collate_into = getattr(worker_spec.collate_fn, "collate_into", None)
 
     def pass_over(self, count: int, epoch_seed: int | None) -> None:
@@ -88,7 +90,8 @@ class BatchFetcher:
         elif self._worker_spec.makes_whole_batches:
             self._make_bulk(indices, fetched, tick, enlarge)
         elif sequence := indices if isinstance(indices, list) else [*indices]:  # arrays, sets, whatever can be iterated
-            self._make_by_samples(sequence, fetched, tick, rows, enlarge)
+            with self._fetching(sequence):
+                self._make_by_samples(sequence, fetched, tick, rows, enlarge)
         else:
             fetched.batch = self._worker_spec.collate_fn([])
         passed_ns = time.perf_counter_ns() - began

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch.utils.data import default_collate
+
+from penstock.data.source import Source
 
 
 class Skip:
@@ -54,7 +57,16 @@ class WorkerSpec:
     @property
     def makes_whole_batches(self) -> bool:
         """Whether the dataset is asked for all samples of a batch at once, as torch asks it."""
-        return self.auto_collation and not self.iterable and bool(getattr(self.dataset, "__getitems__", None))
+        if not self.auto_collation or self.iterable or self.fetching is not None:
+            return False
+        return bool(getattr(self.dataset, "__getitems__", None))
+
+    @property
+    def fetching(self) -> Callable[[Sequence[Any]], AbstractContextManager[Any]] | None:
+        """How what a batch is made of is fetched, so that its samples are then made one by one; None for most."""
+        dataset = self.dataset
+        is_own = isinstance(dataset, Source) and type(dataset).__getitems__ is Source.__getitems__
+        return dataset.fetching if is_own and dataset.reads_objects else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,8 @@ class ClassFolders:
     def __init__(
         self, paths: Sequence[str], suffixes: tuple[str, ...], storage: Storage, labels: bool | None = None
     ) -> None:
+        self.are_remote = any(map(is_remote, paths))
+        """Whether some lie remotely."""
         folders = [path for path in paths if _is_folder(path, suffixes)]
         if folders and len(folders) < len(paths):
             other = next(path for path in paths if path not in folders)

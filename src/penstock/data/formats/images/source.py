@@ -28,14 +28,15 @@ from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.data.formats.images.class_folders import ClassFolders
 from penstock.data.formats.images.image_codec import MAX_PIXELS, Resize, Size, decode, encode, sides, suffix
 from penstock.data.schema import Errors, Field, Sample, Schema, Selection
-from penstock.data.source import Source
+from penstock.data.source import PerProcess, Source
+from penstock.data.storage import event_loop
+from penstock.data.storage.object_batch import ObjectRequest
 from penstock.data.storage.storage import Storage, is_remote
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """Of the files that a folder is searched for: torchvision's."""
 
 _FIELDS = ("image", "label", "path", "encoded")
-_PIECE = 1 << 20
 _MAX_CLASSES = 100_000
 
 
@@ -110,6 +111,7 @@ class ImageFolder(Source):
         self._resize: Resize = resize
         self._max_pixels = max_pixels
         self._max_record_nbytes = max_record_nbytes
+        self._connections = PerProcess(event_loop.acquire, event_loop.EventLoopThread.release)
 
     def __len__(self) -> int:
         return len(self._files.paths)
@@ -148,6 +150,23 @@ class ImageFolder(Source):
         other._chosen = {name: self._chosen[name] for name in other._chosen}
         return other
 
+    @property
+    def reads_objects(self) -> bool:
+        """Whether images lie remotely, and are read."""
+        return self._files.are_remote and not {"image", "encoded"}.isdisjoint(self._chosen.values())
+
+    def object_requests(self, indices: Sequence[int]) -> list[ObjectRequest]:
+        """Return the remote images of these samples. The connections are kept from then on, until it is closed."""
+        if not self.reads_objects:
+            return []
+        self._connections.get()
+        requests = (self._storage.request(self._files.paths[index]) for index in indices)
+        return [request for request in requests if request is not None]
+
+    def close(self) -> None:
+        """Give up the connections of this process."""
+        self._connections.close()
+
     def read(self, index: int) -> Sample:
         """Return an image with what was chosen of label, path and bytes.
 
@@ -181,14 +200,10 @@ class ImageFolder(Source):
                     if os.fstat(file.fileno()).st_size > most:
                         raise RecordError(path, 0, index, f"the file is larger than {most} bytes (max_record_nbytes)")
                     return file.readall()
-            pieces, length = [], 0
-            with self._storage.open(path) as remote:
-                while piece := remote.read(_PIECE):
-                    pieces.append(piece)
-                    length += len(piece)
-                    if length > most:
-                        raise RecordError(path, 0, index, f"the file is larger than {most} bytes (max_record_nbytes)")
-            return b"".join(pieces)
+            data = self._storage.read(path, most + 1)
+            if len(data) > most:
+                raise RecordError(path, 0, index, f"the file is larger than {most} bytes (max_record_nbytes)")
+            return data
         except OSError as error:
             raise RecordError(path, 0, index, f"the file cannot be read: {error}") from error
 

@@ -231,7 +231,7 @@ class PausableDataset:
         self._dataset = dataset
         self.running = threading.Event()
         self.running.set()
-        if hasattr(dataset, "__getitems__"):
+        if callable(getattr(dataset, "__getitems__", None)):
             self.__getitems__ = self._getitems
 
     def __len__(self) -> int:

@@ -1,0 +1,161 @@
+"""Small remote files, read whole: one request each, those of a batch side by side.
+
+    request     the first `nbytes` bytes of the file, by one request that also says its size and version
+    larger      the rest is read in ranges of the same version, see `remote_file`
+    cached      the version is looked up first; where the cache has a copy, nothing is fetched
+    batch       while an `ObjectBatch` is entered, its thread gets its files from it, in any order, as if each were
+                requested when it is read. At most `AHEAD` files are under way or not read yet; errors are raised where
+                the file is read
+
+Nothing of a batch crosses a fork: a child requests what it reads by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter, deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+from contextlib import aclosing
+from dataclasses import dataclass
+from types import TracebackType
+
+from penstock.data.storage.backends import Backend, FileVersion
+from penstock.data.storage.disk_cache import DiskCache, copy_name
+from penstock.data.storage.event_loop import EventLoopThread, acquire
+from penstock.data.storage.remote_file import query_async
+from penstock.data.storage.retries import Retries, TransientError
+
+AHEAD = 32
+"""Files of a batch that are requested before the one that is read has been read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRequest:
+    """A remote file, and how it is fetched."""
+
+    url: str
+    retries: Retries
+    nbytes: int
+    """The most bytes that are fetched by one request."""
+    cache: DiskCache | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStart:
+    """What was fetched of a file."""
+
+    version: FileVersion
+    data: bytes | None
+    """Its bytes, at most as many as were requested; None where the cache has a copy."""
+
+
+class ObjectBatch:
+    """Files that the thread which enters it is about to read; see the module.
+
+    Args:
+        requests: in the order in which they are read; a file may come several times.
+    """
+
+    def __init__(self, requests: Iterable[ObjectRequest]) -> None:
+        self._waiting = deque(requests)
+        self._uses = Counter(self._waiting)
+        self._started: dict[ObjectRequest, Future[ObjectStart]] = {}
+        self._loop_thread: EventLoopThread | None = None
+        self._outer: ObjectBatch | None = None
+
+    def __enter__(self) -> ObjectBatch:
+        self._outer = getattr(_entered, "batch", None)
+        if self._waiting:
+            self._loop_thread = acquire()
+            self._start_more()
+        _entered.batch = self
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _entered.batch, self._outer = self._outer, None
+        if self._loop_thread is not None and self._loop_thread.pid == os.getpid():
+            for future in self._started.values():
+                future.cancel()
+            self._loop_thread.release()
+        self._waiting.clear()
+        self._started.clear()
+
+    def take(self, request: ObjectRequest) -> ObjectStart | None:
+        """Return what is fetched of a file, as soon as it is there; None if the batch does not have it."""
+        if self._loop_thread is None or self._loop_thread.pid != os.getpid() or not self._uses[request]:
+            return None
+        self._uses[request] -= 1
+        future = self._started.get(request)
+        if future is None:  # it is read earlier than the batch has it
+            future = self._started[request] = self._loop_thread.start(_fetch(self._loop_thread, request))
+        if not self._uses[request]:
+            del self._started[request]
+        try:
+            return future.result()
+        finally:
+            future.cancel()  # has an effect only after an interrupt
+            self._start_more()
+
+    def _start_more(self) -> None:
+        loop_thread = self._loop_thread
+        while loop_thread is not None and self._waiting and len(self._started) < AHEAD:
+            request = self._waiting.popleft()
+            if self._uses[request] and request not in self._started:
+                self._started[request] = loop_thread.start(_fetch(loop_thread, request))
+
+
+_entered = threading.local()
+
+
+def fetch(request: ObjectRequest) -> ObjectStart:
+    """Return what is fetched of a file: by the batch that this thread has entered, or by a request now.
+
+    Raises:
+        SourceError: it cannot be read.
+        ExtraError: a package is missing.
+    """
+    batch: ObjectBatch | None = getattr(_entered, "batch", None)
+    found = batch.take(request) if batch is not None else None
+    if found is not None:
+        return found
+    loop_thread = acquire()
+    try:
+        return loop_thread.call(_fetch(loop_thread, request))
+    finally:
+        loop_thread.release()
+
+
+async def _fetch(loop_thread: EventLoopThread, request: ObjectRequest) -> ObjectStart:
+    url, retries, cache = request.url, request.retries, request.cache
+    if cache is None:
+        return await query_async(loop_thread, url, retries, lambda backend: _fetch_start(backend, request))
+    version = await query_async(loop_thread, url, retries, lambda backend: backend.file_version(url))
+    if version.nbytes > request.nbytes:
+        return ObjectStart(version, b"")
+    if cache.has(copy_name(url, version.nbytes, version.version), version.nbytes):
+        return ObjectStart(version, None)
+    return await query_async(loop_thread, url, retries, lambda backend: _fetch_version(backend, request, version))
+
+
+async def _fetch_start(backend: Backend, request: ObjectRequest) -> ObjectStart:
+    version, data = await backend.read_start(request.url, request.nbytes)
+    _check_length(len(data), min(version.nbytes, request.nbytes) if data else 0)
+    return ObjectStart(version, data)
+
+
+async def _fetch_version(backend: Backend, request: ObjectRequest, version: FileVersion) -> ObjectStart:
+    if not version.nbytes:
+        return ObjectStart(version, b"")
+    async with aclosing(backend.read(request.url, 0, version.nbytes, version)) as parts:  # type: ignore[type-var]
+        data = b"".join([part async for part in parts])
+    _check_length(len(data), version.nbytes)
+    return ObjectStart(version, data)
+
+
+def _check_length(nbytes: int, expected: int) -> None:
+    if nbytes != expected:
+        raise TransientError(f"an answer of {expected} bytes ended {expected - nbytes} early")
