@@ -484,6 +484,8 @@ def _open_cached(dataset: Any, **options: Any) -> CachedDataset:
             "not move on; cache a dataset without one inside of it"
         )
     return open_cached(dataset, **options)
+
+
 def _reads_objects(source: object) -> bool:
     return isinstance(source, Source) and source.reads_objects
 
