@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.core.errors import RecordError, SourceError
-from penstock.data.source import PerProcess, Source
+from penstock.core.per_process import PerProcess
+from penstock.data.source import Source
 
 
 class Squares(Source):

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from penstock.core.errors import SourceError
+from penstock.core.per_process import PerProcess
 from penstock.data.formats.arrow.ipc_messages import IpcFile, scan_file
 from penstock.data.formats.arrow.table_source import (
     HELD_NBYTES,
@@ -28,7 +29,6 @@ from penstock.data.formats.arrow.types import Layout
 from penstock.data.formats.arrow.writer import TableWriter, arrow_schema
 from penstock.data.optional import need
 from penstock.data.schema import Errors, Schema, Selection
-from penstock.data.source import PerProcess
 from penstock.data.storage.storage import Storage
 
 _VIEW_NBYTES = 16 << 10

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.core.errors import SourceError
+from penstock.core.per_process import PerProcess
 from penstock.data.formats.arrow.parquet_pages import Chunk, check_pages, column_chunks
 from penstock.data.formats.arrow.table_source import (
     HELD_NBYTES,
@@ -30,7 +31,6 @@ from penstock.data.formats.arrow.types import Layout
 from penstock.data.formats.arrow.writer import TableWriter, arrow_schema
 from penstock.data.optional import need
 from penstock.data.schema import Errors, Schema, Selection
-from penstock.data.source import PerProcess
 from penstock.data.storage.storage import Storage
 
 _TAIL_NBYTES = 64 << 10

@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.arrow.columns import Column
 from penstock.data.formats.arrow.types import Leaf, leaves, merged
 from penstock.data.optional import need
 from penstock.data.schema import Sample, Schema, Selection, plain
-from penstock.data.source import PerProcess, Source
+from penstock.data.source import Source
 
 HELD_NBYTES = 512 << 20
 """Of unpacked groups that a process keeps."""

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import SourceError
+from penstock.core.per_process import PerProcess
 from penstock.data.chunk_cache import ChunkCache
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.hdf5.fields import Column, read_columns
@@ -31,7 +32,7 @@ from penstock.data.formats.hdf5.rows import open_rows
 from penstock.data.formats.hdf5.select import select_columns
 from penstock.data.optional import need
 from penstock.data.schema import Errors, Sample, Schema, Selection
-from penstock.data.source import PerProcess, Source
+from penstock.data.source import Source
 from penstock.data.storage.storage import Storage
 
 _MAX_RUNS = 1 << 24

@@ -25,10 +25,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.core.per_process import PerProcess
 from penstock.data.formats.images.class_folders import ClassFolders
 from penstock.data.formats.images.image_codec import MAX_PIXELS, Resize, Size, decode, encode, sides, suffix
 from penstock.data.schema import Errors, Field, Sample, Schema, Selection
-from penstock.data.source import PerProcess, Source
+from penstock.data.source import Source
 from penstock.data.storage import event_loop
 from penstock.data.storage.object_batch import ObjectRequest
 from penstock.data.storage.storage import Storage, is_remote

@@ -18,12 +18,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from penstock.core.errors import RecordError, SourceError
+from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.lmdb.btree import OVERFLOW, PAGE, KeyIndex, read_index
 from penstock.data.formats.lmdb.sample_codec import MAGIC, pack, unpack, why_unsupported
 from penstock.data.optional import need
 from penstock.data.schema import Errors, Sample, Schema, Selection, fitted
-from penstock.data.source import PerProcess, Source
+from penstock.data.source import Source
 from penstock.data.storage.storage import Storage
 
 NOT_SAMPLES = frozenset(

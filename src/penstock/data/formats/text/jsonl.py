@@ -36,10 +36,11 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.text.lines import LONGEST, blocks, is_blank, is_gzip, line_starts
 from penstock.data.schema import DTYPES, Errors, Sample, Schema, Selection, fitted
-from penstock.data.source import PerProcess, Source
+from penstock.data.source import Source
 from penstock.data.storage.sequential_writer import SequentialWriter
 from penstock.data.storage.storage import Storage
 from penstock.data.stream import Shard, Stream

@@ -16,6 +16,7 @@ from typing import Literal
 import numpy as np
 
 from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.tfrecord import record_index
 from penstock.data.formats.tfrecord.example import parse_feature_lists, parse_features, wrap_entries
@@ -37,7 +38,7 @@ from penstock.data.formats.tfrecord.framing import (
 )
 from penstock.data.formats.tfrecord.protobuf_wire import MalformedError
 from penstock.data.schema import Errors, Sample, Schema, Selection
-from penstock.data.source import PerProcess, Source
+from penstock.data.source import Source
 from penstock.data.storage.sequential_reader import SequentialReader
 from penstock.data.storage.sequential_writer import SequentialWriter
 from penstock.data.storage.storage import Storage, is_remote

@@ -11,9 +11,9 @@ import numpy as np
 from torch.utils.data import get_worker_info
 
 from penstock.core.errors import OptionError, SourceError
+from penstock.core.per_process import PerProcess
 from penstock.data.optional import need
 from penstock.data.schema import Sample
-from penstock.data.source import PerProcess
 
 _PARALLELISM = "TOKENIZERS_PARALLELISM"
 

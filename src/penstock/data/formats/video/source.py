@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.images.class_folders import ClassFolders, Paths
 from penstock.data.formats.images.image_codec import Resize, Size, resized, sides
@@ -32,7 +33,7 @@ from penstock.data.formats.video.frame_index import FrameIndex, translate_errors
 from penstock.data.formats.video.frame_index_cache import read_frame_indexes
 from penstock.data.optional import need
 from penstock.data.schema import Errors, Field, Sample, Schema, Selection
-from penstock.data.source import PerProcess, Source
+from penstock.data.source import Source
 from penstock.data.storage.storage import Storage
 
 SUFFIXES = (".mp4", ".m4v", ".mkv", ".webm", ".mov", ".avi", ".mpg", ".mpeg")

@@ -24,12 +24,13 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import RecordError, SourceError
+from penstock.core.per_process import PerProcess
 from penstock.data.chunk_cache import ChunkCache
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.zarr.writer import ERRORS, RAGGED
 from penstock.data.optional import need
 from penstock.data.schema import Errors, Field, Sample, Schema, Selection
-from penstock.data.source import PerProcess, Source
+from penstock.data.source import Source
 from penstock.data.storage.storage import Storage, is_remote
 
 _NUMBERS = "biufc"
