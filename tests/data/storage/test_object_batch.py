@@ -77,6 +77,14 @@ def test_each_object_is_one_request(files: Files) -> None:
     assert sorted(path for _, path, _ in files.requests) == sorted([*OBJECTS, *OBJECTS])
 
 
+def test_of_a_cached_source_only_what_is_not_kept_is_requested_and_that_side_by_side(files: Files) -> None:
+    source = opened(files).map(encoded).cached("ram", limit="1MiB")
+    assert batch_of(source, list(range(5))) == DATA[:5]
+    files.range_barrier = threading.Barrier(3)
+    assert batch_of(source, list(range(8))) == DATA[:8]
+    assert sorted(path for _, path, _ in files.requests) == list(OBJECTS)[:8]
+
+
 def test_objects_of_a_batch_are_requested_side_by_side(files: Files) -> None:
     files.range_barrier = threading.Barrier(4)
     assert batch_of(opened(files).map(encoded), list(range(16))) == DATA[:16]
