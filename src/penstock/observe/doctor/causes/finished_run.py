@@ -7,6 +7,7 @@ loops waited.
 from __future__ import annotations
 
 from penstock.core.units import size_text
+from penstock.observe.doctor.causes.straggler import find_straggler
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.record import rates
 from penstock.observe.record.finding import Finding
@@ -29,6 +30,7 @@ def findings_of_run(record: RunRecord) -> tuple[Finding, ...]:
         return ()
     longest = max(used, key=lambda loader: loader.statistics.loop_s)
     found = [
+        _straggler(record),
         _waiting(most_waited_for(used), record),
         _too_many_workers(longest, record),
         _batches_held(longest),
@@ -38,6 +40,29 @@ def findings_of_run(record: RunRecord) -> tuple[Finding, ...]:
         _memory_growth(record),
     ]
     return tuple(finding for finding in found if finding is not None)
+
+
+def _straggler(record: RunRecord) -> Finding | None:
+    """A rank whose loader the other ranks waited for."""
+    found = find_straggler(record.ranks, THRESHOLDS.run_stall_fraction)
+    if found is None:
+        return None
+    names = ", ".join(map(str, found.ranks[:_SHOWN_INDICES])) + (", ..." if found.ranks[_SHOWN_INDICES:] else "")
+    slow = f"rank {names}" if len(found.ranks) == 1 else f"ranks {names}"
+    return Finding(
+        name="straggler",
+        cause=f"The loader of {slow} holds up the other ranks: they wait for it in their next collective.",
+        evidence=(
+            f"{slow} waited for data {percent_text(found.stall_fraction)} of the time, the others "
+            f"{percent_text(found.others_fraction)}; a batch came {time_text(found.longer_s)} later than on others, "
+            "whose steps took longer by about that"
+        ),
+        remedy=(
+            "compare that machine's storage and its free cores, and the size of that rank's samples, with the others'; "
+            "`penstock doctor` shows which part of its loading takes the time"
+        ),
+        gain=rates.gain_without(found.lost_fraction),
+    )
 
 
 def _waiting(loader: LoaderRecord, record: RunRecord) -> Finding | None:
