@@ -284,7 +284,10 @@ def test_a_checkpoint_knows_a_dataset_with_a_cache_as_the_one_without() -> None:
     ],
     ids=["torch", "random", "numpy", "seeded"],
 )
-def test_a_sample_that_draws_is_refused(kept: Callable[..., Any], name: str, draw: Callable[[int], object]) -> None:
+def test_a_sample_that_draws_is_refused(
+    kept: Callable[..., Any], name: str, draw: Callable[[int], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("threading.active_count", lambda: 1)  # other tests may have left some
     cached = kept(Pictures(draw))
     with pytest.raises(OptionError, match=f"sample 3 was made with random numbers.*{name}"):
         cached[3]
@@ -295,7 +298,10 @@ def test_a_sample_that_draws_is_refused(kept: Callable[..., Any], name: str, dra
 
 
 @pytest.mark.parametrize("draw", [penstock.sample_rng, penstock.sample_seed])
-def test_a_sample_with_randomness_of_its_own_is_refused(draw: Callable[[], object]) -> None:
+def test_a_sample_with_randomness_of_its_own_is_refused(
+    draw: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("threading.active_count", lambda: 1)  # other tests may have left some
     cached = penstock.cached(Pictures(lambda _: draw()), "ram", limit="1MiB")
     for seed in (None, 5):
         with pytest.raises(OptionError, match=r"penstock.sample_rng|torch's"):

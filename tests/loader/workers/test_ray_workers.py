@@ -343,15 +343,16 @@ def test_a_stream_continues_where_its_machine_vanished(on_cluster) -> None:
     answer = on_cluster(
         """
         from unittest import mock
-        with mock.patch.object(placement, "CORE_WAIT_S", 0.3):  # with no core left, the successor shares one
-            first, second = machines.have(2)
-            loader = DataLoader(
-                Stream(90, delay_s=0.02), 5, num_workers=2, worker_type="ray", worker_init_fn=lambda worker: None
-            )
-            indices = []
+        first, second = machines.have(2)
+        loader = DataLoader(
+            Stream(90, delay_s=0.02), 5, num_workers=2, worker_type="ray", worker_init_fn=lambda worker: None
+        )
+        indices = []
+        with mock.patch.object(placement, "CORE_WAIT_S", placement.CORE_WAIT_S):
             for number, (_, numbers) in enumerate(loader):
                 indices.append(numbers.tolist())
                 if number == 5:
+                    placement.CORE_WAIT_S = 0.3  # with no core left, the successor shares one
                     machines.kill(second)
         assert indices == TORCHS_STREAM, indices
         say("restarts", loader.statistics().restarts > 0)
