@@ -80,11 +80,16 @@ def main() -> None:
         name: _access_us({"list": held, "shared": penstock.shared(held), "in a tensor": InTensor(held)})
         for name, held in items.items()
     }
-    orders = {"in order": range(20_000), "random": random.Random(0).sample(range(10**6), 20_000)}
+    chance = random.Random(0)
+    orders = {
+        "in order": (1, range(20_000)),
+        "random": (1, chance.sample(range(10**6), 20_000)),
+        "random of 10^9": (1000, chance.sample(range(10**9), 20_000)),
+    }
     mix = {
-        f"mix, {'shuffled, ' * is_shuffled}{name}": _per_item_us(_mixture(is_shuffled).locate, order)
+        f"mix, {'shuffled, ' * is_shuffled}{name}": _per_item_us(_mixture(is_shuffled, times).locate, order)
         for is_shuffled in (False, True)
-        for name, order in orders.items()
+        for name, (times, order) in orders.items()
     }
     found = {
         "benchmark": "shared", "machine": facts(), "load": os.getloadavg()[0], "items": count, "build_s": build_s,
@@ -104,8 +109,8 @@ def main() -> None:
     )
 
 
-def _mixture(is_shuffled: bool) -> Any:
-    sources = [(range(10**6), 0.7), (range(10**5), 0.2), (range(10**5), 0.1)]
+def _mixture(is_shuffled: bool, times: int) -> Any:
+    sources = [(range(10**6 * times), 0.7), (range(10**5 * times), 0.2), (range(10**5 * times), 0.1)]
     return penstock.mix(sources, seed=0, shuffle=is_shuffled, stop="all_exhausted")
 
 
