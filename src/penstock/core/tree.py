@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
@@ -56,12 +57,14 @@ def like_mapping(original: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
     if type(original) is dict:
         return changed
     try:
+        if hasattr(original, "__dataclass_fields__"):  # as the outputs of Hugging Face's models, which refuse `update`
+            return dataclasses.replace(original, **changed)  # type: ignore[type-var]
         if isinstance(original, MutableMapping):
             clone = copy.copy(original)
             clone.update(changed)
             return clone
         return type(original)(changed)  # type: ignore[call-arg]
-    except TypeError:
+    except (TypeError, ValueError):
         return changed
 
 

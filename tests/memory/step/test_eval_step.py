@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -160,3 +162,31 @@ def test_inference_over_a_loader_survives_too() -> None:
     assert [len(one) for one in outputs] == [8, 4]
     with torch.no_grad():
         assert torch.allclose(torch.cat(outputs), model.linear(BATCH))
+
+
+@dataclasses.dataclass
+class ModelOutput(OrderedDict[str, Any]):
+    """A mapping as Hugging Face's models return: its entries are its fields, and it cannot be updated."""
+
+    logits: Tensor
+    loss: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        super().__init__({name: value for name, value in vars(self).items() if value is not None})
+
+    def update(self, *_: Any, **__: Any) -> None:
+        raise RuntimeError("no update")
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_outputs_that_are_mappings_and_dataclasses_stay_what_they_are(device: str) -> None:
+    def forward(model: Any, batch: Tensor) -> ModelOutput:
+        return ModelOutput(logits=model(batch))
+
+    step = EvalStep(Narrow(4), forward)
+    found = step(BATCH)
+    assert type(found) is ModelOutput
+    assert (found.logits.shape, found.loss) == ((12, 2), None)
+    assert torch.equal(found["logits"], found.logits)
+    outputs = [*penstock.infer(step, DataLoader(BATCH, batch_size=6), device=device)]
+    assert torch.allclose(torch.cat([one.logits for one in outputs]), found.logits)
