@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -22,14 +23,18 @@ Address = tuple[str, int]
 @contextmanager
 def serving() -> Iterator[Address]:
     """Serve an empty bucket, named bucket, with the user's credentials in the environment."""
-    from moto.server import ThreadedMotoServer  # imports for seconds, in each process that collects tests
+    from moto.moto_server import werkzeug_app as moto  # imports for seconds, in each process that collects tests
+    from werkzeug.serving import make_server
 
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
-        server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        server.start()
-        address = server.get_host_and_port()
+        application = moto.DomainDispatcherApplication(moto.create_backend_app)
+        # Bound here, not in the thread as moto's own does: there an error would leave this waiting for ever.
+        server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=moto.MotoRequestHandler)
+        address = "127.0.0.1", server.port
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
         reset = urllib.request.Request("http://{}:{}/moto-api/reset".format(*address), method="POST")
         urllib.request.urlopen(reset).close()  # all servers of a process share one state
         with closing(boto3.client("s3", endpoint_url="http://{}:{}".format(*address))) as client:
@@ -37,7 +42,9 @@ def serving() -> Iterator[Address]:
         try:
             yield address
         finally:
-            server.stop()
+            server.shutdown()
+            thread.join()
+            server.server_close()
 
 
 def put(address: Address, objects: Mapping[str, bytes]) -> None:
