@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -74,14 +75,13 @@ def test_a_handler_that_was_set_later_stays_and_may_go_on_calling() -> None:
 
 
 def test_a_forked_process_ends_by_the_signal_as_before() -> None:
-    signals = StopSignals([signal.SIGTERM], lambda: None)
-    process = os.fork()
-    if not process:
-        signal.raise_signal(signal.SIGTERM)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGTERM
-    assert not signals.noted
-    signals.close()
+    with closing(StopSignals([signal.SIGTERM], lambda: None)) as signals:
+        process = os.fork()
+        if not process:
+            signal.raise_signal(signal.SIGTERM)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGTERM
+        assert not signals.noted
 
 
 @pytest.mark.parametrize(
