@@ -9,13 +9,12 @@ not, and stepping again gives other weights. There are four ways to step, and th
   operation. For torch's other optimizers, and for the first step, which allocates the state.
 - **Chunked** (`chunked_step.py`): parameters are stepped in chunks that are undone if they fail. For sharded parameters
   (whose operations are hidden inside others), and where memory stays short.
-- **Whole** (`whole_step.py`): the step runs from a copy of all that the optimizer refers to. For optimizers that are
-  not torch's.
+- **Whole** (`whole_step.py`): the step runs from a copy of all that the optimizer refers to, until it is known to be
+  resumable. For optimizers that are not torch's.
 """
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,14 +28,16 @@ from torch.optim import Optimizer
 from penstock.device.oom import is_out_of_memory
 from penstock.distributed.rank_group import local_tensor
 from penstock.memory.model_tensors import state_tensors, storage_key
-from penstock.memory.recovery.attempt import attempt, clear_frames, free_memory
+from penstock.memory.recovery.attempt import clear_frames, free_memory
 from penstock.memory.recovery.chunked_step import ChunkedStep
 from penstock.memory.recovery.failure import Failure, FailureLog
 from penstock.memory.recovery.joined_optimizers import JoinedOptimizers
 from penstock.memory.recovery.optimizer_state import (
     SavedOptimizerState,
+    has_room,
     has_step_hooks,
     is_tensorwise,
+    nbytes_by_accelerator,
     stepped_params,
 )
 from penstock.memory.recovery.resume_optimizer import PartialStepError, StepResumption
@@ -93,7 +94,7 @@ class StepTransaction:
         self.optimizer = optimizer
         self._log = log
         is_sharded = any(local_tensor(p) is not p for group in optimizer.param_groups for p in group["params"])
-        self.whole = None if is_tensorwise(optimizer) else WholeStep(optimizer)
+        self.whole = None if is_tensorwise(optimizer) else WholeStep(optimizer, log)
         self.is_chunked = is_sharded and self.whole is None
         self.chunked = ChunkedStep(optimizer, chunk_nbytes)
         self._is_partial = False
@@ -289,20 +290,3 @@ def transaction_of(optimizer: Optimizer, *, log: FailureLog) -> StepTransaction 
     if isinstance(optimizer, JoinedOptimizers):
         return StepTransactions(optimizer.optimizers, log=log)
     return StepTransaction(optimizer, log=log)
-
-
-def nbytes_by_accelerator(params: list[Tensor]) -> dict[torch.device, int]:
-    """Return the bytes of `params` on each accelerator: a whole step may need as much for temporaries."""
-    needed: dict[torch.device, int] = {}
-    for param in params:
-        if param.device.type != "cpu":
-            needed[param.device] = needed.get(param.device, 0) + param.nbytes
-    return needed
-
-
-def has_room(needed: dict[torch.device, int]) -> bool:
-    """Return whether each accelerator has so many bytes free."""
-    for device, nbytes in needed.items():
-        if attempt(functools.partial(torch.empty, nbytes, dtype=torch.uint8, device=device)).failure is not None:
-            return False
-    return True
