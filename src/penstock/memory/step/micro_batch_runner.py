@@ -123,6 +123,10 @@ class MicroBatchRunner:
         with self._autocast.on_cpu():
             return self._loss_fn(model, part)
 
+    def is_batch_dependent(self) -> bool:
+        """Return whether the model has layers whose result depends on the other samples, allowed or not."""
+        return bool(batch_dependent_layers(self.model))
+
     def why_not_cut(self, batch: Any) -> str:
         """Return why a batch must not be cut; empty where it may be."""
         dependent = batch_dependent_layers(self.model, self._allow_batch_dependent)
