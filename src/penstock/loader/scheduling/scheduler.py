@@ -337,7 +337,7 @@ class Scheduler:
         waited_ns = time.perf_counter_ns() - began
         self._counters.wait_ns += waited_ns
         if self._counters.recorder is not None:
-            self._counters.recorder.add("wait", began, began + waited_ns, self._counters.epochs, self._window.next_out)
+            self._counters.recorder.add_wait(began, began + waited_ns, self._counters.epochs, self._window.next_out)
         if idle:
             self._dispatch.starved(waited_ns * idle)
         if not events:
@@ -481,18 +481,10 @@ class Scheduler:
 
 
 def _record(recorder: Recorder, result: TaskResult, task: Task, epoch: int) -> None:
+    began_ns, stages_ns = result.began_ns, (result.fetch_ns, result.collate_ns)
+    worker, row = (result.pid, result.worker), task.rows.start if task.rows is not None else 0
     recorder.add(
-        "make",
-        result.began_ns,
-        result.began_ns + result.fetch_ns + result.collate_ns,
-        epoch=epoch,
-        batch=task.batch,
-        pid=result.pid,
-        worker=result.worker,
-        fetch_ns=result.fetch_ns,
-        collate_ns=result.collate_ns,
-        row=task.rows.start if task.rows is not None else 0,
-        samples=result.samples,
+        ("make", began_ns, began_ns + sum(stages_ns), epoch, task.batch, *worker, *stages_ns, row, result.samples)
     )
 
 
