@@ -40,7 +40,7 @@ TARGET = 1.02
 BLOCK_ROUNDS = 20
 DRAWS = 4000
 ROW_S = 240.0
-QUICK_ROW_S = 12.0
+QUICK_ROW_S = 8.0
 
 
 def main() -> None:
