@@ -127,7 +127,8 @@ def _read(given: Sequence[Any], config: LoaderConfig) -> list[dict[str, Any]]:
     states: list[dict[str, Any]] = with_numpy([one for outer in saved or given for one in unpacked(outer)])
     if not saved:
         return states
-    return states_for_rank(states, is_iterable=config.is_iterable, share=(config.rank, config.world_size))
+    share = config.rank, config.world_size
+    return states_for_rank(states, is_iterable=config.is_iterable, share=share, is_shared=config.is_distributed)
 
 
 def _of_this_rank(states: list[Any], config: LoaderConfig, runtime: LoaderRuntime) -> list[Any]:

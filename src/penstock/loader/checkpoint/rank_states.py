@@ -153,30 +153,39 @@ class RankStates(str):
 
 
 def states_for_rank(
-    states: Sequence[dict[str, Any]], *, is_iterable: bool, share: tuple[int, int]
+    states: Sequence[dict[str, Any]], *, is_iterable: bool, share: tuple[int, int], is_shared: bool
 ) -> list[dict[str, Any]]:
     """Return which of all ranks' states this rank resumes from.
 
     With as many ranks as before, a rank has its own where that is enough. Otherwise the ranks' shares of the samples
-    are put together: one state of each share, because ranks of one share (of a model that is split) have the same.
+    are put together: one state of each share, because ranks of one share (of a model that is split) have the same. Some
+    of these may read nothing, as the middle stages of a pipeline: the state that is furthest on is the share's.
 
     Args:
         states: of all ranks, in their order.
         is_iterable: whether the dataset yields its samples.
         share: this rank among those that share out such a dataset, and how many they are.
+        is_shared: whether the loader shares out samples; else each rank may be at a place of its own.
 
     Raises:
         StateError: each rank had an order for itself, and there are other ranks now.
     """
     rank, world = rank_and_world_size()
-    shares = {_share_of(state): state for state in reversed(states)}
+    shares: dict[tuple[int, int], dict[str, Any]] = {}
+    for state in states:
+        shares.setdefault(_share_of(state), state)
+        if is_shared:
+            shares[_share_of(state)] = max(shares[_share_of(state)], state, key=_progress)
     if len(states) == world:
+        own = states[rank]
+        if is_shared and _progress(own) < _progress(shares[_share_of(own)]):
+            own = shares[_share_of(own)]
         if is_iterable:
-            is_enough = _share_of(states[rank]) == share
+            is_enough = _share_of(own) == share
         else:
             is_enough = all(state.get("indices", {}).get("in_order", True) for state in states)
         if is_enough or len(shares) == 1:
-            return [states[rank]]
+            return [own]
     if len(shares) > 1:
         return [state for _, state in sorted(shares.items())]
     if len(states) > 1 and any("next" not in state for state in states):
@@ -187,7 +196,16 @@ def states_for_rank(
                 f"each of {len(states)} ranks was at another place of an order of its own, and now there are {world} "
                 "ranks; resume with as many, or let the loader share out one order (distributed=True)"
             )
-    return [states[0]]
+    return [shares[_share_of(states[0])]]
+
+
+def _progress(state: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the pass of a state, and how much of it was handed out; of a stream, only whether it was begun."""
+    handed_out = int("shards" in state)
+    if (indices := state.get("indices")) is not None:
+        start = indices["start"]
+        handed_out = start["position"] - len(start["leftover"]) + indices["taken"] * indices["world"]
+    return state["epoch"] + state["finished"], 0 if state["finished"] else handed_out
 
 
 def _share_of(state: Mapping[str, Any]) -> tuple[int, int]:
