@@ -4,8 +4,8 @@ Message k of a job is under the key `penstock/news/<k>`; whoever is first to wri
 over one connection of its own, whether its next message is there: once in `POLL_S` seconds, however many loaders
 listen, and ranks that begin together ask in turn. Training steps exchange nothing.
 
-torchrun may give a job that it starts again the store of the attempt before, with all that is in it (torch 2.13). So all
-keys, these and those of listeners, have a prefix of the attempt.
+torchrun may give a job that it starts again the store of the attempt before, with all that is in it (torch 2.13). So
+all keys, these and those of listeners, have a prefix of the attempt.
 
 Rejected: to wait for the key (`Store.wait`). It takes no requests, but a thread inside of it cannot be ended, torch
 prints a warning at each timeout and at the end of the process that serves the store, and Python aborts when it ends
@@ -208,9 +208,10 @@ _ATTEMPT = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE", "
 """What tells the attempts of a job apart. Those after machines have joined or left count as no restart."""
 
 
-def store_of_attempt(store: dist.Store, environment: Mapping[str, str]) -> dist.Store:
+def store_of_attempt(store: Any, environment: Mapping[str, str]) -> Any:
     """Return a store without what earlier attempts of torchrun have left in it."""
-    return dist.PrefixStore("/".join(environment.get(name, "") for name in _ATTEMPT), store)
+    attempt = "/".join(environment.get(name, "") for name in _ATTEMPT)
+    return dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
 
 
 _news: tuple[Any, RankNews] | None = None
