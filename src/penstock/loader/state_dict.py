@@ -99,7 +99,7 @@ def load_state_dict(config: LoaderConfig, runtime: LoaderRuntime, state: Any) ->
             "worker_type='process', or num_workers=0"
         )
     _warn_of_repeated_work(resume, config.dataset)
-    runtime.resume = resume
+    runtime.resume, runtime.is_epoch_set = resume, False
     plain = [packed(without_numpy(one)) for one in states]
     runtime.loaded = plain[0] if len(plain) == 1 else packed(without_numpy(states[0]), plain)
 
