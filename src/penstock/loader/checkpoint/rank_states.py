@@ -164,22 +164,26 @@ def states_for_rank(
     Args:
         states: of all ranks, in their order.
         is_iterable: whether the dataset yields its samples.
-        share: this rank among those that share out such a dataset, and how many they are.
+        share: this rank among those that share out the samples, and how many they are.
         is_shared: whether the loader shares out samples; else each rank may be at a place of its own.
 
     Raises:
         StateError: each rank had an order for itself, and there are other ranks now.
     """
     rank, world = rank_and_world_size()
+    as_many, own = len(states) == world, states[rank % len(states)]
+    if is_shared:
+        states = [state for state in states if "digest" in state and not state["is_loaded"]] or states
     shares: dict[tuple[int, int], dict[str, Any]] = {}
     for state in states:
-        shares.setdefault(_share_of(state), state)
-        if is_shared:
-            shares[_share_of(state)] = max(shares[_share_of(state)], state, key=_progress)
-    if len(states) == world:
-        own = states[rank]
-        if is_shared and _progress(own) < _progress(shares[_share_of(own)]):
-            own = shares[_share_of(own)]
+        found = shares.setdefault(_share_of(state), state)
+        if is_shared and _progress(state) > _progress(found):
+            shares[_share_of(state)] = state
+    if as_many and is_shared:
+        furthest = shares.get(share) or max(states, key=_progress)
+        is_own = any(own is state for state in states) and _share_of(own) == _share_of(furthest)
+        own = own if is_own and _progress(own) == _progress(furthest) else furthest
+    if as_many:
         if is_iterable:
             is_enough = _share_of(own) == share
         else:
@@ -191,12 +195,12 @@ def states_for_rank(
     if len(states) > 1 and any("next" not in state for state in states):
         # No rank has a share of an order that the others have; they may all have the same, or each its own.
         orders = [without_numpy([state.get("indices"), state.get("shards")]) for state in states]
-        if not all(is_same_state(one, orders[0]) for one in orders[1:]):
+        if not is_shared and not all(is_same_state(one, orders[0]) for one in orders[1:]):
             raise StateError(
                 f"each of {len(states)} ranks was at another place of an order of its own, and now there are {world} "
                 "ranks; resume with as many, or let the loader share out one order (distributed=True)"
             )
-    return [shares[_share_of(states[0])]]
+    return [*shares.values()]
 
 
 def _progress(state: Mapping[str, Any]) -> tuple[int, int]:
