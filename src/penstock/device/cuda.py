@@ -302,6 +302,7 @@ def _warn_of_refusal(error: str, nbytes: int) -> None:
     bound = "" if limit >= nbytes else f" (RLIMIT_MEMLOCK is {size_text(int(limit))}: `ulimit -l` raises it)"
     warnings.warn(
         f"the system refuses to page-lock {size_text(nbytes)} of host memory ({error}); batches are copied by way "
-        f"of torch's pinned memory, which is slower. Give the container more memory{bound}, or lower ring_bytes or batch_size.",
+        f"of torch's pinned memory, which is slower. Give the container more memory{bound}, or lower ring_bytes or "
+        f"batch_size.",
         stacklevel=2,
     )

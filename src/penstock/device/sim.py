@@ -84,7 +84,7 @@ class Sim:
         self._capacity = None if capacity_nbytes is None else to_nbytes("capacity_nbytes", capacity_nbytes)
         self._pinnable = None if pinnable_nbytes is None else to_nbytes("pinnable_nbytes", pinnable_nbytes)
         self._eager = eager
-        self._engine = Engine(by_hand=by_hand) if beside is None else beside._engine
+        self._engine: Engine = Engine(by_hand=by_hand) if beside is None else beside._engine
         self._default = self._engine.stream("default")
         self._up, self._down = self._engine.stream("up"), self._engine.stream("down")
         self._registered: dict[int, memoryview] = {} if beside is None else beside._registered

@@ -13,7 +13,6 @@ import torch
 from penstock import DataLoader, infer
 from penstock.device import device_of
 
-
 pytestmark = [pytest.mark.standin, pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
 
 TEN_MS = 20_000_000

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from penstock import DataLoader, infer
 from penstock.device import device_of
 
-
 pytestmark = [pytest.mark.standin, pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
 
 TEN_MS = 20_000_000
