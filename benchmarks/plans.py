@@ -94,11 +94,11 @@ def _tokens(size: int, length: int) -> Batch:
 
 BF16 = torch.bfloat16
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch]]] = {
-    "MLP": (lambda: _perceptron(4096, 4), lambda: _floats(16384, 4096)),
-    "deep MLP": (lambda: _perceptron(1024, 48), lambda: _floats(16384, 1024)),
-    "CNN": (lambda: _convolutions((64, 128, 256, 512)), lambda: _floats(256, 3, 224, 224)),
-    "3-D CNN": (lambda: _volumes(32), lambda: _floats(64, 3, 16, 112, 112)),
-    "LSTM": (lambda: Recurrent(1024), lambda: _tokens(256, 256)),
+    "MLP": (lambda: _perceptron(4096, 4), lambda: _floats(64, 256, 4096)),
+    "deep MLP": (lambda: _perceptron(1024, 48), lambda: _floats(64, 256, 1024)),
+    "CNN": (lambda: _convolutions((64, 128, 256, 512)), lambda: _floats(64, 3, 224, 224)),
+    "3-D CNN": (lambda: _volumes(32), lambda: _floats(16, 3, 16, 112, 112)),
+    "LSTM": (lambda: Recurrent(1024), lambda: _tokens(64, 256)),
     "GPT 120M": (lambda: Gpt(768, 12, 12), lambda: _tokens(64, 512)),
     "GPT 350M": (lambda: Gpt(1024, 24, 16), lambda: _tokens(32, 512)),
     "GPT 1.3B": (lambda: Gpt(2048, 24, 16), lambda: _tokens(16, 512)),
@@ -112,7 +112,9 @@ TINY: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch]]] = {
 
 
 def _loss(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-    return nn.functional.cross_entropy(model(batch[0]).float(), batch[1], reduction="sum"), len(batch[0])
+    found = model(batch[0]).float()
+    found = found.mean(1) if found.dim() == 3 else found
+    return nn.functional.cross_entropy(found, batch[1], reduction="sum"), len(batch[0])
 
 
 def row(name: str, make: Callable[[], nn.Module], batch_of: Callable[[], Batch]) -> dict[str, Any]:
