@@ -75,13 +75,21 @@ def images_case(folder: Path, *, tiny: bool) -> Case:
         path.parent.mkdir(parents=True, exist_ok=True)
         coarse = Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8))
         coarse.resize((2 * side, 2 * side), Image.Resampling.BICUBIC).save(path, quality=90)
-    widths = (8, 8) if tiny else (64, 128, 256, 512, 1024)
-    model = images.make_model(4, widths).to(DEVICE)
+    model = images.make_model(4, 8 if tiny else 512).to(DEVICE, memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(batch: dict[str, Tensor]) -> None:
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
+            pixels = images.as_floats(batch["image"]).contiguous(memory_format=torch.channels_last)
+            loss = nn.functional.cross_entropy(model(pixels), batch["label"])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
     return Case(
         dataset=penstock.open(folder / "images", size=side),
         batch_size=size,
-        step=lambda batch: images.train_step(model, optimizer, batch["image"], batch["label"]),
+        step=step,
     )
 
 

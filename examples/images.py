@@ -7,8 +7,6 @@ Decoding, flips and collating happen in workers; batches arrive on the device as
 """
 
 import argparse
-from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,28 +24,14 @@ def flipped(sample: dict[str, Any]) -> dict[str, Any]:
     return sample
 
 
-def make_model(classes: int, widths: Sequence[int] = (16, 32)) -> nn.Module:
-    layers: list[nn.Module] = []
-    for inside, outside in pairwise((3, *widths)):
-        layers += [nn.Conv2d(inside, outside, 3, 2, 1), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(widths[-1] * 16, classes))
+def make_model(classes: int, width: int = 16) -> nn.Module:
+    first, second = nn.Conv2d(3, width, 3, 2, 1), nn.Conv2d(width, 2 * width, 3, 2, 1)
+    layers = [first, nn.ReLU(), second, nn.ReLU(), nn.AdaptiveAvgPool2d(4)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(2 * width * 16, classes))
 
 
 def as_floats(images: Tensor) -> Tensor:
     return images.float() / 127.5 - 1
-
-
-def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> Tensor:
-    """Take a step; on a GPU in bfloat16, with the channels last, where convolutions are faster."""
-    x = as_floats(images)
-    if x.is_cuda:
-        x = x.contiguous(memory_format=torch.channels_last)
-    with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
-        loss = F.cross_entropy(model(x), labels)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss
 
 
 @torch.no_grad()
@@ -80,7 +64,10 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for epoch in range(args.epochs):
         for batch in loader:
-            loss = train_step(model, optimizer, batch["image"], batch["label"])
+            loss = F.cross_entropy(model(as_floats(batch["image"])), batch["label"])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
         waited = loader.statistics().stall_fraction
         print(f"epoch {epoch}: loss {loss.item():.3f}, waited for data {waited:.0%} of the time")
     if args.test:
