@@ -25,9 +25,8 @@ def flipped(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_model(classes: int, width: int = 16) -> nn.Module:
-    first, second = nn.Conv2d(3, width, 3, 2, 1), nn.Conv2d(width, 2 * width, 3, 2, 1)
-    layers = [first, nn.ReLU(), second, nn.ReLU(), nn.AdaptiveAvgPool2d(4)]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(2 * width * 16, classes))
+    layers = [nn.Conv2d(3, width, 3, 2, 1), nn.ReLU(), nn.Conv2d(width, 2 * width, 3, 2, 1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(2 * width * 16, classes))
 
 
 def as_floats(images: Tensor) -> Tensor:
