@@ -267,15 +267,16 @@ class Broken(BatchSim):
 
     def _record(self, stream: Any) -> Any:
         event = super()._record(stream)
-        event.synchronize = self._fail if self.is_broken else event.synchronize
+        event.synchronize = self._fail_if_broken  # type: ignore[method-assign]
         return event
 
-    def _fail(self) -> None:
-        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+    def _fail_if_broken(self) -> None:
+        if self.is_broken:
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
 
 
 def test_a_broken_device_is_said_to_be_the_programs_and_everything_is_closed() -> None:
-    sim = Broken(eager=False)
+    sim = Broken(by_hand=True, eager=False)  # so that the first copy is under way until the end
     ring = Ring(PrivateSegment, 1 << 30, pin=sim.register)
     prefetcher = Prefetcher(Producer(ring, lambda most: 0, 5), sim, budget_nbytes=1 << 20, counters=Counters())
     prefetcher.next_batch()
