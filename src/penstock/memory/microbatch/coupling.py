@@ -7,7 +7,7 @@ loss can be compared.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -48,6 +48,8 @@ class CouplingObserver(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: dict[str, str] = {}
         """The line, by "batch norm", "pairs", "reduction", "mean" and "exchange"."""
+        self.dtypes: set[torch.dtype] = set()
+        """The types that were computed in, also under an autocast that is inside of the model."""
         self.is_observing = True
         self._size = size
 
@@ -59,6 +61,8 @@ class CouplingObserver(TorchDispatchMode):
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::")
         result = _without_chance(name, func, args, kwargs)
+        if isinstance(result, Tensor):
+            self.dtypes.add(result.dtype)
         kind = self._kind_of(name, args, kwargs, result) if self.is_observing else ""
         if kind and kind not in self.seen:
             self.seen[kind] = _users_line()
@@ -112,6 +116,6 @@ def _users_line() -> str:
     return line_text(frame.f_code.co_filename, frame.f_lineno) if frame is not None else "a place that is not Python"
 
 
-def lowest_epsilon(dtypes: list[torch.dtype]) -> float:
+def lowest_epsilon(dtypes: Iterable[torch.dtype]) -> float:
     """Return the rounding error of the coarsest of some floating-point types."""
     return max((torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point), default=2.0**-23)
