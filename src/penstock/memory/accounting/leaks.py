@@ -3,9 +3,9 @@
 Every storage that an operation makes is recorded with the step and with the line of the user's program that ran the
 operation. Its finalizer removes it, so it does not matter what holds it: a list, or the graph of a loss that was added
 to a total. A line leaks if its storages grow in number step by step, and none that was old ever died. A queue of the
-last losses does not leak: its oldest die. Nor does a cache that is full. What is in the state of an optimizer (made when a
-parameter has its first gradient), in a queue with a largest length, or in a list whose last places are still None, will
-stop growing, and is left out.
+last losses does not leak: its oldest die. Nor does a cache that is full. What is in the state of an optimizer (made
+when a parameter has its first gradient), in a queue with a largest length, or in a list whose last places are still
+None, will stop growing, and is left out.
 
 After backward a graph holds no tensors any more, but it still grows where losses are added to a total. So the graphs of
 live tensors are followed back: autograd numbers its nodes, and each step records the number that was reached.
