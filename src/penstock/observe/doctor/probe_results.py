@@ -39,6 +39,26 @@ class HotLine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RepeatedRead:
+    """A file or folder that nearly all samples read again."""
+
+    name: str
+    """Of the file or folder, without the folders that it lies in."""
+
+    is_folder: bool
+    """Whether it is a folder, which is listed."""
+
+    line: str
+    """The user's line that opens or lists it, with its file."""
+
+    fraction: float
+    """Of the samples' time, that of the lines which read it."""
+
+    samples: int
+    """How many samples were seen to read it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SampleCosts:
     """What samples cost when one process makes them one by one, and collates them."""
 
@@ -98,6 +118,9 @@ class SampleCosts:
 
     lines: tuple[HotLine, ...] = ()
     """The user's most expensive lines, largest first."""
+
+    repeated_read: RepeatedRead | None = None
+    """The file or folder that takes the most time of those that nearly all samples read."""
 
     not_finite: tuple[object, ...] = ()
     """Samples with a NaN or an infinite value, among the first that were made."""

@@ -172,6 +172,10 @@ class Thresholds:
     line_fraction: float = _threshold(
         0.4, "of a sample's time", "a line that takes less is not what decides how long a sample takes"
     )
+    repeated_samples: int = _threshold(5, "samples", "a file that fewer of them read may be theirs by chance")
+    repeated_fraction: float = _threshold(
+        0.9, "of the samples", "what nearly all read does not depend on the sample, but for a shard of many samples"
+    )
     estimated_fraction: float = _threshold(
         0.9, "of a sample's time", "beyond, what is left is within the error of looking every few milliseconds"
     )

@@ -53,6 +53,7 @@ CAUSES: tuple[Cause, ...] = (
     worker_count.too_many_workers,
     epochs.short_epochs,
     *sample_lines.LINE_PATTERNS,
+    sample_lines.read_again_for_each_sample,
     sample_lines.threads_hold_each_other,
     samples.full_size_decode,
     samples.slow_samples,
