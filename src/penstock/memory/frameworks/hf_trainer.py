@@ -15,9 +15,9 @@ from torch import Tensor
 
 from penstock.core.errors import OptionError
 from penstock.memory.recovery.failure import FailureLog
-from penstock.memory.recovery.guarded_optimizer import guard_optimizer
 from penstock.memory.recovery.retry_ops import RetryOps
 from penstock.memory.step.guarded_backward import GuardedBackward, Scale, sum_of_losses
+from penstock.memory.step.guarded_optimizer import guard_optimizer
 
 
 def guard_hf_trainer(trainer: Any, options: dict[str, Any]) -> None:

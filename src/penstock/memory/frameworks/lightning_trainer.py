@@ -15,8 +15,8 @@ import torch
 from penstock.core.errors import OptionError
 from penstock.memory.explain import OutOfMemoryError
 from penstock.memory.microbatch.join import join_outputs
-from penstock.memory.recovery.guarded_optimizer import guard_optimizer
 from penstock.memory.step.guarded_backward import GuardedBackward, Scale, sum_of_losses
+from penstock.memory.step.guarded_optimizer import guard_optimizer
 
 
 def guard_lightning_trainer(trainer: Any, options: dict[str, Any]) -> None:

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from penstock.core.errors import OptionError
 from penstock.memory.microbatch.batch_dims import Dims
 from penstock.memory.microbatch.split import LayerNames, Split
-from penstock.memory.recovery.guarded_optimizer import guard_optimizer
 from penstock.memory.step.guarded_backward import GuardedBackward, Scale, sum_of_losses
+from penstock.memory.step.guarded_optimizer import guard_optimizer
 from penstock.memory.step.loss_weights import Weight
 
 
