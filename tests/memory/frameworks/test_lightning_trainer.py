@@ -137,7 +137,8 @@ def test_failures_in_the_middle_of_an_epoch_change_nothing(case: str) -> None:
 def test_a_cut_batch_has_the_gradients_and_means_of_the_whole_one(case: str) -> None:
     expected = fitted(extra=True, **ARGUMENTS[case])
     found = fitted(options={"micro_batch": 3}, extra=True, **ARGUMENTS[case])
-    assert 0 < largest_difference(found, expected) < 1e-12  # sums in another order
+    assert len(found[2]) > len(expected[2])  # it was cut
+    assert largest_difference(found, expected) < 1e-10  # sums in another order
     means = {name: value for name, value in expected[1].items() if name in ("loss", "error_epoch")}
     assert {name: found[1][name] for name in means} == pytest.approx(means, rel=1e-6)  # a metric in float32
 
