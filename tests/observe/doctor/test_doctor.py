@@ -129,6 +129,19 @@ def test_workers_that_share_a_lock_are_resumed_if_one_was_paused_while_it_held_i
     assert is_through(found), found.notes
 
 
+def test_the_lines_in_which_the_step_spends_its_time_are_named() -> None:
+    def step(batch: Any) -> None:
+        time.sleep(0.02)
+        batch[1].sum()
+
+    def is_seen(found: Measurements) -> bool:
+        return bool(found.step_lines)
+
+    found = _examine_until(is_seen, (DataLoader(Numbered(4096), batch_size=8), step), seconds=2.0)
+    assert "time.sleep(0.02)" in found.step_lines[0].line
+    assert "of the step's time: test_doctor.py:" in " ".join(render(found, diagnose(found)).split())
+
+
 def test_a_dataset_that_cannot_be_pickled_is_named() -> None:
     loader = DataLoader(Unpicklable(64), batch_size=2, num_workers=1, multiprocessing_context="spawn")
     names = [finding.name for finding in diagnose(examine(loader, seconds=1.0)).findings]

@@ -212,6 +212,35 @@ def test_an_archive_is_named_as_such_alone() -> None:
     assert [finding.name for finding in diagnose(_reading(read, line)).findings] == ["opened-for-each-sample"]
 
 
+@pytest.mark.parametrize(
+    ("line", "calls", "name"),
+    [
+        ('train.py:9: torch.save(model.state_dict(), "last.pt")', "torch.serialization.save", "saves-every-step"),
+        ("train.py:9: save_checkpoint(model)", "", "saves-every-step"),
+        ("train.py:9: gc.collect()", "", "collects-garbage-every-step"),
+        ("train.py:9: torch.cuda.empty_cache()", "torch.cuda.memory.empty_cache", "collects-garbage-every-step"),
+        ('train.py:9: writer.add_scalar("loss", loss, step)', "", "logs-every-step"),
+        ('train.py:9: logger.info("loss %s", loss)', "logging.Logger.info", "logs-every-step"),
+    ],
+)
+def test_what_every_step_does_is_named_with_what_it_costs(line: str, calls: str, name: str) -> None:
+    found = HotLine(line=line, calls=calls, fraction=0.8)
+    windows = (TimingWindow(batches=1, wall_s=1.0, wait_s=0.0, step_s=1.0),) * 2
+    measured = replace(_measured(None), trials=(Trial(name=AS_IS, windows=windows),), step_lines=(found,))
+    diagnosis = diagnose(measured)
+    assert (diagnosis.verdict.name, [one.name for one in diagnosis.findings]) == ("compute-bound", [name])
+    assert diagnosis.findings[0].gain == pytest.approx(5.0)
+    assert "train.py:9" in diagnosis.findings[0].evidence
+    for other in (
+        replace(found, turns_fraction=0.1),  # once in a while
+        replace(found, fraction=0.3),
+        replace(found, line="train.py:9: loss.backward()", calls="torch._tensor.Tensor.backward"),
+    ):
+        assert diagnose(replace(measured, step_lines=(other,))).findings == ()
+    waiting = replace(measured, trials=_measured(None).trials)
+    assert not any(one.name == name for one in diagnose(waiting).findings), "the step is not what takes the time"
+
+
 class Flawed(Numbered):
     """One sample divides by zero."""
 

@@ -26,13 +26,16 @@ class Hotspot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HotLine:
-    """A line of the user's that took a good part of the samples' time."""
+    """A line of the user's that took a good part of the samples' time, or of the steps'."""
 
     line: str
     """The source line, with its file."""
 
     fraction: float
-    """Of the samples' time, with what the line calls and waits for."""
+    """Of that time, with what the line calls and waits for."""
+
+    turns_fraction: float = 1.0
+    """Of the samples or steps that were looked at, those in which the line was seen."""
 
     calls: str = ""
     """The library function that it calls, as in "gzip.GzipFile.read"; empty where it is the line itself, or C code."""

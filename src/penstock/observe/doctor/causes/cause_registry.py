@@ -28,6 +28,7 @@ NOT_ABOUT_LOADING: tuple[Cause, ...] = (
     step.sync_every_step,
     step.non_blocking_from_pageable,
     step.pinned_without_accelerator,
+    *step.STEP_PATTERNS,
 )
 """Causes about the step and about memory: they ask for a change, and do not explain why a loop waits for data."""
 
