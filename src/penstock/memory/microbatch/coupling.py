@@ -6,7 +6,7 @@ loss can be compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +49,8 @@ class CouplingObserver(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: dict[str, str] = {}
         """The line, by "batch norm", "pairs", "reduction", "mean" and "exchange"."""
+        self.dtypes: set[torch.dtype] = set()
+        """The types that were computed in, also under an autocast that is inside of the model."""
         self.is_observing = True
         self.has_drawn = False
         """Whether random numbers were drawn that are not replaced: permutations, say."""
@@ -68,6 +70,8 @@ class CouplingObserver(TorchDispatchMode):
         result = _without_chance(name, func, args, kwargs)
         if before is not None and before != RandomState.now(self._devices):
             self.has_drawn = True
+        if isinstance(result, Tensor):
+            self.dtypes.add(result.dtype)
         kind = self._kind_of(name, args, kwargs, result) if self.is_observing else ""
         if kind and kind not in self.seen:
             self.seen[kind] = users_line_now()
@@ -114,6 +118,6 @@ def _without_chance(name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping
     return result
 
 
-def lowest_epsilon(dtypes: list[torch.dtype]) -> float:
+def lowest_epsilon(dtypes: Iterable[torch.dtype]) -> float:
     """Return the rounding error of the coarsest of some floating-point types."""
     return max((torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point), default=2.0**-23)

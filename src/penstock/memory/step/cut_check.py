@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +92,7 @@ class CutChecker:
         modules: whose parameters are compared.
         gradients: of all parameters that the loss may reach.
         watched: what else a loss may change, with the parameters of all modules.
+        backward: computes the gradients of a loss.
     """
 
     def __init__(
@@ -100,8 +101,10 @@ class CutChecker:
         modules: Sequence[nn.Module],
         gradients: SavedGradients,
         watched: WatchedState,
+        backward: Callable[[Tensor], object] = Tensor.backward,
     ) -> None:
         self._runner = runner
+        self._backward = backward
         self._modules = modules
         self._gradients = gradients
         self._buffers = SavedBuffers(*modules)
@@ -144,7 +147,7 @@ class CutChecker:
         cause = _cause(batch, size, observer.seen, inputs.found, changed)
         if not is_certain:
             cause = f"random numbers are drawn that are others for each part; or {cause}"
-        found = self._compare(whole, parted, size, len(cut), changed, cause)
+        found = self._compare(whole, parted, size, len(cut), changed, cause, observer.dtypes)
         return dataclasses.replace(found, is_certain=is_certain)
 
     def _restore(self, before: RandomState) -> None:
@@ -167,7 +170,7 @@ class CutChecker:
                 if self._gradients.looks_at_graph:
                     self._gradients.find_in_graph(loss)
                 observer.is_observing = False  # a backward adds up over samples in any case
-                loss.backward()
+                self._backward(loss)
                 observer.is_observing = True
             total += float(weight)
         scale = 1 / total if total else 0.0
@@ -188,13 +191,15 @@ class CutChecker:
             found.update(getattr(module, method)(prefix=prefix))
         return found
 
-    def _compare(self, whole: _Run, cut: _Run, size: int, parts: int, changed: list[str], cause: str) -> CutCheck:
+    def _compare(
+        self, whole: _Run, cut: _Run, size: int, parts: int, changed: list[str], cause: str, dtypes: set[torch.dtype]
+    ) -> CutCheck:
         names = [*whole.gradients, *(name for name in cut.gradients if name not in whole.gradients)]
         pairs = {name: _pair(whole.gradients.get(name), cut.gradients.get(name)) for name in names}
         least = _NEGLIGIBLE * max((float(one.norm()) for one, _ in pairs.values()), default=0.0)
         differences = {name: _relative(one, other, least) for name, (one, other) in pairs.items()}
-        dtypes = [param.dtype for param in self._named("named_parameters").values()]
-        tolerance = min(0.15, 2 * math.sqrt(lowest_epsilon([*dtypes, *self._runner.autocast_dtypes()])))
+        dtypes |= {param.dtype for param in self._named("named_parameters").values()}
+        tolerance = min(0.15, 2 * math.sqrt(lowest_epsilon(dtypes)))
         buffers = tuple(
             name
             for name, one in whole.buffers.items()

@@ -103,10 +103,6 @@ class MicroBatchRunner:
         with self._autocast():
             return _check_loss(self._loss_fn(self.model, part))
 
-    def autocast_dtypes(self) -> list[torch.dtype]:
-        """Return the type that losses are computed in under autocast, if there is one."""
-        return self._autocast.dtypes()
-
     def run_without_effect(self, part: Any) -> None:
         """Run `part` with its losses times zero; buffers and random states are as before."""
         before = RandomState.now(self.devices)
