@@ -420,3 +420,18 @@ def test_a_loop_in_a_forked_process_leaves_the_programs_batches_as_they_are() ->
         assert bool((batch[:, 0, 0, 0] == number + torch.arange(4)).all())
         mine.send(None)
     child.join()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("make", [torch.tensor, np.array])
+def test_a_sampler_may_yield_tensors_and_arrays_of_one_index(make: Any, workers: int) -> None:
+    # torch moves tensors to shared memory for its workers: these must not outlive the test
+    compare(range(3, 9), sampler=[make(2), make(0)], batch_size=None, num_workers=workers)
+    compare(range(3, 9), sampler=[make(2), make(0)], batch_size=2, num_workers=workers)
+
+
+@pytest.mark.parametrize("side", [4, 64])
+def test_channels_last_samples_have_torchs_strides_from_a_worker(side: int) -> None:
+    samples = [torch.rand(2, 3, side, side).to(memory_format=torch.channels_last) for _ in range(3)]
+    for workers in (0, 1):
+        compare(samples, batch_size=2, num_workers=workers)
