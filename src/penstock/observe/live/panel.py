@@ -137,6 +137,10 @@ def _memory_row(snapshot: LiveSnapshot, age_s: float) -> Text:
         parts.append(f"GPU {size_text(now.device_nbytes)}{peak}, {size_text(reserved)} reserved")
     if now.device_utilization is not None:
         parts.append(f"GPU {percent_text(now.device_utilization)} busy")
+    if now.device_power_w is not None:
+        parts.append(f"{now.device_power_w:.0f} W")
+    if now.device_pcie_nbytes_per_s is not None:
+        parts.append(f"PCIe {size_text(int(now.device_pcie_nbytes_per_s))}/s")
     text = Text(f"  {' · '.join(parts)}", style="dim")
     if age_s > _STALE_S:
         text.append(f" · no news for {age_s:.0f} s", "yellow")
