@@ -87,6 +87,16 @@ def test_a_slot_that_was_not_held_at_a_fork_is_reused_at_once() -> None:
     ring.close()
 
 
+def test_a_slot_whose_batch_had_died_before_the_fork_is_reused_at_once() -> None:
+    ring = Ring(create, 1 << 20)
+    slot, memory = held_slot(ring)
+    del memory
+    child = Child()
+    assert ring.acquire(1) is slot, "nobody had asked for a slot between the two, and seen that this one is free"
+    child.end()
+    ring.close()
+
+
 def test_private_memory_is_reused_at_once() -> None:
     ring = Ring(PrivateSegment, 1 << 20)
     slot, memory = held_slot(ring)

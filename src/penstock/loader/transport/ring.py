@@ -238,10 +238,13 @@ class Ring:
 
     def before_fork(self) -> None:
         """Note for slots that the user holds that another process will see them."""
-        for slot in list(self._leases):
+        for slot, lease in list(self._leases.items()):
             segment = self._segments.get(slot.segment)
-            if segment is None or not segment.segment.shared or (readers := ForkedReaders.current()) is None:
+            if lease() is None or segment is None or not segment.segment.shared:
                 continue
+            readers = ForkedReaders.current()
+            if readers is None:
+                return
             if readers not in slot.readers:
                 slot.readers = [*(other for other in slot.readers if not other.have_gone()), readers]
 
