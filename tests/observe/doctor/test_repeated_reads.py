@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import glob
 import json
 import os
@@ -16,8 +17,9 @@ import pytest
 import torch
 
 from penstock.observe.doctor.probe_results import RepeatedRead
-from penstock.observe.doctor.probes.line_sampler import LineSampler
+from penstock.observe.doctor.probes.line_sampler import LineSampler, find_line
 from penstock.observe.doctor.probes.repeated_reads import ReadRecorder, reading_lines
+from penstock.observe.doctor.probes.time_limit import time_limit
 
 
 class Looks:
@@ -121,3 +123,24 @@ def test_looks_at_lines_do_not_wait_until_a_line_reads_a_file() -> None:
     with LineSampler():
         assert sys.getswitchinterval() < before / 10
     assert sys.getswitchinterval() == before
+
+
+def test_what_penstock_does_in_a_garbage_collection_is_the_line_that_caused_it() -> None:
+    seen = []
+
+    class Noting:
+        def __eq__(self, other: object) -> bool:  # called by gc.callbacks.remove, in the frame of time_limit
+            seen.append(find_line(sys._getframe().f_back))
+            return False
+
+        def __call__(self, phase: str, info: object) -> None:
+            """Is a callback as any."""
+
+    gc.callbacks.insert(0, Noting())
+    try:
+        with time_limit(60.0, TimeoutError):
+            pass
+    finally:
+        del gc.callbacks[0]
+    assert seen
+    assert all(line is not None and line[0] == __file__ for line in seen)

@@ -16,13 +16,17 @@ from types import FrameType
 
 from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.probe_results import HotLine
-from penstock.observe.doctor.probes.step_calls import NOT_THE_USERS, OBSERVER
+from penstock.observe.doctor.probes import step_calls, time_limit
+from penstock.observe.doctor.probes.step_calls import NOT_THE_USERS
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
 _INTERVAL_S = 0.003
 _SWITCH_INTERVAL_S = 1e-4
 """How long a look waits for Python's lock. In Python's own 5 ms a line that computes would have ended before the look,
 and the next line that reads a file, which gives up the lock, is seen in its place."""
+_INSIDE = (step_calls.__file__, time_limit.__file__)
+"""Files of penstock's that Python calls in the middle of the user's code: for an operation, a signal, a garbage
+collection."""
 _LEAST_LOOKS = 10
 _SHOWN = 3
 
@@ -111,7 +115,7 @@ def _place(frame: FrameType | None) -> _Place | None:
     called = ""
     while frame is not None:
         code = frame.f_code
-        if code.co_filename == OBSERVER:  # looks at the operations of the program's step, which lie inside of it
+        if code.co_filename in _INSIDE:
             frame = frame.f_back
             continue
         if code.co_filename.startswith(PACKAGE_FOLDER):
