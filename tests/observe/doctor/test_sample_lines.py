@@ -180,7 +180,9 @@ def test_an_estimate_is_no_more_than_what_free_loading_gained(tmp_path: Path) ->
     line = HotLine(line="train.py:3: row = self.table.iloc[index]", calls="", fraction=0.8)
     free = Trial(name=FREE, windows=(TimingWindow(batches=1, wall_s=0.4, wait_s=0.0, step_s=0.4),) * 2)
     measured = replace(found, samples=replace(found.samples, lines=(line,)), trials=(*found.trials[:1], free))
-    assert diagnose(measured).findings[0].gain == pytest.approx(2.5)
+    gain = diagnose(measured).findings[0].gain
+    assert gain is not None
+    assert 2.0 < gain <= 2.5, "0.4 s of free loading and what is left, in the place of 1 s"
 
 
 def test_a_line_of_the_users_own_that_matches_nothing_is_named_in_the_general_advice(tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass
 
 from penstock.observe.doctor.causes.cause import cause, required
-from penstock.observe.doctor.causes.evidence import describe_line, loading_matters
+from penstock.observe.doctor.causes.evidence import describe_line, loading_matters, loading_parts_s
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import HotLine
 from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.doctor.trial import FREE
 from penstock.observe.record.finding import Finding
 
 
@@ -41,7 +42,7 @@ class LinePattern:
             cause=self.cause,
             evidence=f"{fraction:.0%} of a sample's time: {'; '.join(map(describe_line, lines))}",
             remedy=self.remedy,
-            gain=_gain_without(fraction),
+            gain=_gain_without(fraction, measured),
         )
 
     @property
@@ -50,9 +51,20 @@ class LinePattern:
         return ("samples",)
 
 
-def _gain_without(fraction: float) -> float | None:
-    """Return how much faster samples are without their lines, if that is not beyond what an estimate can tell."""
-    return 1 / (1 - fraction) if fraction < THRESHOLDS.estimated_fraction else None
+def _gain_without(fraction: float, measured: Measurements) -> float | None:
+    """Return how much faster the loop is without a part of its samples' time; None beyond what an estimate can tell.
+
+    What is left of loading is added to the step: on few cores, workers compute beside it only as far as it waits.
+    """
+    if fraction >= THRESHOLDS.estimated_fraction:
+        return None
+    gain, now, free = 1 / (1 - fraction), measured.as_is, measured.trial(FREE)
+    if now is None or free is None or not now.batch_s or not free.batch_s:
+        return gain
+    parts = loading_parts_s(measured)
+    of_samples_s = sum(parts.get(part, 0.0) for part in ("dataset", "storage", "decode", "transform", "coordination"))
+    left_s = sum(parts.values()) - fraction * of_samples_s
+    return min(gain, max(1.0, now.batch_s / (free.batch_s + left_s)))
 
 
 LINE_PATTERNS = (
@@ -116,7 +128,7 @@ def read_again_for_each_sample(measured: Measurements) -> Finding | None:
         cause=f"Every sample {what} again: {read.name}.",
         evidence=f"{read.fraction:.0%} of a sample's time, in each of {read.samples} samples: {read.line}",
         remedy=f"{read.line.partition(': ')[0]}: {remedy}",
-        gain=_gain_without(read.fraction),
+        gain=_gain_without(read.fraction, measured),
     )
 
 
