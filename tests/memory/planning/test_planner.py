@@ -149,15 +149,15 @@ def test_a_workspace_that_cannot_be_counted_is_flagged() -> None:
     assert any("workspace" in words and "rnn" in words for words in found.warnings), found.warnings
 
 
-def test_what_fits_leaves_room_for_workspaces_that_may_be_as_large_as_what_their_operation_reads_and_writes() -> None:
+def test_what_fits_leaves_room_for_workspaces_that_are_not_counted() -> None:
     convolution = nn.Conv2d(64, 64, 3, padding=1, bias=False)
     found = plan(convolution, squared, torch.zeros(1, 64, 32, 32), budget="1GiB", modes=("plain",))
     (one,) = found.variants
-    sides, weight = 64 * 32 * 32 * 4, 64 * 64 * 9 * 4
-    assert one.bound_nbytes >= one.peak_nbytes + 2 * sides + weight
-    assert found.needed_nbytes(one) == one.bound_nbytes
-    assert replace(found, budget_nbytes=one.bound_nbytes).fits(one)
-    assert not replace(found, budget_nbytes=one.bound_nbytes - 1).fits(one)
+    assert one.bound_nbytes > 1.03 * one.peak_nbytes
+    most = found.needed_nbytes(one)
+    assert most == int(1.03 * one.bound_nbytes)
+    assert replace(found, budget_nbytes=most).fits(one)
+    assert not replace(found, budget_nbytes=most - 1).fits(one)
     linear = plan(nn.Linear(64, 64), squared, torch.zeros(8, 64), budget="1GiB", modes=("plain",))
     assert all(one.bound_nbytes == one.peak_nbytes for one in linear.variants)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from effort import PROFILE
 from llama import Llama, summed_tokens
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -135,6 +136,15 @@ def test_the_plan_from_a_few_layers_is_the_plan_of_all_of_them(name: str, monkey
     found = planned(EQUAL[name]())
     assert runs_few(found)
     assert without_notes(found) == without_notes(planned_whole(EQUAL[name](), monkeypatch))
+
+
+@pytest.mark.skipif(PROFILE != "thorough", reason="runs 32 layers of a large model whole; in a thorough run")
+def test_the_plan_of_a_large_model_is_that_of_all_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.device("meta"):
+        case = Llama(32, dtype=torch.bfloat16), summed_tokens, torch.zeros(2, 2048, dtype=torch.long)
+    found = planned(case)
+    assert runs_few(found)
+    assert without_notes(found) == without_notes(planned_whole(case, monkeypatch))
 
 
 class Growing(Block):

@@ -58,7 +58,7 @@ class ByteCounter(TorchDispatchMode):
         self.live = 0
         self.peak = 0
         self.bound = 0
-        """The peak, if each workspace that is not counted were as large as what its operation reads and writes."""
+        """The peak, with an allowance for workspaces that are not counted."""
         self.workspace_bound = 0
         """That of the last operation."""
         self.workspace_ops: set[str] = set()
@@ -124,7 +124,7 @@ class ByteCounter(TorchDispatchMode):
         self.workspace_bound = 0
         if _takes_workspace(name, result, products=self._runs_on_cpu):
             self.workspace_ops.add(name)
-            self.workspace_bound = sum(x.nbytes for x in tree_leaves((args, kwargs, result)) if isinstance(x, Tensor))
+            self.workspace_bound = _workspace_allowance(name, args, kwargs, result)
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._count(leaf, None)
@@ -166,6 +166,16 @@ def _takes_workspace(name: str, result: Any, *, products: bool) -> bool:
         return True
     half = (torch.bfloat16, torch.float16)
     return products and _is_product(name) and result.device.type == "cpu" and result.dtype in half
+
+
+def _workspace_allowance(name: str, args: Any, kwargs: Any, result: Any) -> int:
+    """Return bytes that cover the workspaces seen on the CPU: a copy of all that is read and written in the library's
+    layout, and eight of a convolution's weight (its gradient is summed in parts).
+    """
+    copies = sum(one.nbytes for one in tree_leaves((args, kwargs, result)) if isinstance(one, Tensor))
+    if name == "aten::convolution":
+        return copies + 8 * int(args[1].nbytes)
+    return copies + 8 * int(args[2].nbytes) if name == "aten::convolution_backward" else copies
 
 
 def _is_product(name: str) -> bool:

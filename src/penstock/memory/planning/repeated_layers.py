@@ -1,10 +1,10 @@
 """Stacks of layers that are built alike, run with fewer of them, and what follows for all of them.
 
-Of each stack, five layers run, and then four in one stack after the other. Where a layer more adds, at each operation, a
-constant number of bytes, the whole step is known without running it: the third layer and the last but one are the ends
-of a straight line, so no layer between them holds more than both. (The first layer may differ, as it does where its
-input needs no gradient; then so does what the second one runs into in backward.) `confirms` compares this with a run
-that was really made, in each layer; a step where anything differs is run whole.
+Of each stack, five layers run, and then four in one stack after the other. Where a layer more adds, at each operation,
+a constant number of bytes, the whole step is known without running it: the third layer and the last but one are the
+ends of a straight line, so no layer between them holds more than both. (The first layer may differ, as it does where
+its input needs no gradient; then so does what the second one runs into in backward.) `confirms` compares this with a
+run that was really made, in each layer; a step where anything differs is run whole.
 """
 
 from __future__ import annotations

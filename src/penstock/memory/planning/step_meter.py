@@ -47,7 +47,7 @@ class StepBytes:
     """At most, until the gradients were complete."""
 
     backward_bound: int
-    """The same, if each workspace that is not counted were as large as what its operation reads and writes."""
+    """The same, with an allowance for workspaces that are not counted."""
 
     step_peak: int
     """At most, while the optimizer stepped."""

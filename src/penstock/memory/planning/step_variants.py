@@ -38,7 +38,7 @@ class StepVariant:
     """The most device memory that the step holds."""
 
     bound_nbytes: int
-    """The same, if each workspace that cannot be counted were as large as what its operation reads and writes."""
+    """The same, with an allowance for workspaces that cannot be counted."""
 
     by_role: dict[Role, int]
     """What the peak consists of at that moment."""
@@ -138,8 +138,8 @@ class Plan:
         return self.needed_nbytes(variant) <= self.budget_nbytes
 
     def needed_nbytes(self, variant: StepVariant) -> int:
-        """Return the most bytes `variant` may take: its peak with `relative_error`, or its bound if that is more."""
-        return max(int(variant.peak_nbytes * (1 + self.relative_error)), variant.bound_nbytes)
+        """Return the most bytes `variant` may take, workspaces and `relative_error` included."""
+        return int(variant.bound_nbytes * (1 + self.relative_error))
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as data."""
