@@ -98,17 +98,18 @@ class Examination:
         return next((one.gain for one in self.diagnosis.findings if one.name == name), None)
 
 
-def examined(script: str, *, follow: bool = False) -> Examination:
+def examined(script: str, *, follow: bool = False, patience: float = 1.0) -> Examination:
     """Examine a program of `benchmarks/pathologies` in a process of its own.
 
     Args:
         script: its name.
         follow: also measure what following the advice gives; see `benchmarks.examined_loop`.
+        patience: how many times its usual time it gets.
 
     Raises:
         subprocess.CalledProcessError: it failed; its words went to stderr.
     """
-    seconds = PROBLEMS[script].seconds if script in PROBLEMS else HEALTHY_SECONDS
+    seconds = patience * (PROBLEMS[script].seconds if script in PROBLEMS else HEALTHY_SECONDS)
     path = os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
     with tempfile.TemporaryDirectory() as cgroup:
         done = subprocess.run(

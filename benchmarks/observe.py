@@ -104,6 +104,19 @@ class PollTrigger:
         self._go.release()
 
 
+class _Items:
+    """Reads items one by one, as most datasets do; a tensor as the dataset would be gathered a batch at a time."""
+
+    def __init__(self, items: Any) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._items[index]
+
+
 class Loop:
     """One endless loop over one loader, run lap by lap.
 
@@ -123,16 +136,15 @@ class Loop:
         self._poller_thread = session._poller_thread
         self._trigger = self._poller_thread._stop
         assert isinstance(self._trigger, PollTrigger)
-        self._loader = DataLoader(
-            torch.arange(1 << 20), batch_size=BATCH_SIZE, num_workers=workers, persistent_workers=workers > 0
-        )
+        items = _Items(torch.arange(1 << 20))
+        self._loader = DataLoader(items, batch_size=BATCH_SIZE, num_workers=workers, persistent_workers=workers > 0)
         session.register(self._loader)
         self._counters = runtime_of(self._loader).counters
         (poller,) = (thread for thread in threading.enumerate() if thread.name == "penstock-poller")
         assert poller.ident is not None
         self._recorder = Recorder(KEPT_EVENTS)
         for stamp in range(KEPT_EVENTS):  # a trace that is full costs most
-            self._recorder.add("step", stamp, stamp, 0, stamp)
+            self._recorder.add_turn(stamp, stamp, stamp, 0, stamp)
         self._batches = self._without_end()
         next(self._batches)
         self._poller_clock = time.pthread_getcpuclockid(poller.ident)
@@ -228,6 +240,7 @@ def _row(session: Session, workers: int, most_s: float) -> dict[str, Any]:
         "workers": workers,
         "rounds": BLOCK_ROUNDS * len(blocks),
         "samples_per_s_alone": sum(block[ALONE].samples for block in blocks) / seconds[ALONE],
+        "trace_cpu_us_per_batch": 1e6 * (_cpu_s_per_batch(blocks, TRACED) - _cpu_s_per_batch(blocks, OBSERVED)),
         "poller_cpu_share": sum(block[way].poller_cpu_s for block in blocks for way in WAYS) / observed_s,
         "ways": {
             way.name: {
@@ -241,6 +254,10 @@ def _row(session: Session, workers: int, most_s: float) -> dict[str, Any]:
             for way in WAYS
         },
     }
+
+
+def _cpu_s_per_batch(blocks: list[dict[Way, LapTiming]], way: Way) -> float:
+    return BATCH_SIZE * sum(block[way].cpu_s for block in blocks) / sum(block[way].samples for block in blocks)
 
 
 def share_of_alone(blocks: list[dict[Way, LapTiming]], way: Way, per: str) -> dict[str, float]:
@@ -275,7 +292,8 @@ def _print(found: dict[str, Any]) -> None:
     for row in found["rows"]:
         print(
             f"{row['workers']} workers: {row['samples_per_s_alone']:,.0f} samples/s alone; {row['rounds']} rounds; "
-            f"the poller thread's CPU: {row['poller_cpu_share']:.3%} of a core"
+            f"the poller thread's CPU: {row['poller_cpu_share']:.3%} of a core; "
+            f"a trace: {row['trace_cpu_us_per_batch']:.2f} µs of CPU for each batch"
         )
         for name, way in row["ways"].items():
             for of, what in (("of_samples_per_s", "per second"), ("of_samples_per_cpu_s", "per second of CPU")):

@@ -7,6 +7,7 @@ machine, so the stamps of a worker and of the training process can be compared a
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 EventKind = Literal["step", "next", "wait", "make"]
@@ -36,55 +37,72 @@ class Event(NamedTuple):
     """How many samples were made."""
 
 
-_Row = tuple[EventKind, int, int, int, int, int, int, int, int, int, int]
+EventFields = tuple[EventKind, int, int, int, int, int, int, int, int, int, int]
+"""The fields of an `Event`."""
+_TurnFields = tuple[int, int, int, int, int]
 
 
 class Recorder:
-    """Keeps the first and the last events, `max_events` in all, so that memory is bounded however long the run.
+    """Keeps the events of the first and the last batches, `max_records` in all, so that memory is bounded.
 
-    They are plain tuples of numbers, which the garbage collector stops tracking.
+    Called by the iterating thread only, for each batch. So nothing is made of what is recorded before it is asked
+    for: a record is a plain tuple of numbers, which the garbage collector stops tracking.
 
     Example:
-        >>> recorder = Recorder(max_events=4)
-        >>> for stamp in range(10):
-        ...     recorder.add("step", stamp, stamp + 1)
-        >>> [event.began_ns for event in recorder.events()], recorder.dropped
-        ([0, 1, 8, 9], 6)
+        >>> recorder = Recorder(max_records=4)
+        >>> for batch in range(10):
+        ...     recorder.add_turn(3 * batch, 3 * batch + 1, 3 * batch + 3, 0, batch)
+        >>> [(event.kind, event.batch) for event in recorder.events()][:3], recorder.dropped
+        ([('next', 0), ('step', 0), ('next', 1)], 12)
     """
 
-    def __init__(self, max_events: int = 100_000) -> None:
-        self._max_first = max_events // 2
-        self._first: list[_Row] = []
-        self._last: deque[_Row] = deque(maxlen=max_events - max_events // 2)
+    def __init__(self, max_records: int = 100_000) -> None:
+        self._max_first = max_records // 2
+        self._first: list[EventFields | _TurnFields] = []
+        self._last: deque[EventFields | _TurnFields] = deque(maxlen=max_records - max_records // 2)
         self._seen = 0
 
-    def add(
-        self,
-        kind: EventKind,
-        began_ns: int,
-        ended_ns: int,
-        epoch: int = 0,
-        batch: int = 0,
-        pid: int = 0,
-        worker: int = -1,
-        fetch_ns: int = 0,
-        collate_ns: int = 0,
-        row: int = 0,
-        samples: int = 0,
-    ) -> None:
-        """Record an `Event` of these fields. Called by the iterating thread only."""
+    def add(self, event: EventFields) -> None:
+        """Record one event."""
         self._seen += 1
-        event = (kind, began_ns, ended_ns, epoch, batch, pid, worker, fetch_ns, collate_ns, row, samples)
-        if self._seen <= self._max_first:
+        if len(self._first) < self._max_first:
             self._first.append(event)
         else:
             self._last.append(event)
 
+    def add_step(self, began_ns: int, ended_ns: int, epoch: int, batch: int) -> None:
+        """Record the last step of an epoch."""
+        self.add(("step", began_ns, ended_ns, epoch, batch, 0, -1, 0, 0, 0, 0))
+
+    def add_wait(self, began_ns: int, ended_ns: int, epoch: int, batch: int) -> None:
+        """Record that the loop was blocked."""
+        self.add(("wait", began_ns, ended_ns, epoch, batch, 0, -1, 0, 0, 0, 0))
+
+    def add_turn(self, stepped_ns: int, began_ns: int, ended_ns: int, epoch: int, batch: int) -> None:
+        """Record the step from `stepped_ns` (0: none) to `began_ns`, and getting `batch` from then to `ended_ns`."""
+        self._seen += 2 if stepped_ns else 1
+        if len(self._first) < self._max_first:
+            self._first.append((stepped_ns, began_ns, ended_ns, epoch, batch))
+        else:
+            self._last.append((stepped_ns, began_ns, ended_ns, epoch, batch))
+
     @property
     def dropped(self) -> int:
         """How many events were not kept, all of them from the middle of the run."""
-        return self._seen - len(self._first) - len(self._last)
+        return self._seen - len(self.events())
 
     def events(self) -> tuple[Event, ...]:
-        """Return the events that were kept, in order."""
-        return tuple(Event(*row) for rows in (self._first, self._last) for row in rows)
+        """Return the events that were kept, in the order in which they ended."""
+        return tuple(
+            event for records in (self._first, self._last) for record in records for event in _events_of(record)
+        )
+
+
+def _events_of(record: EventFields | _TurnFields) -> Iterator[Event]:
+    if len(record) != 5:
+        yield Event(*record)
+        return
+    stepped_ns, began_ns, ended_ns, epoch, batch = record
+    if stepped_ns:
+        yield Event("step", stepped_ns, began_ns, epoch, batch - 1)
+    yield Event("next", began_ns, ended_ns, epoch, batch)

@@ -102,9 +102,7 @@ class LoaderIterator(_BaseDataLoaderIter):
             self._alarm.check()
         if self._returned_ns:
             counters.step_ns += began - self._returned_ns
-            if counters.recorder is not None:
-                counters.recorder.add("step", self._returned_ns, began, counters.epochs, self._yielded - 1)
-        wait_ns, inline_ns = counters.wait_ns, counters.inline_ns
+        stepped, wait_ns, inline_ns = self._returned_ns, counters.wait_ns, counters.inline_ns
         try:
             # torch's record_function takes 15 µs, also when nothing is recorded.
             if torch._C._autograd._profiler_enabled():
@@ -113,6 +111,8 @@ class LoaderIterator(_BaseDataLoaderIter):
             else:
                 batch = self._next_batch()
         except StopIteration:
+            if counters.recorder is not None and stepped:
+                counters.recorder.add_step(stepped, began, counters.epochs, self._yielded - 1)
             self._finish()
             raise
         except Exception as error:
@@ -123,7 +123,7 @@ class LoaderIterator(_BaseDataLoaderIter):
             elsewhere = counters.wait_ns - wait_ns + counters.inline_ns - inline_ns
             counters.transport_ns += self._returned_ns - began - elsewhere
         if counters.recorder is not None:
-            counters.recorder.add("next", began, self._returned_ns, counters.epochs, self._yielded)
+            counters.recorder.add_turn(stepped, began, self._returned_ns, counters.epochs, self._yielded)
         if self._epoch.stream_epoch is not None:
             self._check_epoch()
         self._epoch.consume(self.pipeline.batches.consumed)

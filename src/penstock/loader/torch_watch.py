@@ -68,12 +68,12 @@ class TimedLoop:
         counters.begun_ns = counters.begun_ns or began_ns
         if self._returned_ns:
             counters.step_ns += began_ns - self._returned_ns
-            if counters.recorder is not None:
-                counters.recorder.add("step", self._returned_ns, began_ns, counters.epochs, self._yielded - 1)
         try:
             batch = next_batch()
         except StopIteration:
             counters.wait_ns += time.perf_counter_ns() - began_ns
+            if counters.recorder is not None and self._returned_ns:
+                counters.recorder.add_step(self._returned_ns, began_ns, counters.epochs, self._yielded - 1)
             counters.epochs += 1
             self._returned_ns = 0
             raise
@@ -89,7 +89,7 @@ class TimedLoop:
         counters, now_ns = self._counters, time.perf_counter_ns()
         counters.wait_ns += now_ns - began_ns
         if counters.recorder is not None:
-            counters.recorder.add("next", began_ns, now_ns, counters.epochs, self._yielded)
+            counters.recorder.add_turn(self._returned_ns, began_ns, now_ns, counters.epochs, self._yielded)
         if not self._yielded:
             counters.first_batch_ns = self.making_ns + now_ns - began_ns
         self._yielded += 1

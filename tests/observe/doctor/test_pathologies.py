@@ -24,7 +24,10 @@ _RECORDED = read_results(Path(__file__).parents[3] / "benchmarks/results/doctor-
 @pytest.mark.usefixtures("preloaded_python")
 @pytest.mark.parametrize("script", [script for script, problem in PROBLEMS.items() if not problem.is_timed])
 def test_a_problem_that_shows_without_durations_is_named_with_the_line_to_change(script: str) -> None:
-    found = examined(script)
+    for patience in (1.0, 4.0, 16.0):  # beside other work it takes longer until enough has been seen
+        found = examined(script, patience=patience)
+        if found.mark in ("first", "named"):
+            break
     assert found.mark in ("first", "named"), render(found.measurements, found.diagnosis)
 
 

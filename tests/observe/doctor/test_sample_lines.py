@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import json
 import logging
 import multiprocessing
 import sqlite3
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from penstock.observe.doctor.causes import diagnose
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
-from penstock.observe.doctor.probe_results import HotLine
+from penstock.observe.doctor.probe_results import HotLine, RepeatedRead, SampleCosts
 from penstock.observe.doctor.probes.sample_cost import SampleProbe
 from penstock.observe.doctor.probes.worker_noise import measure_worker_noise
 from penstock.observe.doctor.thresholds import THRESHOLDS
@@ -75,6 +76,20 @@ class Logging(Numbered):
         return torch.tensor(index)
 
 
+class Parsing(Numbered):
+    """Parses all labels for every sample."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(512)
+        self.path = folder / "labels.json"
+        self.path.write_text(json.dumps({str(number): [number] for number in range(5000)}))
+
+    def __getitem__(self, index: int) -> Any:
+        with open(self.path) as file:
+            labels = json.load(file)
+        return torch.tensor(labels[str(index)])
+
+
 class Pooled(Numbered):
     """Computes each sample with threads that hold Python's lock."""
 
@@ -88,13 +103,17 @@ class Pooled(Numbered):
 
 def _measure(dataset: Any) -> Measurements:
     loader: DataLoader[Any] = DataLoader(dataset, batch_size=8)
-    for seconds in (0.3, 1.0, 3.0):  # on a busy machine it takes longer until the thread has been looked at often
+    for seconds in (0.3, 1.0, 3.0, 12.0):  # on a busy machine it takes longer until the thread has been looked at often
         probe = SampleProbe(loader, seconds)
         probe.run()
         assert probe.error == ""
-        costs = probe.costs()
-        if costs is not None and costs.lines:
+        found = _measured(probe.costs())
+        if diagnose(found).findings:
             break
+    return found
+
+
+def _measured(samples: SampleCosts | None) -> Measurements:
     windows = tuple(
         TimingWindow(batches=1, wall_s=wall_s, wait_s=wall_s - 0.001, step_s=0.001) for wall_s in (1.0, 1.0)
     )
@@ -105,7 +124,7 @@ def _measure(dataset: Any) -> Measurements:
         settings=Settings(dataset="D"),
         has_step=True,
         trials=(Trial(name=AS_IS, windows=windows), Trial(name=FREE, windows=free)),
-        samples=costs,
+        samples=samples,
     )
 
 
@@ -122,6 +141,7 @@ def _closed_logs() -> Iterator[None]:
     [
         (Zipped, "opened-for-each-sample", "gzip"),
         (Connecting, "database-for-each-sample", "sqlite3.connect|database.execute"),
+        (Parsing, "read-again-for-each-sample", "with open(self.path)"),
         (Logging, "logging-per-sample", "self.logger.info"),
         (Pooled, "threads-hold-each-other", "self.pool.map"),
     ],
@@ -166,8 +186,59 @@ def test_an_estimate_is_no_more_than_what_free_loading_gained(tmp_path: Path) ->
 def test_a_line_of_the_users_own_that_matches_nothing_is_named_in_the_general_advice(tmp_path: Path) -> None:
     found = _measure(Zipped(tmp_path))
     line = HotLine(line="train.py:3: return self.blur(image)", calls="", fraction=0.8)
-    samples = replace(found.samples, lines=(line,), transform_fraction=1.0, storage_fraction=0.0)  # type: ignore[type-var]
+    samples = replace(found.samples, lines=(line,), repeated_read=None, transform_fraction=1.0, storage_fraction=0.0)  # type: ignore[type-var]
     assert "train.py:3: return self.blur(image)" in diagnose(replace(found, samples=samples)).verdict.remedy
+
+
+def _reading(read: RepeatedRead, *lines: HotLine) -> Measurements:
+    costs = SampleCosts(samples=64, batch_samples=8, sample_s=0.01, median_s=0.01, repeated_read=read, lines=lines)
+    return _measured(costs)
+
+
+def test_the_finding_says_what_to_read_once() -> None:
+    read = RepeatedRead(name="all.npy", is_folder=False, line="train.py:9: a = np.load(path)", fraction=0.8, samples=64)
+    finding = diagnose(_reading(read)).findings[0]
+    assert finding.name == "read-again-for-each-sample"
+    assert finding.cause.endswith("all.npy.")
+    assert finding.remedy.startswith("train.py:9: read it once, in __init__")
+    assert finding.gain == pytest.approx(5.0)
+    assert "list it once" in diagnose(_reading(replace(read, is_folder=True))).findings[0].remedy
+    assert not diagnose(_reading(replace(read, fraction=0.3))).findings
+
+
+def test_an_archive_is_named_as_such_alone() -> None:
+    read = RepeatedRead(name="a.gz", is_folder=False, line="train.py:9: gzip.open(path)", fraction=0.8, samples=64)
+    line = HotLine(line="train.py:9: file = gzip.open(path)", calls="gzip.open", fraction=0.8)
+    assert [finding.name for finding in diagnose(_reading(read, line)).findings] == ["opened-for-each-sample"]
+
+
+@pytest.mark.parametrize(
+    ("line", "calls", "name"),
+    [
+        ('train.py:9: torch.save(model.state_dict(), "last.pt")', "torch.serialization.save", "saves-every-step"),
+        ("train.py:9: save_checkpoint(model)", "", "saves-every-step"),
+        ("train.py:9: gc.collect()", "", "collects-garbage-every-step"),
+        ("train.py:9: torch.cuda.empty_cache()", "torch.cuda.memory.empty_cache", "collects-garbage-every-step"),
+        ('train.py:9: writer.add_scalar("loss", loss, step)', "", "logs-every-step"),
+        ('train.py:9: logger.info("loss %s", loss)', "logging.Logger.info", "logs-every-step"),
+    ],
+)
+def test_what_every_step_does_is_named_with_what_it_costs(line: str, calls: str, name: str) -> None:
+    found = HotLine(line=line, calls=calls, fraction=0.8)
+    windows = (TimingWindow(batches=1, wall_s=1.0, wait_s=0.0, step_s=1.0),) * 2
+    measured = replace(_measured(None), trials=(Trial(name=AS_IS, windows=windows),), step_lines=(found,))
+    diagnosis = diagnose(measured)
+    assert (diagnosis.verdict.name, [one.name for one in diagnosis.findings]) == ("compute-bound", [name])
+    assert diagnosis.findings[0].gain == pytest.approx(5.0)
+    assert "train.py:9" in diagnosis.findings[0].evidence
+    for other in (
+        replace(found, turns_fraction=0.1),  # once in a while
+        replace(found, fraction=0.3),
+        replace(found, line="train.py:9: loss.backward()", calls="torch._tensor.Tensor.backward"),
+    ):
+        assert diagnose(replace(measured, step_lines=(other,))).findings == ()
+    waiting = replace(measured, trials=_measured(None).trials)
+    assert not any(one.name == name for one in diagnose(waiting).findings), "the step is not what takes the time"
 
 
 class Flawed(Numbered):

@@ -99,8 +99,10 @@ class DirectScheduler(InlineScheduler):
         counters.nbytes += _nbytes_of(batch)
         self.consumed, self.consumed_since = self.consumed_since, []
         if counters.recorder is not None:
-            stages = {"fetch_ns": fetched - began, "collate_ns": ended - fetched}
-            counters.recorder.add("make", began, ended, counters.epochs, self._number, samples=self._count, **stages)
+            stages_ns = fetched - began, ended - fetched
+            counters.recorder.add(
+                ("make", began, ended, counters.epochs, self._number, 0, -1, *stages_ns, 0, self._count)
+            )
         return batch
 
     def _make_batch(self, indices: Any) -> Any:

@@ -152,13 +152,5 @@ class InlineScheduler:
 
 
 def _record(recorder: Recorder, fetched: FetchResult, epoch: int, number: int) -> None:
-    recorder.add(
-        "make",
-        fetched.began_ns,
-        fetched.began_ns + fetched.fetch_ns + fetched.collate_ns,
-        epoch=epoch,
-        batch=number,
-        fetch_ns=fetched.fetch_ns,
-        collate_ns=fetched.collate_ns,
-        samples=fetched.samples,
-    )
+    began_ns, stages_ns = fetched.began_ns, (fetched.fetch_ns, fetched.collate_ns)
+    recorder.add(("make", began_ns, began_ns + sum(stages_ns), epoch, number, 0, -1, *stages_ns, 0, fetched.samples))

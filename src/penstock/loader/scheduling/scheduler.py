@@ -7,17 +7,12 @@ place) → `_hand_out` (decoded into views that hold the slot). All of it happen
 from __future__ import annotations
 
 import itertools
-import pickle
 import time
 import warnings
 import weakref
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
-
-import numpy as np
-import torch
 
 from penstock.core.errors import TransportError, WorkerError, WorkerStartError, WorkerTimeoutError
 from penstock.core.events import Recorder
@@ -30,6 +25,7 @@ from penstock.loader.scheduling.batch import Batch
 from penstock.loader.scheduling.batches_in_flight import BatchWindow
 from penstock.loader.scheduling.crashes import CrashCounter
 from penstock.loader.scheduling.dispatch_policy import Dispatch
+from penstock.loader.scheduling.drawn_indices import DrawnIndices
 from penstock.loader.scheduling.first_batch import WAIT_S, FirstBatch
 from penstock.loader.scheduling.scaling_pool import ScalingPool
 from penstock.loader.transport.ring import Ring
@@ -78,10 +74,7 @@ class Scheduler:
         self._shards: list[StreamShard] = []
         self._shard_batches: list[int] = []
         """How many batches of this epoch each shard has begun."""
-        self._indices: Iterator[Any] = iter(())
-        self._drawn: deque[tuple[Any, Exception | None]] = deque()
-        """The indices of batches that have not been sent yet, or why the sampler gave none."""
-        self._has_drawn_all = True
+        self._drawn = DrawnIndices(worker_spec, iter(()))
         self._epoch_seed = 0
         self._exhausted = True
         """Whether there is no further batch to send in this epoch."""
@@ -116,9 +109,7 @@ class Scheduler:
         self._shards = [*shards]
         if self._seq or self._window.next_number:
             self._cancel()
-        self._indices = indices
-        self._drawn.clear()
-        self._has_drawn_all = False
+        self._drawn = DrawnIndices(self._worker_spec, indices)
         self._epoch_seed = epoch_seed
         self._window = BatchWindow(in_order=self._in_order)
         self.consumed = ()
@@ -235,7 +226,7 @@ class Scheduler:
             limit = 1 if self.scaling_pool.is_absent else dispatch.window()
             if window.under_way >= (limit if most is None else min(limit, most)):
                 break
-            if not self._drawn and not self._draw():
+            if not self._drawn and not self._drawn.draw():
                 self._exhausted = True
                 break
             # Beside the window, slots for copies that the user has started.
@@ -245,33 +236,8 @@ class Scheduler:
             if not self._send(slot, limit):
                 break
         # As many as torch draws ahead, whatever the window: a sampler may tell when it is asked.
-        while window.under_way + len(self._drawn) < dispatch.drawn_ahead and self._draw():
+        while window.under_way + len(self._drawn) < dispatch.drawn_ahead and self._drawn.draw():
             pass
-
-    def _draw(self) -> bool:
-        """Draw the indices of another batch; return whether there is one."""
-        if self._has_drawn_all:
-            return False
-        try:
-            self._drawn.append((self._with_rows(next(self._indices)), None))
-        except StopIteration:
-            self._has_drawn_all = True
-            return False
-        except Exception as error:
-            # Raised where it belongs: after the batches that were sampled before it.
-            self._has_drawn_all = True
-            self._drawn.append((None, error))
-        return True
-
-    def _with_rows(self, indices: Any) -> Any:
-        """Return a batch's indices as something that has rows, which a set or an iterator has not.
-
-        A set may be in another order when it has been pickled, as it is for torch's workers.
-        """
-        spec = self._worker_spec
-        if not spec.auto_collation or isinstance(indices, Sequence | torch.Tensor | np.ndarray):
-            return indices
-        return indices if spec.makes_whole_batches else [*pickle.loads(pickle.dumps(indices))]
 
     def _send(self, slot: Slot | None, limit: int) -> bool:
         """Send the batch that was drawn first; return whether a worker may have it now."""
@@ -284,7 +250,7 @@ class Scheduler:
                     self._ring.release(slot)
                 return False
             self._dispatch.load[worker] += 1
-        indices, error = self._drawn.popleft()
+        indices, error = self._drawn.pop()
         batch = Batch(self._window.next_number, indices, slot, worker, error=error)
         self._window.add(batch)
         if error is not None:
@@ -337,7 +303,7 @@ class Scheduler:
         waited_ns = time.perf_counter_ns() - began
         self._counters.wait_ns += waited_ns
         if self._counters.recorder is not None:
-            self._counters.recorder.add("wait", began, began + waited_ns, self._counters.epochs, self._window.next_out)
+            self._counters.recorder.add_wait(began, began + waited_ns, self._counters.epochs, self._window.next_out)
         if idle:
             self._dispatch.starved(waited_ns * idle)
         if not events:
@@ -481,18 +447,10 @@ class Scheduler:
 
 
 def _record(recorder: Recorder, result: TaskResult, task: Task, epoch: int) -> None:
+    began_ns, stages_ns = result.began_ns, (result.fetch_ns, result.collate_ns)
+    worker, row = (result.pid, result.worker), task.rows.start if task.rows is not None else 0
     recorder.add(
-        "make",
-        result.began_ns,
-        result.began_ns + result.fetch_ns + result.collate_ns,
-        epoch=epoch,
-        batch=task.batch,
-        pid=result.pid,
-        worker=result.worker,
-        fetch_ns=result.fetch_ns,
-        collate_ns=result.collate_ns,
-        row=task.rows.start if task.rows is not None else 0,
-        samples=result.samples,
+        ("make", began_ns, began_ns + sum(stages_ns), epoch, task.batch, *worker, *stages_ns, row, result.samples)
     )
 
 

@@ -107,6 +107,7 @@ def examine(
         batches_requested=scheduler.batches_requested,
         worker_activity=scheduler.activity.result(),
         step_calls=step_calls,
+        step_lines=scheduler.step_lines,
         hang=scheduler.hang,
         error=error,
         wall_s=time.perf_counter() - began,

@@ -13,6 +13,7 @@ from penstock.observe.doctor.probe_results import (
     CopyOnWrite,
     DatasetPickle,
     Hang,
+    HotLine,
     ImageDecode,
     OneLabel,
     OtherLoop,
@@ -163,6 +164,9 @@ class Measurements:
 
     step_calls: StepCalls | None = None
     """Blocking calls inside the step."""
+
+    step_lines: tuple[HotLine, ...] = ()
+    """The step's most expensive lines, largest first."""
 
     stream_repeats: bool = False
     """Whether the workers of an IterableDataset all returned the same first batch."""

@@ -26,16 +26,39 @@ class Hotspot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HotLine:
-    """A line of the user's that took a good part of the samples' time."""
+    """A line of the user's that took a good part of the samples' time, or of the steps'."""
 
     line: str
     """The source line, with its file."""
 
     fraction: float
-    """Of the samples' time, with what the line calls and waits for."""
+    """Of that time, with what the line calls and waits for."""
+
+    turns_fraction: float = 1.0
+    """Of the samples or steps that were looked at, those in which the line was seen."""
 
     calls: str = ""
     """The library function that it calls, as in "gzip.GzipFile.read"; empty where it is the line itself, or C code."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RepeatedRead:
+    """A file or folder that nearly all samples read again."""
+
+    name: str
+    """Of the file or folder, without the folders that it lies in."""
+
+    is_folder: bool
+    """Whether it is a folder, which is listed."""
+
+    line: str
+    """The user's line that opens or lists it, with its file."""
+
+    fraction: float
+    """Of the samples' time, that of the lines which read it."""
+
+    samples: int
+    """How many samples were seen to read it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +121,9 @@ class SampleCosts:
 
     lines: tuple[HotLine, ...] = ()
     """The user's most expensive lines, largest first."""
+
+    repeated_read: RepeatedRead | None = None
+    """The file or folder that takes the most time of those that nearly all samples read."""
 
     not_finite: tuple[object, ...] = ()
     """Samples with a NaN or an infinite value, among the first that were made."""

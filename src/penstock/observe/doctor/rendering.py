@@ -186,6 +186,7 @@ def _facts(measured: Measurements) -> list[str]:
         lines.append(f"  most expensive functions of the dataset: {spots}")
     if samples is not None and samples.lines:
         lines += [f"  {line.fraction:.0%} of a sample's time: {describe_line(line)}" for line in samples.lines]
+    lines += [f"  {line.fraction:.0%} of the step's time: {describe_line(line)}" for line in measured.step_lines]
     return ["Facts", *(line for fact in lines for line in _paragraph(fact.strip(), "  ", "    "))]
 
 

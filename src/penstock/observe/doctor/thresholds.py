@@ -170,10 +170,17 @@ class Thresholds:
     )
 
     line_fraction: float = _threshold(
-        0.4, "of a sample's time", "a line that takes less is not what decides how long a sample takes"
+        0.4, "of a sample's or step's time", "a line that takes less is not what decides how long it takes"
     )
+    repeated_samples: int = _threshold(5, "samples", "a file that fewer of them read may be theirs by chance")
+    repeated_fraction: float = _threshold(
+        0.9, "of the samples", "what nearly all read does not depend on the sample, but for a shard of many samples"
+    )
+    line_turns: float = _threshold(0.5, "of the steps", "a line that is seen in fewer is not what every step does")
     estimated_fraction: float = _threshold(
-        0.9, "of a sample's time", "beyond, what is left is within the error of looking every few milliseconds"
+        0.9,
+        "of a sample's or step's time",
+        "beyond, what is left is within the error of looking every few milliseconds",
     )
     one_core_low: float = _threshold(0.5, "cores", "threads that use less wait for something else than Python's lock")
     one_core_high: float = _threshold(1.3, "cores", "threads that use more run side by side")

@@ -28,6 +28,7 @@ NOT_ABOUT_LOADING: tuple[Cause, ...] = (
     step.sync_every_step,
     step.non_blocking_from_pageable,
     step.pinned_without_accelerator,
+    *step.STEP_PATTERNS,
 )
 """Causes about the step and about memory: they ask for a change, and do not explain why a loop waits for data."""
 
@@ -53,6 +54,7 @@ CAUSES: tuple[Cause, ...] = (
     worker_count.too_many_workers,
     epochs.short_epochs,
     *sample_lines.LINE_PATTERNS,
+    sample_lines.read_again_for_each_sample,
     sample_lines.threads_hold_each_other,
     samples.full_size_decode,
     samples.slow_samples,

@@ -94,6 +94,32 @@ LINE_PATTERNS = (
 )
 
 
+@cause("read-again-for-each-sample", "samples")
+def read_again_for_each_sample(measured: Measurements) -> Finding | None:
+    """Every sample reads the same file, or lists the same folder, and takes a small part of it."""
+    samples = required(measured.samples)
+    read = samples.repeated_read
+    if read is None or read.fraction < THRESHOLDS.line_fraction or not loading_matters(measured):
+        return None
+    if any(pattern.find(measured) for pattern in LINE_PATTERNS):  # which know better what it is
+        return None
+    if read.is_folder:
+        what, remedy = "lists the same folder", "list it once, in __init__, and keep the names"
+    else:
+        what = "reads the same file"
+        remedy = (
+            "read it once, in __init__, and keep what a sample needs; a large array: np.load(..., mmap_mode='r') or "
+            "torch.load(..., mmap=True), once; rows of text: penstock.open(...)"
+        )
+    return Finding(
+        name="read-again-for-each-sample",
+        cause=f"Every sample {what} again: {read.name}.",
+        evidence=f"{read.fraction:.0%} of a sample's time, in each of {read.samples} samples: {read.line}",
+        remedy=f"{read.line.partition(': ')[0]}: {remedy}",
+        gain=_gain_without(read.fraction),
+    )
+
+
 @cause("threads-hold-each-other", "samples")
 def threads_hold_each_other(measured: Measurements) -> Finding | None:
     """A sample waits for threads of its own that run Python one at a time."""

@@ -1,10 +1,15 @@
-"""Causes that lie in the step: waiting for the device, copies that do not overlap, pinning without a device."""
+"""Causes that lie in the step: waiting for the device, copies that do not overlap, files written each time."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
+
 from penstock.observe.doctor.causes.cause import cause, required
+from penstock.observe.doctor.causes.evidence import describe_line
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import StepCall
+from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.record.finding import Finding
 
 _SHOWN_CALLS = 3
@@ -54,6 +59,77 @@ def pinned_without_accelerator(measured: Measurements) -> Finding | None:
         evidence="torch.accelerator.is_available() is False",
         remedy="pin_memory=torch.accelerator.is_available()",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class StepPattern:
+    """What is cheap now and then, and dear in every step."""
+
+    name: str
+    """Of the finding."""
+
+    pattern: re.Pattern[str]
+    """Of the line's text and the library function that it calls."""
+
+    cause: str
+    """What the finding states."""
+
+    remedy: str
+    """What to change."""
+
+    needs: tuple[str, ...] = ("as_is",)
+    """The fields of `Measurements` that it needs."""
+
+    def find(self, measured: Measurements) -> Finding | None:
+        """Return the finding if such a line takes most of the time of most steps."""
+        now = required(measured.as_is)
+        for line in measured.step_lines:
+            is_such = self.pattern.search(f"{line.line} {line.calls}") is not None
+            if not is_such or line.turns_fraction < THRESHOLDS.line_turns or line.fraction < THRESHOLDS.line_fraction:
+                continue
+            of_loop = line.fraction * (1 - (now.wait_fraction or 0.0))
+            if 1 / (1 - of_loop) < THRESHOLDS.worthwhile_gain:
+                continue
+            return Finding(
+                name=self.name,
+                cause=self.cause,
+                evidence=(
+                    f"{line.fraction:.0%} of the step's time, in {line.turns_fraction:.0%} of the steps: "
+                    f"{describe_line(line)}"
+                ),
+                remedy=self.remedy,
+                gain=1 / (1 - of_loop) if of_loop < THRESHOLDS.estimated_fraction else None,
+            )
+        return None
+
+
+STEP_PATTERNS = (
+    StepPattern(
+        "saves-every-step",
+        re.compile(
+            r" torch\.(serialization|distributed\.checkpoint)\.|\btorch\.save\("
+            r"|\bsave_(file|pretrained|checkpoint|state)\("
+            r"|\b(pickle|json)\.dump\(|\bnp\.save\w*\(|\.savefig\(|\.to_(csv|parquet|pickle)\("
+        ),
+        "Every step writes a file.",
+        "save once per epoch or every few hundred steps, or in the background: torch.distributed.checkpoint.async_save",
+    ),
+    StepPattern(
+        "collects-garbage-every-step",
+        re.compile(r"\bgc\.collect\(|\bempty_cache\("),
+        "Every step collects garbage, or empties the allocator's cache, which is filled again.",
+        "take it out: Python collects by itself, and the allocator gives back memory before it fails",
+    ),
+    StepPattern(
+        "logs-every-step",
+        re.compile(
+            r" (logging|matplotlib|tensorboard|wandb|mlflow)\.|\bprint\(|\blog(ger|ging)?\.\w+\("
+            r"|\.add_(scalar|image|histogram)\w*\(|\b(wandb|mlflow)\.log"
+        ),
+        "Every step logs or draws.",
+        "log every hundred steps",
+    ),
+)
 
 
 def _describe_calls(calls: tuple[StepCall, ...]) -> str:

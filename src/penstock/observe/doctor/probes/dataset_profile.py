@@ -42,10 +42,14 @@ _SHOWN_HOTSPOTS = 4
 
 
 class DatasetProfile:
-    """Adds up profiles of samples."""
+    """Adds up profiles of samples.
 
-    def __init__(self) -> None:
-        self._profile: Any = cProfile.Profile()
+    Args:
+        clock: seconds, monotonic; None for cProfile's own clock, which is quicker to read.
+    """
+
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        self._profile: Any = cProfile.Profile() if clock is None else cProfile.Profile(clock)
         self._is_possible = True
 
     def call(self, make: Callable[[], Any]) -> Any:

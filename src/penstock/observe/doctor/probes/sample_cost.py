@@ -21,6 +21,7 @@ from penstock.observe.doctor.probes.batch_values import all_finite
 from penstock.observe.doctor.probes.dataset_profile import DatasetProfile
 from penstock.observe.doctor.probes.image_decode import ImageDecodeRecorder
 from penstock.observe.doctor.probes.line_sampler import LineSampler
+from penstock.observe.doctor.probes.repeated_reads import ReadRecorder
 from penstock.observe.doctor.probes.sample_calls import StreamEndedError, iter_sample_calls, samples_per_batch
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
@@ -48,6 +49,7 @@ class SampleProbe:
         self._profile = DatasetProfile()
         self._images = ImageDecodeRecorder()
         self._lines = LineSampler()
+        self._reads = ReadRecorder()
         self._other_threads_s = 0.0
         self._not_finite: list[Any] = []
         self._types = FieldTypes()
@@ -97,6 +99,7 @@ class SampleProbe:
             numbers_per_sample=_count_numbers(self.samples[0]),
             hotspots=self._profile.hotspots(),
             lines=self._lines.lines(),
+            repeated_read=self._reads.result(self._lines),
             not_finite=tuple(self._not_finite),
             type_changes=self._types.changes(),
             other_threads_cores=self._other_threads_s / self._wall_s if self._wall_s else 0.0,
@@ -122,7 +125,7 @@ class SampleProbe:
             before = proc.thread_times()
             process_s = time.process_time()
             try:
-                sample = self._profile_sample(make) if is_profiled else make()
+                sample = self._profile_sample(index, make) if is_profiled else make()
             except StreamEndedError:
                 break
             took = proc.thread_times().since(before)
@@ -144,16 +147,17 @@ class SampleProbe:
         until = time.perf_counter() + self._watched_s
         # A small dataset has no more samples that are new: then the first ones are made again.
         with self._lines:
-            for _, make in itertools.chain(calls, iter_sample_calls(self._loader)):
+            for index, make in itertools.chain(calls, iter_sample_calls(self._loader)):
                 try:
-                    make()
+                    with self._reads.sample(index):
+                        make()
                 except StreamEndedError:
                     break
                 if time.perf_counter() > until:
                     break
 
-    def _profile_sample(self, make: Callable[[], Any]) -> Any:
-        with self._images.recording():
+    def _profile_sample(self, index: Any, make: Callable[[], Any]) -> Any:
+        with self._images.recording(), self._reads.sample(index):
             return self._profile.call(make)
 
     def _repeat_slow_samples(self) -> None:

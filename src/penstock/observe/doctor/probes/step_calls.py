@@ -36,6 +36,9 @@ _SYNCHRONIZING = {
 NOT_THE_USERS = tuple({os.path.dirname(torch.__file__), sysconfig.get_paths()["stdlib"], *site.getsitepackages()})
 """Folders of code that was not written for this program."""
 
+OBSERVER = __file__
+"""The file whose frames are in the stack while a step is recorded."""
+
 _CHANNELS = (1, 3, 4)
 _LOOKED_AT = 8
 """Images of a batch."""

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 _TICK_S = 0.25
-_COLLECTING_S = 10.0
-"""How much longer the garbage collector may take: a finalizer may hang."""
+_FINALIZING_S = 10.0
+"""How much longer a finalizer may take: it may hang."""
 
 
 @contextmanager
@@ -41,8 +41,8 @@ def time_limit(seconds: float, error: type[BaseException], tick: Callable[[], No
         now = time.perf_counter()
         if is_over:  # an alarm that was delivered while the timer was being stopped
             return
-        # Python reports and drops what is raised in a finalizer, or in a callback, of the garbage collector.
-        if now < until + _COLLECTING_S and (is_collecting or _is_callback(frame)):
+        # Python reports and drops what is raised in a finalizer, or in a callback of the garbage collector.
+        if now < until + _FINALIZING_S and (is_collecting or _is_finalizing(frame)):
             return
         if now > until:
             raise error
@@ -61,9 +61,9 @@ def time_limit(seconds: float, error: type[BaseException], tick: Callable[[], No
         gc.callbacks.remove(note)
 
 
-def _is_callback(frame: FrameType | None) -> bool:
-    """Return whether a callback of the garbage collector runs."""
+def _is_finalizing(frame: FrameType | None) -> bool:
+    """Return whether a `__del__` method or a callback of the garbage collector runs."""
     codes = {getattr(callback, "__code__", None) for callback in gc.callbacks}
-    while frame is not None and frame.f_code not in codes:
+    while frame is not None and frame.f_code not in codes and frame.f_code.co_name != "__del__":
         frame = frame.f_back
     return frame is not None

@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from penstock.observe.doctor.probes.batch_values import copy_containers
+from penstock.observe.doctor.probes.line_sampler import LineSampler
 from penstock.observe.doctor.probes.seen_labels import LabelRecorder
 from penstock.observe.doctor.probes.step_calls import StepCallRecorder
 from penstock.observe.doctor.probes.worker_activity import WorkerActivityProbe
@@ -66,6 +67,8 @@ class LoopSession:
         self.watchdog = LoopWatchdog(budget)
         self.comparison = StreamComparison(loader)
         self.labels = LabelRecorder()
+        self.step_lines = LineSampler()
+        """Of the warm-up's steps, which are not timed."""
         self._budget = budget
         self._step_calls = step_calls
         self._activity = activity
@@ -109,8 +112,11 @@ class LoopSession:
                 self._timer.restart()
             self._timer.on_return(requested_at, now)
         self.watchdog.note_batch(now - requested_at)
-        if self._phase is _Phase.WARM_UP and self._observes_step(now):
-            self._step_calls.enter()
+        if self._phase is _Phase.WARM_UP:
+            if self._observes_step(now):
+                self._step_calls.enter()
+            self.step_lines.turn = self._warm_up_batches
+            self.step_lines.start()
         return batch
 
     def tick(self) -> None:
@@ -144,6 +150,7 @@ class LoopSession:
 
     def close(self) -> None:
         """Close all sources."""
+        self.step_lines.stop()
         self._rotation.close()
 
     def _discard_window(self) -> None:
@@ -190,6 +197,7 @@ class LoopSession:
         return self._warm_up_batches >= first and self._step_calls.steps < THRESHOLDS.observed_steps
 
     def _begin_timing(self) -> None:
+        self.step_lines.stop()
         self._rotation.start_others(self.batch, self._timer.elapsed_s(self._budget.clock()) / self._warm_up_batches)
         windows = len(self._rotation.live) * THRESHOLDS.windows_per_source
         self._window_s = max(THRESHOLDS.window_s, self._budget.left_s() / windows)

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from penstock.observe.doctor.probe_results import Hang, OneLabel
+from penstock.observe.doctor.probe_results import Hang, HotLine, OneLabel
 from penstock.observe.doctor.probes.step_calls import StepCallRecorder
 from penstock.observe.doctor.probes.worker_activity import WorkerActivityProbe
 from penstock.observe.doctor.thresholds import THRESHOLDS
@@ -90,6 +90,11 @@ class TrialScheduler:
     def one_label(self) -> OneLabel | None:
         """The label of all samples of the first batches, if they have one and the same."""
         return self._session.labels.result() if self._session is not None else None
+
+    @property
+    def step_lines(self) -> tuple[HotLine, ...]:
+        """The lines in which the examined loop's steps spend their time."""
+        return self._session.step_lines.lines(of_own=True) if self._session is not None and self.has_step else ()
 
     def accepts(self, *, training: bool) -> bool:
         """Return whether a loop that requests a batch now is the one to examine: a training loop, if there is any."""

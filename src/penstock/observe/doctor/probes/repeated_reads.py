@@ -1,0 +1,143 @@
+"""Which file or folder sample after sample reads again, and how much of their time that takes.
+
+Python tells its audit hooks (PEP 578) of every file that is opened and every folder that is listed, also by NumPy,
+torch and pandas, which open files as Python does.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from penstock.observe.doctor.probe_results import RepeatedRead
+from penstock.observe.doctor.probes.line_sampler import LineSampler, find_line, line_text
+from penstock.observe.doctor.thresholds import THRESHOLDS
+
+_FOLDER_EVENTS = ("os.listdir", "os.scandir")
+_NOT_DATA = ("/dev/", "/proc/", "/sys/")
+_WRITES = os.O_WRONLY | os.O_RDWR
+
+_Line = tuple[str, int]
+
+
+class ReadRecorder:
+    """Notes what the thread that made it opens and lists, sample by sample."""
+
+    def __init__(self) -> None:
+        self._thread_id = threading.get_ident()
+        self._indices: set[str] = set()
+        self._index = ""
+        self._seen: dict[tuple[str, bool], tuple[set[str], _Line]] = {}
+
+    @contextmanager
+    def sample(self, index: object) -> Iterator[None]:
+        """Note what is read inside of the `with` block, which makes the sample `index`."""
+        self._index = str(index)
+        self._indices.add(self._index)
+        _listen_to(self)
+        try:
+            yield
+        finally:
+            _listen_to(None)
+
+    def result(self, lines: LineSampler) -> RepeatedRead | None:
+        """Return what nearly all samples read, with the part of their time that `lines` saw there; None if nothing."""
+        found = []
+        for (path, is_folder), (indices, (file, number)) in self._seen.items():
+            if len(indices) < max(THRESHOLDS.repeated_samples, THRESHOLDS.repeated_fraction * len(self._indices)):
+                continue
+            fraction = lines.fraction_of(file, reading_lines(file, number))
+            name = os.path.basename(path.rstrip("/")) or path
+            line = line_text(file, number)
+            found.append(
+                RepeatedRead(name=name, is_folder=is_folder, line=line, fraction=fraction, samples=len(indices))
+            )
+        return max(found, key=lambda one: one.fraction, default=None)
+
+    def note(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Note an event of Python's, if it reads data for this sample."""
+        if threading.get_ident() != self._thread_id or not isinstance(arguments[0], str | bytes | os.PathLike):
+            return
+        path = os.fsdecode(arguments[0])
+        if path.startswith(_NOT_DATA) or (event == "open" and _writes(*arguments[1:3])):
+            return
+        line = find_line(sys._getframe(2))
+        if line is not None:
+            indices, _ = self._seen.setdefault((path, event in _FOLDER_EVENTS), (set(), line))
+            indices.add(self._index)
+
+
+def reading_lines(file: str, number: int) -> frozenset[int]:
+    """Return the lines that read what line `number` of `file` opens: its statement, or the block of its `with`.
+
+    Of `name = open(...)` and the like also the statements of that function that use the name.
+    """
+    try:
+        tree = _parse(file)
+    except (SyntaxError, ValueError):
+        return frozenset([number])
+    around = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and number in _extent(node)]
+    statement = min(around, key=lambda node: len(_extent(node)), default=None)
+    if statement is None:
+        return frozenset([number])
+    if (
+        isinstance(statement, ast.Assign)
+        and _is_opening(statement.value)
+        and isinstance(statement.targets[0], ast.Name)
+    ):
+        name = statement.targets[0].id
+        functions = [node for node in around if isinstance(node, ast.FunctionDef)]
+        body = min(functions, key=lambda node: len(_extent(node))).body if functions else tree.body
+        users = [node for node in body if any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(node))]
+        return frozenset(line for node in (statement, *users) for line in _extent(node))
+    if isinstance(statement, ast.With | ast.Expr | ast.Assign | ast.AnnAssign | ast.Return | ast.AugAssign | ast.For):
+        return frozenset(_extent(statement))
+    return frozenset([number])
+
+
+def _is_opening(value: ast.expr) -> bool:
+    if not isinstance(value, ast.Call):
+        return False
+    return getattr(value.func, "id", getattr(value.func, "attr", "")) in ("open", "File", "ZipFile")
+
+
+def _extent(node: ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+@functools.lru_cache(maxsize=8)
+def _parse(file: str) -> ast.Module:
+    return ast.parse("".join(linecache.getlines(file)))
+
+
+def _writes(mode: Any, flags: Any) -> bool:
+    if isinstance(mode, str):
+        return any(letter in mode for letter in "wax+")
+    return isinstance(flags, int) and bool(flags & _WRITES)
+
+
+_recorder: ReadRecorder | None = None
+
+
+@functools.cache
+def _install_hook() -> None:
+    sys.addaudithook(_on_event)  # for good: Python has no way to take one out
+
+
+def _listen_to(recorder: ReadRecorder | None) -> None:
+    global _recorder
+    _install_hook()
+    _recorder = recorder
+
+
+def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
+    recorder = _recorder
+    if recorder is not None and arguments and (event == "open" or event in _FOLDER_EVENTS):
+        recorder.note(event, arguments)
