@@ -91,7 +91,7 @@ $(DOCS_READY): pyproject.toml constraints.txt
 standin: $(READY)
 	@tests/cuda/standin/setup.sh .standin >/dev/null
 	env PYTHONPATH=src:.standin/site LD_LIBRARY_PATH=.standin LD_PRELOAD="$$PWD/.standin/libfakeblas.so $$PWD/.standin/libfakeblaslt.so" \
-		OMP_NUM_THREADS=1 FAKE_GPUS=2 $(BIN)/python -m pytest tests/cuda/standin
+		OMP_NUM_THREADS=1 FAKE_GPUS=2 $(BIN)/python -m pytest tests/cuda
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.loader $(BENCH)

@@ -1,6 +1,7 @@
 """From host memory to the GPU: `python -m benchmarks.device [--quick] [--json FILE]`.
 
-Two things are measured. **Link**: the bandwidth of a copy from a slot, from memory pinned by torch and from pageable
+**Costs**: what page-locking a slot, a fence behind all streams, and lending a slot take.
+**Link**: the bandwidth of a copy from a slot, from memory pinned by torch and from pageable
 memory, against the link's ceiling (torch's pinned memory, the largest size). **Steps**: a training step fed with data
 that lies on the GPU already (the upper bound), by torch's DataLoader with `pin_memory=True` and
 `.to(..., non_blocking=True)`, by penstock with `pin_memory=True` and a plain `.to`, and by penstock with `device=`. The
@@ -16,14 +17,12 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
@@ -33,9 +32,10 @@ from benchmarks.workloads import Workload, clips, images, tokens
 from penstock import DataLoader
 from penstock.core.shared_segment import PrivateSegment
 from penstock.device import Device, TensorSpec, device_of
+from penstock.loader.transport.ring import Ring
 
 WORKERS = 8
-PARTS = ("link", "steps", "corruption")
+PARTS = ("costs", "link", "steps", "corruption")
 SIZES_MIB = (1, 4, 16, 64, 256)
 
 
@@ -58,6 +58,7 @@ def main() -> None:
         "workers": asked.workers,
         "machine": {**facts(), "gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "driver": _driver()},
         "date": time.strftime("%Y-%m-%d"),
+        "costs": [],
         "link": [],
         "steps": [],
         "corruption": None,
@@ -69,6 +70,9 @@ def main() -> None:
             asked.json.parent.mkdir(parents=True, exist_ok=True)
             asked.json.write_text(json.dumps(found, indent=1) + "\n")
 
+    if "costs" in asked.parts:
+        found["costs"] = costs(device)
+        write()
     for size in SIZES_MIB if "link" in asked.parts else ():
         found["link"].append(_link(device, size, rounds))
         write()
@@ -79,6 +83,53 @@ def main() -> None:
         found["corruption"] = _corruption(10_000 if asked.quick else 100_000, asked.workers)
         write()
     _print(found)
+
+
+# ── costs ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def costs(device: Device, sizes_mib: Sequence[int] = (1, 16, 64), laps: int = 20) -> list[dict[str, Any]]:
+    """Return rows of microseconds, one for each lap: of registering slots, of fences, of a slot that is lent."""
+    rows: list[dict[str, Any]] = []
+    for mib in sizes_mib:
+        found: dict[str, list[float]] = {f"register {mib} MiB": [], f"unregister {mib} MiB": []}
+        for _ in range(laps):
+            segment = PrivateSegment(mib << 20)
+            np.frombuffer(segment.memory, np.uint8)[:] = 1  # not the price of its first pages
+            began = time.perf_counter()
+            registration = device.register(segment.memory)
+            found[f"register {mib} MiB"].append((time.perf_counter() - began) * 1e6)
+            if registration is None:
+                break
+            began = time.perf_counter()
+            registration.close()
+            found[f"unregister {mib} MiB"].append((time.perf_counter() - began) * 1e6)
+        rows += [{"of": name, "us": values} for name, values in found.items()]
+    fences: list[float] = []
+    for _ in range(50 * laps):
+        began = time.perf_counter()
+        fence = device.fence()
+        if fence is None:
+            break
+        fence.query()
+        fences.append((time.perf_counter() - began) * 1e6)
+    rows.append({"of": "fence, and one query", "us": fences})
+    rows.append({"of": "slot lent and returned", "us": _leases(device, 50 * laps)})
+    return rows
+
+
+def _leases(device: Device, laps: int) -> list[float]:
+    ring, found = Ring(PrivateSegment, 1 << 26, pin=device.register, fence=device.fence), []
+    for _ in range(laps):
+        began = time.perf_counter()
+        slot = ring.acquire_larger(1 << 16)
+        assert slot is not None
+        ring.commit(slot, 1 << 16)
+        lent = ring.lend(slot)
+        del lent
+        found.append((time.perf_counter() - began) * 1e6)
+    ring.close()
+    return found
 
 
 # ── the link ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -265,25 +316,15 @@ def _spread(values: list[float], digits: int) -> str:
 
 
 def _print(found: dict[str, Any]) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 130)
-    table = Table(title="host to device, GB/s")
-    for head in ("MiB", "slot", "torch pinned", "pageable"):
-        table.add_column(head)
+    for row in found["costs"]:
+        print(f"{row['of']}: {_spread(row['us'], 1) if row['us'] else 'refused'} us")
     for row in found["link"]:
-        table.add_row(str(row["mib"]), *(_spread(values, 1) for values in row["gb_per_s"].values()))
-    console.print(table)
-    table = Table(title="training steps, samples/s, and of the upper bound")
-    for head in ("loop", "fed by", "samples/s", "of the bound"):
-        table.add_column(head)
+        rates = ", ".join(f"{name} {_spread(values, 1)}" for name, values in row["gb_per_s"].items())
+        print(f"{row['mib']} MiB, GB/s: {rates}")
     for row in found["steps"]:
+        print(f"{row['name']}, steps of {row['step_ms']:.1f} ms:")
         for name, rates in row["samples_per_s"].items():
-            table.add_row(
-                f"{row['name']}, {row['step_ms']:.1f} ms",
-                name,
-                _spread(rates, 0),
-                _spread(row["of_the_bound"][name], 3),
-            )
-    console.print(table)
+            print(f"  {name}: {_spread(rates, 0)} samples/s, {_spread(row['of_the_bound'][name], 3)} of the bound")
     said = []
     if found["link"]:
         ceiling = max(max(row["gb_per_s"]["torch pinned"]) for row in found["link"])
@@ -295,7 +336,7 @@ def _print(found: dict[str, Any]) -> None:
     if found["corruption"]:
         wrong = found["corruption"]
         said.append(f"{wrong['wrong_elements']} wrong elements in {wrong['batches']} batches")
-    print(f"device: {'; '.join(said)}; {found['seconds']:.0f} s")
+    print(f"device: {'; '.join(said) or 'costs'}; {found['seconds']:.0f} s")
 
 
 if __name__ == "__main__":

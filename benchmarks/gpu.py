@@ -25,7 +25,7 @@ from benchmarks.machine_facts import facts
 
 ROOT = Path(__file__).parents[1]
 LOG_NBYTES = 4 << 20
-"""Of each part's output, what is kept."""
+"""What is kept of the output of all parts, the last."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +46,10 @@ class Part:
 PARTS = (
     Part(name="tests", command=("-m", "pytest", "tests/cuda", "-q", "-p", "no:cacheprovider"), limit_s=180),
     Part(name="corruption", command=("-m", "benchmarks.device", "--quick", "--parts", "corruption"), limit_s=90),
-    Part(name="link", command=("-m", "benchmarks.device", "--quick", "--parts", "link"), limit_s=90),
+    Part(name="link", command=("-m", "benchmarks.device", "--quick", "--parts", "costs", "link"), limit_s=90),
     Part(name="steps", command=("-m", "benchmarks.device", "--quick", "--parts", "steps"), limit_s=240),
+    Part(name="plans", command=("-m", "benchmarks.plans"), limit_s=240),
+    Part(name="cases", command=("-m", "benchmarks.gpu_cases", "--quick"), limit_s=300),
     Part(name="fit", command=("-m", "benchmarks.fit", "--quick"), limit_s=240),
 )
 
@@ -113,8 +115,9 @@ def _run(part: Part, out: Path, limit_s: float) -> Outcome:
             _end(process)
     text = output.read_text(errors="replace")
     output.unlink()
-    with (out / "log.txt").open("a") as log:
-        log.write(f"── {part.name} ──\n{text[-LOG_NBYTES:]}\n")
+    log = out / "log.txt"
+    before = log.read_text() if log.exists() else ""
+    log.write_text(f"{before}── {part.name} ──\n{text}\n"[-LOG_NBYTES:])
     state = "out of time" if code is None else "failed" if code else "done"
     lines = [line for line in text.splitlines() if line.strip()]
     seconds = round(time.monotonic() - began, 1)

@@ -24,9 +24,9 @@ def flipped(sample: dict[str, Any]) -> dict[str, Any]:
     return sample
 
 
-def make_model(classes: int) -> nn.Module:
-    layers = [nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(4)]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 16, classes))
+def make_model(classes: int, width: int = 16) -> nn.Module:
+    layers = [nn.Conv2d(3, width, 3, 2, 1), nn.ReLU(), nn.Conv2d(width, 2 * width, 3, 2, 1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(2 * width * 16, classes))
 
 
 def as_floats(images: Tensor) -> Tensor:

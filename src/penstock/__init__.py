@@ -44,9 +44,11 @@ if TYPE_CHECKING:
     from penstock.memory.accounting.ledger import Ledger, ledger
     from penstock.memory.accounting.release import ReleasedMemory, release
     from penstock.memory.explain import OutOfMemoryError
+    from penstock.memory.frameworks.survive_oom import survive_oom
     from penstock.memory.microbatch.split import split_batch
     from penstock.memory.planning.planner import plan
     from penstock.memory.planning.step_variants import Plan
+    from penstock.memory.step.backward_step import BackwardStep
     from penstock.memory.step.cut_check import CutCheck
     from penstock.memory.step.eval_step import EvalStep
     from penstock.memory.step.oom_guard import OOMGuard
@@ -56,6 +58,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SKIP",
+    "BackwardStep",
     "Conversion",
     "CutCheck",
     "DataLoader",
@@ -107,6 +110,7 @@ __all__ = [
     "sample_seed",
     "shared",
     "split_batch",
+    "survive_oom",
     "watch_leaks",
 ]
 
@@ -145,6 +149,8 @@ _HOMES = {
     "penstock.loader.workers.worker_spec": ("SKIP",),
     "penstock.loader.workers.sample_seed": ("sample_rng", "sample_seed"),
     "penstock.memory.explain": ("OutOfMemoryError",),
+    "penstock.memory.frameworks.survive_oom": ("survive_oom",),
+    "penstock.memory.step.backward_step": ("BackwardStep",),
     "penstock.memory.step.cut_check": ("CutCheck",),
     "penstock.memory.step.eval_step": ("EvalStep",),
     "penstock.memory.step.oom_guard": ("OOMGuard",),

@@ -28,6 +28,7 @@ def is_right(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return (images == labels.view(-1, 1, 1, 1).float()).all()
 
 
+@pytest.mark.arithmetic
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_arrive_ordered_on_the_current_stream(workers: int) -> None:
     loader = DataLoader(Numbered(600, SHAPE), batch_size=16, num_workers=workers, device="cuda")
@@ -42,6 +43,7 @@ def test_batches_arrive_ordered_on_the_current_stream(workers: int) -> None:
     assert loader.statistics().ring.pinned_nbytes > 0
 
 
+@pytest.mark.arithmetic
 def test_the_current_stream_may_be_any() -> None:
     stream, verdicts = torch.cuda.Stream(), []
     loader = DataLoader(Numbered(400, SHAPE), batch_size=16, num_workers=2, device="cuda")
@@ -53,6 +55,7 @@ def test_the_current_stream_may_be_any() -> None:
     assert bool(torch.stack(verdicts).all())
 
 
+@pytest.mark.arithmetic
 def test_a_consumer_that_lags_behind_reads_what_it_was_given() -> None:
     verdicts = []
     for images, labels in DataLoader(Numbered(400, SHAPE), batch_size=16, num_workers=2, device="cuda"):
@@ -67,6 +70,7 @@ def test_slots_are_pinned_for_torch_too() -> None:
         assert images.is_pinned()
 
 
+@pytest.mark.arithmetic
 @pytest.mark.parametrize("workers", [0, 2])
 def test_copies_that_the_user_starts_on_several_streams_are_never_overtaken(workers: int) -> None:
     streams = [torch.cuda.Stream() for _ in range(3)]
@@ -95,6 +99,7 @@ def test_a_driver_event_stands_for_all_streams() -> None:
     assert fence.query()
 
 
+@pytest.mark.arithmetic
 def test_no_fence_is_recorded_while_a_graph_is_captured() -> None:
     cuda = device_of("cuda")
     graph, x = torch.cuda.CUDAGraph(), torch.zeros(8, device="cuda")
@@ -106,6 +111,7 @@ def test_no_fence_is_recorded_while_a_graph_is_captured() -> None:
     assert x.tolist() == [1.0] * 8
 
 
+@pytest.mark.arithmetic
 def test_a_step_in_a_graph_and_a_compiled_one_take_batches() -> None:
     static = torch.zeros(16, *SHAPE, device="cuda")
     out = torch.zeros(16, device="cuda")
@@ -143,6 +149,7 @@ def test_channels_last_stays_channels_last() -> None:
     assert batch.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.arithmetic
 def test_an_epoch_can_be_interrupted_and_started_again() -> None:
     loader = DataLoader(Numbered(200, SHAPE), batch_size=8, num_workers=2, device="cuda", persistent_workers=True)
     for _ in range(5):
@@ -180,6 +187,7 @@ def test_memory_that_cannot_be_pinned_is_one_warning() -> None:
     assert len([one for one in caught if "page-lock" in str(one.message)]) <= 1
 
 
+@pytest.mark.arithmetic
 def test_batches_are_handed_out_while_a_graph_is_captured() -> None:
     graph, total = torch.cuda.CUDAGraph(), torch.zeros((), device="cuda")
     batches = iter(DataLoader(Numbered(64, SHAPE), batch_size=16, num_workers=2, device="cuda"))
@@ -194,6 +202,7 @@ def test_batches_are_handed_out_while_a_graph_is_captured() -> None:
     assert total.item() == 1
 
 
+@pytest.mark.arithmetic
 def test_each_of_several_gpus_has_its_own_batches() -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("there is one GPU")

@@ -51,6 +51,7 @@ def peak_of(step: TrainStep, batch: Any) -> int:
     return torch.cuda.max_memory_allocated()
 
 
+@pytest.mark.arithmetic
 def test_training_continues_in_smaller_parts_with_the_same_gradient(small_card: int) -> None:
     cut = model_of()
     whole = copy.deepcopy(cut)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,7 +87,7 @@ def test_memory_is_registered_in_the_context_and_unregistered_when_nothing_reads
 def test_a_refusal_is_one_warning_and_no_registration() -> None:
     cuda._warn_of_refusal.cache_clear()
     device = made(Notes(cuMemHostRegister_v2=2))
-    with pytest.warns(UserWarning, match=r"refuses to page-lock 4\.0 KiB.*copied from pageable memory"):
+    with pytest.warns(UserWarning, match=r"refuses to page-lock 4\.0 KiB.*copied by way of torch's pinned memory"):
         assert device.register(page()) is None
     assert device.register(page()) is None  # without another warning, which would be an error
 
@@ -234,3 +235,37 @@ def test_the_workspaces_of_matrix_products_are_those_that_torch_takes(
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", chosen)
     assert cuda.blas_workspace_nbytes(torch.device("cuda", 0)) == kib << 10
     assert cuda.blas_workspace_nbytes(torch.device("cpu")) == 0
+
+
+def test_a_device_that_is_first_used_during_a_capture_records_nothing(
+    monkeypatch: pytest.MonkeyPatch, graph: type[Graph]
+) -> None:
+    driver, capturing = Notes(), graph()
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(cuda, "_driver", lambda: driver)
+    monkeypatch.setattr(cuda, "_contexts_of", cuda._Contexts)
+    monkeypatch.setattr(Cuda, "_new_stream", lambda _: None)
+    monkeypatch.setattr(cuda, "node_of_pci", lambda _: None)
+    capturing.capture_begin()
+    assert Cuda(torch.device("cuda", 0)).has_fence
+    assert driver.recorded == []
+    capturing.capture_end()
+    assert Cuda(torch.device("cuda", 0)).has_fence
+    assert driver.recorded == [100]
+    driver.refusing["cuCtxRecordEvent"] = 801  # not supported
+    assert not Cuda(torch.device("cuda", 0)).has_fence
+
+
+def test_streams_are_made_by_the_driver_and_not_of_torchs_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Notes()
+    monkeypatch.setattr(
+        driver, "cuStreamCreate", lambda stream, flags: setattr(stream._obj, "value", 77), raising=False
+    )
+    external = SimpleNamespace(stream_id=5, device_index=0, device_type=1)
+    asked: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, device: asked.append(handle) or external)
+    monkeypatch.setattr(torch, "Stream", lambda **found: found)
+    device = made(driver)
+    device.torch_device = torch.device("cuda", 0)
+    assert device._new_stream() == vars(external)  # type: ignore[comparison-overlap]
+    assert asked == [77]

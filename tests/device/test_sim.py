@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import threading
 
 import numpy as np
 import pytest
@@ -37,12 +38,13 @@ def test_a_copy_from_registered_memory_reads_it_late_and_from_other_memory_at_on
     registration = sim.register(memory)
     assert registration is not None
     pinned = sim.to(source)
+    source.fill_(7)
     registration.close()
     staged = sim.to(source)
-    source.fill_(7)
+    source.fill_(9)
     sim.synchronize()
-    assert (pinned == 7).all()
-    assert (staged == 0).all()
+    assert (pinned == 7).all()  # before its memory was unlocked
+    assert (staged == 7).all()
 
 
 def test_operations_of_one_stream_run_in_order_and_of_two_in_any() -> None:
@@ -81,6 +83,59 @@ def test_a_fence_stands_for_every_stream_and_is_refused_while_capturing() -> Non
     sim.capturing = True
     assert sim.fence() is None
     assert Sim(has_fence=False).fence() is None
+
+
+def test_a_fence_stands_for_every_device_of_the_machine() -> None:
+    sim = by_hand()
+    other = Sim(beside=sim)
+    other.launch(lambda: None)
+    fence = sim.fence()
+    assert fence is not None
+    while any(sim.step(stream) for stream in sim.runnable() if stream is not other.consumer):
+        pass
+    assert not fence.query()
+    fence.synchronize()
+
+
+def test_each_thread_has_its_own_current_stream_on_each_device() -> None:
+    sim = Sim()
+    other = Sim(beside=sim)
+    sim.consumer = own = sim.stream("own")
+    elsewhere: list[object] = []
+    thread = threading.Thread(target=lambda: elsewhere.append(sim.consumer))
+    thread.start()
+    thread.join()
+    assert sim.consumer is own
+    assert own not in (elsewhere[0], other.consumer)
+    assert elsewhere[0] is not other.consumer
+
+
+def test_what_waits_for_everything_breaks_a_capture_of_any_thread() -> None:
+    sim = Sim()
+    registration = sim.register(host()[0])
+    assert registration is not None
+    capture, done = threading.Event(), threading.Event()
+
+    def capturing() -> None:
+        sim.capturing = True
+        capture.set()
+        done.wait()
+        sim.capturing = False
+
+    thread = threading.Thread(target=capturing)
+    thread.start()
+    capture.wait()
+    assert not sim.capturing
+    assert sim.fence() is None
+    registration.close()
+    sim.record_event().synchronize()
+    assert sim.captures_broken == 0
+    sim.synchronize()
+    assert sim.captures_broken == 1
+    assert sim._registered
+    done.set()
+    thread.join()
+    assert not sim._registered
 
 
 def test_waiting_for_what_cannot_pass_is_an_error_rather_than_a_hang() -> None:

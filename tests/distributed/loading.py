@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from meshes import CASES as MESHES
 from torch.distributed.device_mesh import init_device_mesh
 
 import penstock
@@ -150,10 +151,11 @@ def peek(folder: Path, kind: str) -> None:
     assert ["epoch 0 was left after 2 batches" in str(one.message) for one in warned] == [True]
 
 
-CASES = {f"peek {kind}": (peek, kind) for kind in LOADERS}
+CASES: dict[str, tuple[Any, ...]] = {f"peek {kind}": (peek, kind) for kind in LOADERS}
 CASES |= {f"extra {kind}": (extra_pass, kind) for kind in LOADERS}
 CASES |= {f"mesh {kind}": (on_a_mesh, kind) for kind in LOADERS}
 CASES |= {f"saves {kind}": (save_in_the_middle, kind) for kind in LOADERS}
+CASES |= {case: (run,) for case, run in MESHES.items()}
 
 if __name__ == "__main__":
 

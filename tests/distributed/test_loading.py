@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import loading
+import meshes
+import numpy as np
 import pytest
 import torch.distributed.checkpoint as dcp
 from torchrun import RankCases
@@ -21,6 +23,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for shard, (begin, end) in enumerate([(0, 13), (13, 20), (20, 31), (31, loading.COUNT)]):
         lines = [json.dumps({"x": number}) for number in range(begin, end)]
         (folder / f"{shard}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    documents = [[*range(1, length), 0] for length in (4, 30, 3, 10, 25, 7, 40, 12, 9, 5) * 2]
+    np.concatenate(documents).astype(np.uint16).tofile(folder / "tokens.bin")
     return folder
 
 
@@ -32,6 +36,11 @@ def ranks(preloaded_python: None, folder: Path) -> RankCases:
 @pytest.mark.parametrize("kind", [*loading.LOADERS])
 def test_ranks_of_one_replica_get_the_same_batches(ranks: RankCases, kind: str) -> None:
     ranks.assert_passed(f"mesh {kind}", 4)
+
+
+@pytest.mark.parametrize("case", [*meshes.CASES])
+def test_each_replica_of_a_mesh_has_its_share_of_the_samples_also_after_a_resume(ranks: RankCases, case: str) -> None:
+    ranks.assert_passed(case, 4)
 
 
 @pytest.mark.parametrize("kind", [*loading.LOADERS])

@@ -6,10 +6,14 @@ import heapq
 import threading
 from collections import Counter
 
+import pytest
+import torch.distributed as dist
 from made_ranks import CountedStore, ScriptedNews
 
+from penstock.core.errors import RankError
 from penstock.distributed.failure_alarm import FailureAlarm
-from penstock.distributed.rank_news import POLL_S, Message, RankNews
+from penstock.distributed.rank_news import POLL_S, Message, RankNews, store_of_attempt
+from penstock.distributed.stop_agreement import StopAgreement
 
 
 def simulate(world: int, loaders: int, seconds: float, fails_at: float) -> tuple[Counter[int], list[float], int]:
@@ -93,3 +97,36 @@ def test_nothing_is_asked_when_the_store_has_gone() -> None:
     alarm.check()
     alarm.close()
     assert gone.asked == 1
+
+
+ATTEMPT = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "0", "WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize("change", [{"TORCHELASTIC_RESTART_COUNT": "1"}, {"WORLD_SIZE": "1"}])
+def test_a_restarted_job_reads_nothing_that_the_attempt_before_has_left_in_a_shared_store(
+    change: dict[str, str],
+) -> None:
+    shared = dist.HashStore()
+
+    def ranks(environment: dict[str, str]) -> list[ScriptedNews]:
+        world = int(environment["WORLD_SIZE"])
+        return [ScriptedNews(rank, world, store_of_attempt(shared, environment)) for rank in range(world)]
+
+    before = ranks(ATTEMPT)
+    agreement, alarm = StopAgreement(before[1], 1.0), FailureAlarm(before[1])
+    before[0].post("failure", "of a sample")
+    before[0].post("stop", "")
+    before[1].ask()
+    agreement.end()
+    with pytest.raises(RankError, match="of a sample"):
+        alarm.check()
+    assert agreement._key is not None
+
+    after = ranks(ATTEMPT | change)
+    for news in after:
+        agreement, alarm = StopAgreement(news, 1.0), FailureAlarm(news)
+        news.ask()
+        alarm.check()
+        assert news.messages == []
+        assert not agreement.should_stop()
+    assert after[0].post("failure", "a new one") == "penstock/news/0"

@@ -57,8 +57,48 @@ def test_a_script_does_under_penstock_what_it_does_under_python(
     assert written(tmp_path).exists()
 
 
-def test_the_recipe_on_the_site_trains_with_hugging_faces_trainer(tmp_path: Path) -> None:
-    (tmp_path / "recipe.py").write_text(recipe("Hugging Face Trainer"))
+RESUMED = """
+import shutil
+
+class Noted(Training):
+    def training_step(self, model, inputs, *more):
+        self.seen.append((inputs["labels"].flatten().tolist(), float(inputs["noise"].sum())))
+        return super().training_step(model, {name: inputs[name] for name in ("x", "labels")}, *more)
+
+
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self):
+        return len(dataset)
+
+    def __getitem__(self, index):
+        return {**dataset[index], "noise": torch.from_numpy(penstock.sample_rng().normal(size=1))}
+
+
+def trained(folder, workers, checkpoint=None, **more):
+    arguments = TrainingArguments(
+        folder, per_device_train_batch_size=4, gradient_accumulation_steps=2, num_train_epochs=2, use_cpu=True,
+        report_to=[], save_steps=1, dataloader_num_workers=workers, ignore_data_skip=True,
+        remove_unused_columns=False, **more,
+    )
+    trainer = Noted(Model(), arguments, train_dataset=Noisy(), callbacks=[LoaderState()])
+    trainer.seen = []
+    trainer.train(resume_from_checkpoint=checkpoint)
+    return trainer
+
+
+whole = trained("whole", 2)
+assert len(whole.seen) == 16
+for step in (1, 3, 4, 6):
+    shutil.copytree(f"whole/checkpoint-{step}", f"rest-{step}/checkpoint-{step}")
+    rest = trained(f"rest-{step}", step % 3, f"rest-{step}/checkpoint-{step}")
+    assert rest.seen == whole.seen[2 * step :], step
+    for one, other in zip(rest.model.parameters(), whole.model.parameters()):
+        assert torch.equal(one, other)
+"""
+
+
+def test_the_recipe_on_the_site_trains_with_hugging_faces_trainer_and_resumes_its_order(tmp_path: Path) -> None:
+    (tmp_path / "recipe.py").write_text(recipe("Hugging Face Trainer") + RESUMED)
     done = python(tmp_path, "recipe.py", **QUIET)
     assert done.returncode == 0, done.stderr
 

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import TensorDataset
 
 from penstock import DataLoader, OptionError, Sim, infer
+from penstock.loader import inference
 
 DATA = torch.arange(24_000.0).view(240, 100)
 
@@ -151,3 +152,16 @@ def test_outputs_are_pageable_where_a_device_has_no_fence() -> None:
     outputs = list(infer(torch.clone, TorchDataLoader(DATA, batch_size=16), device=sim))
     assert torch.equal(torch.cat(outputs), DATA)
     assert sim.counts["registered"] == 0
+
+
+def test_an_output_on_another_device_is_copied_by_torch_which_waits_for_what_computes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class OwnOnly(Sim):
+        def download(self, copies: Any) -> Any:
+            assert all(source.device == self.torch_device for _, source in copies)
+            return super().download(copies)
+
+    monkeypatch.setattr(inference, "_to_host", lambda leaf: leaf.device.type)
+    outputs = infer(lambda x: {"here": x, "there": x.to("meta")}, [torch.arange(3.0)], device=OwnOnly())
+    assert [(out["here"].tolist(), out["there"]) for out in outputs] == [([0, 1, 2], "meta")]

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 RECIPES = Path(__file__).parents[2] / "docs/recipes.md"
+FRAMEWORKS = RECIPES.parent / "guides/frameworks.md"
 _BLOCK = re.compile(
     r"((?:<!-- (?:setup|not run|needs):(?:(?!-->).)*-->\n)*)^( *)```python\n(.*?)^ *```$", re.MULTILINE | re.DOTALL
 )
@@ -54,10 +55,10 @@ def setups(comments: str) -> list[str]:
     return [textwrap.dedent(setup) for setup in re.findall(r"<!-- setup:\n(.*?)-->", comments, re.DOTALL)]
 
 
-def recipe(heading: str) -> str:
-    """Return the program under a heading of docs/recipes.md, with what the page's recipes share."""
-    page = RECIPES.read_text()
+def recipe(heading: str, path: Path = RECIPES) -> str:
+    """Return the program under a heading of a page, by default docs/recipes.md, with what its recipes share."""
+    page = path.read_text()
     shared = setups(page)[:1]
-    section = page.split(f"\n## {heading}\n")[1].partition("\n## ")[0]
+    section = re.split(r"\n##+ ", re.split(rf"\n##+ {heading}\n", page)[1])[0]
     (found,) = python_blocks(section)
     return "\n".join([*shared, found[2]])

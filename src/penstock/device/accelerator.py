@@ -6,6 +6,9 @@ On a backend without streams (MPS), a copy blocks until it is done, as on the ho
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +16,9 @@ import torch
 
 from penstock.core.errors import OptionError
 from penstock.device.base import CompletedEvent, CopyPairs, Event, Registration, TensorSpec
+
+_STAGED_NBYTES = 64 << 10
+"""Smaller copies from pageable memory are staged by the driver (CUDA driver API, "API synchronization behavior")."""
 
 
 class Accelerator:
@@ -24,9 +30,11 @@ class Accelerator:
 
     is_host = False
     has_fence = False
+    can_register = False
     numa_node: int | None = None
 
     def __init__(self, device: torch.device) -> None:
+        _leave_garbage()
         self.torch_device = device
         self.name = str(self.torch_device)
         self._up = self._new_stream()
@@ -56,7 +64,9 @@ class Accelerator:
         return event
 
     def upload(self, copies: CopyPairs, after: Event) -> Event:
-        """Copy on the upload stream."""
+        """Copy on the upload stream, by way of torch's pinned memory from what is not page-locked."""
+        if self._up is not None:
+            copies = [(destination, self._page_locked(source)) for destination, source in copies]
         return self._copy(copies, after, self._up)
 
     def download(self, copies: CopyPairs) -> Event:
@@ -77,6 +87,17 @@ class Accelerator:
     def fence(self) -> Event | None:
         """Return None: torch has no event for all streams at once."""
         return None
+
+    def _page_locked(self, source: torch.Tensor) -> torch.Tensor:
+        """Return `source` in page-locked memory, of which torch's allocator knows when its copy is over."""
+        if source.nbytes < _STAGED_NBYTES or source.is_pinned():
+            return source
+        try:
+            return torch.empty_strided(source.size(), source.stride(), dtype=source.dtype, pin_memory=True).copy_(
+                source
+            )
+        except RuntimeError:  # there is no more of it, or the backend has none
+            return source
 
     def _copy(self, copies: CopyPairs, after: Event, stream: torch.Stream | None) -> Event:
         if stream is None:
@@ -110,6 +131,16 @@ class Accelerator:
         finally:
             torch.accelerator.set_stream(before)
             torch.accelerator.set_device_index(index)
+
+
+@functools.cache
+def _leave_garbage() -> None:
+    """Have forked children never collect the garbage that their parent left: streams, copies under way, loaders.
+
+    A torch.Event that dies in a forked child aborts it: its destructor selects the device, which fails there.
+    """
+    if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+        os.register_at_fork(after_in_child=gc.freeze)
 
 
 def free_and_total_nbytes(device: torch.device) -> tuple[int, int]:

@@ -98,6 +98,9 @@ class Device(Protocol):
     has_fence: bool
     """Whether `fence` works, so that pinned slots may be lent to a user who makes the copies."""
 
+    can_register: bool
+    """Whether `register` can page-lock existing memory, if the system agrees."""
+
     numa_node: int | None
     """The NUMA node that it is attached to; None if unknown, or if the machine has one node."""
 

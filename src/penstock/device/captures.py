@@ -2,7 +2,7 @@
 
 An event behind all work of a context, and waiting for a context, invalidate every capture in it, whichever thread
 captures and in whichever mode (CUDA driver API: cuCtxRecordEvent, cuCtxSynchronize). torch reports captures of the
-current stream only. So its CUDAGraph notes here when a capture begins and ends, once a device asks for it (`watch`).
+current stream only. So its CUDAGraph notes here when a capture begins and ends, from the import of `device.cuda` on.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ class Cpu:
     torch_device = torch.device("cpu")
     is_host = True
     has_fence = True
+    can_register = True
     numa_node: int | None = None
 
     def outside_capture(self) -> contextlib.AbstractContextManager[object]:

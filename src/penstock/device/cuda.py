@@ -41,6 +41,9 @@ _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _LEGACY_STREAM = ctypes.c_void_p(1)  # CU_STREAM_LEGACY
 _CAPTURE_IMPLICIT = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 
+if torch.version.cuda:
+    captures.watch()  # not later: another thread may capture already when a loader makes the first device
+
 
 class Cuda(Accelerator):
     """An NVIDIA (or, through HIP's torch, an AMD) GPU; see `base.Device`."""
@@ -50,13 +53,14 @@ class Cuda(Accelerator):
         self._driver: Any = None if torch.version.hip else _driver()
         self._contexts = None if self._driver is None else _contexts_of(self._driver)
         self._context = None if self._contexts is None else self._contexts.of(device.index)
+        self.can_register = self._context is not None
         super().__init__(device)
         self._outside = self._new_stream()
         self.numa_node = None if self._driver is None else node_of_pci(_pci_address(self._driver, device.index))
-        self.has_fence = False
-        if self._context is not None:
-            captures.watch()
-            self.has_fence = hasattr(self._driver, "cuCtxRecordEvent") and self._record_contexts() is not None
+        self.has_fence = self._context is not None and hasattr(self._driver, "cuCtxRecordEvent")
+        if self.has_fence:
+            with captures.held_back() as is_free:
+                self.has_fence = not is_free or self._record_contexts() is not None
 
     @contextlib.contextmanager
     def outside_capture(self) -> Iterator[None]:
@@ -297,7 +301,8 @@ def _warn_of_refusal(error: str, nbytes: int) -> None:
     limit = memlock_nbytes()
     bound = "" if limit >= nbytes else f" (RLIMIT_MEMLOCK is {size_text(int(limit))}: `ulimit -l` raises it)"
     warnings.warn(
-        f"the system refuses to page-lock {size_text(nbytes)} of host memory ({error}); batches are copied from "
-        f"pageable memory, which is slower. Give the container more memory{bound}, or lower ring_bytes or batch_size.",
+        f"the system refuses to page-lock {size_text(nbytes)} of host memory ({error}); batches are copied by way "
+        f"of torch's pinned memory, which is slower. Give the container more memory{bound}, or lower ring_bytes or "
+        f"batch_size.",
         stacklevel=2,
     )

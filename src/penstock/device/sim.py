@@ -15,6 +15,7 @@ that is not registered are staged when they are submitted, as the CUDA driver do
 
 Operations on one stream run in order; those of different streams in any order. By default a thread runs them as time
 passes. With `by_hand=True` nothing runs until the test calls `step`, in an order that the test chooses (hypothesis).
+`Sim(beside=gpu)` is another device of the same machine; each thread has a current stream of its own on each of them.
 """
 
 from __future__ import annotations
@@ -23,11 +24,9 @@ import contextlib
 import ctypes
 import itertools
 import threading
-import time
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,47 +34,12 @@ import torch
 
 from penstock.core.units import round_up, size_text, to_nbytes
 from penstock.device.base import CopyPairs, Event, TensorSpec
+from penstock.device.sim_engine import Engine, SimEvent, SimStream
 
 POISON = 0xA5
 """The byte that fills memory before it is written to."""
 
 _BLOCK = 512
-_IDLE_S = 0.2
-"""The engine's thread ends after this time without an operation; the next operation starts another."""
-
-
-@dataclass(eq=False)
-class _Operation:
-    run: Callable[[], None]
-    ready: Callable[[], bool]
-    seconds: float = 0.0
-
-
-@dataclass(eq=False)
-class SimStream:
-    """Operations that run one after another."""
-
-    name: str
-    queue: deque[_Operation] = field(default_factory=deque)
-
-
-class SimEvent:
-    """Passes when the operation that records it runs; see `base.Event`."""
-
-    def __init__(self, sim: Sim, parts: int = 1) -> None:
-        self._sim = sim
-        self._left = parts
-
-    def query(self) -> bool:
-        """Return whether it has passed."""
-        return self._left <= 0
-
-    def synchronize(self) -> None:
-        """Wait until it has passed."""
-        self._sim._wait(self.query)
-
-    def _pass(self) -> None:
-        self._left -= 1
 
 
 class Sim:
@@ -91,6 +55,7 @@ class Sim:
         by_hand: whether operations run only in `step`.
         eager: whether kernels are host code that runs immediately, as operations of torch on these tensors are. Then
             `wait_event` blocks the host. Without it, kernels are what is passed to `launch`.
+        beside: a device of the same machine, which runs this one's operations too (`by_hand` is as there).
     """
 
     is_host = False
@@ -106,29 +71,24 @@ class Sim:
         numa_node: int | None = None,
         by_hand: bool = False,
         eager: bool = True,
+        beside: Sim | None = None,
     ) -> None:
         self.name = "sim"
         self.torch_device = torch.device("cpu")
         self.has_fence = has_fence
+        self.can_register = pinnable_nbytes is None or to_nbytes("pinnable_nbytes", pinnable_nbytes) > 0
         self.numa_node = numa_node
-        self.consumer = SimStream("consumer")
-        """The stream that is current. A program may set another one."""
-        self.capturing = False
-        """Set it to simulate a capture: then `fence` returns None, and calls must be made in `outside_capture`."""
-        self._is_outside_capture = False
+        self._in_thread = threading.local()
         self._bandwidth = bandwidth
         self._delay_s = delay_s
         self._capacity = None if capacity_nbytes is None else to_nbytes("capacity_nbytes", capacity_nbytes)
         self._pinnable = None if pinnable_nbytes is None else to_nbytes("pinnable_nbytes", pinnable_nbytes)
-        self._by_hand = by_hand
         self._eager = eager
-        self._up, self._down = SimStream("up"), SimStream("down")
-        self._streams = [self.consumer, self._up, self._down]
-        self._changed = threading.Condition(threading.RLock())
-        self._thread: threading.Thread | None = None
-        self._registered: dict[int, memoryview] = {}
-        self._error: BaseException | None = None
-        self._numbers = itertools.count()
+        self._engine: Engine = Engine(by_hand=by_hand) if beside is None else beside._engine
+        self._default = self._engine.stream("default")
+        self._up, self._down = self._engine.stream("up"), self._engine.stream("down")
+        self._registered: dict[int, memoryview] = {} if beside is None else beside._registered
+        self._numbers: Iterator[int] = itertools.count() if beside is None else beside._numbers
         self._blocks: dict[tuple[int, int], list[np.ndarray]] = {}
         """Free memory, by the stream that it was allocated on and its size."""
         self._uses: dict[int, list[SimStream]] = {}
@@ -141,18 +101,45 @@ class Sim:
         self.counts: Counter[str] = Counter()
         """How often: "copies", "staged", "registered", "refused", "fences"."""
 
+    @property
+    def consumer(self) -> SimStream:
+        """The stream that is current in this thread. A program may set another one."""
+        found: SimStream = getattr(self._in_thread, "stream", self._default)
+        return found
+
+    @consumer.setter
+    def consumer(self, stream: SimStream) -> None:
+        self._in_thread.stream = stream
+
+    @property
+    def capturing(self) -> bool:
+        """Whether this thread captures a graph. Set it; other calls must then be made in `outside_capture`."""
+        return threading.get_ident() in self._engine.capturing
+
+    @capturing.setter
+    def capturing(self, is_on: bool) -> None:
+        change = self._engine.capturing.add if is_on else self._engine.capturing.discard
+        change(threading.get_ident())
+        while self._engine.postponed and not self._engine.capturing:
+            self._engine.postponed.popleft()()
+
+    @property
+    def captures_broken(self) -> int:
+        """How many captures, of any thread, were broken by a call that waits for everything."""
+        return self._engine.captures_broken
+
     # ── the protocol ────────────────────────────────────────────────────────────────────────────────────────
 
     @contextlib.contextmanager
     def outside_capture(self) -> Iterator[None]:
         """Allow calls during a capture; wait for them at the end, if there is one."""
-        self._is_outside_capture = True
+        self._in_thread.is_outside_capture = True
         try:
             yield
             if self.capturing:
                 self._record(self.consumer).synchronize()
         finally:
-            self._is_outside_capture = False
+            self._in_thread.is_outside_capture = False
 
     def empty(self, spec: TensorSpec) -> torch.Tensor:
         """Return poisoned memory, from a freed block of that size if there is one."""
@@ -162,7 +149,7 @@ class Sim:
         memory = self._take_block(nbytes)
         view = memory[:]  # the tensor keeps this one alive; the block is given back when it dies
         weakref.finalize(view, self._give_back, (id(self.consumer), nbytes), memory).atexit = False
-        self._submit(self.consumer, lambda: memory.fill(POISON))
+        self._engine.submit(self.consumer, lambda: memory.fill(POISON))
         flat = torch.frombuffer(view, dtype=spec.dtype, count=spec.size.numel())
         return flat.as_strided(spec.size, spec.stride)
 
@@ -209,26 +196,20 @@ class Sim:
         self.counts["registered"] += 1
         number = next(self._numbers)
         self._registered[number] = memory
-        return SimRegistration(self._registered, number)
+        return SimRegistration(self._registered, number, self._engine)
 
     def fence(self) -> SimEvent | None:
-        """Return an event after everything on every stream; None during a capture, or without `has_fence`."""
-        if self.capturing or not self.has_fence:
+        """Return an event after everything on every device; None during any capture, or without `has_fence`."""
+        if self._engine.capturing or not self.has_fence:
             return None
         self.counts["fences"] += 1
-        with self._changed:
-            event = SimEvent(self, parts=len(self._streams))
-            for stream in self._streams:
-                self._submit(stream, event._pass)
-        return event
+        return self._engine.record_all()
 
     # ── what a user's program does on a device ──────────────────────────────────────────────────────────────
 
     def stream(self, name: str = "user") -> SimStream:
         """Return a new stream."""
-        with self._changed:
-            self._streams.append(SimStream(name))
-            return self._streams[-1]
+        return self._engine.stream(name)
 
     def to(self, tensor: torch.Tensor, stream: SimStream | None = None) -> torch.Tensor:
         """Start a copy of a host tensor to the device (`non_blocking`) and return where it will be."""
@@ -241,12 +222,11 @@ class Sim:
 
     def launch(self, kernel: Callable[[], None], stream: SimStream | None = None) -> None:
         """Submit a kernel: `kernel()` runs in its turn on the stream."""
-        self._submit(stream or self.consumer, kernel)
+        self._engine.submit(stream or self.consumer, kernel)
 
     def synchronize(self) -> None:
         """Wait until all submitted operations are done."""
-        for stream in list(self._streams):
-            self._record(stream).synchronize()
+        self._engine.record_all().synchronize()
 
     def fail_allocations(self, *numbers: int) -> None:
         """Make the allocations with these numbers, counted from the next one as 0, raise `torch.OutOfMemoryError`."""
@@ -256,22 +236,16 @@ class Sim:
 
     def runnable(self) -> list[SimStream]:
         """Return the streams whose next operation could run now."""
-        with self._changed:
-            return [stream for stream in self._streams if stream.queue and stream.queue[0].ready()]
+        return self._engine.runnable()
 
     def step(self, stream: SimStream | None = None) -> bool:
         """Run one operation, of `stream` or of any; return whether there was one."""
-        with self._changed:
-            ready = self.runnable() if stream is None else [one for one in self.runnable() if one is stream]
-            if not ready:
-                return False
-            ready[0].queue.popleft().run()
-            return True
+        return self._engine.step(stream)
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _check_not_captured(self) -> None:
-        if self.capturing and not self._is_outside_capture:
+        if self.capturing and not getattr(self._in_thread, "is_outside_capture", False):
             raise RuntimeError("sim: operation not permitted when stream is capturing")
 
     def _give_back(self, key: tuple[int, int], memory: np.ndarray) -> None:
@@ -320,7 +294,7 @@ class Sim:
                         destination.shape, destination.stride(), dtype=source.dtype
                     ).copy_(source)
             seconds = self._delay_s + (source.nbytes / self._bandwidth if self._bandwidth else 0.0)
-            self._submit(stream, _copying(destination, source, keep), seconds=seconds)
+            self._engine.submit(stream, _copying(destination, source, keep), seconds=seconds)
         return self._record(stream)
 
     def _registration_of(self, tensor: torch.Tensor) -> memoryview | None:
@@ -333,67 +307,28 @@ class Sim:
         return None
 
     def _record(self, stream: SimStream) -> SimEvent:
-        event = SimEvent(self)
-        self._submit(stream, event._pass)
-        return event
+        return self._engine.record([stream])
 
     def _submit_wait(self, stream: SimStream, event: Event) -> None:
-        self._submit(stream, lambda: None, ready=event.query)
-
-    def _submit(
-        self,
-        stream: SimStream,
-        run: Callable[[], None],
-        *,
-        ready: Callable[[], bool] = lambda: True,
-        seconds: float = 0.0,
-    ) -> None:
-        with self._changed:
-            stream.queue.append(_Operation(run, ready, seconds))
-            if not self._by_hand and self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="penstock-sim", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
-
-    def _work(self) -> None:
-        """Run operations as time passes, until there were none for `_IDLE_S`."""
-        while True:
-            with self._changed:
-                if not self._changed.wait_for(self.runnable, timeout=_IDLE_S):
-                    self._thread = None
-                    return
-                stream = self.runnable()[0]
-                seconds = stream.queue[0].seconds
-            if seconds:
-                time.sleep(seconds)  # the link is busy; streams may be appended to meanwhile
-            with self._changed:
-                try:
-                    stream.queue.popleft().run()
-                except Exception as error:  # noqa: BLE001  a kernel's; raised by the next wait
-                    self._error = self._error or error
-                self._changed.notify_all()
-
-    def _wait(self, passed: Callable[[], bool]) -> None:
-        if not self._by_hand:
-            with self._changed:
-                self._changed.wait_for(lambda: passed() or self._error)
-            if self._error is not None:
-                raise self._error
-            return
-        while not passed():
-            if not self.step():
-                raise RuntimeError("this event can never pass: every stream waits for another one")
+        self._engine.submit(stream, lambda: None, ready=event.query)
 
 
 class SimRegistration:
     """Registered host memory; see `base.Registration`."""
 
-    def __init__(self, registered: dict[int, memoryview], number: int) -> None:
+    def __init__(self, registered: dict[int, memoryview], number: int, engine: Engine) -> None:
         self._registered = registered
         self._number = number
+        self._engine = engine
 
     def close(self) -> None:
-        """Remove the registration."""
+        """Remove the registration when nothing reads it any more; after the captures that are under way."""
+        if self._number not in self._registered:
+            return
+        if self._engine.capturing:
+            self._engine.postponed.append(self.close)
+            return
+        self._engine.record_all().synchronize()
         self._registered.pop(self._number, None)
 
 

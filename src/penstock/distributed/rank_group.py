@@ -127,6 +127,27 @@ def rank_group_of(model: nn.Module) -> tuple[nn.Module, RankGroup | None]:
     return inner, RankGroup(model.process_group, broadcasts_buffers=model.broadcast_buffers)
 
 
+def reject_parallel(model: nn.Module) -> None:
+    """Raise OptionError for a model whose forward or backward is not one process's business alone."""
+    kinds = {base.__name__ for module in model.modules() for base in type(module).__mro__}
+    if "DataParallel" in kinds:
+        raise OptionError(
+            "DataParallel runs a batch on several devices by threads, and what one of them has done when another runs "
+            "out of memory is not known; use one device for each process"
+        )
+    if "DeepSpeedEngine" in kinds:
+        raise OptionError(
+            "DeepSpeed keeps gradients in its own buffers, which cannot be put back after a failure; use TrainStep, "
+            "with fully_shard for a model that must be sharded"
+        )
+    if isinstance(model, DistributedDataParallel) or is_sharded(model):
+        raise OptionError(
+            f"ranks of a {type(model).__name__} communicate in backward, and one that tries again by itself leaves the "
+            "others waiting; use TrainStep, whose ranks vote"
+        )
+    rank_group_of(model)
+
+
 def is_sharded(model: nn.Module) -> bool:
     """Return whether each rank holds a shard of the model's parameters (FSDP2)."""
     return any(isinstance(module, FSDPModule) for module in model.modules())

@@ -4,6 +4,9 @@ Message k of a job is under the key `penstock/news/<k>`; whoever is first to wri
 over one connection of its own, whether its next message is there: once in `POLL_S` seconds, however many loaders
 listen, and ranks that begin together ask in turn. Training steps exchange nothing.
 
+torchrun may give a job that it starts again the store of the attempt before, with all that is in it (torch 2.13). So
+all keys, these and those of listeners, have a prefix of the attempt.
+
 Rejected: to wait for the key (`Store.wait`). It takes no requests, but a thread inside of it cannot be ended, torch
 prints a warning at each timeout and at the end of the process that serves the store, and Python aborts when it ends
 meanwhile.
@@ -13,10 +16,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -200,6 +204,16 @@ class RankNews:
                 listener.advance()
 
 
+_ATTEMPT = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE", "GROUP_WORLD_SIZE")
+"""What tells the attempts of a job apart. Those after machines have joined or left count as no restart."""
+
+
+def store_of_attempt(store: Any, environment: Mapping[str, str]) -> Any:
+    """Return a store without what earlier attempts of torchrun have left in it."""
+    attempt = "/".join(environment.get(name, "") for name in _ATTEMPT)
+    return dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
+
+
 _news: tuple[Any, RankNews] | None = None
 """The default process group and its news."""
 
@@ -211,7 +225,7 @@ def rank_news() -> RankNews | None:
         return None
     group = _get_default_group()
     if _news is None or _news[0] is not group:
-        store = _get_default_store().clone()  # type: ignore[attr-defined]
+        store = store_of_attempt(_get_default_store().clone(), os.environ)  # type: ignore[attr-defined]
         news = RankNews(dist.get_rank(), dist.get_world_size(), store, is_valid=lambda: _is_default(group))
         atexit.register(news.close)  # a thread inside the store, when Python ends, makes it abort
         _news = (group, news)

@@ -104,6 +104,7 @@ class Session:
             command=self._command,
             began=self._clock.monotonic_ns / 1e9,
             rank=(self._ranks.rank, self._ranks.world_size),
+            launch=self._ranks.launch,
             devices=self._devices,
         )
         self._poller_thread = PollerThread(poller, self._memory, self._timeline, live_output.write)

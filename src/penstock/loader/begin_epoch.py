@@ -18,7 +18,7 @@ from penstock.loader.checkpoint.epoch_state import EpochState
 from penstock.loader.checkpoint.resume import Resume
 from penstock.loader.config import LoaderConfig
 from penstock.loader.runtime import LoaderRuntime
-from penstock.loader.sampling.batch_cursor import BatchCursor, foreseen_start
+from penstock.loader.sampling.batch_cursor import BatchCursor, foreseen_start, is_over
 from penstock.loader.sampling.orders import drawn_from, plain_batches, seed_drawn_from
 from penstock.loader.sampling.pass_digest import DigestLog, PassDigest
 from penstock.loader.sampling.rank_sampler import RankSampler
@@ -40,7 +40,7 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
     """
     fingerprint_of(config, runtime)
     runtime.owner = None
-    resume, runtime.resume, runtime.loaded = runtime.resume, None, None
+    resume, runtime.resume, runtime.loaded = _following_set_epoch(config, runtime), None, None
     if resume is not None and resume.generator is not None and config.generator is not None:
         config.generator.set_state(resume.generator)
     ends = [(end, True) for end in resume.ends] if resume is not None else _previous_ends(config, runtime)
@@ -75,6 +75,25 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
         keeps_dataset=_keeps_dataset(config),
     )
     return runtime.epoch
+
+
+def _following_set_epoch(config: LoaderConfig, runtime: LoaderRuntime) -> Resume | None:
+    """Return where the pass resumes; None where `set_epoch` asks for the one after a pass of which nothing is left.
+
+    Hugging Face's Trainer does that with a checkpoint that was saved after an epoch's last batch.
+    """
+    resume = runtime.resume
+    if resume is None or not resume.has_begun or not runtime.is_epoch_set or runtime.next_epoch == resume.epoch:
+        return resume
+    if resume.start is not None and is_over(config.index_sampler, runtime.order, resume.start):
+        return None
+    warnings.warn(
+        f"the state that was loaded is in the middle of epoch {resume.epoch}, which this pass continues, although "
+        f"set_epoch({runtime.next_epoch}) was called since; call it with {resume.epoch} first, or load no state to "
+        f"begin epoch {runtime.next_epoch}",
+        stacklevel=5,
+    )
+    return resume
 
 
 def foresee_pass(config: LoaderConfig, runtime: LoaderRuntime) -> dict[str, Any]:

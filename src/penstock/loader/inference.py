@@ -181,7 +181,7 @@ class _Results:
         if self._device.is_host:
             self._in_flight.append(_Result(None, output, self._device.record_event()))
             return
-        leaves = {id(tensor): tensor.contiguous() for tensor in tensors(output) if _is_plain(tensor)}
+        leaves = {id(tensor): tensor.contiguous() for tensor in tensors(output) if self._is_copied(tensor)}
         arena, slot = self._take_arena(sum(tensor.nbytes + ALIGNMENT for tensor in leaves.values()))
         destinations = {key: arena.tensor(tuple(tensor.shape), tensor.dtype) for key, tensor in leaves.items()}
         if slot is not None:
@@ -203,16 +203,17 @@ class _Results:
             self._in_flight.popleft().event.synchronize()
         self._ring.close()
 
+    def _is_copied(self, tensor: torch.Tensor) -> bool:
+        """Return whether the device's copies are ordered behind what computes `tensor`: on another GPU they are not."""
+        is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_quantized
+        return is_plain and (tensor.is_cpu or tensor.device == self._device.torch_device)
+
     def _take_arena(self, nbytes: int) -> tuple[Arena, Slot | None]:
         slot = self._ring.acquire_larger(nbytes) if nbytes else None
         if slot is None:  # nothing to copy, or the user keeps all that the budget allows
             return Arena(torch.empty(nbytes, dtype=torch.uint8).numpy()), None
         self._ring.commit(slot, 0)
         return Arena(self._ring.lend(slot)), slot
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_quantized
 
 
 def _to_host(leaf: Any) -> Any:

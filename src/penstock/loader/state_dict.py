@@ -99,9 +99,9 @@ def load_state_dict(config: LoaderConfig, runtime: LoaderRuntime, state: Any) ->
             "worker_type='process', or num_workers=0"
         )
     _warn_of_repeated_work(resume, config.dataset)
-    runtime.resume = resume
-    plain = [packed(without_numpy(one)) for one in states]
-    runtime.loaded = plain[0] if len(plain) == 1 else packed(without_numpy(states[0]), plain)
+    runtime.resume, runtime.is_epoch_set = resume, False
+    several = [packed(without_numpy(one)) for one in states] if len(states) > 1 else []
+    runtime.loaded = packed(without_numpy(states[0]), several, is_loaded=True)
 
 
 def _owner(config: LoaderConfig, runtime: LoaderRuntime) -> dict[str, Any]:
@@ -124,10 +124,12 @@ def _read(given: Sequence[Any], config: LoaderConfig) -> list[dict[str, Any]]:
     """Return the states that were given, or those that `torch.distributed.checkpoint` has loaded into one."""
     ranks = given[0].get("all_ranks")
     saved = ranks.loaded() if type(ranks) is RankStates else []
-    states: list[dict[str, Any]] = with_numpy([one for outer in saved or given for one in unpacked(outer)])
     if not saved:
-        return states
-    return states_for_rank(states, is_iterable=config.is_iterable, share=(config.rank, config.world_size))
+        unmarked: list[dict[str, Any]] = with_numpy([one for outer in given for one in unpacked(outer)])
+        return unmarked
+    states = with_numpy([one | {"is_loaded": outer["is_loaded"]} for outer in saved for one in unpacked(outer)])
+    share = config.rank, config.world_size
+    return states_for_rank(states, is_iterable=config.is_iterable, share=share, is_shared=config.is_distributed)
 
 
 def _of_this_rank(states: list[Any], config: LoaderConfig, runtime: LoaderRuntime) -> list[Any]:

@@ -101,6 +101,9 @@ class DataLoader(dataloader.DataLoader[T_co]):  # noqa: D101  the base class's, 
         Where ranks share out the samples, a pass that is left before its end does not count: its epoch comes again, as
         with torch's DistributedSampler, because the other ranks may not have begun it. So does the epoch of a whole
         pass in which this rank took part in no collective of `torch.distributed`, if the samples are shuffled.
+
+        After `load_state_dict` the pass of the state is continued, whatever is set, with a warning if that is another
+        epoch; unless the state has nothing left of a map-style dataset's: then the epoch that is set begins.
         """
         runtime = runtime_of(self)
         runtime.next_epoch, runtime.is_epoch_set = epoch, True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,18 +13,7 @@ import torch
 from penstock import DataLoader, infer
 from penstock.device import device_of
 
-
-def _is_standin() -> bool:
-    try:
-        return hasattr(ctypes.CDLL("libcuda.so.1"), "fake_counts")
-    except OSError:
-        return False
-
-
-pytestmark = [
-    pytest.mark.skipif(not _is_standin(), reason="not on the stand-in for CUDA; `make standin` builds it"),
-    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
-]
+pytestmark = [pytest.mark.standin, pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
 
 TEN_MS = 20_000_000
 """Cycles of `torch.cuda._sleep`."""

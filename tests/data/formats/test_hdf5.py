@@ -412,7 +412,7 @@ def test_a_shuffled_epoch_unpacks_each_chunk_once(
     tmp_path: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch, workers: int, worker_type: Any
 ) -> None:
     if worker_type == "process":  # a thread may begin with batches that are meant for others
-        monkeypatch.setattr("penstock.data.chunk_cache._SMALL", 0)
+        monkeypatch.setattr("penstock.data.chunks.chunk_cache._SMALL", 0)
     x = RNG.integers(0, 256, (1000, 30), np.uint8)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("x", data=x, chunks=(8, 30), compression="gzip")

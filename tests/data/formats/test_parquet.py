@@ -20,7 +20,7 @@ from sample_files import assert_same, datasets, samples_in, write_samples
 
 import penstock
 from penstock.core.errors import OptionError, RecordError, SourceError
-from penstock.data.chunk_shuffle import ChunkShuffle
+from penstock.data.chunks.chunk_shuffle import ChunkShuffle
 from penstock.data.formats.arrow import parquet, parquet_pages
 from penstock.data.formats.arrow.parquet import ParquetSource, ParquetWriter, concat_files
 from penstock.data.formats.arrow.writer import why_unsupported

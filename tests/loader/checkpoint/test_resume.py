@@ -519,6 +519,44 @@ def test_before_a_loop_and_after_it_a_state_is_of_the_next_epoch() -> None:
         assert numbers(other) == expected
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("how", [{"seed": 0}, {"seed": 0, "distributed": True}, {}, {"seed": 0, "drop_last": True}])
+def test_an_epoch_that_is_set_after_a_state_at_the_end_of_another_begins(how: dict[str, Any], workers: int) -> None:
+    def made() -> DataLoader[Any]:
+        return DataLoader(Numbers(10), 3, shuffle=True, num_workers=workers, **how)
+
+    torch.manual_seed(1)
+    one = made()
+    iterator = iter(one)
+    for _ in range(len(one)):
+        next(iterator)
+    state, drawn_from = one.state_dict(), torch.get_rng_state()  # as Hugging Face's Trainer saves after an epoch
+    assert list(iterator) == []
+    second = numbers(one)
+    other = made()
+    other.set_epoch(5)  # before the state was loaded, which counts
+    other.load_state_dict(state)
+    torch.set_rng_state(drawn_from)
+    other.set_epoch(1)
+    assert numbers(other) == second
+    other = made()
+    other.load_state_dict(state)
+    other.set_epoch(0)
+    assert list(other) == []
+
+
+def test_an_epoch_that_is_set_after_a_state_in_the_middle_of_another_is_not_begun_silently() -> None:
+    first, state, rest = cut(DataLoader(Numbers(10), 3, shuffle=True, seed=0), 1)
+    other = DataLoader(Numbers(10), 3, shuffle=True, seed=0)
+    other.load_state_dict(state)
+    other.set_epoch(1)
+    with pytest.warns(
+        UserWarning, match=r"in the middle of epoch 0, which this pass continues, although set_epoch\(1\)"
+    ):
+        assert numbers(other) == rest
+    assert sorted(first + rest) == list(range(10))
+
+
 def test_a_batch_that_raised_is_not_handed_out_until_a_later_one_is() -> None:
     class Bad(Numbers):
         def __getitem__(self, index: int) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
+import threading
 from typing import Any
 
 import pytest
@@ -106,6 +108,7 @@ def test_a_device_that_cannot_pin_is_fed_from_pageable_memory() -> None:
     loader = DataLoader(Numbered(60), batch_size=4, num_workers=2, device=sim)
     assert labels(loader) == list(range(60))
     assert loader.statistics().ring.pinned_nbytes == 0
+    assert loader.statistics().pinning == "a copy in torch's pinned memory, because sim cannot page-lock slots"
     assert sim.counts["staged"] == sim.counts["copies"] > 0
 
 
@@ -182,3 +185,40 @@ def test_slots_beyond_the_budget_for_page_locked_memory_stay_pageable(monkeypatc
     kept = list(loader)
     assert 0 < loader.statistics().ring.pinned_nbytes <= 1 << 20
     assert [int(number) for _, numbers in kept for number in numbers] == list(range(64))
+
+
+class BreaksCaptures(Sim):
+    """A device that forgets the captures of other threads."""
+
+    def fence(self) -> Any:
+        return None if self.capturing else self._engine.record_all()
+
+
+@pytest.mark.parametrize(("sim_type", "breaks"), [(Sim, False), (BreaksCaptures, True)])
+@pytest.mark.parametrize("option", ["device", "pin_memory"])
+def test_what_a_loader_does_until_it_ends_breaks_no_capture_in_another_thread(
+    option: str, sim_type: type[Sim], breaks: bool
+) -> None:
+    device = sim_type()
+    began, over = threading.Event(), threading.Event()
+
+    def capture() -> None:
+        device.capturing = True
+        began.set()
+        over.wait()
+        device.capturing = False
+
+    thread = threading.Thread(target=capture)
+    thread.start()
+    began.wait()
+    loader: Any = DataLoader(Numbered(64), batch_size=4, **{option: device})
+    assert labels(loader) == list(range(64))
+    next(iter(loader))
+    del loader
+    gc.collect()
+    assert (device.captures_broken > 0) == (breaks and option == "pin_memory")
+    assert device._registered  # until the capture is over
+    over.set()
+    thread.join()
+    gc.collect()
+    assert not device._registered

@@ -5,10 +5,13 @@ The last test takes out one guard after the other and demands that the same prop
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -68,12 +71,42 @@ def shuffle(sim: Sim, draw: Draw) -> None:
             sim.step(runnable[draw(len(runnable) - 1)])
 
 
-def drive_prefetch(draw: Draw, sim_type: type[Sim], prefetcher_type: type[Prefetcher], *, streams: int = 1) -> None:
+class Programs:
+    """What a program calls penstock in: threads, each with a current stream of its own; one is this thread."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._others = [ThreadPoolExecutor(1) for _ in range(1, threads)]
+
+    def begin(self, sim: Sim) -> None:
+        for number, other in enumerate(self._others):
+            other.submit(setattr, sim, "consumer", sim.stream(str(number))).result()
+
+    def call(self, number: int, function: Callable[[], Any]) -> Any:
+        """Call it in thread `number`."""
+        return function() if number == 0 else self._others[number - 1].submit(function).result()
+
+    def close(self) -> None:
+        for other in self._others:
+            other.shutdown()
+
+
+def drive_prefetch(
+    draw: Draw,
+    sim_type: type[Sim],
+    prefetcher_type: type[Prefetcher],
+    *,
+    streams: int = 1,
+    programs: Programs | None = None,
+) -> None:
     """Run epochs, some broken off, with a consumer whose kernels lag behind; check every byte that a kernel read.
 
-    With several streams, each batch is asked for and used on any of them.
+    With several streams, each batch is asked for and used on any of them; with several threads, in any of them, each
+    with a stream of its own.
     """
     sim = sim_type(by_hand=True, eager=False)
+    programs = programs or Programs(1)
+    programs.begin(sim)
     consumers = [sim.consumer, *(sim.stream(str(number)) for number in range(1, streams))]
     ring = Ring(PrivateSegment, 1 << 30, pin=sim.register)
     read: list[tuple[int, int]] = []
@@ -95,12 +128,12 @@ def drive_prefetch(draw: Draw, sim_type: type[Sim], prefetcher_type: type[Prefet
         while number != last:
             if streams > 1:
                 sim.consumer = consumers[draw(streams - 1)]
-            try:
-                batch = prefetcher.next_batch()
-            except StopIteration:
+            thread = draw(programs.threads - 1) if programs.threads > 1 else 0
+            batch = programs.call(thread, functools.partial(next_or_none, prefetcher))
+            if batch is None:
                 break
             number += 1
-            sim.launch(kernel(batch["x"], number))
+            programs.call(thread, functools.partial(sim.launch, kernel(batch["x"], number)))
             del batch
             shuffle(sim, draw)
         prefetcher.close()
@@ -120,21 +153,31 @@ def drive_prefetch(draw: Draw, sim_type: type[Sim], prefetcher_type: type[Prefet
 drive_streams = functools.partial(drive_prefetch, streams=2)
 
 
+def next_or_none(prefetcher: Prefetcher) -> Any:
+    try:
+        return prefetcher.next_batch()
+    except StopIteration:
+        return None
+
+
 def kernel_write(tensor: torch.Tensor, value: int) -> Callable[[], None]:
     address = tensor.data_ptr()
     return lambda: ctypes.memset(address, value, NBYTES) and None
 
 
 def drive_user_copies(draw: Draw, sim_type: type[Sim], prefetcher_type: type[Prefetcher]) -> None:
-    """Have the user copy pinned batches on streams of their own, and drop them at once; check what arrives."""
+    """Have the user copy pinned batches to two devices on streams of their own, and drop them; check what arrives."""
     sim = sim_type(by_hand=True, eager=False)
+    other = Sim(beside=sim, eager=False)
     ring = Ring(PrivateSegment, 1 << 30, pin=sim.register, fence=sim.fence)
-    streams = [sim.consumer, sim.stream("a"), sim.stream("b")]
+    targets = [(sim, sim.consumer), (sim, sim.stream("a")), (sim, sim.stream("b")), (other, other.consumer)]
     producer = Producer(ring, draw, batches=8)
     arrived: list[tuple[int, torch.Tensor]] = []
     for number in range(1, 9):
         batch = producer.next_batch()
-        arrived += [(number, sim.to(batch["x"], streams[draw(2)])) for _ in range(1 + draw(1))]
+        for _ in range(1 + draw(1)):
+            device, stream = targets[draw(3)]
+            arrived.append((number, device.to(batch["x"], stream)))
         del batch
         sim.capturing = draw(3) == 0
         shuffle(sim, draw)
@@ -187,6 +230,27 @@ def test_a_batch_may_be_used_on_another_stream_than_the_one_before() -> None:
     holds(drive_streams)
 
 
+class UsesAreForgotten(BatchSim):
+    """Reuses memory as soon as the stream that it was allocated on is through with it."""
+
+    def record_use(self, tensor: torch.Tensor) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("sim_type", "is_right"), [(BatchSim, True), (UsesAreForgotten, False)])
+def test_threads_with_streams_of_their_own_may_take_turns(sim_type: type[Sim], is_right: bool) -> None:
+    with contextlib.closing(Programs(2)) as programs:  # hypothesis draws in one thread only
+        for seed in range(100):
+            random = Random(seed)
+            drive = functools.partial(drive_prefetch, functools.partial(random.randint, 0), sim_type, Prefetcher)
+            try:
+                drive(programs=programs)
+            except AssertionError:
+                assert not is_right
+                return
+    assert is_right
+
+
 def test_no_copy_that_the_user_started_is_overtaken() -> None:
     holds(drive_user_copies)
 
@@ -203,15 +267,16 @@ class Broken(BatchSim):
 
     def _record(self, stream: Any) -> Any:
         event = super()._record(stream)
-        event.synchronize = self._fail if self.is_broken else event.synchronize
+        event.synchronize = self._fail_if_broken  # type: ignore[method-assign]
         return event
 
-    def _fail(self) -> None:
-        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+    def _fail_if_broken(self) -> None:
+        if self.is_broken:
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
 
 
 def test_a_broken_device_is_said_to_be_the_programs_and_everything_is_closed() -> None:
-    sim = Broken(eager=False)
+    sim = Broken(by_hand=True, eager=False)  # so that the first copy is under way until the end
     ring = Ring(PrivateSegment, 1 << 30, pin=sim.register)
     prefetcher = Prefetcher(Producer(ring, lambda most: 0, 5), sim, budget_nbytes=1 << 20, counters=Counters())
     prefetcher.next_batch()
@@ -241,13 +306,6 @@ class ConsumerDoesNotWait(BatchSim):
         pass
 
 
-class UsesAreForgotten(BatchSim):
-    """Reuses memory as soon as the stream that it was allocated on is through with it."""
-
-    def record_use(self, tensor: torch.Tensor) -> None:
-        pass
-
-
 class NoFence(BatchSim):
     """Frees a slot when its last view dies."""
 
@@ -260,6 +318,17 @@ class FenceOfOneStream(BatchSim):
 
     def fence(self) -> Any:
         return self._record(self.consumer)
+
+
+class FenceOfOneDevice(BatchSim):
+    """Fences the streams of the device that is current alone."""
+
+    def fence(self) -> Any:
+        if self.capturing:
+            return None
+        others = ("default", "up", "down")
+        own = [stream for stream in self._engine.streams if stream.name not in others]
+        return self._engine.record([self._default, self._up, self._down, *own])
 
 
 class DropsHostBatchAtOnce(Prefetcher):
@@ -289,6 +358,7 @@ class DropsWhatArrives(Prefetcher):
         pytest.param(drive_prefetch, BatchSim, DropsWhatArrives, id="destination dropped before its copy"),
         pytest.param(drive_user_copies, NoFence, Prefetcher, id="no fence"),
         pytest.param(drive_user_copies, FenceOfOneStream, Prefetcher, id="a fence of one stream"),
+        pytest.param(drive_user_copies, FenceOfOneDevice, Prefetcher, id="a fence of one device"),
     ],
 )
 def test_without_any_one_guard_a_wrong_byte_is_found(

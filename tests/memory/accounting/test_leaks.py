@@ -216,9 +216,32 @@ def total_of_an_epoch(loop: Loop, step: int) -> None:
     loop.train(loss)
 
 
+def replay_buffer_that_fills(loop: Loop, step: int) -> None:
+    if not step:
+        loop.kept = deque(maxlen=1000)
+    loop.kept.append((torch.randn(4, 8) + 1, torch.tensor(0.5 * step)))
+    loop.train(loop.model(loop.kept[-1][0]).sum())
+
+
+def replay_buffer_of_places(loop: Loop, step: int) -> None:
+    if not step:
+        loop.kept = [None] * 1000
+    loop.kept[step] = {"state": torch.randn(4, 8) + 1}
+    loop.train(loop.model(loop.kept[step]["state"]).sum())
+
+
+def lazily_made_state(loop: Loop, step: int) -> None:
+    """Train another expert in each step, so that the optimizer makes the state of another parameter."""
+    if not step:
+        loop.batches = nn.ModuleList(nn.Linear(8, 4) for _ in range(STEPS))
+        loop.optimizer = torch.optim.Adam(loop.batches.parameters())
+    loop.train(loop.batches[step](torch.ones(2, 8)).sum())
+
+
 HEALTHY = [
     plain, item_appended, last_few_kept, total_in_place, averaged_weights, accumulated, best_kept, evaluated, momentum,
     cache_of_the_last_batches, cache_by_length, backward_through_some_time, total_of_an_epoch,
+    replay_buffer_that_fills, replay_buffer_of_places, lazily_made_state,
 ]  # fmt: skip
 
 

@@ -82,3 +82,14 @@ def test_a_backend_that_shows_no_generators_is_restored_by_its_state(monkeypatch
     assert RandomState.now([torch.device("mps")]) != state
     state.restore()
     assert torch.equal(torch.rand(3, generator=generator), drawn)
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+def test_a_state_whose_position_has_come_around_is_another_one(draw: Callable[[], object]) -> None:
+    draw()
+    state = RandomState.now(())
+    for _ in range(312):  # of two words each
+        draw()
+    assert RandomState.now(()) != state
+    state.restore()
+    assert RandomState.now(()) == state

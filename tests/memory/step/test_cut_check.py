@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import re
 from collections.abc import Callable
 from typing import Any
@@ -174,6 +175,39 @@ def test_the_first_cut_of_an_automatic_size_is_checked() -> None:
     step = step_of(make_net(), squares, micro_batch="auto", budget="1500")
     step(rows(24))
     assert (step.statistics().micro_batch or 24) < 24
+
+
+def failing_above(samples: int, loss_fn: Loss) -> Loss:
+    def fails(model: nn.Module, x: Tensor) -> Any:
+        if len(x) > samples:
+            raise torch.OutOfMemoryError("tried to allocate 1.00 GiB")
+        return loss_fn(model, x)
+
+    return fails
+
+
+def test_the_first_cut_that_memory_asks_for_is_warned_of_once_where_it_changes_gradients() -> None:
+    step = step_of(make_net(), failing_above(5, pairs))
+    with pytest.warns(UserWarning, match=r"memory ran out, so batches are cut .* every sample meets every other"):
+        step(rows(8))
+    step(rows(9))
+    assert step.statistics().micro_batch == 5
+
+
+def permuted(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+    return model(x + 0.1 * x[torch.randperm(len(x))]).square().sum(), len(x)
+
+
+def by_chance(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+    return model(x * random.random()).square().sum(), len(x)
+
+
+@pytest.mark.parametrize("loss_fn", [squares, noisy, permuted, by_chance])
+def test_parts_with_other_random_numbers_are_no_alarm(loss_fn: Loss) -> None:
+    for options in ({}, {"micro_batch": "auto", "budget": "1500"}):
+        step = step_of(make_net(), failing_above(5, loss_fn) if not options else loss_fn, **options)
+        step(rows(24))
+        assert (step.statistics().micro_batch or 24) < 24
 
 
 def test_a_batch_that_cannot_be_checked_is_refused_with_the_reason() -> None:

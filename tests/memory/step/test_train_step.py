@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -475,6 +476,48 @@ def test_a_batch_that_does_not_fit_and_must_not_be_cut_is_an_error_with_the_laye
     made = Trained(allow_batch_dependent=[])
     with pytest.raises(OutOfMemoryError, match=r"The batch was not cut: BatchNorm1d \('norm'\)"), FailAt([20, 45]):
         made.train(batches(1))
+
+
+def norm_of_vectors() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+def squares_where(model: nn.Module, x: Tensor, fits: int) -> tuple[Tensor, int]:
+    if len(x) > fits:
+        raise torch.OutOfMemoryError("tried to allocate 1.00 GiB")
+    return model(x).square().sum(), len(x)
+
+
+def test_no_part_with_a_batch_norm_has_a_single_sample() -> None:
+    seen: list[int] = []
+
+    def loss_fn(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+        found = squares_where(model, x, 3)
+        seen.append(len(x))
+        return found
+
+    model = norm_of_vectors()
+    step = TrainStep(model, torch.optim.SGD(model.parameters()), loss_fn, allow_batch_dependent=["BatchNorm1d"])
+    step(torch.randn(5, 3))
+    assert seen[-2:] == [3, 2]
+    assert int(model[1].num_batches_tracked) == 2  # type: ignore[index, arg-type]
+
+
+@pytest.mark.parametrize(("micro_batch", "fits"), [(2, 9), (None, 2)])
+def test_a_batch_that_leaves_a_batch_norm_one_sample_is_refused_with_the_reason(
+    micro_batch: int | None, fits: int
+) -> None:
+    model = norm_of_vectors()
+    step = TrainStep(
+        model,
+        torch.optim.SGD(model.parameters()),
+        functools.partial(squares_where, fits=fits),
+        micro_batch=micro_batch,
+        allow_batch_dependent=["BatchNorm1d"],
+    )
+    with pytest.raises((OptionError, OutOfMemoryError), match="batch norm has no variance of a single sample"):
+        step(torch.randn(5, 3))
 
 
 def test_wrong_arguments_are_rejected() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.core.stats import LoaderStatistics, StageTimes
 from penstock.observe.meters.host_memory import HostMemory
+from penstock.observe.page.write_html import render_html
 from penstock.observe.record import run_record, text_report
 from penstock.observe.record.merge_ranks import merge_ranks, merge_timelines
 from penstock.observe.record.run_record import LoaderRecord, RunRecord
@@ -53,13 +56,30 @@ def test_missing_ranks_are_named_with_the_reason() -> None:
     assert "rank 1: 10 samples in 5 batches, 2 samples/s, waited for data 20 % of the time, exit code 3" in text
 
 
+def test_of_64_ranks_the_report_has_those_that_failed_and_those_that_waited_most() -> None:
+    records = {number: rank("00.000") for number in range(63)}
+    slow = LoaderStatistics(batches=5, samples=10, stages=StageTimes(wait_s=3.0, step_s=2.0), worker_type="process")
+    records[40] = replace(records[40], loaders=(LoaderRecord(name="Images", settings={}, statistics=slow),))
+    records[7] = rank("00.000", exit_code=3)
+    merged = merge_ranks(records, {63: "it was killed"})
+    text = text_report.render(merged)
+    assert "rank 7: 10 samples in 5 batches, 2 samples/s, waited for data 20 % of the time, exit code 3" in text
+    assert "rank 40: 10 samples in 5 batches, 2 samples/s, waited for data 60 % of the time" in text
+    assert "rank 63: no batch (it was killed)" in text
+    assert "48 other ranks: see run.json" in text
+    assert text.count("\n  rank ") == 16
+    page = render_html(merged)
+    assert len(page) < 200 << 10
+    assert len(run_record.as_json(merged)["ranks"]) == 64
+
+
 def test_no_exit_code_is_known_when_a_rank_was_killed() -> None:
     assert merge_ranks({0: rank("00.000")}, {1: "it was killed"}).exit_code is None
 
 
 def test_the_merged_timeline_is_the_sum_over_ranks_at_each_time() -> None:
     first = (
-        TimelinePoint(at_s=0.0, samples=1),
+        TimelinePoint(at_s=0.0, samples=1, device_power_w=300.0),
         TimelinePoint(at_s=2.0, samples=2),
         TimelinePoint(at_s=4.0, samples=3, device_utilization=0.5),
     )
@@ -67,4 +87,5 @@ def test_the_merged_timeline_is_the_sum_over_ranks_at_each_time() -> None:
     both = merge_timelines([(0.0, first), (1.0, second)])
     assert [(point.at_s, point.samples) for point in both] == [(0.0, 1), (2.0, 12), (4.0, 23)]
     assert both[-1].device_utilization == 0.5
+    assert both[0].device_power_w == 300.0
     assert merge_timelines([(0.0, ()), (0.0, ())]) == ()

@@ -153,41 +153,63 @@ class RankStates(str):
 
 
 def states_for_rank(
-    states: Sequence[dict[str, Any]], *, is_iterable: bool, share: tuple[int, int]
+    states: Sequence[dict[str, Any]], *, is_iterable: bool, share: tuple[int, int], is_shared: bool
 ) -> list[dict[str, Any]]:
     """Return which of all ranks' states this rank resumes from.
 
     With as many ranks as before, a rank has its own where that is enough. Otherwise the ranks' shares of the samples
-    are put together: one state of each share, because ranks of one share (of a model that is split) have the same.
+    are put together: one state of each share, because ranks of one share (of a model that is split) have the same. Some
+    of these may read nothing, as the middle stages of a pipeline: the state that is furthest on is the share's.
 
     Args:
         states: of all ranks, in their order.
         is_iterable: whether the dataset yields its samples.
-        share: this rank among those that share out such a dataset, and how many they are.
+        share: this rank among those that share out the samples, and how many they are.
+        is_shared: whether the loader shares out samples; else each rank may be at a place of its own.
 
     Raises:
         StateError: each rank had an order for itself, and there are other ranks now.
     """
     rank, world = rank_and_world_size()
-    shares = {_share_of(state): state for state in reversed(states)}
-    if len(states) == world:
+    as_many, own = len(states) == world, states[rank % len(states)]
+    if is_shared:
+        states = [state for state in states if "digest" in state and not state["is_loaded"]] or states
+    shares: dict[tuple[int, int], dict[str, Any]] = {}
+    for state in states:
+        found = shares.setdefault(_share_of(state), state)
+        if is_shared and _progress(state) > _progress(found):
+            shares[_share_of(state)] = state
+    if as_many and is_shared:
+        furthest = shares.get(share) or max(states, key=_progress)
+        is_own = any(own is state for state in states) and _share_of(own) == _share_of(furthest)
+        own = own if is_own and _progress(own) == _progress(furthest) else furthest
+    if as_many:
         if is_iterable:
-            is_enough = _share_of(states[rank]) == share
+            is_enough = _share_of(own) == share
         else:
             is_enough = all(state.get("indices", {}).get("in_order", True) for state in states)
         if is_enough or len(shares) == 1:
-            return [states[rank]]
+            return [own]
     if len(shares) > 1:
         return [state for _, state in sorted(shares.items())]
     if len(states) > 1 and any("next" not in state for state in states):
         # No rank has a share of an order that the others have; they may all have the same, or each its own.
         orders = [without_numpy([state.get("indices"), state.get("shards")]) for state in states]
-        if not all(is_same_state(one, orders[0]) for one in orders[1:]):
+        if not is_shared and not all(is_same_state(one, orders[0]) for one in orders[1:]):
             raise StateError(
                 f"each of {len(states)} ranks was at another place of an order of its own, and now there are {world} "
                 "ranks; resume with as many, or let the loader share out one order (distributed=True)"
             )
-    return [states[0]]
+    return [*shares.values()]
+
+
+def _progress(state: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the pass of a state, and how much of it was handed out; of a stream, only whether it was begun."""
+    handed_out = int("shards" in state)
+    if (indices := state.get("indices")) is not None:
+        start = indices["start"]
+        handed_out = start["position"] - len(start["leftover"]) + indices["taken"] * indices["world"]
+    return state["epoch"] + state["finished"], 0 if state["finished"] else handed_out
 
 
 def _share_of(state: Mapping[str, Any]) -> tuple[int, int]:

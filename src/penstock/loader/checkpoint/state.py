@@ -45,19 +45,22 @@ _ALWAYS = ("owner", "seed", "base_seed", "generator")
 _SOMETIMES = ("indices", "sampler", "shards", "turn", "stream_epoch", "digest", "next")
 
 
-def packed(state: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+def packed(
+    state: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]] = (), *, is_loaded: bool = False
+) -> dict[str, Any]:
     """Return a state in the form that a checkpoint holds.
 
     Args:
         state: with the names above that it has.
         ranks: the states of all ranks, where one is not enough and they were loaded; packed.
+        is_loaded: whether it was loaded, and no pass was begun since. Only torch.distributed.checkpoint saves that.
     """
     rest: dict[str, Any] = {name: state[name] for name in _ALWAYS} | {name: state.get(name) for name in _SOMETIMES}
     outer = {name: state[name] for name in _HEAD}
     outer["fingerprint"] = (state["fingerprint"],) if state.get("fingerprint") is not None else None
     outer["rest"] = ({**rest, "ranks": [*ranks]},)
     if "torch.distributed.checkpoint" in sys.modules:
-        outer["all_ranks"] = RankStates({**outer})
+        outer["all_ranks"] = RankStates({**outer, "is_loaded": is_loaded})
     return outer
 
 

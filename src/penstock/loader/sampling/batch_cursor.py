@@ -314,6 +314,17 @@ def foreseen_start(order: Order, begin: torch.Tensor | None, first: torch.Tensor
     return PassStart(order_state=foreseen, is_foreseen=foreseen is not None and "at" not in foreseen)
 
 
+def is_over(sampler: Any, order: Order, start: PassStart) -> bool:
+    """Return whether a pass from `start` on has no batch; False where that is not known without drawing it."""
+    drawn, size, drops_last = plain_batches(sampler) or (sampler, 1, False)
+    try:
+        count = len(drawn if order.share.world == 1 else drawn.dataset)
+    except (AttributeError, NotImplementedError, TypeError):
+        return False
+    left = order.share.size(max(0, count - start.position) + len(start.leftover))
+    return order.is_known and left < (size if drops_last else 1)
+
+
 def pass_start_after(states: Sequence[CursorState], order: Order | None) -> PassStart:
     """Return where a pass begins that resumes after what ranks have taken.
 

@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from penstock.data.chunk_shuffle import ChunkShuffle
+from penstock.data.chunks.chunk_shuffle import ChunkShuffle
 from penstock.loader.sampling.index_batches import draws_each_once
 from penstock.loader.sampling.indexed_order import (
     DrawnIndices,
@@ -187,7 +187,7 @@ class ChunkShuffleOrder(SequentialOrder):
         self._runs = sampler
 
     def indexed(self, state: OrderState) -> None:
-        """Return None: the order is drawn chunk by chunk."""
+        """Return None: its position is kept by `replay`."""
 
     def capture(self, taken: int, drawn: int) -> OrderState:
         """Return the seed and the epoch that were drawn, and the batches and shards that the order was made for."""
@@ -197,8 +197,7 @@ class ChunkShuffleOrder(SequentialOrder):
     def replay(self, state: OrderState, position: int, digest: int | None = None) -> Iterator[int]:
         """Return the indices from `position` on."""
         self._runs.set_next_pass({**state, "epoch": state["epoch"] + 1})
-        indices = self._runs.made_for(state["runs"]).drawn(state["seed"], state["epoch"])
-        return itertools.islice(indices, position, None)
+        return self._runs.made_for(state["runs"]).drawn(state["seed"], state["epoch"], position)
 
     def end_state(self) -> OrderState:
         """Return the epoch that comes next, and the state of a generator of its own."""

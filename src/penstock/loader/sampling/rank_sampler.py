@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 from torch.utils.data.distributed import DistributedSampler
 
-from penstock.data.chunk_shuffle import ChunkShuffle
+from penstock.data.chunks.chunk_shuffle import ChunkShuffle
 from penstock.loader.sampling.indexed_order import (
-    DrawnIndices,
     IndexedOrder,
     SequentialIndices,
     blocks_of_rank,
@@ -81,7 +79,7 @@ def order_of_ranks(sampler: DistributedSampler[Any], epoch: int, runs: ChunkShuf
     if not sampler.shuffle:
         return SequentialIndices(count)
     if runs is not None:
-        return DrawnIndices(np.fromiter(runs.drawn(sampler.seed, epoch), np.int64, count))
+        return runs.order(sampler.seed, epoch)
     return shuffled(count, seed=sampler.seed, epoch=epoch, is_torchs=getattr(sampler, "is_torchs", True))
 
 

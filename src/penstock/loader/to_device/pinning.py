@@ -57,7 +57,9 @@ def pinning_of(wanted: PinMemory, torchs_device: str, target: Device | None) -> 
             pin=target.register,
             numa_node=target.numa_node,
             slots_in_copies=DEPTH,
-            reason=f"slots, for copies to {target.name}{_near(target)}",
+            reason=f"slots, for copies to {target.name}{_near(target)}"
+            if target.can_register
+            else f"a copy in torch's pinned memory, because {target.name} cannot page-lock slots",
         )
     if wanted is False:
         return Pinning()

@@ -3,7 +3,9 @@
 Every storage that an operation makes is recorded with the step and with the line of the user's program that ran the
 operation. Its finalizer removes it, so it does not matter what holds it: a list, or the graph of a loss that was added
 to a total. A line leaks if its storages grow in number step by step, and none that was old ever died. A queue of the
-last losses does not leak: its oldest die. Nor does a cache that is full.
+last losses does not leak: its oldest die. Nor does a cache that is full. What is in the state of an optimizer (made
+when a parameter has its first gradient), in a queue with a largest length, or in a list whose last places are still
+None, will stop growing, and is left out.
 
 After backward a graph holds no tensors any more, but it still grows where losses are added to a total. So the graphs of
 live tensors are followed back: autograd numbers its nodes, and each step records the number that was reached.
@@ -16,18 +18,19 @@ import gc
 import itertools
 import sys
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from penstock.core.units import size_text
-from penstock.memory.model_tensors import storage_key
+from penstock.memory.model_tensors import state_tensors, storage_key
 from penstock.memory.user_lines import is_users, line_text
 
 _OLD_STEPS = 3
@@ -130,9 +133,10 @@ class watch_leaks(TorchDispatchMode):  # noqa: N801  used as a statement
     def found(self) -> list[Leak]:
         """Return the leaks so far, the largest first."""
         gc.collect()
-        leaks = []
+        leaks, bounded = [], _bounded_storages()
         for line, history in self._lines.items():
-            old = {key: born for key, born in history.alive.items() if born.step <= self._step - _OLD_STEPS}
+            alive = ((key, born) for key, born in history.alive.items() if key not in bounded)
+            old = {key: born for key, born in alive if born.step <= self._step - _OLD_STEPS}
             steps = {born.step for born in old.values()}
             if len(steps) < _MIN_STEPS or history.died_old or not _is_recent(steps, self._step - _OLD_STEPS):
                 continue
@@ -224,6 +228,18 @@ def _users_line() -> Line:
     while frame.f_back is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
+
+
+def _bounded_storages() -> set[int]:
+    """Return the storages that are held by what fills up, and then grows no further."""
+    found: list[Any] = []
+    for one in gc.get_objects():
+        kind = type(one)
+        if issubclass(kind, Optimizer):
+            found += state_tensors(one)
+        elif (issubclass(kind, deque) and one.maxlen is not None) or (kind is list and one and one[-1] is None):
+            found += tree_leaves([vars(item) if is_dataclass(item) else item for item in one])
+    return {storage_key(one) for one in found if isinstance(one, Tensor)}
 
 
 def _tensors_on(storages: set[int]) -> list[Tensor]:

@@ -6,19 +6,19 @@ loss can be compared.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
-from types import FrameType
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from penstock.memory.user_lines import is_users, line_text
+from penstock.memory.recovery.random_state import RandomState
+from penstock.memory.user_lines import users_line_now
 
 _MEANS = {"normal_": 0.0, "uniform_": 0.5, "exponential_": 1.0, "rand": 0.5, "rand_like": 0.5, "randn": 0.0}
 _MEANS |= {"randn_like": 0.0}
+_REPLACED = frozenset((*_MEANS, "bernoulli", "bernoulli_", "native_dropout"))
 _REDUCTIONS = frozenset(
     ("mean", "sum", "var", "std", "var_mean", "std_mean", "amax", "amin", "max", "min", "logsumexp", "cumsum")
 ) | frozenset(("_softmax", "_log_softmax", "sort", "topk", "norm", "linalg_vector_norm"))
@@ -42,14 +42,20 @@ class CouplingObserver(TorchDispatchMode):
 
     Args:
         size: samples in the batch; a tensor whose first dimension is that, or a multiple, is taken to have them there.
+        devices: accelerators that random numbers may be drawn on.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, devices: Sequence[torch.device]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: dict[str, str] = {}
         """The line, by "batch norm", "pairs", "reduction", "mean" and "exchange"."""
+        self.dtypes: set[torch.dtype] = set()
+        """The types that were computed in, also under an autocast that is inside of the model."""
         self.is_observing = True
+        self.has_drawn = False
+        """Whether random numbers were drawn that are not replaced: permutations, say."""
         self._size = size
+        self._devices = devices
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -58,10 +64,17 @@ class CouplingObserver(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::")
+        before = None
+        if torch.Tag.nondeterministic_seeded in func.tags and name not in _REPLACED:
+            before = RandomState.now(self._devices)
         result = _without_chance(name, func, args, kwargs)
+        if before is not None and before != RandomState.now(self._devices):
+            self.has_drawn = True
+        if isinstance(result, Tensor):
+            self.dtypes.add(result.dtype)
         kind = self._kind_of(name, args, kwargs, result) if self.is_observing else ""
         if kind and kind not in self.seen:
-            self.seen[kind] = _users_line()
+            self.seen[kind] = users_line_now()
         return result
 
     def _kind_of(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> str:
@@ -105,13 +118,6 @@ def _without_chance(name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping
     return result
 
 
-def _users_line() -> str:
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    return line_text(frame.f_code.co_filename, frame.f_lineno) if frame is not None else "a place that is not Python"
-
-
-def lowest_epsilon(dtypes: list[torch.dtype]) -> float:
+def lowest_epsilon(dtypes: Iterable[torch.dtype]) -> float:
     """Return the rounding error of the coarsest of some floating-point types."""
     return max((torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point), default=2.0**-23)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_map
 from penstock.core.errors import OptionError
 from penstock.distributed.rank_group import local_tensor
 from penstock.memory.model_tensors import state_tensors
+from penstock.memory.recovery.attempt import attempt
 
 TENSORWISE = frozenset(
     getattr(torch.optim, name)
@@ -39,7 +41,8 @@ def is_tensorwise(optimizer: Optimizer) -> bool:
 
 def has_step_hooks(optimizer: Optimizer) -> bool:
     """Return whether there are hooks, which must run once per step."""
-    own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # which some that are not torch's lack
+    own = any(getattr(optimizer, name, None) for name in names)
     return bool(own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)
 
 
@@ -90,3 +93,20 @@ def _copy_containers(state: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of a parameter's state, down to lists and dicts inside it; tensors are the same."""
     copied: dict[str, Any] = tree_map(lambda leaf: leaf, dict(state))
     return copied
+
+
+def nbytes_by_accelerator(params: list[Tensor]) -> dict[torch.device, int]:
+    """Return the bytes of `params` on each accelerator: a whole step may need as much for temporaries."""
+    needed: dict[torch.device, int] = {}
+    for param in params:
+        if param.device.type != "cpu":
+            needed[param.device] = needed.get(param.device, 0) + param.nbytes
+    return needed
+
+
+def has_room(needed: dict[torch.device, int]) -> bool:
+    """Return whether each accelerator has so many bytes free."""
+    for device, nbytes in needed.items():
+        if attempt(functools.partial(torch.empty, nbytes, dtype=torch.uint8, device=device)).failure is not None:
+            return False
+    return True

@@ -9,16 +9,16 @@ not, and stepping again gives other weights. There are four ways to step, and th
   operation. For torch's other optimizers, and for the first step, which allocates the state.
 - **Chunked** (`chunked_step.py`): parameters are stepped in chunks that are undone if they fail. For sharded parameters
   (whose operations are hidden inside others), and where memory stays short.
-- **Whole** (`whole_step.py`): the step runs from a copy of all that the optimizer refers to. For optimizers that are
-  not torch's.
+- **Whole** (`whole_step.py`): the step runs from a copy of all that the optimizer refers to, until it is known to be
+  resumable. For optimizers that are not torch's.
 """
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -28,15 +28,16 @@ from torch.optim import Optimizer
 from penstock.device.oom import is_out_of_memory
 from penstock.distributed.rank_group import local_tensor
 from penstock.memory.model_tensors import state_tensors, storage_key
-from penstock.memory.recovery.attempt import attempt, clear_frames, free_memory
+from penstock.memory.recovery.attempt import clear_frames, free_memory
 from penstock.memory.recovery.chunked_step import ChunkedStep
 from penstock.memory.recovery.failure import Failure, FailureLog
 from penstock.memory.recovery.joined_optimizers import JoinedOptimizers
 from penstock.memory.recovery.optimizer_state import (
     SavedOptimizerState,
-    changed_tensors,
+    has_room,
     has_step_hooks,
     is_tensorwise,
+    nbytes_by_accelerator,
     stepped_params,
 )
 from penstock.memory.recovery.resume_optimizer import PartialStepError, StepResumption
@@ -49,10 +50,31 @@ _RESUMABLE = frozenset(
 """Tests fail them at every operation, with weight decay and without, one tensor at a time, `foreach` and `fused`."""
 
 
+_MOST_KINDS = 64
+"""Kinds of steps (which parameters have gradients) that are remembered, as of a model with experts."""
+
+_class: Any = Tensor
+_grad_of, _version = _class.grad.__get__, _class._version.__get__
+"""As `map(attrgetter(...), tensors)`, in half of its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _CountedStep:
+    """What a step changes of these tensors, counted once; as long as they are the same, it changes as much again."""
+
+    tensors: list[Tensor]
+    """All parameters, and their states."""
+    changes: list[int]
+    """How often a step changes each of those."""
+    needed: dict[torch.device, int]
+    """Bytes of parameters that are stepped, on each accelerator."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Interrupted:
     """Where a step was interrupted: the versions of what it changes, and the changes done to each storage."""
 
+    counted: _CountedStep
     versions: list[int]
     done: dict[int, int]
 
@@ -72,14 +94,15 @@ class StepTransaction:
         self.optimizer = optimizer
         self._log = log
         is_sharded = any(local_tensor(p) is not p for group in optimizer.param_groups for p in group["params"])
-        self.whole = None if is_tensorwise(optimizer) else WholeStep(optimizer)
+        self.whole = None if is_tensorwise(optimizer) else WholeStep(optimizer, log)
         self.is_chunked = is_sharded and self.whole is None
         self.chunked = ChunkedStep(optimizer, chunk_nbytes)
         self._is_partial = False
         """Whether a step was begun that has neither ended nor been undone."""
-        self._counted: list[Tensor] = []
-        self._changes_per_step: list[int] = []
-        """How often a whole step changes each of those."""
+        self._held: list[Any] = []
+        """All parameters and what their states hold, when steps were counted."""
+        self._counted: dict[bytes, _CountedStep] = {}
+        """By which parameters have gradients."""
         self._interrupted: _Interrupted | None = None
 
     @property
@@ -111,82 +134,97 @@ class StepTransaction:
             raise
 
     def _step_whole(self) -> None:
-        params = stepped_params(self.optimizer)
-        if not has_room_for_temporaries(params):
-            self.is_chunked = True
-            self._step_undoably(self.chunked.run)
-            return
-        tensors = changed_tensors(self.optimizer, params)
-        if self._can_resume(tensors):
-            self._step_fast(tensors)
+        counted = self._find_counted()
+        if counted is not None:
+            if has_room(counted.needed):
+                self._step_fast(counted)
+                return
         else:
-            self._step_with_retries(params, tensors)
+            params = stepped_params(self.optimizer)
+            if has_room(nbytes_by_accelerator(params)):
+                self._step_with_retries(params)
+                return
+        self.is_chunked = True
+        self._step_undoably(self.chunked.run)
 
     # ── fast: resumed if it fails ───────────────────────────────────────────────────────────────────────────
 
-    def _step_fast(self, tensors: list[Tensor]) -> None:
-        versions = [tensor._version for tensor in tensors]
+    def _find_counted(self) -> _CountedStep | None:
+        """Return a step of the same parameters and states whose changes have been counted, so that it can be resumed.
+
+        Nothing here is called per parameter, but functions that are C. None while a dispatch mode is on (a test's,
+        say): version counters then miss operations on lists of tensors.
+        """
+        if not self._counted or torch._C._len_torch_dispatch_stack() or has_step_hooks(self.optimizer):
+            return None
+        held, kind = self._held_now()
+        if len(held) == len(self._held) and all(map(operator.is_, held, self._held)):
+            return self._counted.get(kind)
+        self._counted.clear()
+        return None
+
+    def _held_now(self) -> tuple[list[Any], bytes]:
+        """Return all parameters, with what their states hold, and which of the parameters have gradients."""
+        optimizer = self.optimizer
+        params = [*chain.from_iterable(group["params"] for group in optimizer.param_groups)]
+        kind = bytes(map(operator.is_, map(_grad_of, params), repeat(None)))
+        return [*params, *chain.from_iterable(map(dict.values, optimizer.state.values()))], kind
+
+    def _step_fast(self, counted: _CountedStep) -> None:
+        tensors = counted.tensors
+        versions = [*map(_version, tensors)]
         self._is_partial = True
         try:
             self.optimizer.step()
             self._is_partial = False
             return
         except BaseException as error:
-            now = [tensor._version for tensor in tensors]
+            now = [*map(_version, tensors)]
             if now == versions:
                 self._is_partial = False
                 raise
             done = dict(zip(map(storage_key, tensors), map(operator.sub, now, versions), strict=True))
             if not is_out_of_memory(error):
-                self._interrupted = _Interrupted(now, done)
+                self._interrupted = _Interrupted(counted, now, done)
                 raise
             self._log.record(Failure.of(error))
             caught = error
         clear_frames(caught)
         del caught
         free_memory()
-        self._resume(done)
+        self._resume(counted, done)
         self._is_partial = False
 
     def _resume_interrupted(self) -> None:
         """Resume a step that something else than memory has interrupted (Ctrl-C, say), if nothing changed since."""
         interrupted, self._interrupted = self._interrupted, None
-        tensors = changed_tensors(self.optimizer, stepped_params(self.optimizer))
+        counted = self._find_counted()
         if (
             interrupted is None
-            or not self._can_resume(tensors)
-            or interrupted.versions != [tensor._version for tensor in tensors]
+            or counted is not interrupted.counted
+            or interrupted.versions != [*map(_version, counted.tensors)]
         ):
             raise PartialStepError("it was interrupted before")
-        self._resume(interrupted.done)
+        self._resume(counted, interrupted.done)
         self._is_partial = False
 
-    def _resume(self, done: dict[int, int]) -> None:
-        if len(done) < len(self._counted):
+    def _resume(self, counted: _CountedStep, done: dict[int, int]) -> None:
+        if len(done) < len(counted.tensors):
             raise PartialStepError("parameters have come to share their memory")
-        expected = dict(zip(map(storage_key, self._counted), self._changes_per_step, strict=True))
+        expected = dict(zip(map(storage_key, counted.tensors), counted.changes, strict=True))
         resumption = StepResumption(done, expected, self._log)
         try:
             with resumption:
                 self.optimizer.step()
         except torch.OutOfMemoryError as error:
             raise PartialStepError(str(error)) from error
-        resumption.check(state_tensors(self.optimizer, stepped_params(self.optimizer)))
-
-    def _can_resume(self, tensors: list[Tensor]) -> bool:
-        """Return whether a failure could be resumed from: whether the changes of a whole step have been counted.
-
-        Not while a dispatch mode is on (a test's, say): version counters then miss operations on lists of tensors.
-        """
-        is_resumable = type(self.optimizer) in _RESUMABLE and not has_step_hooks(self.optimizer)
-        if not is_resumable or torch._C._len_torch_dispatch_stack():
-            return False
-        return len(tensors) == len(self._counted) and all(map(operator.is_, tensors, self._counted))
+        resumption.check(state_tensors(self.optimizer))
 
     # ── retried, operation by operation ─────────────────────────────────────────────────────────────────────
 
-    def _step_with_retries(self, params: list[Tensor], tensors: list[Tensor]) -> None:
+    def _step_with_retries(self, params: list[Tensor]) -> None:
         saved = SavedOptimizerState.of(self.optimizer, params)
+        tensors = self._all_tensors()
         self._is_partial = True
         retrying = RetryOps(set(map(storage_key, tensors)), self._log)
         try:
@@ -200,9 +238,26 @@ class StepTransaction:
             self.is_chunked = is_out_of_memory(error)
             raise
         self._is_partial = False
-        if len(set(map(storage_key, tensors))) == len(tensors):  # else changes could not be attributed to tensors
-            self._counted = tensors
-            self._changes_per_step = [retrying.changes[storage_key(one)] for one in tensors]
+        if type(self.optimizer) in _RESUMABLE:
+            self._count(params, tensors, retrying)
+
+    def _all_tensors(self) -> list[Tensor]:
+        params = [param for group in self.optimizer.param_groups for param in group["params"]]
+        return [*map(local_tensor, params), *state_tensors(self.optimizer)]
+
+    def _count(self, params: list[Tensor], tensors: list[Tensor], retrying: RetryOps) -> None:
+        """Remember how often a step changes each tensor, for the next of its kind."""
+        keys = [*map(storage_key, tensors)]
+        now = self._all_tensors()
+        if len(set(keys)) < len(keys) or [*map(id, now)] != [*map(id, tensors)]:
+            return  # changes could not be attributed to tensors; or some are new
+        held, kind = self._held_now()
+        if len(held) != len(self._held) or not all(map(operator.is_, held, self._held)):
+            self._counted.clear()
+        if len(self._counted) < _MOST_KINDS:
+            self._held = held
+            changes = [retrying.changes[key] for key in keys]
+            self._counted[kind] = _CountedStep(tensors, changes, nbytes_by_accelerator(params))
 
 
 class StepTransactions:
@@ -235,15 +290,3 @@ def transaction_of(optimizer: Optimizer, *, log: FailureLog) -> StepTransaction 
     if isinstance(optimizer, JoinedOptimizers):
         return StepTransactions(optimizer.optimizers, log=log)
     return StepTransaction(optimizer, log=log)
-
-
-def has_room_for_temporaries(params: list[Tensor]) -> bool:
-    """Return whether each accelerator has memory for a second copy of its parameters, as a whole step may need."""
-    needed: dict[torch.device, int] = {}
-    for param in params:
-        if param.device.type != "cpu":
-            needed[param.device] = needed.get(param.device, 0) + param.nbytes
-    for device, nbytes in needed.items():
-        if attempt(functools.partial(torch.empty, nbytes, dtype=torch.uint8, device=device)).failure is not None:
-            return False
-    return True

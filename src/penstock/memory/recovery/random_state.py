@@ -1,8 +1,10 @@
 """RandomState: the states of all generators that a step may draw from, saved and restored.
 
 NumPy's and Python's states are 624 numbers each that pass through Python one by one. That takes a tenth of a
-millisecond in every step, and mostly nothing was drawn since. So the words of a Mersenne Twister are compared where
-they lie in memory, and `get_state` is called only for a generator whose words have changed.
+millisecond in every step, and mostly nothing was drawn since. So a Mersenne Twister's position and its first words are
+compared where they lie in memory, and `get_state` is called only for a generator where they have changed. Each draw
+moves the position, and where that begins anew all words are made anew: that the first sixteen stay has a chance of
+2^-512.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from torch import Tensor
 _WORDS = 624
 _NBYTES = 4 * (_WORDS + 1)
 """A Mersenne Twister's words, and its position among them."""
+_LOOKED_AT = 4 * 17
+"""The bytes of the position and of the first words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,20 +119,41 @@ class _Twister:
         return state
 
 
-def _peek_numpy() -> bytes | None:
+class _Memory:
+    """The bytes of a generator's state, read where they lie."""
+
+    def __init__(self) -> None:
+        self._owner: Any = None
+        self._bytes = memoryview(b"")
+
+    def of(self, owner: Any, address: Callable[[], int]) -> memoryview:
+        """Return the state of `owner`, which is kept alive."""
+        if owner is not self._owner:
+            self._bytes = memoryview((ctypes.c_char * _NBYTES).from_address(address())).cast("B")
+            self._owner = owner
+        return self._bytes
+
+
+_numpy_memory, _python_memory = _Memory(), _Memory()
+
+
+def _peek_numpy() -> tuple[bytes, bytes] | None:
+    """Return the first words, and the position, which is the last."""
     numpy_random = sys.modules["numpy.random"]
     generator = numpy_random.get_bit_generator()
     if type(generator) is not numpy_random.MT19937:
         return None
-    return ctypes.string_at(generator.ctypes.state_address, _NBYTES)
+    state = _numpy_memory.of(generator, lambda: generator.ctypes.state_address)
+    return bytes(state[: _LOOKED_AT - 4]), bytes(state[-4:])
 
 
 def _peek_python() -> tuple[bytes, float | None] | None:
-    """Return the words, and the second of two normal numbers if it is still to be returned."""
+    """Return the position and the first words, and the second of two normal numbers if it is still to be returned."""
     if not _can_peek_python():
         return None
     generator: Any = random._inst
-    return ctypes.string_at(id(generator) + object.__basicsize__, _NBYTES), generator.gauss_next
+    state = _python_memory.of(generator, lambda: id(generator) + object.__basicsize__)
+    return bytes(state[:_LOOKED_AT]), generator.gauss_next
 
 
 @functools.cache

@@ -21,6 +21,9 @@ from penstock.memory.model_tensors import storage_key
 from penstock.memory.recovery.failure import FailureLog
 from penstock.memory.recovery.retry_ops import RetryOps, written_tensors
 
+_NUMBERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
+"""What makes a number of a tensor."""
+
 
 class PartialStepError(Exception):
     """The optimizer's step failed in its middle, and nobody can know which weights are right."""
@@ -46,13 +49,15 @@ class StepResumption(RetryOps):
         changed = list(written_tensors(func, args, kwargs or {}))
         is_done = [self._to_skip.get(storage_key(one), 0) > 0 for one in changed]
         if changed and all(is_done):
+            if torch.Tag.nondeterministic_seeded in func.tags:
+                raise PartialStepError(f"{func} had drawn random numbers")
             for one in changed:
                 self._to_skip[storage_key(one)] -= 1
             return args[0] if isinstance(args[0], Tensor) else None
         if any(is_done):
             raise PartialStepError(f"{func} had changed some of its tensors and not others")
         is_suspect = any(self._is_suspect(one) for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor))
-        if is_suspect and (func is torch.ops.aten._local_scalar_dense.default or self._changes_watched(changed)):
+        if is_suspect and (func in _NUMBERS or self._changes_watched(changed)):
             raise PartialStepError(f"{func} would need what a tensor held before it was changed")
         result = super().__torch_dispatch__(func, types, args, kwargs)
         for one in changed:

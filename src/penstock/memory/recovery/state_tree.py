@@ -68,6 +68,11 @@ class StateTree:
         self._left = list(roots)
         self._walk()
 
+    @property
+    def has_slots(self) -> bool:
+        """Whether some of it is in slots of objects, and not in containers."""
+        return bool(self._undo)
+
     def restore(self) -> None:
         """Let all containers and objects hold what they held, and tensors have the gradient that they had."""
         for container, content in self.containers:
@@ -169,6 +174,13 @@ class StateTree:
 
     def _walk_unknown(self, value: object) -> None:
         self.unknown.append(type(value))
+
+
+def is_leaf(kind: type) -> bool:
+    """Return whether objects of a type have no content that a step could change."""
+    if kind not in _WALKS:
+        _WALKS[kind] = _choose_walk(kind)
+    return _WALKS[kind] is None
 
 
 def refill(container: Any, content: Any) -> None:

@@ -34,7 +34,11 @@ _version: Callable[[Tensor], int] = Tensor._version.__get__  # type: ignore[attr
 
 
 class ChangedInPlaceError(Exception):
-    """A failed attempt has changed a tensor in place that nobody had copied."""
+    """A failed attempt has changed tensors in place that nobody had copied."""
+
+    def __init__(self, text: str, tensors: Sequence[Tensor]) -> None:
+        super().__init__(text)
+        self.tensors = tensors
 
 
 class WatchedState:
@@ -185,7 +189,8 @@ class WatchedState:
             name = params.get(id(changed[0]), f"a tensor of shape {tuple(changed[0].shape)}")
             raise ChangedInPlaceError(
                 f"the failed attempt had changed {name} in place, which nobody had copied, because no attempt before "
-                "had done that; go back to a checkpoint, and pass the module that it belongs to in also="
+                "had done that; go back to a checkpoint, and pass the module that it belongs to in also=",
+                changed,
             )
 
 

@@ -1,44 +1,160 @@
-"""WholeStep: a step of an optimizer that nothing is known about. One that fails is undone, whatever it has changed."""
+"""WholeStep: a step of an optimizer that is not torch's. One that fails is undone, or done to its end.
+
+**Careful**: the step runs from a copy of all that can be reached from the optimizer, and is undone if it fails. That
+takes as much memory again as parameters, gradients and moments, and the time to read and write them. Where the device
+has no room for the copies, they are made on the host. **Resumable**: the step runs as it is, and is resumed if it
+fails. A step is careful until steps of the same parameters, moments and gradients were proven to be resumable
+(`known_optimizer.py`), and in any case where an accelerator has no room for the temporaries of a step, while a dispatch
+mode sees its operations, with hooks, and from the first failure on.
+"""
 
 from __future__ import annotations
+
+import sys
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from penstock.memory.recovery.attempt import retry
+from penstock.device.oom import is_out_of_memory
+from penstock.memory.model_tensors import storage_key
+from penstock.memory.recovery.attempt import attempt, clear_frames, free_memory, retry
+from penstock.memory.recovery.failure import Failure, FailureLog
+from penstock.memory.recovery.known_optimizer import BegunStep, KnownOptimizer, Stage
+from penstock.memory.recovery.optimizer_state import has_room, has_step_hooks
 from penstock.memory.recovery.random_state import RandomState
 from penstock.memory.recovery.resume_optimizer import PartialStepError
 from penstock.memory.recovery.state_tree import StateTree
+from penstock.memory.recovery.step_proof import StepProof
+
+_MOST_TRIES = 8
+"""Steps in a row before each of which the optimizer was another one than before, until it is compared no more."""
+_HOST = torch.device("cpu")
 
 
 class WholeStep:
-    """Steps `optimizer`, from a copy of everything that can be reached from it.
+    """Steps `optimizer`. Random numbers are drawn again as the first time.
 
-    The copies are kept for the next step. Random numbers are drawn again as the first time.
+    Args:
+        optimizer: not torch's.
+        log: records every failure that was survived in here.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, log: FailureLog) -> None:
         self._optimizer = optimizer
+        self._log = log
         self._copies: list[Tensor] = []
+        self._known: KnownOptimizer | None = None
+        self._tries_left = _MOST_TRIES
+        self._is_careful = False
+        """Whether a step has failed before, or was not like those before it."""
+        self._interrupted: tuple[KnownOptimizer, BegunStep, list[int]] | None = None
+        self._is_lost = False
+        """Whether a step was begun that has neither ended nor been undone."""
 
     def run(self) -> None:
         """Step. After an out-of-memory all is as before, and it can be called again.
 
         Raises:
             torch.OutOfMemoryError: memory ran out.
-            PartialStepError: the step failed and cannot be undone.
+            PartialStepError: the step failed, and can neither be undone nor done to its end.
         """
+        if self._is_lost:
+            self._resume_interrupted()
+            return
+        known = self._known
+        begun = None if known is None else known.begin()
+        if known is None or begun is None:
+            self._run_from_tree()
+        elif begun.kind.stage is Stage.RESUMABLE and self._is_undisturbed() and has_room(known.needed):
+            self._run_resumable(known, begun)
+        else:
+            self._run_from_copies(known, begun)
+
+    def _is_undisturbed(self) -> bool:
+        """Return whether steps may be resumed, and learned about."""
+        return not self._is_careful and not _is_observed() and not has_step_hooks(self._optimizer)
+
+    # ── resumable ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _run_resumable(self, known: KnownOptimizer, begun: BegunStep) -> None:
+        self._copies = []
+        self._is_lost = True
+        try:
+            self._optimizer.step()
+            self._is_careful = begun.changes() != begun.kind.changes
+            self._is_lost = False
+            return
+        except BaseException as error:
+            self._is_careful = True
+            if not is_out_of_memory(error):
+                self._interrupted = known, begun, begun.versions_now()
+                raise
+            self._log.record(Failure.of(error))
+            caught = error
+        clear_frames(caught)
+        del caught
+        free_memory()
+        known.resume(begun, self._log)
+        self._is_lost = False
+
+    def _resume_interrupted(self) -> None:
+        """Resume a step that something else than memory has interrupted (Ctrl-C, say), if nothing changed since."""
+        interrupted, self._interrupted = self._interrupted, None
+        if interrupted is None or interrupted[2] != interrupted[1].versions_now():
+            raise PartialStepError("it was interrupted before")
+        interrupted[0].resume(interrupted[1], self._log)
+        self._is_lost = False
+
+    # ── careful ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _run_from_copies(self, known: KnownOptimizer, begun: BegunStep) -> None:
+        self._tries_left = _MOST_TRIES
+        self._copy(begun.tensors)
+        try:
+            self._step_and_learn(begun)
+        except BaseException as error:
+            self._is_careful = True
+            known.put_back(begun)
+            if retry(lambda: self._restore(begun.tensors)) is not None:
+                raise PartialStepError(str(error)) from error
+            raise
+
+    def _step_and_learn(self, begun: BegunStep) -> None:
+        """Step; count the changes of the first step of a kind, and look whether the second one is resumable."""
+        kind = begun.kind
+        if kind.stage is Stage.NEW and self._is_undisturbed():
+            self._optimizer.step()
+            kind.changes = begun.changes()
+            unchanged = [
+                pair for *pair, times in zip(begun.tensors, self._copies, kind.changes, strict=True) if not times
+            ]
+            is_seen = all(torch.equal(tensor.to(copy.device), copy) for tensor, copy in unchanged)
+            kind.stage = Stage.COUNTED if is_seen and not begun.has_moved() else Stage.UNPROVEN
+        elif kind.stage is Stage.COUNTED and self._is_undisturbed():
+            keys = [*map(storage_key, begun.tensors)]
+            proof = StepProof(set(keys))
+            with proof:
+                self._optimizer.step()
+            is_same = len(set(keys)) == len(keys) and [proof.changes[key] for key in keys] == kind.changes
+            is_resumable = is_same and proof.is_resumable and not begun.has_moved()
+            kind.stage = Stage.RESUMABLE if is_resumable else Stage.UNPROVEN
+        else:
+            self._optimizer.step()
+
+    def _run_from_tree(self) -> None:
+        """Step with all that can be reached from the optimizer looked for anew."""
+        self._known = None
         tree = StateTree(self._optimizer)
         dense = [tensor for tensor in tree.tensors if tensor.layout is torch.strided]
         sparse = [tensor for tensor in tree.tensors if tensor.layout is not torch.strided]
         self._copy(dense)
         versions = [tensor._version for tensor in sparse]
-        devices = {tensor.device for tensor in dense if tensor.device.type not in ("cpu", "meta")}
-        before = RandomState.now(devices)
+        before = RandomState.now({tensor.device for tensor in dense if tensor.device.type not in ("cpu", "meta")})
         try:
             self._optimizer.step()
         except BaseException as error:
+            self._is_careful = True
             if tree.unknown:
                 names = ", ".join(sorted({kind.__qualname__ for kind in tree.unknown}))
                 raise PartialStepError(
@@ -51,16 +167,20 @@ class WholeStep:
                 raise PartialStepError(str(error)) from error
             before.restore()
             raise
+        if self._tries_left and not tree.unknown:
+            self._tries_left -= 1
+            known = KnownOptimizer(self._optimizer, StateTree(self._optimizer))
+            self._known = known if known.is_plain else None
 
     @torch.no_grad()
     def _copy(self, tensors: list[Tensor]) -> None:
-        copies = self._copies
-        fitting = len(copies) == len(tensors) and all(map(_is_like, copies, tensors))
+        fitting = len(self._copies) == len(tensors) and all(map(_is_like, self._copies, tensors))
         if not fitting:
-            self._copies = copies = []  # freed first: there may be no room for both
-            copies += [torch.empty_like(tensor, requires_grad=False) for tensor in tensors]
+            self._copies = []  # freed first: there may be no room for both
+            made = attempt(lambda: [torch.empty_like(tensor, requires_grad=False) for tensor in tensors]).value
+            self._copies = made or [torch.empty_like(one, requires_grad=False, device=_HOST) for one in tensors]
         if tensors:
-            torch._foreach_copy_(copies, tensors)
+            torch._foreach_copy_(self._copies, tensors)
 
     @torch.no_grad()
     def _restore(self, tensors: list[Tensor]) -> None:
@@ -71,5 +191,11 @@ class WholeStep:
             torch._foreach_copy_([tensor for tensor, _ in own], [copy for _, copy in own])
 
 
+def _is_observed() -> bool:
+    """Return whether a dispatch mode is on, or the step may be compiled and become another one under a mode."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return bool(torch._C._len_torch_dispatch_stack() or (dynamo is not None and dynamo.counters["frames"]["total"]))
+
+
 def _is_like(copy: Tensor, tensor: Tensor) -> bool:
-    return copy.shape == tensor.shape and copy.dtype == tensor.dtype and copy.device == tensor.device
+    return copy.shape == tensor.shape and copy.dtype == tensor.dtype and copy.device in (tensor.device, _HOST)

@@ -33,12 +33,6 @@ class Autocast:
         """Return a context for the model's own device."""
         return contextlib.nullcontext() if self._options is None else torch.autocast(**self._options)
 
-    def dtypes(self) -> list[torch.dtype]:
-        """Return the type of lower precision, if there is one."""
-        if self._options is None or not self._options.get("enabled", True):
-            return []
-        return [self._options.get("dtype") or torch.get_autocast_dtype(self._options["device_type"])]
-
     def on_cpu(self) -> contextlib.AbstractContextManager[object]:
         """Return a context for the same model on the CPU, where it is planned."""
         if self._options is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import OptionError
+from penstock.core.host import available_nbytes
 from penstock.memory.microbatch.coupling import CouplingObserver, lowest_epsilon
 from penstock.memory.microbatch.split import arrays_of
 from penstock.memory.recovery.random_state import RandomState
@@ -47,6 +49,9 @@ class CutCheck:
 
     cause: str
     """The likely cause of a difference, with the line where it was seen; empty where there is none."""
+
+    is_certain: bool
+    """Whether random numbers cannot be the cause: those that could not be replaced are others for each part."""
 
     @property
     def parameter(self) -> str:
@@ -87,6 +92,7 @@ class CutChecker:
         modules: whose parameters are compared.
         gradients: of all parameters that the loss may reach.
         watched: what else a loss may change, with the parameters of all modules.
+        backward: computes the gradients of a loss.
     """
 
     def __init__(
@@ -95,12 +101,19 @@ class CutChecker:
         modules: Sequence[nn.Module],
         gradients: SavedGradients,
         watched: WatchedState,
+        backward: Callable[[Tensor], object] = Tensor.backward,
     ) -> None:
         self._runner = runner
+        self._backward = backward
         self._modules = modules
         self._gradients = gradients
         self._buffers = SavedBuffers(*modules)
         self._watched = watched
+
+    def check_if_affordable(self, batch: Any) -> CutCheck | None:
+        """Do what `check` does, where the host has room for the gradients."""
+        needed = sum(2 * 8 * param.numel() for param in self._named("named_parameters").values())
+        return self.check(batch) if needed <= available_nbytes() // 4 else None
 
     def check(self, batch: Any, parts: int | None = None) -> CutCheck:
         """Run `batch` whole and cut; by default into parts of different sizes.
@@ -118,19 +131,24 @@ class CutChecker:
         self._buffers.save()
         self._watched.save()
         versions = self._versions()
-        observer = CouplingObserver(size)
+        observer = CouplingObserver(size, self._runner.devices)
         inputs = _SequenceFirst(self._modules, size)
         try:
             with inputs:
                 whole = self._run([batch], observer)
+            now = RandomState.now(self._runner.devices)
+            is_certain = not observer.has_drawn and (now.numpy, now.python) == (before.numpy, before.python)
             changed = [name for name, version in self._versions().items() if versions.get(name) != version]
             self._watched.restore()
             before.restore()
-            parted = self._run(cut, CouplingObserver(size))
+            parted = self._run(cut, CouplingObserver(size, self._runner.devices))
         finally:
             self._restore(before)
         cause = _cause(batch, size, observer.seen, inputs.found, changed)
-        return self._compare(whole, parted, size, len(cut), changed, cause)
+        if not is_certain:
+            cause = f"random numbers are drawn that are others for each part; or {cause}"
+        found = self._compare(whole, parted, size, len(cut), changed, cause, observer.dtypes)
+        return dataclasses.replace(found, is_certain=is_certain)
 
     def _restore(self, before: RandomState) -> None:
         self._watched.restore()
@@ -152,7 +170,7 @@ class CutChecker:
                 if self._gradients.looks_at_graph:
                     self._gradients.find_in_graph(loss)
                 observer.is_observing = False  # a backward adds up over samples in any case
-                loss.backward()
+                self._backward(loss)
                 observer.is_observing = True
             total += float(weight)
         scale = 1 / total if total else 0.0
@@ -173,13 +191,15 @@ class CutChecker:
             found.update(getattr(module, method)(prefix=prefix))
         return found
 
-    def _compare(self, whole: _Run, cut: _Run, size: int, parts: int, changed: list[str], cause: str) -> CutCheck:
+    def _compare(
+        self, whole: _Run, cut: _Run, size: int, parts: int, changed: list[str], cause: str, dtypes: set[torch.dtype]
+    ) -> CutCheck:
         names = [*whole.gradients, *(name for name in cut.gradients if name not in whole.gradients)]
         pairs = {name: _pair(whole.gradients.get(name), cut.gradients.get(name)) for name in names}
         least = _NEGLIGIBLE * max((float(one.norm()) for one, _ in pairs.values()), default=0.0)
         differences = {name: _relative(one, other, least) for name, (one, other) in pairs.items()}
-        dtypes = [param.dtype for param in self._named("named_parameters").values()]
-        tolerance = min(0.15, 2 * math.sqrt(lowest_epsilon([*dtypes, *self._runner.autocast_dtypes()])))
+        dtypes |= {param.dtype for param in self._named("named_parameters").values()}
+        tolerance = min(0.15, 2 * math.sqrt(lowest_epsilon(dtypes)))
         buffers = tuple(
             name
             for name, one in whole.buffers.items()
@@ -193,6 +213,7 @@ class CutChecker:
             buffers=(*buffers, *changed),
             tolerance=tolerance,
             cause="" if is_same else cause,
+            is_certain=True,
         )
 
 

@@ -10,8 +10,10 @@ Losses are to be divided by the weight of the whole window, which is known only 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +29,7 @@ from penstock.memory.microbatch.size_search import MicroBatchSizes
 from penstock.memory.microbatch.split import bucket_of
 from penstock.memory.model_tensors import drop_gradients, drop_input_gradients
 from penstock.memory.recovery.attempt import attempt, clear_frames, retry
+from penstock.memory.recovery.change_line import find_change_line
 from penstock.memory.recovery.failure import Failure, FailureLog
 from penstock.memory.recovery.random_state import RandomState
 from penstock.memory.recovery.saved_buffers import SavedBuffers
@@ -35,6 +38,10 @@ from penstock.memory.recovery.watched_state import ChangedInPlaceError, WatchedS
 from penstock.memory.step.cut_check import CutCheck
 from penstock.memory.step.fsdp_sync import FsdpSync, ShortageError
 from penstock.memory.step.micro_batch_runner import MicroBatchRunner
+
+_ONE_VALUE = "Expected more than 1 value per channel when training"
+"""What torch says where a batch norm is given a single value."""
+_NO_VARIANCE = "a batch norm has no variance of a single sample"
 
 
 @dataclass(slots=True, eq=False)
@@ -100,6 +107,9 @@ class GradientAccumulation:
         self._buffers = SavedBuffers(runner.model, *also)
         self._watched = watched
         self._gradients = SavedGradients((runner.model, *also), optimizer, with_stepped=False)
+        self._max_micro_batch = max_micro_batch
+        self._least = 1
+        """The fewest samples in a part of a batch that is cut."""
         self._window: list[_WindowBatch] = []
         self._done = 0
         """How many batches of the window the gradients hold."""
@@ -114,8 +124,10 @@ class GradientAccumulation:
         """Whether the ranks have agreed on it; else each window has its own."""
         self.micro_batch: int | None = None
         """Samples in the largest part of the last batch."""
-        self.check_cut: Callable[[Any], CutCheck] | None = None
+        self.check_cut: Callable[[Any], CutCheck | None] | None = None
         """Checks, before the first cut, that cutting does not change gradients."""
+        self.refuses_cut = False
+        """Whether one that does is refused; else it is checked, and warned of, when memory was what asked for it."""
 
     def __len__(self) -> int:
         return len(self._window)
@@ -162,7 +174,14 @@ class GradientAccumulation:
         """
         retried: set[int] = set()
         while True:
-            is_done, failure = self._attempt()
+            try:
+                is_done, failure = self._attempt()
+            except ValueError as error:
+                if not self._needs_two_samples(error):
+                    raise
+                clear_frames(error)
+                self.roll_back()
+                continue
             if is_done:
                 return self._mean_loss()
             self._reject_unresettable_model(failure)
@@ -174,15 +193,26 @@ class GradientAccumulation:
                 continue  # another rank failed, and decides for itself what follows
             if failed.micro_batch in retried and failed.parts == 1 and (why := self._runner.why_not_cut(failed.batch)):
                 raise OutOfMemoryError(f"{self.explain(failure)}\nThe batch was not cut: {why}.")
+            if failed.micro_batch in retried and failed.parts > 1 and failed.parts == failed.size // self._least:
+                raise OutOfMemoryError(f"{self.explain(failure)}\nIt was not cut further: {_NO_VARIANCE}.")
             if not self.sizes.retry_or_shrink(failed.bucket, failed.micro_batch, retried):
                 raise OutOfMemoryError(self.explain(failure))
+
+    def _needs_two_samples(self, error: ValueError) -> bool:
+        """Return whether an error says that a batch norm was given a single value, because of how a batch was cut."""
+        if self._fsdp is not None or self._least > 1 or _ONE_VALUE not in str(error):
+            return False
+        if not any(one.parts > max(1, one.size // 2) for one in self._window[: self._done + 1]):
+            return False
+        self._least = 2
+        return True
 
     def roll_back(self) -> None:
         """Undo what the window's attempts have changed, so that it can be attempted again."""
         try:
             self.retry(self._roll_back, "restoring what a failed attempt had changed")
         except ChangedInPlaceError as error:
-            raise OutOfMemoryError(f"memory ran out, and {error}") from None
+            raise OutOfMemoryError(f"memory ran out, and {error}{self._place_of(error)}") from None
 
     def remove_last(self, error: BaseException) -> None:
         """Leave the window as if its last batch, which has ended in `error`, had never been added."""
@@ -190,7 +220,7 @@ class GradientAccumulation:
         try:
             self.retry(self._roll_back, "restoring what a failed attempt had changed")
         except ChangedInPlaceError as change:
-            error.add_note(str(change))
+            error.add_note(f"{change}{self._place_of(change)}")
         finally:
             last.before.restore()
             self._window.remove(last)
@@ -234,6 +264,22 @@ class GradientAccumulation:
         """Return a text about `failure`, with what would have helped."""
         step = (self._runner.compute_loss_on_cpu, self._window[-1].batch) if self._window else None
         return explain_failure(failure, self._runner.model, self._optimizer, step)
+
+    def _place_of(self, error: ChangedInPlaceError) -> str:
+        """Return where a tensor was changed, as far as that shows when the last batch's loss is computed again."""
+        one = self._window[-1]
+
+        def run() -> None:
+            parts = 1 if self._runner.why_not_cut(one.batch) else one.size
+            with torch.no_grad():
+                self._runner.compute_loss(self._runner.cut(one.batch, parts)[0])
+
+        line = "" if one.batch is None else find_change_line(error.tensors, run)
+        self._buffers.restore()
+        self._window[0].before.restore()
+        with contextlib.suppress(ChangedInPlaceError):
+            self._watched.restore()
+        return f" (it is changed at {line})" if line else ""
 
     # ── one attempt ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -292,9 +338,21 @@ class GradientAccumulation:
         parts = 1
         if one.batch is not None:
             parts = self.sizes.count_parts(one.bucket, one.size)
+            if self._least > 1 and parts > max(1, one.size // self._least):
+                parts = self._without_lone_samples(one)
             if self._fsdp is not None:  # an out-of-memory on one rank would cost all ranks their attempt
                 parts = max(parts, math.ceil(one.size / self.headroom.max_samples(one.bucket)))
         self._check_may_cut(one, parts)
+        return parts
+
+    def _without_lone_samples(self, one: _WindowBatch) -> int:
+        parts = max(1, one.size // self._least)
+        limit = self._max_micro_batch
+        if limit is not None and -(-one.size // parts) > limit:
+            raise OptionError(
+                f"a batch of {one.size} samples in micro-batches of {limit} has one with a single sample, and "
+                f"{_NO_VARIANCE}; choose a larger micro_batch="
+            )
         return parts
 
     def _check_may_cut(self, one: _WindowBatch, parts: int) -> None:
@@ -302,13 +360,27 @@ class GradientAccumulation:
             return
         if why := self._runner.why_not_cut(one.batch):
             raise OptionError(f"this batch would be cut into micro-batches, and {why}")
-        if self.check_cut is None or one.batch is None:
+        is_for_memory = not math.isinf(self.sizes.largest_fitting(one.bucket))
+        if self.check_cut is None or one.batch is None or not (self.refuses_cut or is_for_memory):
             return
-        fitting = self._runner.cut(one.batch, max(1, min(parts, one.size // 2)))[0]
-        result = attempt(functools.partial(self.check_cut, fitting))
-        if result.value is not None and not result.value.is_same:
-            raise OptionError(f"this batch would be cut into micro-batches, and {result.value}")
+        found = self._check_cut(one.batch, max(1, min(parts, one.size // 2)), self.check_cut)
+        if found is not None and self.refuses_cut:
+            raise OptionError(f"this batch would be cut into micro-batches, and {found}")
         self.check_cut = None
+        if found is not None:
+            warnings.warn(f"memory ran out, so batches are cut from now on, and {found}", stacklevel=2)
+
+    def _check_cut(self, batch: Any, parts: int, check: Callable[[Any], CutCheck | None]) -> CutCheck | None:
+        """Return what is certainly wrong with cutting a part of `batch` that fits; None where nothing is."""
+        if self._runner.is_batch_dependent():
+            return None  # which the user has allowed
+        try:
+            found = attempt(lambda: check(self._runner.cut(batch, parts)[0])).value
+        except Exception:
+            if self.refuses_cut:
+                raise
+            return None  # a batch is trained on in any case
+        return found if found is not None and found.is_certain and not found.is_same else None
 
     def _mean_loss(self) -> Tensor:
         """Return the mean loss of the last batch."""

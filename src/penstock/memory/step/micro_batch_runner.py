@@ -67,6 +67,8 @@ class MicroBatchRunner:
         """By bucket of batches with tensors of one row: whether the model's input has a row for each sample."""
         self._autocast = autocast
         self._scaler = scaler
+        self._begin: tuple[tuple[Any, ...], Tensor, int] | None = None
+        """The gradient of a loss, as it is before backward, with what it depends on, and its version."""
 
     def cut(self, batch: Any, parts: int) -> Sequence[Any]:
         """Return the micro-batches of `batch`."""
@@ -79,18 +81,27 @@ class MicroBatchRunner:
         loss, weight = self.compute_loss(part)
         if before_backward is not None:
             before_backward(loss)
-        scaled = loss / divisor
-        (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()
+        if self._scaler is not None:
+            self._scaler.scale(loss / divisor).backward()
+        else:
+            loss.backward(self._gradient_of(loss, divisor))
         return loss.detach(), weight.detach() if isinstance(weight, Tensor) else weight
+
+    def _gradient_of(self, loss: Tensor, divisor: float) -> Tensor:
+        """Return what `(loss / divisor).backward()` would begin with; most steps begin with the same."""
+        key = (divisor, loss.shape, loss.dtype, loss.device)
+        if self._begin is None or self._begin[0] != key or self._begin[1]._version != self._begin[2]:
+            if loss.numel() != 1 or not loss.is_floating_point():
+                what = f"a tensor of shape {tuple(loss.shape)}, {loss.dtype}"
+                raise OptionError(f"loss_fn must return the sum of its losses, which is one number, not {what}")
+            gradient = torch.ones_like(loss).div_(divisor)
+            self._begin = key, gradient, gradient._version
+        return self._begin[1]
 
     def compute_loss(self, part: Any) -> tuple[Tensor, Any]:
         """Return the sum of the losses of `part`, and its weight."""
         with self._autocast():
             return _check_loss(self._loss_fn(self.model, part))
-
-    def autocast_dtypes(self) -> list[torch.dtype]:
-        """Return the type that losses are computed in under autocast, if there is one."""
-        return self._autocast.dtypes()
 
     def run_without_effect(self, part: Any) -> None:
         """Run `part` with its losses times zero; buffers and random states are as before."""
@@ -107,6 +118,10 @@ class MicroBatchRunner:
         """Compute a loss in the precision of the step, for a plan, which is made on the CPU."""
         with self._autocast.on_cpu():
             return self._loss_fn(model, part)
+
+    def is_batch_dependent(self) -> bool:
+        """Return whether the model has layers whose result depends on the other samples, allowed or not."""
+        return bool(batch_dependent_layers(self.model))
 
     def why_not_cut(self, batch: Any) -> str:
         """Return why a batch must not be cut; empty where it may be."""

@@ -72,13 +72,14 @@ class TrainStep:
         model: on its device. One that is DistributedDataParallel, or sharded (FSDP2), is stepped on all ranks together.
         optimizer: any that needs no closure, of torch's or not; or several of them as a list, which are stepped one
             after the other (with a scaler: all of them, or none). What an optimizer keeps is put back after a failure
-            in its step, wherever it keeps it.
+            in its step, wherever it keeps it. For an optimizer that is not torch's that takes a copy of parameters,
+            gradients and moments: in its first steps, and in all of them if they cannot be proven to be resumable.
         loss_fn: `(model, batch) -> (loss_sum, weight)`: a sum over samples or tokens, and their count. The gradient
             is that of the sum of all sums divided by the sum of all counts, however a batch is cut.
         micro_batch: the most samples that go through the model at once: a number, None for the whole batch, or "auto"
             for as many as `plan` predicts to fit `budget`, planned with the first batch. In any case an out-of-memory
             makes the parts smaller, for batches of that shape. With "auto" the first cut is checked, as by `check`,
-            and refused where it changes gradients.
+            and refused where it changes gradients; the first one that an out-of-memory asks for is warned of.
         budget: for "auto": as in "70GiB", or bytes; by default the accelerator's free memory, and no limit without one.
         accumulate: batches per optimizer step.
         scaler: a `torch.amp.GradScaler`.
@@ -168,8 +169,9 @@ class TrainStep:
             also=modules[1:],
         )
         self._checker = self._make_checker(loss_fn, modules, also)
-        if micro_batch == "auto" and fsdp is None:
-            self._accumulation.check_cut = self._checker.check
+        if fsdp is None:
+            self._accumulation.check_cut = self._checker.check_if_affordable
+            self._accumulation.refuses_cut = micro_batch == "auto"
         hooks = (after_step,) if callable(after_step) else tuple(after_step)
         hooks = hooks if scheduler is None else (scheduler.step, *hooks)
         self._window = self._make_window(scaler, None if fsdp is not None else clip_grad_norm, hooks)

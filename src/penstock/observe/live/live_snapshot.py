@@ -27,6 +27,9 @@ class LiveSnapshot:
     world_size: int = 1
     """How many ranks there are, on all machines."""
 
+    launch: str = ""
+    """What the ranks that were started together on this machine share; empty for a single process."""
+
     now: TimelinePoint
     """Counters since the run's start and current gauges, over all of its loaders."""
 

@@ -38,6 +38,7 @@ class RunPoller:
         command: what is run.
         began: the run's start, by `time.perf_counter`.
         rank: rank and world size.
+        launch: see `LiveSnapshot`.
         devices: reads the accelerators; by default a meter of its own.
     """
 
@@ -49,6 +50,7 @@ class RunPoller:
         command: Sequence[str] = (),
         began: float | None = None,
         rank: tuple[int, int] = (0, 1),
+        launch: str = "",
         devices: DeviceMeter | None = None,
     ) -> None:
         self._registry = registry
@@ -57,6 +59,7 @@ class RunPoller:
         self._command = tuple(command)
         self._began = time.perf_counter() if began is None else began
         self._rank, self._world_size = rank
+        self._launch = launch
         self._open: list[RegisteredLoader] = []
         self._taken = 0
         self._finished: list[LoaderStatistics] = []
@@ -133,6 +136,9 @@ class RunPoller:
             device_peak_nbytes=device.peak_nbytes,
             device_reserved_nbytes=device.reserved_nbytes,
             device_utilization=device.utilization,
+            device_power_w=device.power_w,
+            device_used_nbytes=device.used_nbytes,
+            device_pcie_nbytes_per_s=device.pcie_nbytes_per_s,
         )
 
     def _snapshot(
@@ -152,6 +158,7 @@ class RunPoller:
             command=self._command,
             rank=self._rank,
             world_size=self._world_size,
+            launch=self._launch,
             now=now,
             window_s=window_s,
             samples_per_s=(now.samples - earlier.samples) / window_s if window_s > 0 else 0.0,

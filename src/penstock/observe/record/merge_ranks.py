@@ -16,7 +16,15 @@ from penstock.observe.record.run_record import RunRecord
 from penstock.observe.record.timeline import TimelinePoint
 
 _COUNTS = ("batches", "samples", "nbytes", "loading_s", "ready", "held", "workers", "working", "slots_nbytes")
-_SIZES = ("host_nbytes", "device_nbytes", "device_peak_nbytes", "device_reserved_nbytes")
+_SIZES = (
+    "host_nbytes",
+    "device_nbytes",
+    "device_peak_nbytes",
+    "device_reserved_nbytes",
+    "device_used_nbytes",
+    "device_power_w",
+    "device_pcie_nbytes_per_s",
+)
 
 
 def merge_ranks(records: Mapping[int, RunRecord], missing: Mapping[int, str]) -> RunRecord:

@@ -18,6 +18,9 @@ from penstock.observe.record.time_parts import Part, loop_parts, worker_parts
 _FINDINGS = 3
 """As many are listed; report.html has all."""
 
+_MOST_RANKS = 16
+"""More are not all shown; run.json has them."""
+
 
 def render(record: RunRecord) -> str:
     """Return the report of `record` as lines of plain text."""
@@ -56,8 +59,21 @@ def _rank_lines(ranks: Sequence[RankRecord], totals: Totals) -> list[str]:
         return []
     return [
         f"  all ranks: {totals.samples} samples, {rate_text(totals.samples_per_s)}",
-        *map(_rank_line, ranks),
+        *map(_rank_line, shown := _shown_ranks(ranks)),
+        *([f"  {len(ranks) - len(shown)} other ranks: see run.json"] if len(shown) < len(ranks) else []),
     ]
+
+
+def _shown_ranks(ranks: Sequence[RankRecord]) -> list[RankRecord]:
+    """Return all, where they are few; else those that did not end well, and those that have waited most."""
+    if len(ranks) <= _MOST_RANKS:
+        return [*ranks]
+    unusual = sorted(ranks, key=lambda rank: (not _is_unusual(rank), -rank.stall_fraction))
+    return sorted(unusual[:_MOST_RANKS], key=lambda rank: rank.rank)
+
+
+def _is_unusual(rank: RankRecord) -> bool:
+    return bool(rank.exit_code or rank.missing_reason or not rank.batches)
 
 
 def _rank_line(rank: RankRecord) -> str:

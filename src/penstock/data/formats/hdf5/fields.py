@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import RecordError, SourceError
-from penstock.data.chunk_cache import ChunkCache
+from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.formats.hdf5.file import HDF5File
 from penstock.data.formats.hdf5.heap import Heap
 from penstock.data.formats.hdf5.layout import HEAP_REFERENCE, UNWRITTEN, DatasetLayout, ProbedFile, read_layout

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import RecordError
-from penstock.data.chunk_cache import ChunkCache
+from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.formats.hdf5.file import HDF5File
 
 _COLLECTION = struct.Struct("<4sB3xQ")

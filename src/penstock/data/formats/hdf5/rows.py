@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.core.errors import RecordError
-from penstock.data.chunk_cache import ChunkCache
+from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.formats.hdf5.file import HDF5File
 from penstock.data.formats.hdf5.layout import DatasetLayout
 

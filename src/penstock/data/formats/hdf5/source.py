@@ -22,7 +22,7 @@ import numpy as np
 
 from penstock.core.errors import SourceError
 from penstock.core.per_process import PerProcess
-from penstock.data.chunk_cache import ChunkCache
+from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.hdf5.fields import Column, read_columns
 from penstock.data.formats.hdf5.file import LIBRARY_ERRORS, HDF5File

@@ -25,7 +25,7 @@ import numpy as np
 
 from penstock.core.errors import RecordError, SourceError
 from penstock.core.per_process import PerProcess
-from penstock.data.chunk_cache import ChunkCache
+from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.zarr.writer import ERRORS, RAGGED
 from penstock.data.optional import need

@@ -7,8 +7,8 @@ loops waited.
 from __future__ import annotations
 
 from penstock.core.units import size_text
-from penstock.observe.doctor.causes.straggler import find_straggler
 from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.live.straggler import find_straggler
 from penstock.observe.record import rates
 from penstock.observe.record.finding import Finding
 from penstock.observe.record.formatting import percent_text, time_text

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from penstock.data import chunk_cache
-from penstock.data.chunk_cache import ChunkCache
-from penstock.data.chunk_shuffle import SHUFFLE_BLOCK
+from penstock.data.chunks import chunk_cache
+from penstock.data.chunks.chunk_cache import ChunkCache
+from penstock.data.chunks.chunk_shuffle import SHUFFLE_BLOCK
 
 
 def test_as_many_are_held_as_a_reader_shuffles_together_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ A window of 1 keeps samples of a chunk together; a larger one mixes more, and a 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,9 +18,13 @@ import torch
 from torch.utils.data import Sampler
 
 from penstock.core.errors import OptionError, SourceError
+from penstock.data.chunks.chunk_order import ChunkOrder
 
 SHUFFLE_BLOCK = 4
 """Chunks whose samples are shuffled together, by default."""
+
+_FIRST, _MOST = 1 << 10, 1 << 15
+"""Indices that are computed at once: few for the first batch, and many for NumPy."""
 
 _STATE = 1
 
@@ -104,7 +107,7 @@ class ChunkShuffle(Sampler[int]):
         epoch = self._epoch
         self._epoch += 1
         self._position = start
-        for index in itertools.islice(self.drawn(self._drawn, epoch), start, None):
+        for index in self.drawn(self._drawn, epoch, start):
             self._position += 1
             yield index
 
@@ -132,25 +135,13 @@ class ChunkShuffle(Sampler[int]):
         """Return an order of the same chunks for other batches and lanes."""
         return ChunkShuffle(self._starts, generator=self._generator, **purpose)
 
-    def drawn(self, seed: int, epoch: int) -> Iterator[int]:
-        """Yield all indices in the order of a seed and an epoch."""
-        rng = np.random.default_rng([seed & (2**64 - 1), epoch])
-        chunks = rng.permutation(len(self._starts) - 1)
-        lanes = [self._lane(chunks[lane :: self._lanes], rng.spawn(1)[0]) for lane in range(self._lanes)]
-        turn = 0
-        while lanes:
-            lane = lanes[turn % len(lanes)]
-            batch = list(itertools.islice(lane, self._batch_size))
-            while len(batch) < self._batch_size and lanes:  # this lane has ended; the others fill up its last batch
-                lanes.remove(lane)
-                lane = lanes[turn % len(lanes)] if lanes else lane
-                batch += itertools.islice(lane, self._batch_size - len(batch))
-            yield from batch
-            turn += 1
+    def order(self, seed: int, epoch: int) -> ChunkOrder:
+        """Return the order of a seed and an epoch, whose index at any place can be asked for."""
+        return ChunkOrder(self._starts, **self.purpose, seed=seed, epoch=epoch)
 
-    def _lane(self, chunks: np.ndarray, rng: np.random.Generator) -> Iterator[int]:
-        for at in range(0, len(chunks), self._window):
-            block = [np.arange(self._starts[one], self._starts[one + 1]) for one in chunks[at : at + self._window]]
-            indices = np.concatenate(block)
-            rng.shuffle(indices)
-            yield from indices.tolist()
+    def drawn(self, seed: int, epoch: int, start: int = 0) -> Iterator[int]:
+        """Yield the indices in the order of a seed and an epoch, from a position on."""
+        order, at_once = self.order(seed, epoch), _FIRST
+        while start < len(self):
+            yield from order.at(np.arange(start, min(len(self), start + at_once))).tolist()
+            start, at_once = start + at_once, min(_MOST, 2 * at_once)

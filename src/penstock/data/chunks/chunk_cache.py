@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, Protocol, TypeVar
 
-from penstock.data.chunk_shuffle import SHUFFLE_BLOCK
+from penstock.data.chunks.chunk_shuffle import SHUFFLE_BLOCK
 
 _SMALL = 16 << 20
 

@@ -1,0 +1,310 @@
+"""The programs of examples/ in a grid of settings: `python -m benchmarks.gpu_cases [--quick] [--tiny] [--json FILE]`.
+
+Three cases, each with real decoding: **images** (JPEG files, the CNN of examples/images.py, with AMP and channels_last
+on a GPU), **text** (windows of a token file, the GPT of examples/small_gpt.py) and **video** (clips that the decoder of
+examples/live_video.py reads from a film, a 3-D CNN). Each is fed by torch's DataLoader and by penstock's, with and
+without workers, pin_memory and non_blocking, and by penstock with device=. Of each setting: the time of a batch's
+transfer (with device= it is copied ahead, and the share of copies that were over when asked for is given instead), the
+time of a step, the share of time in which the device waits (1 minus the step's time on a batch that lies there
+already), and the host memory of all processes. A case whose packages are missing says so. Without a GPU it runs on the
+CPU (for tests, with --tiny): then nothing is transferred.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset
+
+import penstock
+from benchmarks.machine_facts import facts
+from benchmarks.process_tree_memory import process_tree_memory
+from penstock.core.tree import map_leaves
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A dataset, and a step that trains on one of its batches."""
+
+    dataset: Dataset[Any]
+    batch_size: int
+    step: Callable[[Any], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One point of the grid."""
+
+    loader: str
+    num_workers: int
+    pin_memory: bool = False
+    non_blocking: bool = False
+    ahead: bool = False
+
+
+# ── the cases ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def images_case(folder: Path, *, tiny: bool) -> Case:
+    """JPEG files in folders, one for each class."""
+    import images
+    from PIL import Image
+
+    side, files, size = (32, 16, 4) if tiny else (224, 1024, 64)
+    draw = np.random.default_rng(0)
+    for number in range(files):
+        path = folder / "images" / str(number % 4) / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        coarse = Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8))
+        coarse.resize((2 * side, 2 * side), Image.Resampling.BICUBIC).save(path, quality=90)
+    model = images.make_model(4, 8 if tiny else 512).to(DEVICE, memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(batch: dict[str, Tensor]) -> None:
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
+            pixels = images.as_floats(batch["image"]).contiguous(memory_format=torch.channels_last)
+            loss = nn.functional.cross_entropy(model(pixels), batch["label"])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return Case(
+        dataset=penstock.open(folder / "images", size=side),
+        batch_size=size,
+        step=step,
+    )
+
+
+def text_case(folder: Path, *, tiny: bool) -> Case:
+    """Windows of a token file."""
+    import small_gpt
+    import text_gpt
+
+    length, size, depth = (16, 4, 1) if tiny else (256, 64, 8)
+    text = folder / "text.txt"
+    text.write_bytes(bytes(np.random.default_rng(0).integers(32, 127, (length // 2) * size * (5 if tiny else 60))))
+    model = small_gpt.Gpt(depth).to(DEVICE)
+    step = penstock.TrainStep(
+        model, torch.optim.AdamW(model.parameters()), lambda model, batch: small_gpt.loss_fn(model, batch["tokens"])
+    )
+    source = penstock.open(text_gpt.write_tokens(text), length=length, step=length // 2, as_dtype="int64")
+    return Case(dataset=source, batch_size=size, step=step)
+
+
+class Clips(Dataset[Tensor]):
+    """Sample i is the i-th clip of a film, decoded anew: (3, frames, side, side) uint8."""
+
+    def __init__(self, film: Path, clips: int, frames: int, side: int) -> None:
+        self.film, self.clips, self.frames, self.side = film, clips, frames, side
+
+    def __len__(self) -> int:
+        return self.clips
+
+    def __getitem__(self, index: int) -> Tensor:
+        import live_video
+
+        first = index % 8
+        found = itertools.islice(live_video.frames(str(self.film), self.side), first, first + self.frames)
+        return torch.stack(list(found), 1)
+
+
+def video_case(folder: Path, *, tiny: bool) -> Case:
+    """Clips of a film."""
+    import av
+
+    side, frames, clips, size = (32, 2, 8, 2) if tiny else (112, 16, 256, 16)
+    film, draw = folder / "film.mp4", np.random.default_rng(0)
+    with av.open(str(film), "w") as out:
+        stream = out.add_stream("mpeg4", rate=25)
+        stream.width = stream.height = 2 * side
+        for number in range(frames + 8):
+            pixels = draw.integers(0, 256, (8, 8, 3), dtype=np.uint8).repeat(side // 4, 0).repeat(side // 4, 1)
+            frame = av.VideoFrame.from_ndarray(pixels, "rgb24")
+            frame.pts = number
+            out.mux(stream.encode(frame))
+        out.mux(stream.encode())
+    width = 4 if tiny else 64
+    model = nn.Sequential(
+        nn.Conv3d(3, width, 3, 2, 1), nn.ReLU(), nn.Conv3d(width, 2 * width, 3, 2, 1), nn.ReLU(),
+        nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(2 * width, 10),
+    ).to(DEVICE)  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step(batch: Tensor) -> None:
+        optimizer.zero_grad()
+        model(batch.float() / 127.5 - 1).square().mean().backward()
+        optimizer.step()
+
+    return Case(dataset=Clips(film, clips, frames, side), batch_size=size, step=step)
+
+
+CASES: dict[str, tuple[Callable[..., Case], str]] = {
+    "images": (images_case, "PIL"),
+    "text": (text_case, "numpy"),
+    "video": (video_case, "av"),
+}
+"""Each with the module that it cannot do without."""
+
+
+# ── the grid ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def ways(workers: Iterable[int]) -> list[Way]:
+    """Return the points of the grid."""
+    found = []
+    for count in workers:
+        for loader, pinned, non_blocking in itertools.product(("torch", "penstock"), (False, True), (False, True)):
+            found.append(Way(loader=loader, num_workers=count, pin_memory=pinned, non_blocking=non_blocking))
+        found.append(Way(loader="penstock", num_workers=count, ahead=True))
+    return found
+
+
+def _epoch(case: Case, way: Way, loader: Any) -> dict[str, float]:
+    """Return the milliseconds of a step and of a transfer, and the most host memory that was seen."""
+    marks: list[tuple[Any, Any]] = []
+    settle()
+    began, batches, most, aside_s = time.perf_counter(), 0, 0, 0.0
+    for batch in loader:
+        if not way.ahead:
+            begin = _mark()
+            batch = map_leaves(lambda leaf: moved(leaf, non_blocking=way.non_blocking), batch)
+            marks.append((begin, _mark()))
+        case.step(batch)
+        batches += 1
+        if batches == 2:  # what this takes is not the loop's
+            looked = time.perf_counter()
+            memory = process_tree_memory()
+            most, aside_s = memory.pss_nbytes + memory.in_flight_nbytes, time.perf_counter() - looked
+    settle()
+    ms = (time.perf_counter() - began - aside_s) / batches * 1e3
+    found = {"step_ms": ms, "host_nbytes": most}
+    if marks:
+        found["transfer_ms"] = statistics.median(_between_ms(*pair) for pair in marks)
+    return found
+
+
+def moved(leaf: Any, *, non_blocking: bool) -> Any:
+    """Return a leaf of a batch on the device."""
+    return leaf.to(DEVICE, non_blocking=non_blocking) if isinstance(leaf, Tensor) else leaf
+
+
+def settle() -> None:
+    """Wait for the device."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def _mark() -> Any:
+    if DEVICE != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _between_ms(begin: Any, end: Any) -> float:
+    return (end - begin) * 1e3 if isinstance(begin, float) else float(begin.elapsed_time(end))
+
+
+def _resident_ms(case: Case) -> float:
+    """Return the milliseconds of a step on a batch that lies on the device already."""
+    batch = next(iter(TorchDataLoader(case.dataset, case.batch_size)))
+    batch = map_leaves(lambda leaf: moved(leaf, non_blocking=False), batch)
+    laps = []
+    for _ in range(12):
+        settle()
+        began = time.perf_counter()
+        case.step(batch)
+        settle()
+        laps.append((time.perf_counter() - began) * 1e3)
+    return statistics.median(laps[2:])
+
+
+def measure(case: Case, way: Way, rounds: int, bound_ms: float) -> dict[str, Any]:
+    """Return a row: the setting, and the median of rounds after one that warms up."""
+    options: dict[str, Any] = {
+        "batch_size": case.batch_size, "num_workers": way.num_workers, "persistent_workers": way.num_workers > 0,
+        "drop_last": True,
+    }  # fmt: skip
+    if way.ahead:
+        options["device"] = DEVICE
+    elif DEVICE == "cuda":  # elsewhere it does nothing but warn
+        options["pin_memory"] = way.pin_memory
+    loader: Any = (TorchDataLoader if way.loader == "torch" else penstock.DataLoader)(case.dataset, **options)
+    found = [_epoch(case, way, loader) for _ in range(rounds + 1)][-max(1, rounds) :]
+    row: dict[str, Any] = {name: statistics.median(one[name] for one in found) for name in found[0]}
+    if way.ahead and (counted := loader.statistics()).uploads:
+        row["copies_hidden"] = counted.uploads_hidden / counted.uploads
+    setting = {name: getattr(way, name) for name in Way.__dataclass_fields__}
+    return {**setting, **row, "idle": max(0.0, 1 - bound_ms / row["step_ms"])}
+
+
+def run(
+    found: dict[str, Any],
+    write: Callable[[], None],
+    *,
+    tiny: bool,
+    rounds: int,
+    workers: int,
+    names: Iterable[str] = tuple(CASES),
+) -> None:
+    """Measure every case that can be measured here; `found` is written after each row."""
+    for name in names:
+        make, module = CASES[name]
+        if find_spec(module) is None:
+            found["cases"].append({"case": name, "lacks": module})
+            write()
+            continue
+        with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+            case = make(Path(folder), tiny=tiny)
+            bound_ms = _resident_ms(case)
+            for way in ways(sorted({0, workers})):
+                found["cases"].append({"case": name, "resident_ms": bound_ms, **measure(case, way, rounds, bound_ms)})
+                write()
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_cases", description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="one round instead of three")
+    parser.add_argument("--tiny", action="store_true", help="sizes for a test")
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    asked = parser.parse_args()
+    found: dict[str, Any] = {"benchmark": "gpu_cases", "machine": facts(), "device": DEVICE, "cases": []}
+
+    def write() -> None:
+        if asked.json:
+            asked.json.write_text(json.dumps(found, indent=1) + "\n")
+
+    run(found, write, tiny=asked.tiny, rounds=1 if asked.quick or asked.tiny else 3, workers=asked.workers)
+    for row in found["cases"]:
+        print(
+            ", ".join(
+                f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in row.items()
+            )
+        )
+    lacking = [f"{row['case']} (no {row['lacks']})" for row in found["cases"] if "lacks" in row]
+    print(f"gpu_cases: {len(found['cases']) - len(lacking)} rows; left out: {', '.join(lacking) or 'none'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""What plans are worth: `python -m benchmarks.plans [--tiny] [--json FILE]`.
+
+For ten models, up to 7 billion parameters on a GPU, the plan's predicted peak is compared with the allocator's
+`max_memory_allocated` of a real step (target: within 5 %). Then the process may use no more than the plan's budget
+(`set_per_process_memory_fraction`): the recommended micro-batch has to run in it, twice of it has to end with an
+out-of-memory. Without a GPU only the predictions are made (for tests, with --tiny).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.machine_facts import facts
+from penstock import OutOfMemoryError, TrainStep, plan
+from penstock.core.units import size_text
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+Batch = tuple[Tensor, Tensor]
+VOCABULARY = 32_000
+
+
+class Gpt(nn.Module):
+    """A decoder of this width, depth and number of heads."""
+
+    def __init__(self, width: int, depth: int, heads: int, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, width, dtype=dtype)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True, dtype=dtype
+            )
+            for _ in range(depth)
+        )
+        self.head = nn.Linear(width, VOCABULARY, bias=False, dtype=dtype)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1], device=tokens.device, dtype=x.dtype)
+        for block in self.blocks:
+            x = block(x, src_mask=mask, is_causal=True)
+        found: Tensor = self.head(x[:, -1])
+        return found
+
+
+class Recurrent(nn.Module):
+    """An LSTM over sequences of tokens."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.layers = nn.LSTM(width, width, 2, batch_first=True)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.head(self.layers(self.embedding(tokens))[0][:, -1])
+        return found
+
+
+def _convolutions(widths: tuple[int, ...]) -> nn.Module:
+    layers: list[nn.Module] = []
+    for inside, outside in zip((3, *widths), widths, strict=False):
+        layers += [nn.Conv2d(inside, outside, 3, 2, 1), nn.GroupNorm(4, outside), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 10))
+
+
+def _volumes(width: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv3d(3, width, 3, 2, 1), nn.ReLU(), nn.Conv3d(width, 2 * width, 3, 2, 1), nn.ReLU(),
+        nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(2 * width, 10),
+    )  # fmt: skip
+
+
+def _perceptron(width: int, depth: int) -> nn.Module:
+    layers = [module for _ in range(depth) for module in (nn.Linear(width, width), nn.GELU())]
+    return nn.Sequential(*layers, nn.Linear(width, 10))
+
+
+def _floats(size: int, *shape: int) -> Batch:
+    return torch.randn(size, *shape), torch.randint(0, 10, (size,))
+
+
+def _tokens(size: int, length: int) -> Batch:
+    return torch.randint(0, VOCABULARY, (size, length)), torch.randint(0, 10, (size,))
+
+
+BF16 = torch.bfloat16
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch]]] = {
+    "MLP": (lambda: _perceptron(4096, 4), lambda: _floats(64, 256, 4096)),
+    "deep MLP": (lambda: _perceptron(1024, 48), lambda: _floats(64, 256, 1024)),
+    "CNN": (lambda: _convolutions((64, 128, 256, 512)), lambda: _floats(64, 3, 224, 224)),
+    "3-D CNN": (lambda: _volumes(32), lambda: _floats(16, 3, 16, 112, 112)),
+    "LSTM": (lambda: Recurrent(1024), lambda: _tokens(64, 256)),
+    "GPT 120M": (lambda: Gpt(768, 12, 12), lambda: _tokens(64, 512)),
+    "GPT 350M": (lambda: Gpt(1024, 24, 16), lambda: _tokens(32, 512)),
+    "GPT 1.3B": (lambda: Gpt(2048, 24, 16), lambda: _tokens(16, 512)),
+    "GPT 2.7B bf16": (lambda: Gpt(2560, 32, 32, BF16), lambda: _tokens(16, 512)),
+    "GPT 7B bf16": (lambda: Gpt(4096, 34, 32, BF16), lambda: _tokens(8, 512)),
+}
+TINY: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch]]] = {
+    "MLP": (lambda: _perceptron(64, 2), lambda: _floats(64, 64)),
+    "CNN": (lambda: _convolutions((8, 8)), lambda: _floats(8, 3, 16, 16)),
+}
+
+
+def _loss(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+    found = model(batch[0]).float()
+    found = found.mean(1) if found.dim() == 3 else found
+    return nn.functional.cross_entropy(found, batch[1], reduction="sum"), len(batch[0])
+
+
+def row(name: str, make: Callable[[], nn.Module], batch_of: Callable[[], Batch]) -> dict[str, Any]:
+    """Return what is predicted for a batch in four parts; on a GPU, what a step took, and what runs in that budget."""
+    with DEVICE:
+        model, batch = make(), batch_of()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    found = plan(model, _loss, batch, optimizer, budget="1000TiB", modes=("plain",))
+    quarter = next(one for one in found.variants if one.parts == 4)
+    said: dict[str, Any] = {
+        "name": name,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "micro_batch": quarter.micro_batch,
+        "predicted": quarter.peak_nbytes,
+    }
+    if DEVICE.type != "cuda":
+        return said
+    step = _steps(model, optimizer, batch, quarter.micro_batch)
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    said["measured"] = torch.cuda.max_memory_allocated()
+    said["error"] = quarter.peak_nbytes / said["measured"] - 1
+    del step
+    budget = int(found.needed_nbytes(quarter) * 1.01)
+    said["budget"] = budget
+    for word, micro_batch in (("recommended_runs", quarter.micro_batch), ("twice_runs", 2 * quarter.micro_batch)):
+        said[word] = _runs(model, optimizer, batch, micro_batch, budget)
+    return said
+
+
+def _steps(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, micro_batch: int) -> Callable[[], object]:
+    """Return a step that has been taken once, so that the optimizer has its state."""
+    step = TrainStep(model, optimizer, _loss, micro_batch=micro_batch)
+
+    def taken() -> None:
+        step(batch)
+        torch.cuda.synchronize()
+
+    taken()
+    return taken
+
+
+def _runs(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, micro_batch: int, budget: int) -> bool:
+    """Return whether a step as large as this runs in a budget that the allocator enforces."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(min(1.0, budget / total))
+    try:
+        for first in range(0, len(batch[0]), micro_batch):  # by hand: a TrainStep would survive it
+            part = (batch[0][first : first + micro_batch], batch[1][first : first + micro_batch])
+            _loss(model, part)[0].backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        torch.cuda.synchronize()
+    except (torch.OutOfMemoryError, OutOfMemoryError):
+        return False
+    finally:
+        optimizer.zero_grad(set_to_none=True)
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    return True
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.plans", description=__doc__.partition("\n")[0])
+    parser.add_argument("--tiny", action="store_true", help="two small models, for a test")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    asked = parser.parse_args()
+    began = time.perf_counter()
+    found: dict[str, Any] = {"benchmark": "plans", "machine": facts(), "device": str(DEVICE), "models": []}
+    for name, (make, batch_of) in (TINY if asked.tiny else MODELS).items():
+        found["models"].append(row(name, make, batch_of))
+        if asked.json:
+            asked.json.write_text(json.dumps(found, indent=1) + "\n")
+        _print(found["models"][-1])
+    errors = [abs(one["error"]) for one in found["models"] if "error" in one]
+    worst = f"off by {max(errors):.1%} at most (target 5 %)" if errors else "not compared: there is no GPU"
+    print(f"plans: {len(found['models'])} models; {worst}; {time.perf_counter() - began:.0f} s")
+
+
+def _print(one: dict[str, Any]) -> None:
+    words = f"{one['name']}: {size_text(one['predicted'])} predicted in parts of {one['micro_batch']}"
+    if "measured" in one:
+        words += f", {size_text(one['measured'])} measured; in a budget of {size_text(one['budget'])} it "
+        words += f"{'runs' if one['recommended_runs'] else 'DOES NOT RUN'}, twice of it "
+        words += "RUNS" if one["twice_runs"] else "does not"
+    print(words, flush=True)
+
+
+if __name__ == "__main__":
+    main()

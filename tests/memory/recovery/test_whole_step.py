@@ -1,0 +1,224 @@
+"""A step of an optimizer that is not torch's needs no copies once it is proven to be resumable, and only then."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from nested_equal import assert_same
+from torch import Tensor, nn
+
+from penstock.memory.model_tensors import storage_key
+from penstock.memory.recovery.failure import FailureLog
+from penstock.memory.recovery.known_optimizer import Stage
+from penstock.memory.recovery.resume_optimizer import PartialStepError
+from penstock.memory.recovery.step_proof import StepProof
+from penstock.memory.recovery.whole_step import WholeStep
+
+calls_left = 0
+error: type[BaseException] = torch.OutOfMemoryError
+
+
+def may_fail() -> None:
+    """Fail between two operations, where no dispatch mode sees it."""
+    global calls_left
+    calls_left -= 1
+    if calls_left == 0:
+        raise error("tried to allocate 1.00 GiB")
+
+
+class Own(torch.optim.Optimizer):
+    """Steps parameter by parameter; subclasses say how."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1, "k": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["k"] += 1
+            for p in group["params"]:
+                if p.grad is not None:
+                    state = self.state[p]
+                    if not state:
+                        state["step"], state["m"] = 0, torch.zeros_like(p)
+                    state["step"] += 1
+                    self.change(p, state["m"], group["lr"] / state["step"] / group["k"])
+
+    def change(self, p: Any, m: Tensor, lr: float) -> None:
+        raise NotImplementedError
+
+
+class Signs(Own):
+    def change(self, p: Any, m: Tensor, lr: float) -> None:
+        update = m.clone().mul_(0.9).add(p.grad).sign_()
+        may_fail()
+        p.add_(update, alpha=-lr)
+        may_fail()
+        m.lerp_(p.grad, 0.1)
+        may_fail()
+
+
+class Noisy(Own):
+    def change(self, p: Any, m: Tensor, lr: float) -> None:
+        m.add_(p.grad + torch.randn(p.shape))
+        may_fail()
+        p.grad.mul_(0.5)
+        may_fail()
+        p.sub_(m * lr + p.grad)
+        may_fail()
+
+
+class ThroughData(Signs):
+    def change(self, p: Any, m: Tensor, lr: float) -> None:
+        p.data.mul_(0.9)
+        super().change(p, m, lr)
+
+
+class ByNumber(Signs):
+    def change(self, p: Any, m: Tensor, lr: float) -> None:
+        super().change(p, m, lr / (1 + float(p.norm())))
+
+
+class Late(Signs):
+    """Uses what it has computed from the parameter after that has changed."""
+
+    def change(self, p: Any, m: Tensor, lr: float) -> None:
+        before = p.clone()
+        super().change(p, m, lr)
+        m.add_(before)
+
+
+class Random(Signs):
+    def change(self, p: Any, m: Tensor, lr: float) -> None:
+        m.normal_()
+        super().change(p, m, lr)
+
+
+class EverySixth(Signs):
+    """Does more in each sixth step, as one with slow weights."""
+
+    def change(self, p: Any, m: Tensor, lr: float) -> None:
+        super().change(p, m, lr)
+        if self.param_groups[0]["k"] % 6 == 0:
+            m.mul_(0.5)
+
+
+def prepared(kind: Callable[[Any], Own], steps: int) -> tuple[WholeStep, Own, list[nn.Parameter]]:
+    global calls_left, error
+    calls_left, error = 0, torch.OutOfMemoryError
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.randn(shape)) for shape in ((3, 2), (2,), (4,))]
+    optimizer = kind(params)
+    whole = WholeStep(optimizer, FailureLog())
+    for _ in range(steps):
+        step(whole, params)
+    return whole, optimizer, params
+
+
+def step(whole: WholeStep, params: list[nn.Parameter]) -> None:
+    for number, p in enumerate(params[:2]):
+        p.grad = torch.full_like(p, 0.5 + number)
+    whole.run()
+
+
+def state(optimizer: Own) -> Any:
+    return copy.deepcopy((optimizer.param_groups, list(optimizer.state.values()), torch.get_rng_state()))
+
+
+def stages(whole: WholeStep) -> list[Stage]:
+    assert whole._known is not None
+    return [kind.stage for kind in whole._known._kinds.values()]
+
+
+@pytest.mark.parametrize("kind", [Signs, Noisy])
+def test_a_failure_anywhere_in_a_step_without_copies_changes_nothing(kind: Callable[[Any], Own]) -> None:
+    global calls_left
+    clean, optimizer, params = prepared(kind, 4)
+    assert stages(clean) == [Stage.RESUMABLE]
+    assert clean._copies == []
+    before = calls_left
+    step(clean, params)
+    count = before - calls_left
+    step(clean, params)
+    expected = state(optimizer)
+    assert count == 6
+    for number in range(1, count + 1):
+        whole, optimizer, params = prepared(kind, 4)
+        calls_left = number
+        step(whole, params)
+        assert whole._log.count == 1
+        step(whole, params)
+        assert_same(state(optimizer), expected, f"{number}")
+        assert whole._copies  # careful from now on
+
+
+@pytest.mark.parametrize("kind", [ThroughData, ByNumber, Late, Random])
+def test_a_step_that_could_not_be_resumed_everywhere_keeps_its_copies(kind: Callable[[Any], Own]) -> None:
+    global calls_left
+    clean, optimizer, params = prepared(kind, 5)
+    assert stages(clean) == [Stage.UNPROVEN]
+    step(clean, params)
+    expected = state(optimizer)
+    for number in range(1, 7):
+        whole, optimizer, params = prepared(kind, 5)
+        calls_left = number
+        with pytest.raises(torch.OutOfMemoryError):
+            step(whole, params)
+        whole.run()
+        assert_same(state(optimizer), expected, f"{number}")
+
+
+def test_a_step_that_does_more_than_those_before_makes_all_later_ones_careful() -> None:
+    whole, _, params = prepared(EverySixth, 5)
+    assert whole._copies == []
+    step(whole, params)
+    assert whole._copies == []
+    step(whole, params)
+    assert whole._copies
+
+
+def test_an_interrupted_step_is_done_to_its_end_by_the_next_call_and_only_on_the_same_weights() -> None:
+    global calls_left, error
+    _, optimizer, _ = prepared(Signs, 5)
+    expected = state(optimizer)
+    for is_changed in (False, True):
+        whole, optimizer, params = prepared(Signs, 4)
+        calls_left, error = 4, KeyboardInterrupt
+        with pytest.raises(KeyboardInterrupt):
+            step(whole, params)
+        if not is_changed:
+            whole.run()
+            assert_same(state(optimizer), expected)
+            continue
+        with torch.no_grad():
+            params[0].zero_()
+        for _ in range(2):
+            with pytest.raises(PartialStepError, match="interrupted before"):
+                whole.run()
+
+
+def test_state_that_was_replaced_or_added_is_copied_again() -> None:
+    whole, optimizer, params = prepared(Signs, 4)
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    step(whole, params)
+    assert whole._copies
+    params[2].grad = torch.ones(4)
+    step(whole, params)
+    assert len(optimizer.state) == 3
+    assert whole._copies
+
+
+def test_what_is_changed_after_it_was_read_and_used_can_be_resumed_and_else_not() -> None:
+    for is_late in (False, True):
+        weight, moment = torch.ones(2), torch.ones(2)
+        with StepProof({storage_key(weight), storage_key(moment)}) as proof:
+            double = weight * 2
+            if is_late:
+                weight.add_(1)
+            moment.add_(double)
+            weight.add_(1)
+        assert proof.is_resumable is not is_late
