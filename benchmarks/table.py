@@ -89,6 +89,7 @@ def markdown_table(report: dict[str, Any], name: str = "check") -> str:
         "device": _device_table,
         "everyday": _everyday_table,
         "fit": _fit_table,
+        "readers": _readers_table,
         "sources": _sources_table,
         "tune": _tune_table,
     }
@@ -194,6 +195,23 @@ def _sources_table(report: dict[str, Any]) -> str:
         for other, ratios in result.ratios.items():
             usual = re.sub(r",? in torch's DataLoader$", "", other)
             lines.append(f"| {result.name} | {usual} | {_range(ratios, 1)} | {mine} |")
+    return "\n".join(lines)
+
+
+def _readers_table(report: dict[str, Any]) -> str:
+    machine = report["machine"]
+    lines = [
+        f"`{report['command']}` on {machine['cores']} cores of {machine['cpu']}, Python {machine['python']}, "
+        f"{machine['date']}, beside other programs (load average {report['load']:.1f}). Median of interleaved rounds "
+        "(least … most): above 1, penstock is faster.",
+        "",
+        "| reader | beside | of its speed (least … most) | penstock | unit |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for result in map(Result.from_json, report["results"]):
+        mine = number_text(Spread.of(result.figures[OURS]).median)
+        for other, ratios in result.ratios.items():
+            lines.append(f"| {result.name} | {other} | {_range(ratios, 2)} | {mine} | {result.unit} |")
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -350,3 +351,86 @@ def test_a_sampler_that_is_set_past_torchs_refusal_counts_as_it_does_with_torchs
         return [batch.tolist() for (batch,) in itertools.islice(loader, 9)]
 
     assert three_epochs(DataLoader) == three_epochs(TorchDataLoader)
+
+
+def inputs_and_targets(samples: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.stack([image for image, _ in samples]).flatten(1)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_of_views_is_written_to_as_with_torch(workers: int) -> None:
+    seen = []
+    for kind in (TorchDataLoader, DataLoader):
+        for inputs, targets in kind(Numbered(8), batch_size=4, num_workers=workers, collate_fn=inputs_and_targets):
+            before = inputs.clone()
+            targets.fill_(-1)
+            seen.append((before, inputs, inputs.stride(), targets.storage_offset()))
+    assert same(seen[:2], seen[2:])
+
+
+class Raised(Numbered):
+    """Sample i is an image filled with i and what the dataset is raised by, which a program may set."""
+
+    by = 0
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full(self.shape, float(index + self.by))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_that_a_forked_process_holds_stays_as_it_is(workers: int) -> None:
+    context = multiprocessing.get_context("fork")
+    go, results = context.Event(), context.SimpleQueue()
+
+    def read(batch: torch.Tensor) -> None:
+        go.wait()
+        results.put(batch[:, 0, 0, 0].tolist())
+
+    batches = iter(DataLoader(Raised(96), batch_size=4, num_workers=workers))
+    held = [next(batches) for _ in range(2)]
+    child = context.Process(target=read, args=(held[1],))
+    child.start()
+    held.clear()
+    for _ in batches:
+        pass
+    go.set()
+    assert results.get() == [4.0, 5.0, 6.0, 7.0]
+    child.join()
+
+
+def test_a_loop_in_a_forked_process_leaves_the_programs_batches_as_they_are() -> None:
+    context = multiprocessing.get_context("fork")
+    dataset = Raised(64)
+    expected = [float(index) for index in range(0, 64, 4)]
+    loader = DataLoader(dataset, batch_size=4, num_workers=1)
+    assert [batch[0, 0, 0, 0].item() for batch in loader] == expected  # its slots are kept for its next loop
+    mine, theirs = context.Pipe()
+
+    def loop() -> None:
+        dataset.by = 1_000
+        for batch in loader:
+            theirs.send(batch[0, 0, 0, 0].item())
+            theirs.recv()
+
+    child = context.Process(target=loop)
+    child.start()
+    for number, batch in zip(expected, loader, strict=True):  # both at once, batch by batch
+        assert mine.recv() == number + 1_000
+        assert bool((batch[:, 0, 0, 0] == number + torch.arange(4)).all())
+        mine.send(None)
+    child.join()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("make", [torch.tensor, np.array])
+def test_a_sampler_may_yield_tensors_and_arrays_of_one_index(make: Any, workers: int) -> None:
+    loader = DataLoader(range(3, 9), sampler=[make(2), make(0)], batch_size=None, num_workers=workers)
+    assert [*loader] == [*TorchDataLoader(range(3, 9), sampler=[make(2), make(0)], batch_size=None)] == [5, 3]
+
+
+@pytest.mark.parametrize("side", [4, 64])
+def test_channels_last_samples_have_torchs_strides_from_a_worker(side: int) -> None:
+    samples = [torch.rand(2, 3, side, side).to(memory_format=torch.channels_last) for _ in range(3)]
+    for workers in (0, 1):
+        compare(samples, batch_size=2, num_workers=workers)

@@ -45,6 +45,8 @@ class SharedSegment(Protocol):
     memory: memoryview
     sparse: bool
     """Whether untouched pages cost nothing, so that slots may be larger than needed."""
+    shared: bool
+    """Whether processes that are forked from this one see what is written here afterwards."""
 
     def handle(self) -> Handle:
         """Return what `attach` needs in another process."""
@@ -59,6 +61,7 @@ class PrivateSegment:
     """Memory of this process only, for workers that are threads or the training process itself."""
 
     sparse = True
+    shared = False
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -81,6 +84,7 @@ class MemfdSegment:
     """An anonymous shared segment (`memfd_create`, Linux 3.17 and later)."""
 
     sparse = True
+    shared = True
 
     def __init__(self, nbytes: int, fd: int | None = None) -> None:
         self.nbytes = nbytes
@@ -123,6 +127,7 @@ class NamedSegment:
     """
 
     sparse = False
+    shared = True
 
     def __init__(self, nbytes: int, name: str | None = None, *, own: bool = True) -> None:
         self.nbytes = nbytes

@@ -310,6 +310,8 @@ class _SamplePass:
                 stream.skipped += 1
                 warnings.warn(f"left out: {record}", stacklevel=2)
                 continue
+            if not stream._stages:
+                return record
             is_kept, sample = _apply(stream._stages, record)
             if is_kept:
                 return sample

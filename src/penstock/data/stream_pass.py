@@ -59,7 +59,10 @@ class RecordPass:
         splits: Sequence[Sequence[int]] = (),
     ) -> None:
         self.spec = spec
-        self.position = position or Position()
+        self._position = position or Position()
+        self._live: tuple[Iterator[Sample | RecordError], int] | None = None
+        """The shard that is read in order, and its range: what is counted here is not in `_position` yet."""
+        self._live_count = 0
         self.splits = [[*split] for split in splits]
         self._read = read
         self._shards = shards
@@ -68,11 +71,29 @@ class RecordPass:
         self._readers: dict[int, Iterator[Sample | RecordError]] = {}
         self._block: list[Sample | RecordError] | None = None
         self._next_block = self.position
+        self._is_whole = not order.shuffle and not self.splits
+
+    @property
+    def position(self) -> Position:
+        """Where the pass is."""
+        if self._live is not None:
+            self._position.open = [(self._live[1], self._live_count)]
+        return self._position
+
+    @position.setter
+    def position(self, position: Position) -> None:
+        self._position = position
 
     def __iter__(self) -> RecordPass:
         return self
 
     def __next__(self) -> Sample | RecordError:
+        if self._is_whole and self._live is not None:
+            record = self._next_of_range(self._live[1], self._live_count, self._live[0])
+            if record is not None:
+                self._live_count += 1
+                return record
+            self._live, self._position.open = None, []
         while True:
             record = self._next_in_block() if self._order.shuffle else self._next_in_order()
             if self._is_in_share():
@@ -109,7 +130,7 @@ class RecordPass:
         return record
 
     def _next_in_order(self) -> Sample | RecordError:
-        position = self.position
+        position, self._live = self.position, None
         while True:
             if not position.open:
                 if position.next_range >= len(self._ranges):
@@ -121,6 +142,8 @@ class RecordPass:
             record = self._next_of_range(number, count)
             if record is not None:
                 position.open = [(number, count + 1)]
+                if self._is_whole and number in self._readers:
+                    self._live, self._live_count = (self._readers[number], number), count + 1
                 return record
             position.open = []
 
@@ -148,13 +171,17 @@ class RecordPass:
         permutation = self.spec.block_rng(position.block).permutation(len(block))
         return [block[index] for index in permutation]
 
-    def _next_of_range(self, number: int, count: int) -> Sample | RecordError | None:
+    def _next_of_range(
+        self, number: int, count: int, reader: Iterator[Sample | RecordError] | None = None
+    ) -> Sample | RecordError | None:
         """Return the record of a range after its first `count`; None at its end."""
         try:
-            record = next(self._reader(number, count), None)
+            record = next(reader or self._reader(number, count), None)
         except SourceError as error:  # the rest of this shard cannot be read; the others can
             record = self._shard_error(error, number, count)
             self._readers[number] = iter(())
+            if reader is not None:
+                self._live = self._readers[number], number
         if record is None:
             self._readers.pop(number, None)
         return record

@@ -222,8 +222,8 @@ def _assemble(spec: BatchSpec, columns: list[list[Any]], arena: Arena, *, rows: 
         if isinstance(leaf, ColumnSpec):
             column = columns[leaf.number]
             return collate(tuple(column) if leaf.as_tuple else column, collate_fn_map=stackers)
-        tensor = view_tensor(arena.memory, leaf.offset, leaf.size, leaf.dtype)
-        return tensor if rows is None or rows == leaf.size[0] else tensor[:rows]
+        size = leaf.size if rows is None else (rows, *leaf.size[1:])
+        return view_tensor(arena.memory, leaf.offset, size, leaf.dtype)
 
     return build(spec, [value(leaf) for leaf in leaves(spec)])
 

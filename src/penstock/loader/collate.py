@@ -140,9 +140,12 @@ def _stack_in(arena: Arena, batch: Any, *, collate_fn_map: Any = None) -> Any:
         return _TORCH_STACK(batch, collate_fn_map=collate_fn_map)
     if not stacks_contiguously(first):
         return torch.stack(batch, 0)
-    if first.nbytes * len(batch) <= INLINE_NBYTES:
+    is_small = first.nbytes * len(batch) <= INLINE_NBYTES
+    if is_small and first.is_contiguous():
         return torch.stack(batch, 0)
     try:
+        if is_small:  # as torch does in a worker: as rows, whatever the order of the samples' dimensions
+            return torch.stack(batch, 0, out=first.new_empty((len(batch), *first.shape)))
         return torch.stack(batch, 0, out=arena.tensor((len(batch), *first.shape), first.dtype))
     except ArenaFullError:
         return torch.stack(batch, 0)  # the codec then reports the size of slot that it takes

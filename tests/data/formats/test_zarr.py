@@ -53,6 +53,24 @@ def test_rows_are_those_that_zarr_reads(tmp_path: Path, version: Any, dtype: str
         assert source.select_fields(["inner/label"])[3] == {"inner/label": 3}
 
 
+def test_batches_are_gathered_from_chunks_that_are_held(tmp_path: Path) -> None:
+    data = RNG.normal(size=(50, 6)).astype(">f4")
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    group.create_array("x", data=data, chunks=(8, 3))
+    group.create_array("label", data=np.arange(50), chunks=(20,))
+    with reading(tmp_path / "a.zarr") as source:
+        expected = [source[index] for index in range(50)]
+        for indices in ([*range(5, 30)], RNG.permutation(50).tolist(), [7, 7, -1]):
+            for found in (source.__getitems__(indices), source.__getitems__(indices)):
+                for one, index in zip(found, indices, strict=True):
+                    assert_same(one, expected[index])
+        for one, other in zip(source, expected, strict=True):
+            assert_same(one, other)
+        assert source.ready(np.arange(3)).tolist() == [0, 1, 2]
+        source.close()
+        assert source.ready(np.arange(3)).tolist() == [], "a chunk is unpacked by the sample that needs it"
+
+
 def test_shards_and_arrays_without_a_group(tmp_path: Path) -> None:
     made = zarr.create_array(tmp_path / "a.zarr", shape=(40, 3), chunks=(4, 3), shards=(16, 3), dtype="f4")
     made[:] = data = RNG.normal(size=(40, 3)).astype("f4")

@@ -70,6 +70,10 @@ class ChunkCache(Generic[_Chunk]):
                     self._gates.pop(key, None)
         return found
 
+    def holds(self, key: Hashable) -> bool:
+        """Return whether the chunk `key` is there."""
+        return key in self._held
+
     def _keep(self, key: Hashable, chunk: _Chunk) -> None:
         with self._lock:
             wanted = max(_SMALL, 2 * SHUFFLE_BLOCK * self._chunk_nbytes * len(self._readers))

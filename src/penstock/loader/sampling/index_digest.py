@@ -67,6 +67,8 @@ def index_words(indices: Any) -> np.ndarray | None:
     """
     if isinstance(indices, torch.Tensor):
         indices = indices.numpy()
+    if isinstance(indices, np.ndarray) and indices.ndim == 0:
+        indices = indices[None]  # without automatic batching, an index by itself
     if isinstance(indices, np.ndarray) and indices.dtype.kind == "i" and indices.ndim == 1:
         return indices.astype(np.int64, copy=False)
     if not isinstance(indices, Sequence | np.ndarray):

@@ -2,7 +2,8 @@
 
 A plain tree of tensors (see `plain_tree`) is described; all else is pickled, protocol 5 with out-of-band buffers (PEP
 574). NumPy arrays go out of band by themselves; tensors do not, so the encoder has its own reducer for them. A buffer
-that already lies in the slot (collate put it there) is only referred to; the others are copied in behind it. When all
+that already lies in the slot (collate put it there) is only referred to; the others are copied in behind it. Views of
+one storage stay views of one (see `plain_tree.takes_storage_along`). When all
 of them are small, they stay in the envelope (inline), and the batch needs no slot.
 
 Envelope format, little endian:
@@ -175,12 +176,13 @@ class _Pickler(ForkingPickler):
         self.dispatch_table = _REDUCERS
         self._visit = visit
         self._carry = carry
+        self._storages: dict[int, torch.UntypedStorage] = {}
 
     def reducer_override(self, obj: Any) -> Any:
         self._visit(obj)
         if isinstance(obj, torch.Tensor):
             if type(obj) is torch.Tensor and plain_tree.is_plain(obj):
-                return _reduce_plain(obj)
+                return self._reduce_view(obj) or _reduce_plain(obj)
             return obj.__reduce_ex__(5) if obj.device.type == "cpu" else NotImplemented
         if isinstance(obj, torch.TypedStorage):
             return _reduce_storage(obj._untyped_storage, obj.dtype)
@@ -190,12 +192,22 @@ class _Pickler(ForkingPickler):
             return how
         return NotImplemented
 
+    def _reduce_view(self, tensor: torch.Tensor) -> Any:
+        """Return how to pickle a tensor as a view of its storage, which all its views then share, as with torch."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._storages and not plain_tree.takes_storage_along(tensor):
+            return None
+        storage = self._storages.setdefault(storage._cdata, storage)  # one object, so that pickle knows it again
+        place = tensor.storage_offset(), tuple(tensor.size()), tuple(tensor.stride())
+        return _rebuild_view, (storage, tensor.dtype, *place, tensor.requires_grad)
+
 
 _REDUCERS: Any = ChainMap(ForkingPickler._extra_reducers, copyreg.dispatch_table)  # type: ignore[attr-defined]
 """Of multiprocessing and of pickle, as they are at any time."""
 
 
 def _reduce_plain(tensor: torch.Tensor) -> Any:
+    """Return how to pickle a tensor without its storage."""
     if tensor.numel() == 0:
         return plain_tree.empty, (tensor.dtype, tuple(tensor.size()), tuple(tensor.stride()), tensor.requires_grad)
     flat, stride = plain_tree.memory_of(tensor)
@@ -207,6 +219,17 @@ def _rebuild(
     buffer: Any, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...] | None, requires_grad: bool
 ) -> torch.Tensor:
     return plain_tree.shaped(torch.frombuffer(buffer, dtype=dtype), size, stride, requires_grad)
+
+
+def _rebuild_view(
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    offset: int,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    requires_grad: bool,
+) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype).set_(storage, offset, size, stride).requires_grad_(requires_grad)
 
 
 def _reduce_storage(storage: torch.UntypedStorage, dtype: torch.dtype | None) -> Any:

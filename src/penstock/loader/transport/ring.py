@@ -10,6 +10,8 @@ run in any thread and at any allocation: it only appends to a deque, which `acqu
 Slots may be page-locked for a device (`pin`). Copies that the user has started may then still read the slot after its
 last view has died, and torch guards only memory of its own allocator. So such a slot is not free before an event
 passes that stands for everything the device had been given when the view was found dead (`fence`).
+
+A process that the program forks sees held slots, too: such a slot stays held until that process has ended.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from penstock.core.errors import TransportError
 from penstock.core.shared_segment import PAGE, SharedSegment
 from penstock.core.stats import RingCounts
 from penstock.core.units import round_up, size_text
+from penstock.loader.transport.forked_readers import ForkedReaders, watched
 from penstock.loader.transport.slot import PageLock, Slot, SlotState
 
 GENEROUS_NBYTES = 256 << 20
@@ -57,6 +60,10 @@ class _Lease(weakref.ref[np.ndarray]):
     """Joins the ring's deque when the array has died: with no line of Python, in which a Ctrl-C would be lost."""
 
     slot: Slot
+
+
+_of_parents: list[object] = []
+"""Segments of the process that this one was forked from. They are kept: closing one may remove its name."""
 
 
 class Ring:
@@ -96,11 +103,13 @@ class Ring:
         self._free: deque[Slot] = deque()
         self._returned: deque[_Lease] = deque()
         self._leases: dict[Slot, _Lease] = {}
+        self._read_by_forks: list[Slot] = []
         self._next_number = 0
         self._batch_nbytes = 0
         self._grown = 0
         self._oversize = 0
         self.copied_out = 0
+        watched.add(self)
 
     def acquire(self, wanted: int = 4, *, grow: bool = True) -> Slot | None:
         """Take a free slot for filling, adding slots when there is none; None when the budget is used up.
@@ -225,6 +234,25 @@ class Ring:
         self._segments.clear()
         self._free.clear()
         self._copying.clear()
+        self._read_by_forks.clear()
+
+    def before_fork(self) -> None:
+        """Note for slots that the user holds that another process will see them."""
+        for slot in list(self._leases):
+            segment = self._segments.get(slot.segment)
+            if segment is None or not segment.segment.shared or (readers := ForkedReaders.current()) is None:
+                continue
+            if readers not in slot.readers:
+                slot.readers = [*(other for other in slot.readers if not other.have_gone()), readers]
+
+    def after_fork_in_child(self) -> None:
+        """Leave shared slots to the process that made them; this one makes others."""
+        shared = {number for number, segment in self._segments.items() if segment.segment.shared}
+        if shared:
+            _of_parents.append([self._segments.pop(number) for number in shared])
+            self._free = deque(slot for slot in self._free if slot.segment not in shared)
+            self._copying.clear()
+            self._read_by_forks.clear()
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -234,14 +262,27 @@ class Ring:
             del self._leases[slot]
             if slot.segment not in self._segments:  # the ring was closed while the user held the batch
                 continue
-            if slot.page_lock is not None and self._fence is not None:
-                slot.move(SlotState.COPYING, SlotState.HELD)
-                self._copying.append((slot, None))
+            if slot.readers:
+                self._read_by_forks.append(slot)
             else:
-                slot.move(SlotState.FREE, SlotState.HELD)
-                self._reuse(slot)
+                self._take_back(slot)
+        if self._read_by_forks:
+            waiting, self._read_by_forks = self._read_by_forks, []
+            for slot in waiting:
+                if slot.is_read_by_forks():
+                    self._read_by_forks.append(slot)
+                else:
+                    self._take_back(slot)
         if self._copying:
             self._end_copies()
+
+    def _take_back(self, slot: Slot) -> None:
+        if slot.page_lock is not None and self._fence is not None:
+            slot.move(SlotState.COPYING, SlotState.HELD)
+            self._copying.append((slot, None))
+        else:
+            slot.move(SlotState.FREE, SlotState.HELD)
+            self._reuse(slot)
 
     def _end_copies(self) -> None:
         """Put one fence behind all copies that have none; free the slots whose fence has passed."""
@@ -274,6 +315,8 @@ class Ring:
             self._pin = None
 
     def _reuse(self, slot: Slot) -> None:
+        if slot.segment not in self._segments:  # of the process that this one was forked from
+            return
         if slot.nbytes < self._batch_nbytes:
             self._retire(slot)
         else:
@@ -327,7 +370,8 @@ class Ring:
 
     def _count_in_use(self) -> int:
         """Return how many slots are neither free nor held by the user."""
-        return sum(len(segment.slots) for segment in self._segments.values()) - len(self._free) - len(self._leases)
+        held = len(self._leases) + len(self._read_by_forks)
+        return sum(len(segment.slots) for segment in self._segments.values()) - len(self._free) - held
 
     def _all_slots(self) -> list[Slot]:
         return [slot for segment in list(self._segments.values()) for slot in list(segment.slots)]

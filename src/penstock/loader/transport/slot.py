@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
+
+from penstock.loader.transport.forked_readers import ForkedReaders
 
 
 class PageLock(Protocol):
@@ -39,6 +41,13 @@ class Slot:
     page_lock: PageLock | None = None
     """What page-locks its first `locked_nbytes` bytes."""
     locked_nbytes: int = 0
+    readers: list[ForkedReaders] = field(default_factory=list)
+    """Processes that were forked while the user held it."""
+
+    def is_read_by_forks(self) -> bool:
+        """Return whether a process that was forked while the user held the slot still lives."""
+        self.readers = [readers for readers in self.readers if not readers.have_gone()]
+        return bool(self.readers)
 
     def move(self, to: SlotState, *allowed: SlotState) -> None:
         """Change state, from one of `allowed` only."""

@@ -66,7 +66,7 @@ class WorkerSpec:
         """How what a batch is made of is fetched, so that its samples are then made one by one; None for most."""
         dataset = self.dataset
         is_own = isinstance(dataset, Source) and type(dataset).__getitems__ is Source.__getitems__
-        return dataset.fetching if is_own and dataset.reads_objects else None
+        return dataset.fetching if is_own and (dataset.reads_objects or dataset.reads_batches) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ Arrow types to columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,10 @@ class Column:
             SourceError: it is broken, or no array: rows of different lengths, nulls between numbers.
         """
         raise NotImplementedError
+
+    def take(self, rows: np.ndarray, run: slice | None) -> Iterable[Any]:
+        """Return the values of rows that all have one, as `value` does; `run` is these rows, if they are a slice."""
+        return map(self.value, rows.tolist())
 
 
 def fits_in_memory(dtype: str, shape: tuple[int | None, ...]) -> bool:
@@ -122,6 +126,14 @@ class FixedShapeArrays(Column):
         if self._holes is not None and self._holes[row]:
             raise SourceError("it has nulls between its numbers; see objects=")
         return self._values[row]
+
+    def take(self, rows: np.ndarray, run: slice | None) -> Iterable[Any]:
+        """Return numbers, or views of arrays."""
+        if self._holes is not None and self._holes[rows].any():
+            return super().take(rows, run)
+        if run is not None:
+            return self._values[run]
+        return self._values[rows] if self._values.ndim == 1 else map(self._values.__getitem__, rows.tolist())
 
 
 def fixed_shape_column(array: Any, dtype: str, shape: tuple[int, ...] = (), order: tuple[int, ...] = ()) -> Column:
@@ -202,6 +214,14 @@ class VariableSizeBytes(Column):
             return bytes(raw)
         try:
             return str(raw, "utf-8")
+        except UnicodeDecodeError as error:
+            raise SourceError(f"it is no UTF-8: {error}") from error
+
+    def take(self, rows: np.ndarray, run: slice | None) -> Iterable[Any]:
+        """Return texts or bytes."""
+        data, spans = self._data, zip(self._offsets[rows].tolist(), self._offsets[rows + 1].tolist(), strict=True)
+        try:
+            return [str(data[begin:end], "utf-8") if self._is_text else bytes(data[begin:end]) for begin, end in spans]
         except UnicodeDecodeError as error:
             raise SourceError(f"it is no UTF-8: {error}") from error
 

@@ -23,7 +23,7 @@ import mmap
 import os
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,11 @@ from penstock.core.errors import SourceError
 from penstock.data.formats.arrow.table_source import translate_errors
 from penstock.data.optional import need
 
+Unpack = Callable[[bytes, int], tuple[int, ...]]
+
 _MAGIC = b"ARROW1"
+_BYTE, _SHORT, _UNSHORT = (struct.Struct(code).unpack_from for code in ("<B", "<h", "<H"))
+_INT, _UNINT, _LONG, _SPAN = (struct.Struct(code).unpack_from for code in ("<i", "<I", "<q", "<qq"))
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 
 
@@ -111,10 +115,10 @@ def _messages(path: str, data: mmap.mmap, at: int) -> Iterator[Message]:
     """
     while at + 4 <= len(data):
         begin = at
-        (nbytes,) = struct.unpack_from("<i", data, at)
+        (nbytes,) = _INT(data, at)
         at += 4
         if nbytes == -1 and at + 4 <= len(data):
-            (nbytes,) = struct.unpack_from("<i", data, at)
+            (nbytes,) = _INT(data, at)
             at += 4
         if nbytes == 0:
             return
@@ -127,12 +131,12 @@ def _messages(path: str, data: mmap.mmap, at: int) -> Iterator[Message]:
         if not 0 <= body_nbytes <= len(data) - at:
             raise SourceError(f"{path}: the message at byte {begin} has {body_nbytes} bytes: truncated or corrupt")
         if kind == _SCHEMA:
-            yield Message(kind, begin, at, _field(metadata, "<h", table, 0), None)
+            yield Message(kind, begin, at, _field(metadata, _SHORT, table, 0), None)
         if kind in (_DICTIONARY, _BATCH):
             if kind == _DICTIONARY:
                 table = _table(metadata, _slot(metadata, table, 1))
             unpacked = _unpacked_nbytes(metadata, table, data, at, body_nbytes)
-            yield Message(kind, begin, at + body_nbytes, _field(metadata, "<q", table, 0), unpacked)
+            yield Message(kind, begin, at + body_nbytes, _field(metadata, _LONG, table, 0), unpacked)
         at += body_nbytes
 
 
@@ -141,7 +145,7 @@ def _header(metadata: bytes) -> tuple[int, int, int]:
     root = _table(metadata, 0)
     place = _slot(metadata, root, 2)
     header = _table(metadata, place) if place else 0
-    return _field(metadata, "<B", root, 1), header, _field(metadata, "<q", root, 3)
+    return _field(metadata, _BYTE, root, 1), header, _field(metadata, _LONG, root, 3)
 
 
 def _unpacked_nbytes(metadata: bytes, table: int, data: mmap.mmap, body: int, body_nbytes: int) -> int | None:
@@ -151,36 +155,36 @@ def _unpacked_nbytes(metadata: bytes, table: int, data: mmap.mmap, body: int, bo
     place = _slot(metadata, table, 2)
     vector = _table(metadata, place) if place else 0
     total = 0
-    for number in range(_number(metadata, "<I", vector) if vector else 0):
-        offset, nbytes = struct.unpack_from("<qq", metadata, vector + 4 + 16 * number)
+    for number in range(_number(metadata, _UNINT, vector) if vector else 0):
+        offset, nbytes = _SPAN(metadata, vector + 4 + 16 * number)
         if nbytes >= 8 and 0 <= offset <= body_nbytes - 8:
-            (unpacked,) = struct.unpack_from("<q", data, body + offset)
+            (unpacked,) = _LONG(data, body + offset)
             total += nbytes if unpacked == -1 else max(0, unpacked)
     return total
 
 
 def _table(data: bytes, place: int) -> int:
     """Return the place that the offset at `place` points to."""
-    return place + _number(data, "<I", place)
+    return place + _number(data, _UNINT, place)
 
 
 def _slot(data: bytes, table: int, number: int) -> int:
     """Return where field `number` of a FlatBuffer's table lies; 0 where the table does not have it."""
-    vtable = table - _number(data, "<i", table)
+    vtable = table - _number(data, _INT, table)
     within = 4 + 2 * number
-    if vtable < 0 or within >= struct.unpack_from("<H", data, vtable)[0]:
+    if vtable < 0 or within >= _UNSHORT(data, vtable)[0]:
         return 0
-    offset = _number(data, "<H", vtable + within)
+    offset = _number(data, _UNSHORT, vtable + within)
     return table + offset if offset else 0
 
 
-def _field(data: bytes, format: str, table: int, number: int) -> int:
+def _field(data: bytes, unpack: Unpack, table: int, number: int) -> int:
     """Return the number that field `number` of a table holds; 0, its default, where the table does not have it."""
     place = _slot(data, table, number)
-    return _number(data, format, place) if place else 0
+    return _number(data, unpack, place) if place else 0
 
 
-def _number(data: bytes, format: str, place: int) -> int:
+def _number(data: bytes, unpack: Unpack, place: int) -> int:
     if place < 0:
         raise struct.error("an offset before the beginning")
-    return int(struct.unpack_from(format, data, place)[0])
+    return int(unpack(data, place)[0])

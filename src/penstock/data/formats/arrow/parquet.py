@@ -117,6 +117,7 @@ class ParquetSource(TableSource):
         with translate_errors(path):
             check_pages(local, chunks[group.number], columns, limit)
         rows = min(_MOST_ROWS, max(_FEWEST_ROWS, _PIECE_NBYTES * row_group.num_rows // max(1, nbytes)))
+        rows = min(rows, max(1, row_group.num_rows))  # Arrow makes room for as many, and shrinks it in the end
         with parquet.ParquetFile(local, metadata=metadata, page_checksum_verification=True) as file:
             yield from file.iter_batches(rows, row_groups=[group.number], columns=columns, use_threads=False)
 

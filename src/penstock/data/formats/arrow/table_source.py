@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import warnings
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.arrow.columns import Column
 from penstock.data.formats.arrow.types import Leaf, leaves, merged
 from penstock.data.optional import need
+from penstock.data.sample_batch import as_slice, put_in_order, samples_of
 from penstock.data.schema import Sample, Schema, Selection, plain
 from penstock.data.source import Source
 
@@ -34,6 +34,8 @@ MOST_GROUP_NBYTES = 2 << 30
 """Of a group that is unpacked."""
 
 _MOST_ROWS = 1 << 40
+_SMALL_NBYTES = 64 << 10
+"""Of a row, up to which rows are read together."""
 
 
 @contextmanager
@@ -106,6 +108,8 @@ class TableSource(Source):
         SourceError: a field is not there, is something else in another file, or cannot be read though it was asked for.
     """
 
+    reads_batches = True
+
     def __init__(
         self,
         paths: Sequence[str],
@@ -122,6 +126,8 @@ class TableSource(Source):
             spans = f"in groups of {min(rows)} to {max(rows)}"
             raise SourceError(f"{self.where}: it states {sum(rows)} rows, {spans}")
         self._schemas = tuple(schemas)
+        self._known_leaves: tuple[Any, dict[str, Leaf | str]] = (None, {})
+        """Of the schema that was asked for last: in an epoch it mostly is one."""
         self._selection = fields
         self._options = options
         self._names, self._leaves = resolve_fields(self._paths, self._schemas, fields, options.objects)
@@ -146,7 +152,11 @@ class TableSource(Source):
 
     def leaves(self, schema: Any) -> dict[str, Leaf | str]:
         """Return the fields of a file, or of some of its columns; for those that cannot be read, why."""
-        return leaves(schema, self._options.objects)
+        known, found = self._known_leaves
+        if known is None or not schema.equals(known, check_metadata=True):
+            found = leaves(schema, self._options.objects)
+            self._known_leaves = schema, found
+        return found
 
     def batches(self, group: Group, names: Iterable[str]) -> Iterator[Any]:
         """Yield a group's record batches, with the columns that hold the fields `names` of the file."""
@@ -163,19 +173,11 @@ class TableSource(Source):
     def read(self, index: int) -> Sample:
         """Return a sample."""
         number, row = self._parts.locate(index)
-        within = row
-        unpacked = self._held.get().get(number, self._unpack)
-        if unpacked.failure:
-            raise self._broken(number, row, unpacked.failure)
-        if len(unpacked.pieces) > 1:
-            piece = bisect_right(unpacked.starts, row) - 1
-            within = row - unpacked.starts[piece]
-            columns = unpacked.pieces[piece]
-        else:
-            columns = unpacked.pieces[0]
+        unpacked = self._unpacked(number, row)
+        piece, within = unpacked.parts.locate(row)
         sample, name = {}, ""
         try:
-            for name, column in columns:
+            for name, column in unpacked.pieces[piece]:
                 if column.valid is None or column.valid[within]:
                     sample[name] = column.value(within)
                 elif name in self._nulls:
@@ -187,6 +189,35 @@ class TableSource(Source):
         except SourceError as error:
             raise self._broken(number, row, f"field {name!r}: {error}") from error
         return sample
+
+    def read_many(self, indices: np.ndarray) -> list[Sample]:
+        """Return samples, field by field."""
+        found = []
+        for number, places, rows in self._parts.split(indices):
+            unpacked = self._unpacked(number, int(rows[0]))
+            for piece, inner, own in unpacked.parts.split(rows):
+                columns = unpacked.pieces[piece]
+                there = places if isinstance(inner, slice) else inner if isinstance(places, slice) else places[inner]
+                if any(column.valid is not None and not column.valid[own].all() for _, column in columns):
+                    samples = [self.read(index) for index in indices[there].tolist()]
+                else:
+                    run = as_slice(own)
+                    values = [column.take(own, run) for _, column in columns]
+                    samples = samples_of([name for name, _ in columns], values)
+                found.append((there, samples))
+        return put_in_order(found, len(indices))
+
+    def ready(self, indices: np.ndarray) -> np.ndarray:
+        """Return the samples of groups that are unpacked, and small."""
+        held = self._held.get()
+        ready = [places for number, places, _ in self._parts.split(indices) if held.has_small_rows(number)]
+        return np.concatenate([indices[:0], *(indices[places] for places in ready)])
+
+    def _unpacked(self, number: int, row: int) -> UnpackedGroup:
+        unpacked = self._held.get().get(number, self._unpack)
+        if unpacked.failure:
+            raise self._broken(number, row, unpacked.failure)
+        return unpacked
 
     def select_fields(self, fields: Sequence[str]) -> Source:
         """Return a source with these fields only; others' columns are not read."""
@@ -215,8 +246,8 @@ class TableSource(Source):
             if getattr(error, "errno", None):  # the disk's, and may be gone the next time
                 raise SourceError(f"{self._paths[group.file]} cannot be read: {error}") from error
             return UnpackedGroup(failure=f"its group cannot be unpacked: {str(error)[:500]}")
-        if unpacked.starts[-1] != group.rows:
-            reason = f"its group has {unpacked.starts[-1]} rows, and {group.rows} in the file's metadata"
+        if len(unpacked.parts) != group.rows:
+            reason = f"its group has {len(unpacked.parts)} rows, and {group.rows} in the file's metadata"
             return UnpackedGroup(failure=reason)
         return unpacked
 
@@ -237,7 +268,7 @@ class TableSource(Source):
             except SourceError as error:
                 raise SourceError(f"field {name!r}: {error}") from error
         unpacked.pieces.append(columns)
-        unpacked.starts.append(unpacked.starts[-1] + batch.num_rows)
+        unpacked.parts.starts.append(len(unpacked.parts) + batch.num_rows)
         unpacked.nbytes += self.cost(batch)
         if unpacked.nbytes > self._options.max_group_nbytes:
             raise SourceError(
@@ -299,8 +330,8 @@ def _merged(one: Leaf, other: Leaf, path: str, first: str) -> Leaf:
 class UnpackedGroup:
     """A group's columns, in pieces."""
 
-    starts: list[int] = field(default_factory=lambda: [0])
-    """The first row of each piece, and the number of rows."""
+    parts: ConcatIndex = field(default_factory=lambda: ConcatIndex(()))
+    """The rows of each piece."""
     pieces: list[list[tuple[str, Column]]] = field(default_factory=list)
     nbytes: int = 0
     failure: str = ""
@@ -331,6 +362,11 @@ class GroupCache:
                 found = unpack(number)
                 self._keep(number, found)
             return found
+
+    def has_small_rows(self, number: int) -> bool:
+        """Return whether group `number` is there, and its rows are small."""
+        found = self._groups.get(number)
+        return found is not None and found.nbytes <= _SMALL_NBYTES * len(found.parts)
 
     def clear(self) -> None:
         """Free all groups."""

@@ -13,7 +13,7 @@ ragged             a group that HDF5Writer wrote, see writer.py: arrays that dif
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ RAGGED = "penstock_ragged"
 """The attribute of a group that holds ragged arrays: their shape, -1 where they differ."""
 
 _NUMBERS = "biufc"
+_SMALL_NBYTES = 64 << 10
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,7 +70,14 @@ class Column:
         """All its bytes, but for those on the heap."""
         return self.layout.count * self.layout.row_nbytes
 
-    def reader(self, file: HDF5File, chunks: ChunkCache[np.ndarray], heap: Heap) -> Callable[[int], Any]:
+    @property
+    def is_small(self) -> bool:
+        """Whether many values are read faster together: small ones, past the HDF5 library, not on the heap."""
+        layout = self.layout
+        is_in_rows = self.offsets is None and layout.dtype != HEAP_REFERENCE
+        return is_in_rows and layout.access != "library" and layout.row_nbytes <= _SMALL_NBYTES
+
+    def reader(self, file: HDF5File, chunks: ChunkCache[np.ndarray], heap: Heap) -> Values:
         """Return what reads values, in any thread.
 
         Args:
@@ -80,14 +88,32 @@ class Column:
         rows = open_rows(self.layout, file, chunks, in_spans=self.offsets is not None)
         if self.offsets is not None and self.shapes is not None:
             starts, shapes = (open_rows(one, file, chunks) for one in (self.offsets, self.shapes))
-            return _RaggedValues(self, rows, starts, shapes, file).value
+            return _RaggedValues(self, rows, starts, shapes, file)
         if self.layout.dtype == HEAP_REFERENCE:
-            return _HeapValues(self, rows, heap, file).value
-        return _InlineValues(self, rows, file).value
+            return _HeapValues(self, rows, heap, file)
+        return _InlineValues(self, rows, file)
+
+
+class Values:
+    """Reads the values of one field of one file, in any thread."""
+
+    __slots__ = ()
+
+    def value(self, index: int) -> Any:
+        """Return a value.
+
+        Raises:
+            RecordError: it is broken.
+        """
+        raise NotImplementedError
+
+    def take(self, indices: np.ndarray) -> Iterable[Any]:
+        """Return several values, in any order."""
+        return map(self.value, indices.tolist())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _InlineValues:
+class _InlineValues(Values):
     column: Column
     rows: Rows
     file: HDF5File
@@ -107,9 +133,19 @@ class _InlineValues:
             return value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("="))
         return value if isinstance(value, np.generic) else np.asarray(value, field.dtype)[()]
 
+    def take(self, indices: np.ndarray) -> Iterable[Any]:
+        if self.column.field.kind not in ("array", "number"):
+            return map(self.value, indices.tolist())
+        values: np.ndarray = self.rows.take(indices)
+        for part in self.column.parts:
+            values = values[part]
+        if values.dtype.kind == "b":
+            values = np.ascontiguousarray(values).view(np.uint8) != 0
+        return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _HeapValues:
+class _HeapValues(Values):
     column: Column
     rows: Rows
     heap: Heap
@@ -130,7 +166,7 @@ class _HeapValues:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _RaggedValues:
+class _RaggedValues(Values):
     column: Column
     rows: Rows
     starts: Rows

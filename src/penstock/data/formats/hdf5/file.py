@@ -73,6 +73,23 @@ class HDF5File:
         if done != nbytes:
             raise RecordError(self.path, offset, key, f"the file ends before its {nbytes} bytes do")
 
+    def read_rows(self, offset: int, indices: list[int], into: np.ndarray, name: str) -> None:
+        """Fill a contiguous array with rows of a dataset that begins at a byte: a read for each, as all differ.
+
+        Raises:
+            RecordError: they are not there.
+        """
+        if self._descriptor < 0:
+            self._open()
+        nbytes, descriptor = into[0].nbytes, self._descriptor
+        data = into.reshape(-1).view(np.uint8).data
+        try:
+            for start, index in zip(range(0, len(data), nbytes), indices, strict=True):
+                if os.preadv(descriptor, [data[start : start + nbytes]], offset + index * nbytes) < nbytes:
+                    self.read(offset + index * nbytes, into[start // nbytes], f"{name}[{index}]")
+        except OSError as error:
+            raise RecordError(self.path, offset, name, f"cannot be read: {error}") from error
+
     def _check(self, offset: int, nbytes: int, key: object) -> None:
         if not 0 <= offset <= offset + nbytes <= self.nbytes:
             raise RecordError(

@@ -14,6 +14,7 @@ from penstock.core.errors import RecordError
 from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.formats.hdf5.file import HDF5File
 from penstock.data.formats.hdf5.layout import DatasetLayout
+from penstock.data.sample_batch import as_slice
 
 _MAX_RATIO = 1032
 """What deflate packs best: https://zlib.net/zlib_tech.html"""
@@ -21,6 +22,8 @@ _MAX_RATIO = 1032
 _HARMLESS_NBYTES = 64 << 20
 _BLOCK_NBYTES = 4096
 """Of rows in place that are read together, where they are small."""
+_SHORT_NBYTES = 1 << 20
+"""A whole dataset of small rows, of which all are read together."""
 
 
 class Rows(Protocol):
@@ -35,6 +38,9 @@ class Rows(Protocol):
 
     def span(self, start: int, stop: int) -> np.ndarray:
         """Return several rows."""
+
+    def take(self, indices: np.ndarray) -> np.ndarray:
+        """Return rows, a copy, in any order."""
 
 
 def open_rows(layout: DatasetLayout, file: HDF5File, chunks: ChunkCache[np.ndarray], *, in_spans: bool = False) -> Rows:
@@ -78,6 +84,19 @@ class InPlaceRows:
             self._fill(part, at, len(part))
         return found
 
+    def take(self, indices: np.ndarray) -> np.ndarray:
+        """Return rows: those that follow each other by one read."""
+        run = as_slice(indices)
+        if run is not None:
+            return self.span(run.start, run.stop)
+        found = np.empty((len(indices), *self._layout.shape), self._layout.dtype)
+        if self._layout.chunks is None and self._row_nbytes:
+            self._file.read_rows(self._layout.offset, indices.tolist(), found, self._layout.name)
+        else:
+            for place, index in enumerate(indices.tolist()):
+                self._fill(found[place : place + 1], index, 1)
+        return found
+
     def _fill(self, part: np.ndarray, start: int, count: int) -> None:
         layout, file = self._layout, self._file
         key = f"{layout.name}[{start}]"
@@ -103,7 +122,8 @@ class ChunkedRows:
         self._chunks = chunks
         self._rows = layout.rows_per_chunk
         if layout.access == "contiguous":
-            self._rows = max(1, _BLOCK_NBYTES // layout.row_nbytes)
+            is_short = layout.count * layout.row_nbytes <= _SHORT_NBYTES
+            self._rows = max(1, layout.count if is_short else _BLOCK_NBYTES // layout.row_nbytes)
 
     def row(self, index: int) -> Any:
         """Return a row: a copy, as a row must not keep its chunk alive."""
@@ -118,6 +138,18 @@ class ChunkedRows:
             self._get(at // rows)[at % rows : min(stop - at // rows * rows, rows)] for at in _cuts(start, stop, rows)
         ]
         return np.concatenate([np.empty((0, *self._layout.shape), self._layout.dtype), *parts])
+
+    def take(self, indices: np.ndarray) -> np.ndarray:
+        """Return rows, chunk by chunk."""
+        run = as_slice(indices)
+        if run is not None:
+            return self.span(run.start, run.stop)
+        found = np.empty((len(indices), *self._layout.shape), self._layout.dtype)
+        numbers = indices // self._rows
+        for number in set(numbers.tolist()):
+            places = np.flatnonzero(numbers == number)
+            found[places] = self._get(number)[indices[places] - number * self._rows]
+        return found
 
     def _get(self, number: int) -> np.ndarray:
         return self._chunks.get((self._file.path, self._layout.name, number), partial(self._unpack, number))

@@ -13,10 +13,9 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -24,13 +23,14 @@ from penstock.core.errors import SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.concat_index import ConcatIndex
-from penstock.data.formats.hdf5.fields import Column, read_columns
+from penstock.data.formats.hdf5.fields import Column, Values, read_columns
 from penstock.data.formats.hdf5.file import LIBRARY_ERRORS, HDF5File
 from penstock.data.formats.hdf5.heap import Heap, HeapCollection
 from penstock.data.formats.hdf5.layout import ProbedFile
 from penstock.data.formats.hdf5.rows import open_rows
 from penstock.data.formats.hdf5.select import select_columns
 from penstock.data.optional import need
+from penstock.data.sample_batch import put_in_order, samples_of
 from penstock.data.schema import Errors, Sample, Schema, Selection
 from penstock.data.source import Source
 from penstock.data.storage.storage import Storage
@@ -138,7 +138,20 @@ class HDF5Source(Source):
         """
         number, own = self._parts.locate(index)
         readers = self._reading.get().readers(number)
-        return {name: readers[name](own) for name in self._schema}
+        return {name: readers[name].value(own) for name in self._schema}
+
+    @property
+    def reads_batches(self) -> bool:  # type: ignore[override]
+        """Whether all fields are small, and no library reads them."""
+        return all(file.columns[name].is_small for file in self._files for name in self._schema)
+
+    def read_many(self, indices: np.ndarray) -> list[Sample]:
+        """Return samples, field by field."""
+        found = []
+        for number, places, own in self._parts.split(indices):
+            readers = self._reading.get().readers(number)
+            found.append((places, samples_of([*self._schema], [readers[name].take(own) for name in self._schema])))
+        return put_in_order(found, len(indices))
 
     @property
     def schema(self) -> Schema:
@@ -210,9 +223,9 @@ class _OpenFiles:
         self._chunks = {name: caches[dataset] for name, dataset in datasets.items()}  # one for all parts of a compound
         self._collections: ChunkCache[HeapCollection] = ChunkCache(_COLLECTION_NBYTES, _COLLECTIONS_NBYTES)
         self._lock = threading.Lock()
-        self._readers: dict[int, dict[str, Callable[[int], Any]]] = {}
+        self._readers: dict[int, dict[str, Values]] = {}
 
-    def readers(self, number: int) -> dict[str, Callable[[int], Any]]:
+    def readers(self, number: int) -> dict[str, Values]:
         """Return what reads the fields of file `number`."""
         found = self._readers.get(number)
         if found is None:

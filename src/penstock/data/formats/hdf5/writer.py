@@ -23,8 +23,8 @@ import numpy as np
 
 from penstock.core.errors import OptionError, SourceError
 from penstock.data.formats.hdf5.fields import RAGGED
+from penstock.data.formats.row_blocks import CHUNK_NBYTES, Make, RaggedBlocks, RowBlocks
 from penstock.data.optional import need
-from penstock.data.row_blocks import CHUNK_NBYTES, Make, RaggedBlocks, RowBlocks
 from penstock.data.schema import DTYPES, Field, Sample, Schema, fitted
 
 _MAX_HELD = 4096

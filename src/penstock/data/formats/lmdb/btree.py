@@ -12,16 +12,20 @@ Integers are in the machine's byte order, as LMDB writes them; n is a page's num
     tree         uint32 page size (in that of free pages), uint16 flags, uint16 depth, uint64 branches, uint64 leaves,
                  uint64 overflow pages, uint64 entries, uint64 root
 
-Each page is read once at the most, so that a file that points in circles is an error, and not an endless walk.
+Opening a large file reads the newest root, and looks for the few keys that are no samples: `KeyTree`. The keys of all
+leaves are found when the first sample is read, many pages at a time: `KeyTree.index`. Each page is read once at most,
+so that a file that points in circles is an error, and not an endless walk.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
-from collections.abc import Collection
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import BinaryIO
 
 import numpy as np
 
@@ -40,13 +44,19 @@ _ON_OVERFLOW, _SUBTREE, _SEVERAL = 1, 2, 4
 _DUPLICATES = 4
 _NO_ROOT = 2**64 - 1
 _NODE_NBYTES = 8
+_OTHER_ORDERS = 2 | 8
+"""Keys are compared from their ends, or as integers."""
+_FEW_LEAVES = 64
+"""Of a tree that is read when it is opened."""
+_TOGETHER = 1024
+"""Pages that are read together."""
+_DEEPEST = 64
 
 
 @dataclass(frozen=True, slots=True)
 class KeyIndex:
     """The keys of a file, in order, and where their values lie."""
 
-    path: str
     page_nbytes: int
     keys: bytes
     """One after another."""
@@ -63,9 +73,14 @@ class KeyIndex:
         """Return a key."""
         return self.keys[int(self.key_ends[number - 1]) if number else 0 : int(self.key_ends[number])]
 
+    def take_keys(self, numbers: np.ndarray) -> list[bytes]:
+        """Return several keys."""
+        begins, ends = np.where(numbers, self.key_ends[numbers - 1], 0).tolist(), self.key_ends[numbers].tolist()
+        return [self.keys[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
-def read_index(path: str, database: str | None, without: Collection[bytes]) -> KeyIndex:
-    """Return the index of a file: shorter keys first, and in the order of their bytes.
+
+class KeyTree:
+    """The tree of a file's keys; see the module.
 
     Args:
         path: the file.
@@ -75,148 +90,258 @@ def read_index(path: str, database: str | None, without: Collection[bytes]) -> K
     Raises:
         SourceError: it is no LMDB file, has no such database or several values for a key, or is damaged.
     """
+
+    def __init__(self, path: str, database: str | None, without: Collection[bytes]) -> None:
+        self.path = path
+        self._without = frozenset(without)
+        self._index: KeyIndex | None = None
+        with _opened(path) as pages:
+            tree = pages.newest_tree()
+            if database is not None:
+                tree = _named_tree(pages, tree, database)
+            self._tree, self._page_nbytes = tree, pages.page_nbytes
+            if tree.flags & _DUPLICATES:
+                raise pages.bad("it has several values for a key; which of them belong together, nobody knows here")
+            is_in_order = not tree.flags & _OTHER_ORDERS
+            if tree.leaves > _FEW_LEAVES and is_in_order:
+                known: dict[int, _Nodes] = {}
+                there = sum(_find(pages, tree.root, key, known) is not None for key in self._without)
+                self.count = tree.entries - there
+                return
+        self.count = len(self.index())
+
+    def index(self) -> KeyIndex:
+        """Return the index: shorter keys first, and in the order of their bytes.
+
+        Raises:
+            SourceError: the file is damaged, or holds databases.
+        """
+        if self._index is None:  # two threads may both read it: a lock would have to cross forks
+            with _opened(self.path, self._page_nbytes) as pages:
+                self._index = _key_index(pages, self._tree, self._without)
+        return self._index
+
+
+@contextmanager
+def _opened(path: str, page_nbytes: int = 0) -> Iterator[_Pages]:
     try:
         with open(path, "rb", buffering=0) as file:
-            return _Walk(path, file).index(database, without)
+            yield _Pages(path, file.fileno(), page_nbytes)
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
-class _Leaf:
-    """The nodes of one leaf page."""
+class _Tree:
+    flags: int
+    leaves: int
+    entries: int
+    root: int
 
-    keys: list[bytes]
-    places: np.ndarray
-    sizes: np.ndarray
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """The nodes of some pages, one after another."""
+
+    is_leaf: bool
+    low: np.ndarray
+    high: np.ndarray
     flags: np.ndarray
+    keys: np.ndarray
+    """The keys' bytes, one after another."""
+    key_sizes: np.ndarray
+    places: np.ndarray
+    """Where a leaf's values begin."""
+
+    def list_keys(self) -> list[bytes]:
+        """Return the keys."""
+        data, ends = self.keys.tobytes(), np.cumsum(self.key_sizes).tolist()
+        return [data[begin:end] for begin, end in itertools.pairwise([0, *ends])]
 
 
-class _Walk:
-    def __init__(self, path: str, file: BinaryIO) -> None:
+class _Pages:
+    """Reads pages of a file."""
+
+    def __init__(self, path: str, file: int, page_nbytes: int) -> None:
         self._path = path
-        self._file = file.fileno()
-        self._nbytes = os.fstat(self._file).st_size
-        self._page_nbytes = 0
+        self._file = file
+        self._nbytes = os.fstat(file).st_size
+        self.page_nbytes = page_nbytes
+        """0 until the metadata were read."""
 
-    def index(self, database: str | None, without: Collection[bytes]) -> KeyIndex:
-        flags, root = self._newest_root()
-        if database is not None:
-            flags, root = self._database_root(root, database)
-        if flags & _DUPLICATES:
-            raise self._bad("it has several values for a key; which of them belong together, nobody knows here")
-        keys: list[bytes] = []
-        leaves = []
-        for leaf in self._leaves(root):
-            keep = np.array([key not in without for key in leaf.keys], bool)
-            inner = keep & (leaf.flags & (_SUBTREE | _SEVERAL) != 0)
-            if inner.any():
-                names = [leaf.keys[number].decode("utf-8", "replace") for number in np.flatnonzero(inner)]
-                raise self._bad(f"it holds databases ({', '.join(names)[:200]}); pass database=")
-            keys += [key for key, is_kept in zip(leaf.keys, keep, strict=True) if is_kept]
-            leaves.append((leaf.places[keep], leaf.sizes[keep]))
-        lengths = np.fromiter(map(len, keys), np.int64, len(keys))
-        order = np.argsort(lengths, kind="stable")
-        places = np.concatenate([np.empty(0, np.int64), *(places for places, _ in leaves)])
-        sizes = np.concatenate([np.empty(0, np.int64), *(sizes for _, sizes in leaves)])
-        ordered = b"".join([keys[number] for number in order])
-        return KeyIndex(self._path, self._page_nbytes, ordered, np.cumsum(lengths[order]), places[order], sizes[order])
-
-    def _newest_root(self) -> tuple[int, int]:
-        """Return flags and root of the tree of keys, as the last transaction left it."""
+    def newest_tree(self) -> _Tree:
+        """Return the tree of keys, as the last transaction left it."""
         found = []
         for at in (0, 1):
-            raw = os.pread(self._file, _META_NBYTES, at * self._page_nbytes)
+            raw = os.pread(self._file, _META_NBYTES, at * self.page_nbytes)
             if len(raw) < _META_NBYTES:
-                raise self._bad(f"it has {self._nbytes} bytes, and lacks the two pages of metadata")
+                raise self.bad(f"it has {self._nbytes} bytes, and lacks the two pages of metadata")
             magic, version, _, _ = _BEGINNING.unpack_from(raw, PAGE.size)
             if magic != _MAGIC:
-                raise self._bad("it is no LMDB file of a machine with this byte order")
+                raise self.bad("it is no LMDB file of a machine with this byte order")
             if version != _VERSION:
-                raise self._bad(f"its data have version {version}; version {_VERSION} (of LMDB 0.9) can be read")
+                raise self.bad(f"its data have version {version}; version {_VERSION} (of LMDB 0.9) can be read")
             trees = PAGE.size + _BEGINNING.size
             page_nbytes, *_ = _TREE.unpack_from(raw, trees)
-            _, flags, _, _, _, _, _, root = _TREE.unpack_from(raw, trees + _TREE.size)
             _, transaction = _END.unpack_from(raw, trees + 2 * _TREE.size)
-            if page_nbytes not in (1 << bits for bits in range(9, 17)) or self._page_nbytes not in (0, page_nbytes):
-                raise self._bad(f"its pages cannot have {page_nbytes} bytes")
-            self._page_nbytes = page_nbytes
-            found.append((transaction, flags, root))
-        _, flags, root = max(found)
-        return flags, root
+            if page_nbytes not in (1 << bits for bits in range(9, 17)) or self.page_nbytes not in (0, page_nbytes):
+                raise self.bad(f"its pages cannot have {page_nbytes} bytes")
+            self.page_nbytes = page_nbytes
+            found.append((transaction, at, raw[trees + _TREE.size :][: _TREE.size]))
+        return self._tree(max(found)[2])
 
-    def _database_root(self, root: int, database: str) -> tuple[int, int]:
-        names = []
-        for leaf in self._leaves(root):
-            for number, key in enumerate(leaf.keys):
-                if leaf.flags[number] & _SUBTREE:
-                    names.append(key.decode("utf-8", "replace"))
-                    if names[-1] == database and leaf.sizes[number] == _TREE.size:
-                        raw = os.pread(self._file, _TREE.size, int(leaf.places[number]))
-                        _, flags, _, _, _, _, _, inner = _TREE.unpack(raw)
-                        return flags, inner
-        raise self._bad(f"it has no database {database!r}; it has {', '.join(names)[:200] or 'none'}")
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self._nbytes // self.page_nbytes
 
-    def _leaves(self, root: int) -> list[_Leaf]:
-        seen = bytearray(self._nbytes // self._page_nbytes)
-        waiting = [] if root == _NO_ROOT else [root]
-        leaves = []
-        while waiting:
-            number = waiting.pop()
-            if number >= len(seen) or seen[number]:
-                raise self._bad(f"page {number} is outside of it, or comes twice: it is truncated or corrupt")
-            seen[number] = 1
-            page = os.pread(self._file, self._page_nbytes, number * self._page_nbytes)
-            kind, nodes = self._nodes(page, number)
-            if kind == _LEAF:
-                leaves.append(self._leaf(page, number, nodes))
-            else:
-                low, high, flags, _ = _heads(page, nodes)
-                children = low | high << 16 | flags << 32
-                if (children >= len(seen)).any() or len(waiting) > len(seen):
-                    raise self._bad(f"page {number} has children outside of it: it is truncated or corrupt")
-                waiting += children[::-1].tolist()
-        return leaves
+    def tree_at(self, place: int) -> _Tree:
+        """Return the tree of a database inside the file."""
+        return self._tree(os.pread(self._file, _TREE.size, place))
 
-    def _nodes(self, page: bytes, number: int) -> tuple[int, np.ndarray]:
-        """Return a page's kind, and where its nodes begin."""
-        if len(page) < self._page_nbytes:
-            raise self._bad(f"page {number} is cut off")
-        own, _, kind, lower, _ = PAGE.unpack_from(page)
-        if own != number or kind not in (_BRANCH, _LEAF):
-            raise self._bad(f"page {number} is number {own} with flags {kind}, and no part of a tree")
-        if not PAGE.size <= lower <= self._page_nbytes or lower % 2:
-            raise self._bad(f"page {number} has nodes up to byte {lower}")
-        nodes = np.frombuffer(page, np.uint16, (lower - PAGE.size) // 2, PAGE.size).astype(np.int64)
-        if ((nodes < lower) | (nodes > self._page_nbytes - _NODE_NBYTES)).any():
-            raise self._bad(f"page {number} has nodes outside of it")
-        return kind, nodes
+    def _tree(self, raw: bytes) -> _Tree:
+        _, flags, _, _, leaves, _, entries, root = _TREE.unpack(raw)
+        if entries > self._nbytes:
+            raise self.bad(f"it states {entries} entries, and has {self._nbytes} bytes")
+        return _Tree(flags, leaves, entries, root)
 
-    def _leaf(self, page: bytes, number: int, nodes: np.ndarray) -> _Leaf:
-        low, high, flags, key_nbytes = _heads(page, nodes)
-        sizes = low | high << 16
-        begins = nodes + _NODE_NBYTES
-        values = begins + key_nbytes
-        elsewhere = flags & _ON_OVERFLOW != 0
-        ends = values + np.where(elsewhere, 8, sizes)
-        if (ends > self._page_nbytes).any():
-            raise self._bad(f"page {number} has a node that does not end in it")
-        places = values + number * self._page_nbytes
-        if elsewhere.any():
-            raw = np.frombuffer(page, np.uint8)[values[elsewhere][:, None] + np.arange(8)]
-            pages = raw.view(np.uint64)[:, 0]
+    def leaves(self, root: int) -> Iterator[_Nodes]:
+        """Yield the nodes of all leaves, in the order of their keys."""
+        seen = np.zeros(self.count, bool)
+        level = np.array([root] if root != _NO_ROOT else [], np.uint64)
+        while len(level):
+            if (level >= self.count).any():
+                raise self.bad(f"page {int(level.max())} is outside of it: it is truncated or corrupt")
+            numbers = level.astype(np.int64)
+            if seen[numbers].any() or len(np.unique(numbers)) < len(numbers):
+                raise self.bad("a page comes twice: it is corrupt")
+            seen[numbers] = True
+            below: list[np.ndarray] = []
+            for at in range(0, len(numbers), _TOGETHER):
+                nodes = self.read(numbers[at : at + _TOGETHER])
+                if nodes.is_leaf and not below:
+                    yield nodes
+                elif nodes.is_leaf or (at and not below):
+                    raise self.bad("its pages are no tree: it is corrupt")
+                else:
+                    below.append(nodes.low | nodes.high << 16 | nodes.flags << 32)
+            level = np.concatenate([np.empty(0, np.int64), *below]).astype(np.uint64)
+
+    def read(self, numbers: np.ndarray) -> _Nodes:
+        """Return the nodes of pages that are all leaves, or all branches."""
+        size = self.page_nbytes
+        data = np.empty((len(numbers), size), np.uint8)
+        cuts = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)]
+        for begin, end in itertools.pairwise(cuts):
+            if os.preadv(self._file, [data[begin:end].data], int(numbers[begin]) * size) < (end - begin) * size:
+                raise self.bad(f"pages {numbers[begin]} to {numbers[end - 1]} are cut off")
+        heads = data[:, : PAGE.size].copy()
+        own, kinds = heads.view(np.uint64)[:, 0], heads.view(np.uint16)[:, 5]
+        lowers = heads.view(np.uint16)[:, 6].astype(np.int64)
+        kind = int(kinds[0])
+        if (own != numbers.astype(np.uint64)).any() or kind not in (_BRANCH, _LEAF) or (kinds != kind).any():
+            raise self.bad(
+                f"pages {numbers[0]} to {numbers[-1]} have other numbers or flags, and are no part of a tree"
+            )
+        if (lowers < PAGE.size).any() or (lowers > size).any() or (lowers % 2).any():
+            raise self.bad(f"pages {numbers[0]} to {numbers[-1]} have nodes outside of them")
+        counts = (lowers - PAGE.size) // 2
+        table = data[:, PAGE.size : PAGE.size + 2 * int(counts.max())].copy().view(np.uint16)
+        nodes = table[np.arange(table.shape[1]) < counts[:, None]].astype(np.int64)
+        rows = np.repeat(np.arange(len(numbers)), counts)
+        if ((nodes < lowers[rows]) | (nodes > size - _NODE_NBYTES)).any():
+            raise self.bad(f"pages {numbers[0]} to {numbers[-1]} have nodes outside of them")
+        flat, starts = data.reshape(-1), rows * size + nodes
+        low, high, flags, key_sizes = flat[starts[:, None] + np.arange(_NODE_NBYTES)].view(np.uint16).astype(np.int64).T
+        if (nodes + _NODE_NBYTES + key_sizes > size).any():
+            raise self.bad(f"pages {numbers[0]} to {numbers[-1]} have keys that do not end in them")
+        keys = flat[_ranges(starts + _NODE_NBYTES, key_sizes)]
+        places = starts[:0]
+        if kind == _LEAF:
+            values = nodes + _NODE_NBYTES + key_sizes
+            elsewhere = flags & _ON_OVERFLOW != 0
+            if (values + np.where(elsewhere, 8, low | high << 16) > size).any():
+                raise self.bad(f"pages {numbers[0]} to {numbers[-1]} have a node that does not end in them")
+            places = numbers[rows] * size + values
+            pages = flat[(rows * size + values)[elsewhere][:, None] + np.arange(8)].view(np.uint64)[:, 0]
             if (pages >= 1 << 40).any():
-                raise self._bad(f"page {number} has values outside of every file")
-            places[elsewhere] = pages.astype(np.int64) * self._page_nbytes + PAGE.size
-        keys = [page[begin:end] for begin, end in zip(begins.tolist(), values.tolist(), strict=True)]
-        return _Leaf(keys, places, sizes, flags)
+                raise self.bad(f"pages {numbers[0]} to {numbers[-1]} have values outside of every file")
+            places[elsewhere] = pages.astype(np.int64) * size + PAGE.size
+        return _Nodes(kind == _LEAF, low, high, flags, keys, key_sizes, places)
 
-    def _bad(self, reason: str) -> SourceError:
+    def bad(self, reason: str) -> SourceError:
+        """Return the error for a reason."""
         return SourceError(f"{self._path}: {reason}")
 
 
-def _heads(page: bytes, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the four numbers that each node begins with."""
-    raw = np.frombuffer(page, np.uint8)[nodes[:, None] + np.arange(_NODE_NBYTES)]
-    low, high, flags, key_nbytes = raw.view(np.uint16).reshape(-1, 4).astype(np.int64).T
-    return low, high, flags, key_nbytes
+def _ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return the numbers of several ranges, one after another.
+
+    >>> _ranges(np.array([5, 0]), np.array([2, 3]))
+    array([5, 6, 0, 1, 2])
+    """
+    ends = np.cumsum(sizes)
+    found: np.ndarray = np.arange(int(sizes.sum())) + np.repeat(starts - ends + sizes, sizes)
+    return found
+
+
+def _find(pages: _Pages, root: int, key: bytes, known: dict[int, _Nodes]) -> tuple[_Nodes, int] | None:
+    """Return the leaf of a key, and its place there, or None; `known` are pages that were read before."""
+    number = root
+    for _ in range(_DEEPEST):
+        if number >= pages.count:
+            raise pages.bad(f"page {number} is outside of it: it is truncated or corrupt")
+        nodes = known.get(number) or pages.read(np.array([number], np.int64))
+        known[number] = nodes
+        keys = nodes.list_keys()
+        if nodes.is_leaf:
+            at = bisect_left(keys, key)
+            return (nodes, at) if at < len(keys) and keys[at] == key else None
+        if not keys:
+            break
+        at = max(0, bisect_right(keys, key, lo=1) - 1)  # the first has no key: it is below all others
+        number = int(nodes.low[at] | nodes.high[at] << 16 | nodes.flags[at] << 32)
+    raise pages.bad("its branches do not end: it is corrupt")
+
+
+def _named_tree(pages: _Pages, tree: _Tree, database: str) -> _Tree:
+    found = None if tree.root == _NO_ROOT else _find(pages, tree.root, database.encode(), {})
+    if found is not None:
+        nodes, at = found
+        if nodes.flags[at] & _SUBTREE and nodes.low[at] | nodes.high[at] << 16 == _TREE.size:
+            return pages.tree_at(int(nodes.places[at]))
+    names = [
+        key.decode("utf-8", "replace")
+        for nodes in pages.leaves(tree.root)
+        for key, flags in zip(nodes.list_keys(), nodes.flags.tolist(), strict=True)
+        if flags & _SUBTREE
+    ]
+    raise pages.bad(f"it has no database {database!r}; it has {', '.join(names)[:200] or 'none'}")
+
+
+def _key_index(pages: _Pages, tree: _Tree, without: frozenset[bytes]) -> KeyIndex:
+    parts: list[tuple[np.ndarray, ...]] = [(np.empty(0, np.uint8), *[np.empty(0, np.int64)] * 3)]
+    found, lengths = 0, np.array(sorted({len(key) for key in without}), np.int64)
+    for nodes in pages.leaves(tree.root):
+        keep = np.ones(len(nodes.low), bool)
+        inner = nodes.flags & (_SUBTREE | _SEVERAL) != 0
+        maybe = np.flatnonzero(np.isin(nodes.key_sizes, lengths) | inner)
+        starts = np.cumsum(nodes.key_sizes) - nodes.key_sizes
+        first = nodes.keys[np.minimum(starts[maybe], len(nodes.keys) - 1)] if len(nodes.keys) else maybe[:0]
+        maybe = maybe[np.isin(first, [key[0] for key in without]) | inner[maybe]]
+        names = [nodes.keys[starts[at] : starts[at] + nodes.key_sizes[at]].tobytes() for at in maybe.tolist()]
+        keep[[at for at, name in zip(maybe.tolist(), names, strict=True) if name in without]] = False
+        if (inner & keep).any():
+            shown = ", ".join(name.decode("utf-8", "replace") for name in names if name not in without)
+            raise pages.bad(f"it holds databases ({shown[:200]}); pass database=")
+        sizes = nodes.key_sizes[keep]
+        parts.append(
+            (nodes.keys[_ranges(starts[keep], sizes)], sizes, nodes.places[keep], (nodes.low | nodes.high << 16)[keep])
+        )
+        found += len(nodes.low)
+    if found != tree.entries:
+        raise pages.bad(f"it states {tree.entries} entries, and has {found}")
+    keys, sizes, places, value_sizes = map(np.concatenate, zip(*parts, strict=True))
+    order = np.argsort(sizes, kind="stable")
+    ordered = keys[_ranges((np.cumsum(sizes) - sizes)[order], sizes[order])].tobytes()
+    return KeyIndex(pages.page_nbytes, ordered, np.cumsum(sizes[order]), places[order], value_sizes[order])

@@ -7,22 +7,27 @@ Samples are in the order of their keys; shorter keys come first, so that 2 comes
 others (`NOT_SAMPLES`: a length, a list of keys) are left out. No value is ever unpickled.
 
 Files are read without LMDB's C library, which trusts every page number that it finds and is brought down by a damaged
-file: the tree is walked once, in `open_files` (see tree.py), and a sample is then one read of a file, by any thread of
-any process. As without a lock in LMDB, nobody may write a file while it is read. Only `LMDBWriter` needs the package.
+file. The tree is walked once (see btree.py): when a file is opened if it is small, else when its first sample is read.
+A sample is then one read of a file, by any thread of any process. As without a lock in LMDB, nobody may write a file
+while it is read. Only `LMDBWriter` needs the package.
 """
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
+
 from penstock.core.errors import RecordError, SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
-from penstock.data.formats.lmdb.btree import OVERFLOW, PAGE, KeyIndex, read_index
+from penstock.data.formats.lmdb.btree import OVERFLOW, PAGE, KeyTree
 from penstock.data.formats.lmdb.sample_codec import MAGIC, pack, unpack, why_unsupported
 from penstock.data.optional import need
+from penstock.data.sample_batch import put_in_order, samples_of
 from penstock.data.schema import Errors, Sample, Schema, Selection, fitted
 from penstock.data.source import Source
 from penstock.data.storage.storage import Storage
@@ -57,23 +62,26 @@ def open_files(
         max_record_nbytes: the most bytes that a value may have.
 
     Raises:
-        SourceError: one is not there, or is damaged where its keys are.
+        SourceError: one is not there, or is damaged where its keys are. Of a large one, reading raises the latter.
     """
-    files = [read_index(_data_file(path, storage), database, NOT_SAMPLES) for path in paths]
+    files = [KeyTree(_data_file(path, storage), database, NOT_SAMPLES) for path in paths]
     return LMDBSource(files, paths[0] if len(paths) == 1 else f"{paths[0]} and others", fields, max_record_nbytes)
 
 
 class LMDBSource(Source):
     """The entries of LMDB files; see the module."""
 
-    def __init__(self, files: Sequence[KeyIndex], where: str, fields: Selection, max_record_nbytes: int) -> None:
+    reads_batches = True
+
+    def __init__(self, files: Sequence[KeyTree], where: str, fields: Selection, max_record_nbytes: int) -> None:
         self.where = where
         self._files = tuple(files)
         self._fields = fields
         self._max_record_nbytes = max_record_nbytes
-        self._parts = ConcatIndex(map(len, files))
+        self._parts = ConcatIndex(file.count for file in files)
         self._descriptors = [PerProcess(partial(_open, one.path), os.close) for one in files]
-        self._is_packed = [self._holds_packed_samples(number) for number in range(len(files))]
+        self._packed: dict[int, bool] = {}
+        """By file, as far as they were read: whether samples are `sample_codec`'s."""
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -82,8 +90,9 @@ class LMDBSource(Source):
         """Return a sample; its arrays are its own, and may be written to."""
         file, number = self._parts.locate(index)
         value = self._value(file, number)
-        if not self._is_packed[file]:
-            return self._fields.take({"key": self._files[file].key(number), "value": bytes(value)}, self.where)
+        if not self._is_packed(file):
+            key = self._files[file].index().key(number)
+            return self._fields.take({"key": key, "value": bytes(value)}, self.where)
         try:
             return self._fields.take(unpack(value), self.where)
         except SourceError as error:
@@ -98,18 +107,72 @@ class LMDBSource(Source):
         for descriptor in self._descriptors:
             descriptor.close()
 
-    def _holds_packed_samples(self, file: int) -> bool:
-        if not len(self._files[file]):
-            return False
+    def read_many(self, indices: np.ndarray) -> list[Sample]:
+        """Return samples; values that lie close together are read at once."""
+        found = []
+        for file, places, own in self._parts.split(indices):
+            values = self._values(file, own)
+            if self._is_packed(file):
+                samples = [self._fields.take(unpack(bytearray(value)), self.where) for value in values]
+            else:
+                samples = samples_of(["key", "value"], [self._files[file].index().take_keys(own), values])
+                if self._fields.chosen is not None:
+                    samples = [self._fields.take(sample, self.where) for sample in samples]
+            found.append((places, samples))
+        return put_in_order(found, len(indices))
+
+    def ready(self, indices: np.ndarray) -> np.ndarray:
+        """Return the samples if all of them are small."""
+        sizes = [self._files[file].index().sizes[own] for file, _, own in self._parts.split(indices)]
+        return indices if all((one <= _SMALL_NBYTES // 16).all() for one in sizes) else indices[:0]
+
+    def _values(self, file: int, numbers: np.ndarray) -> list[bytes]:
+        """Return several values; what is odd about one is found by reading them one by one."""
         try:
-            return self._value(file, 0).startswith(MAGIC)
-        except RecordError:
-            return False
-        finally:
-            self._descriptors[file].close()
+            values = self._read_values(file, numbers)
+        except OSError:
+            values = None
+        return [bytes(self._value(file, number)) for number in numbers.tolist()] if values is None else values
+
+    def _read_values(self, file: int, numbers: np.ndarray) -> list[bytes] | None:
+        index = self._files[file].index()
+        places, sizes = index.places[numbers], index.sizes[numbers]
+        on_overflow = places % index.page_nbytes == PAGE.size
+        begins = places - np.where(on_overflow, PAGE.size, 0)
+        begin, end = int(begins.min()), int((places + sizes).max())
+        if (sizes > min(_SMALL_NBYTES, self._max_record_nbytes)).any():
+            return None
+        descriptor, heads = self._descriptors[file].get(), (places - begins).tolist()
+        if end - begin > 2 * int(sizes.sum()):
+            spans = zip(begins.tolist(), (places + sizes - begins).tolist(), strict=True)
+            found = [os.pread(descriptor, nbytes, at) for at, nbytes in spans]
+            values = [data[head:] if head else data for data, head in zip(found, heads, strict=True)]
+            pages = [data[:head] for data, head in zip(found, heads, strict=True)]
+        else:
+            data = os.pread(descriptor, end - begin, begin)
+            starts = (places - begin).tolist()
+            values = [data[start : start + size] for start, size in zip(starts, sizes.tolist(), strict=True)]
+            pages = [data[start - head : start] for start, head in zip(starts, heads, strict=True)]
+        is_whole = all(map(operator.eq, map(len, values), sizes.tolist()))
+        if is_whole and on_overflow.any():
+            numbered = zip(pages, (begins // index.page_nbytes).tolist(), sizes.tolist(), heads, strict=True)
+            is_whole = all(
+                not head or _holds(page, number, size, index.page_nbytes) for page, number, size, head in numbered
+            )
+        return values if is_whole else None
+
+    def _is_packed(self, file: int) -> bool:
+        found = self._packed.get(file)
+        if found is None:
+            try:
+                found = self._value(file, 0).startswith(MAGIC)
+            except RecordError:
+                found = False
+            self._packed[file] = found
+        return found
 
     def _value(self, file: int, number: int) -> bytearray:
-        one = self._files[file]
+        one = self._files[file].index()
         place, nbytes = int(one.places[number]), int(one.sizes[number])
         if nbytes > self._max_record_nbytes:
             raise self._broken(
@@ -128,15 +191,19 @@ class LMDBSource(Source):
                 _fill(descriptor, memoryview(value)[max(0, found) :], place + max(0, found))
         except OSError as error:
             raise self._broken(file, number, f"its {nbytes} bytes cannot be read: {error}") from error
-        if on_overflow:
-            own, _, flags, low, high = PAGE.unpack(head)
-            if own != page or not flags & OVERFLOW or (low | high << 16) * one.page_nbytes < PAGE.size + nbytes:
-                raise self._broken(file, number, f"page {page} does not hold its {nbytes} bytes")
+        if on_overflow and not _holds(head, page, nbytes, one.page_nbytes):
+            raise self._broken(file, number, f"page {page} does not hold its {nbytes} bytes")
         return value
 
     def _broken(self, file: int, number: int, reason: str) -> RecordError:
-        one = self._files[file]
-        return RecordError(one.path, int(one.places[number]), one.key(number), reason)
+        one = self._files[file].index()
+        return RecordError(self._files[file].path, int(one.places[number]), one.key(number), reason)
+
+
+def _holds(head: bytes | bytearray, page: int, nbytes: int, page_nbytes: int) -> bool:
+    """Return whether a page begins a value of some bytes."""
+    own, _, flags, low, high = PAGE.unpack(head)
+    return bool(own == page and flags & OVERFLOW and (low | high << 16) * page_nbytes >= PAGE.size + nbytes)
 
 
 def _data_file(path: str, storage: Storage) -> str:
@@ -255,9 +322,7 @@ def concat_files(parts: Sequence[str], path: str) -> None:
     database = _Database(path, _COMMIT_NBYTES)
     try:
         for part in parts:
-            source = LMDBSource(
-                [read_index(_data_file(part, Storage()), None, NOT_SAMPLES)], part, Selection(), 1 << 40
-            )
+            source = LMDBSource([KeyTree(_data_file(part, Storage()), None, NOT_SAMPLES)], part, Selection(), 1 << 40)
             try:
                 for number in range(len(source)):
                     database.add(bytes(source.raw(number)))

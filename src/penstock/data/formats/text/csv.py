@@ -20,7 +20,7 @@ import contextlib
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,8 @@ import numpy as np
 
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.data.formats.text.csv_records import CsvRecord, QuotedText, RecordSplitter
-from penstock.data.formats.text.lines import LONGEST, blocks
+from penstock.data.formats.text.lines import LONGEST, Block, blocks
+from penstock.data.sample_batch import samples_of
 from penstock.data.schema import Errors, Sample, Schema, Selection, fitted
 from penstock.data.storage.sequential_reader import READ_NBYTES, SequentialReader
 from penstock.data.storage.sequential_writer import SequentialWriter
@@ -104,14 +105,39 @@ class CsvStream(Stream):
         """Yield every `step`-th row of a shard, from row `first` on, the header and blank lines not counted."""
         columns = self._columns
         sample = columns.sample_parser()
-        with contextlib.closing(self._rows.read_records(shard.name)) as rows:
-            if columns.has_header:
-                columns.check_header(next(rows, None), shard.name)
-            for row in itertools.islice(rows, first, None, step):
-                try:
-                    yield sample(row.values())
-                except ValueError as error:
-                    yield RecordError(shard.name, row.offset, f"line {row.number}", str(error))
+        ahead = first  # rows to pass over until the next that is wanted
+        with contextlib.closing(self._read(shard.name)) as found:
+            for block in found:
+                if isinstance(block, Block):
+                    count = len(block.lines)
+                    samples = columns.samples(block.lines, self._rows.delimiter, ahead, step)
+                    if samples is not None:
+                        yield from samples
+                        ahead = ahead - count if ahead >= count else (ahead - count) % step
+                        continue
+                for row in self._rows.records_of(block) if isinstance(block, Block) else (block,):
+                    if ahead:
+                        ahead -= 1
+                        continue
+                    ahead = step - 1
+                    try:
+                        yield sample(row.values())
+                    except ValueError as error:
+                        yield RecordError(shard.name, row.offset, f"line {row.number}", str(error))
+
+    def _read(self, path: str) -> Generator[CsvRecord | Block, None, None]:
+        """Yield what holds a file's rows, without the header."""
+        columns = self._columns
+        found = self._rows.read(path, len(columns.names))
+        if not columns.has_header:
+            yield from found
+            return
+        block, records = next(found, None), list[CsvRecord]()
+        if isinstance(block, Block):
+            block, *records = self._rows.records_of(block)
+        columns.check_header(block, path)
+        yield from records
+        yield from found
 
 
 def _probe_columns(rows: RecordSplitter, path: str, header: Sequence[str] | None) -> tuple[list[str], list[str]]:
@@ -168,8 +194,33 @@ class _Columns:
 
     def __init__(self, names: list[str], chosen: list[tuple[str, int, str]], *, has_header: bool) -> None:
         self.has_header = has_header
-        self._names = names
+        self.names = names
         self._chosen = chosen
+        self._are_floats = chosen == [(name, at, "float64") for at, name in enumerate(names)]
+
+    def samples(self, lines: list[bytes], delimiter: str, ahead: int, step: int) -> list[Sample] | None:
+        """Return the samples of every `step`-th line, from line `ahead` on; None if one of them may be broken.
+
+        Args:
+            lines: without quotes, each with as many values as there are columns.
+            delimiter: between values.
+            ahead: lines to pass over.
+            step: how many there are to the next one.
+        """
+        try:
+            if len(lines) <= ahead:
+                return []
+            text = delimiter.encode().join(lines[ahead::step]).decode()
+            cells = text.split(delimiter)
+            if self._are_floats and _is_plain(text):
+                values = map(float, cells)
+                return [
+                    dict(zip(self.names, row, strict=True)) for row in zip(*[values] * len(self.names), strict=True)
+                ]
+            columns = [_parse_column(kind, cells[at :: len(self.names)]) for _, at, kind in self._chosen]
+        except ValueError:
+            return None
+        return samples_of([name for name, _, _ in self._chosen], columns)
 
     def check_header(self, header: CsvRecord | None, path: str) -> None:
         """Raise RecordError if a file's header is not the first one's."""
@@ -177,12 +228,12 @@ class _Columns:
             names = [] if header is None else header.values()
         except ValueError as error:
             raise RecordError(path, 0, "header", str(error)) from error
-        if names != self._names:
-            raise RecordError(path, 0, "header", f"its columns are {str(names)[:200]}, the first file's {self._names}")
+        if names != self.names:
+            raise RecordError(path, 0, "header", f"its columns are {str(names)[:200]}, the first file's {self.names}")
 
     def sample_parser(self) -> Callable[[list[str]], Sample]:
         """Return a function from a row's values to a sample; it raises ValueError for broken ones."""
-        count = len(self._names)
+        count = len(self.names)
         chosen = [(name, at, partial(_parse, kind)) for name, at, kind in self._chosen]
         numbers = [at for _, at, kind in self._chosen if kind != "text"]
         quick = [(name, at, float if kind == "float64" else _PARSERS[kind]) for name, at, kind in self._chosen]
@@ -206,8 +257,20 @@ class _Columns:
             try:
                 _parse(kind, values[at])
             except ValueError:
-                return f"column {self._names[at]!r} has {values[at][:40]!r}, which is no {kind}; dtypes= sets another"
+                return f"column {self.names[at]!r} has {values[at][:40]!r}, which is no {kind}; dtypes= sets another"
         return "it is broken"
+
+
+def _parse_column(kind: str, values: list[str]) -> list[Any]:
+    """Return values, as `_parse` does for each."""
+    if kind == "text":
+        return values
+    if not _is_plain("".join(values)):
+        raise ValueError("a value is no number")
+    if kind == "float64":
+        with contextlib.suppress(ValueError):  # an empty value, which is NaN
+            return list(map(float, values))
+    return list(map(_PARSERS[kind], values))
 
 
 def _is_plain(value: str) -> bool:

@@ -17,8 +17,11 @@ import itertools
 import re
 from collections.abc import Generator, Iterator
 
-from penstock.data.formats.text.lines import blocks, is_blank
+from penstock.data.formats.text.lines import Block, blocks, is_blank
 from penstock.data.storage.storage import Storage
+
+_TOGETHER = 64
+"""Lines that are parsed together: what they are made of stays in a core's own cache."""
 
 _Line = tuple[int, int, bytes, str]
 """Its offset, its number, its bytes, and what ended it."""
@@ -85,8 +88,36 @@ class RecordSplitter:
 
     def read_records(self, path: str) -> Generator[CsvRecord, None, None]:
         """Yield the records of a file, the header among them."""
-        lines = self._lines(path)
-        for offset, number, line, end in lines:
+        for found in self.read(path, None):
+            if isinstance(found, CsvRecord):
+                yield found
+
+    def read(self, path: str, columns: int | None) -> Generator[CsvRecord | Block, None, None]:
+        """Yield the records of a file, or blocks of which each line is a record of so many values without quotes.
+
+        Args:
+            path: of the file.
+            columns: None for records only.
+        """
+        with contextlib.closing(blocks(self._storage, path, self._longest, any_end=True)) as pieces:
+            lines = _Lines(pieces)
+            while (block := lines.next_block()) is not None:
+                parts = [block] if columns is None else block.parts(_TOGETHER)
+                if columns is not None and all(self._is_plain(part, columns) for part in parts):
+                    yield from parts
+                else:
+                    lines.open(block)
+                    yield from self._records(lines)
+
+    def records_of(self, block: Block) -> Generator[CsvRecord, None, None]:
+        """Yield the records of a block that `read` has yielded."""
+        lines = _Lines(iter(()))
+        lines.open(block)
+        return self._records(lines)
+
+    def _records(self, lines: _Lines) -> Generator[CsvRecord, None, None]:
+        while (one := lines.next_in_block()) is not None:
+            offset, number, line, end = one
             if len(line) > self._longest:
                 yield CsvRecord(offset, number, line, self, self._too_long_error())
             elif b'"' in line:
@@ -95,14 +126,14 @@ class RecordSplitter:
             elif not is_blank(line):
                 yield CsvRecord(offset, number, line, self)
 
-    def _lines(self, path: str) -> Generator[_Line, None, None]:
-        with contextlib.closing(blocks(self._storage, path, self._longest, any_end=True)) as pieces:
-            for block in pieces:
-                offset = block.offset
-                ends = itertools.repeat("\n") if block.ends is None else [end.decode() for end in block.ends]
-                for number, (line, end) in enumerate(zip(block.lines, ends, strict=False), block.number):
-                    yield offset, number, line, end
-                    offset += len(line) + 1
+    def _is_plain(self, block: Block, columns: int) -> bool:
+        lines, delimiter = block.lines, self.delimiter.encode()
+        if block.ends is not None or columns < 2 or delimiter.isspace():  # a line of tabs only is blank
+            return False
+        whole = b"\n".join(lines)
+        if max(map(len, lines)) > self._longest or b'"' in whole or b"\r" in whole:
+            return False
+        return {line.count(delimiter) for line in lines} == {columns - 1}
 
     def split(self, line: bytes, end_of_line: str, lines: Iterator[_Line]) -> list[str] | ValueError:
         """Return the values of a record that begins with `line`; reads more lines while a quote is open."""
@@ -142,6 +173,36 @@ class RecordSplitter:
 
     def _too_long_error(self) -> ValueError:
         return ValueError(f"it is longer than max_record_nbytes={self._longest}; perhaps a quote is not closed")
+
+
+class _Lines:
+    """The lines of a file, which a record may take beyond the end of their block."""
+
+    def __init__(self, pieces: Iterator[Block]) -> None:
+        self._pieces = pieces
+        self._rest: Iterator[_Line] = iter(())
+
+    def next_block(self) -> Block | None:
+        return next(self._pieces, None)
+
+    def open(self, block: Block) -> None:
+        ends = itertools.repeat("\n") if block.ends is None else (end.decode() for end in block.ends)
+        numbers = itertools.count(block.number)
+        self._rest = zip(block.offsets(), numbers, block.lines, ends, strict=False)
+
+    def next_in_block(self) -> _Line | None:
+        return next(self._rest, None)
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> _Line:
+        while (line := self.next_in_block()) is None:
+            block = self.next_block()
+            if block is None:
+                raise StopIteration
+            self.open(block)
+        return line
 
 
 def _closing_quote(text: str, at: int) -> int:

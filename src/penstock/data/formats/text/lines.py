@@ -52,6 +52,16 @@ class Block:
         ends = itertools.accumulate((len(line) + 1 for line in self.lines[:-1]), initial=self.offset)
         return list(ends)
 
+    def parts(self, count: int) -> list[Block]:
+        """Return the block in parts of `count` lines."""
+        found, offset = [], self.offset
+        for at in range(0, len(self.lines), count):
+            lines = self.lines[at : at + count]
+            ends = None if self.ends is None else self.ends[at : at + count]
+            found.append(Block(offset, self.number + at, lines, ends))
+            offset += sum(map(len, lines)) + len(lines)
+        return found
+
 
 def blocks(storage: Storage, path: str, longest: int, *, any_end: bool = False) -> Generator[Block, None, None]:
     """Yield all lines of a file.

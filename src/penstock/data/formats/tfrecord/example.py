@@ -30,12 +30,17 @@ from penstock.data.formats.tfrecord.protobuf_wire import (
     signed,
     span,
     tagged,
+    usual_inside,
+    usual_span,
     varint,
     varint_of,
 )
 
 Values = list[bytes] | list[int] | np.ndarray
 """A feature's values: bytes, integers (a list where they are few, else an int64 array), or a float32 array."""
+
+Steps = list[Values] | np.ndarray
+"""The values of each step: an array (steps, values) where all have as many numbers."""
 
 _SUBMESSAGE = 0x0A  # field 1, with a length
 _SECOND = 0x12  # field 2, with a length
@@ -72,13 +77,13 @@ def parse_features(record: bytes, wanted: Container[str] | None = None) -> dict[
     return {name: values for name, values in found.items() if values is not None}
 
 
-def parse_feature_lists(record: bytes, wanted: Container[str] | None = None) -> dict[str, list[Values]]:
+def parse_feature_lists(record: bytes, wanted: Container[str] | None = None) -> dict[str, Steps]:
     """Return the feature lists of a serialised SequenceExample: the values of each step.
 
     Raises:
         MalformedError: it is no such message.
     """
-    found: dict[str, list[Values]] = {}
+    found: dict[str, Steps] = {}
     at, end = 0, len(record)
     while at < end:
         tag, at = tagged(record, at, end)
@@ -94,7 +99,8 @@ def parse_feature_lists(record: bytes, wanted: Container[str] | None = None) -> 
             at, entry = span(record, at, stop)
             name, spans = _entry(record, at, entry)
             if wanted is None or name in wanted:
-                found[name] = [values for span in spans for values in _steps(record, *span)]
+                alike = _equal_steps(record, *spans[0]) if len(spans) == 1 else None
+                found[name] = alike if alike is not None else [one for span in spans for one in _steps(record, *span)]
             at = entry
     return found
 
@@ -158,6 +164,27 @@ def _entry(data: bytes, at: int, end: int) -> tuple[str, list[tuple[int, int]]]:
         return name.decode(), spans
     except UnicodeDecodeError as error:
         raise MalformedError(f"the name {name[:40]!r} of a feature is no UTF-8") from error
+
+
+def _equal_steps(data: bytes, at: int, end: int) -> np.ndarray | None:
+    """Return the steps as one array, if they are packed numbers and differ in nothing else; None if not."""
+    try:
+        kind_at, stop = usual_span(data, at, end)
+        kind = data[kind_at]
+        begin = usual_inside(data, usual_inside(data, kind_at, stop, kind), stop, _SUBMESSAGE)
+    except (IndexError, ValueError):
+        return None
+    if (end - at) % (stop - at) or begin == stop:
+        return None
+    rows = np.frombuffer(data, np.uint8, end - at, at).reshape(-1, stop - at)
+    head, values = rows[:, : begin - at], rows[:, begin - at :]
+    if (head != head[0]).any():
+        return None
+    if _KINDS.get(kind) == "float" and (stop - begin) % 4 == 0:
+        return np.ascontiguousarray(values).view("<f4")
+    if _KINDS.get(kind) == "int" and (values < 0x80).all():
+        return values.astype(np.int64)
+    return None
 
 
 def _steps(data: bytes, at: int, end: int) -> list[Values]:

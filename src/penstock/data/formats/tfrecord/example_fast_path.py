@@ -12,7 +12,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from penstock.data.formats.tfrecord.example import Values
-from penstock.data.formats.tfrecord.protobuf_wire import MalformedError, floats, int64s, varint
+from penstock.data.formats.tfrecord.protobuf_wire import floats, int64s, usual_inside, usual_span
 
 _MOST_KNOWN = 64
 """Lengths of records that are remembered."""
@@ -94,35 +94,15 @@ def _places(record: bytes) -> list[_Place] | None:
     end = len(record)
     places: list[_Place] = []
     try:
-        at = _inside(record, 0, end, _FIRST) if end else 0
+        at = usual_inside(record, 0, end, _FIRST) if end else 0
         while at < end:
-            at, stop = _span(record, at, end)
-            name_at, value_at = _span(record, at, stop)
-            kind_at = _inside(record, value_at, stop, _SECOND)
-            list_at = _inside(record, kind_at, stop, record[kind_at])
-            begin = _inside(record, list_at, stop, _FIRST)
+            at, stop = usual_span(record, at, end)
+            name_at, value_at = usual_span(record, at, stop)
+            kind_at = usual_inside(record, value_at, stop, _SECOND)
+            list_at = usual_inside(record, kind_at, stop, record[kind_at])
+            begin = usual_inside(record, list_at, stop, _FIRST)
             places.append((record[name_at:value_at].decode(), _VALUES[record[kind_at]], begin, stop))
             at = stop
     except (IndexError, KeyError, ValueError):
         return None
     return places or None
-
-
-def _span(record: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return where field 1 begins and ends."""
-    size, begin = record[at + 1], at + 2
-    if size >= 0x80:
-        size, begin = varint(record, at + 1, end)
-    if record[at] != _FIRST or begin + size > end:
-        raise MalformedError("not the usual layout")
-    return begin, begin + size
-
-
-def _inside(record: bytes, at: int, end: int, tag: int) -> int:
-    """Return where a field begins that fills all up to `end`."""
-    size, begin = record[at + 1], at + 2
-    if size >= 0x80:
-        size, begin = varint(record, at + 1, end)
-    if record[at] != tag or begin + size != end:
-        raise MalformedError("not the usual layout")
-    return begin

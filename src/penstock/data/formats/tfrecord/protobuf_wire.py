@@ -14,6 +14,7 @@ WORD = 1 << 64
 _FEW_NBYTES = 128
 """Up to here a loop over varints is faster than NumPy's first calls."""
 _DEEPEST = 100
+_SUBMESSAGE = 0x0A  # field 1, with a length
 _FLOAT: np.dtype = np.dtype("<f4")
 
 
@@ -128,6 +129,34 @@ def varint(data: bytes, at: int, end: int) -> tuple[int, int]:
         if byte < 0x80:
             return value % WORD, at
     raise MalformedError("a varint is longer than 10 bytes")
+
+
+def usual_span(record: bytes, at: int, end: int) -> tuple[int, int]:
+    """Return where field 1 begins and ends.
+
+    Raises:
+        ValueError, IndexError: another field is there.
+    """
+    size, begin = record[at + 1], at + 2
+    if size >= 0x80:
+        size, begin = varint(record, at + 1, end)
+    if record[at] != _SUBMESSAGE or begin + size > end:
+        raise MalformedError("not the usual layout")
+    return begin, begin + size
+
+
+def usual_inside(record: bytes, at: int, end: int, tag: int) -> int:
+    """Return where a field begins that fills all up to `end`.
+
+    Raises:
+        ValueError, IndexError: another field is there.
+    """
+    size, begin = record[at + 1], at + 2
+    if size >= 0x80:
+        size, begin = varint(record, at + 1, end)
+    if record[at] != tag or begin + size != end:
+        raise MalformedError("not the usual layout")
+    return begin
 
 
 def signed(value: int) -> int:

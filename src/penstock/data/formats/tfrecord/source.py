@@ -19,7 +19,7 @@ from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.tfrecord import record_index
-from penstock.data.formats.tfrecord.example import parse_feature_lists, parse_features, wrap_entries
+from penstock.data.formats.tfrecord.example import Steps, parse_feature_lists, parse_features, wrap_entries
 from penstock.data.formats.tfrecord.example_fast_path import ExampleFastPath
 from penstock.data.formats.tfrecord.features import (
     MARK,
@@ -150,8 +150,11 @@ class RecordParser:
         except SourceError as error:
             raise MalformedError(str(error)) from error
 
-    def _rows(self, name: str, steps: Sequence[object]) -> object:
-        values = [to_field_value(step, is_text=name in self.text, is_array=name in self.arrays) for step in steps]  # type: ignore[arg-type]
+    def _rows(self, name: str, steps: Steps) -> object:
+        if isinstance(steps, np.ndarray):
+            rows = steps[:, 0] if steps.shape[1] == 1 and name not in self.arrays else steps
+            return rows.astype(rows.dtype.newbyteorder("="))
+        values = [to_field_value(step, is_text=name in self.text, is_array=name in self.arrays) for step in steps]
         shapes = {(np.shape(value), getattr(value, "dtype", None)) for value in values if not isinstance(value, list)}
         if len(shapes) == 1 and isinstance(values[0], np.ndarray | np.generic):
             return np.stack(values)

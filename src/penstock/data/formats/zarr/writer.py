@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.core.errors import SourceError
+from penstock.data.formats.row_blocks import Make, RaggedBlocks, RowBlocks
 from penstock.data.optional import need
-from penstock.data.row_blocks import Make, RaggedBlocks, RowBlocks
 from penstock.data.schema import DTYPES, Field, Sample, Schema, fitted
 
 RAGGED = "penstock_ragged"
