@@ -138,7 +138,7 @@ def row(name: str, make: Callable[[], nn.Module], batch_of: Callable[[], Batch])
     said["measured"] = torch.cuda.max_memory_allocated()
     said["error"] = quarter.peak_nbytes / said["measured"] - 1
     del step
-    budget = int(quarter.peak_nbytes * (1 + found.relative_error) * 1.01)
+    budget = int(found.needed_nbytes(quarter) * 1.01)
     said["budget"] = budget
     for word, micro_batch in (("recommended_runs", quarter.micro_batch), ("twice_runs", 2 * quarter.micro_batch)):
         said[word] = _runs(model, optimizer, batch, micro_batch, budget)

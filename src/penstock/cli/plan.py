@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from penstock.cli.import_object import call_object
@@ -36,9 +39,26 @@ class Plan:
         """Print the plan."""
         from penstock.memory.planning.planner import plan
 
-        plans = plan(*_training_step(args.function), budget=args.budget)
+        step = _training_step(args.function)
+        with _progress_bar() as progress:
+            plans = plan(*step, budget=args.budget, progress=progress)
         print(json.dumps(plans.to_json(), indent=2) if args.json else plans.render().rstrip())
         return 0 if plans.choice is not None else 1
+
+
+@contextmanager
+def _progress_bar() -> Iterator[Callable[[int, int], None] | None]:
+    """Yield what shows the number of steps on stderr, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("planning"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("planning", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _training_step(name: str) -> tuple[Any, ...]:

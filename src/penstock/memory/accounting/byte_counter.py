@@ -43,14 +43,24 @@ class ByteCounter(TorchDispatchMode):
         grain_nbytes: the least that an allocation takes.
         item_value: what `.item()` returns, where tensors are fake and hold no number.
         device: whose memory is counted; every device's by default.
+        runs_on_cpu: whether what runs on the CPU here will run there; products in half precision take copies then.
     """
 
     def __init__(
-        self, *, grain_nbytes: int = 1, item_value: float | None = None, device: torch.device | None = None
+        self,
+        *,
+        grain_nbytes: int = 1,
+        item_value: float | None = None,
+        device: torch.device | None = None,
+        runs_on_cpu: bool = True,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = 0
         self.peak = 0
+        self.bound = 0
+        """The peak, with an allowance for workspaces that are not counted."""
+        self.workspace_bound = 0
+        """That of the last operation."""
         self.workspace_ops: set[str] = set()
         """Operations that ran and take a workspace, which is not counted."""
         self.multiplies = False
@@ -59,6 +69,7 @@ class ByteCounter(TorchDispatchMode):
         self.module = ""
         """The child of the model that is running, to which new storages are attributed."""
         self._device = device
+        self._runs_on_cpu = runs_on_cpu
         self._grain_nbytes = grain_nbytes
         self._blocks: dict[int, _Block] = {}
         self._at_peak: list[_Block] = []
@@ -101,7 +112,7 @@ class ByteCounter(TorchDispatchMode):
 
     def reset_peak(self) -> None:
         """Set the peak to the current bytes."""
-        self.peak = self.live
+        self.peak = self.bound = self.live
         self._at_peak = list(self._blocks.values())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -110,11 +121,14 @@ class ByteCounter(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         name = func.name()
         self.multiplies = self.multiplies or _is_product(name)
-        if name not in self.workspace_ops and _takes_workspace(name, result):
+        self.workspace_bound = 0
+        if _takes_workspace(name, result, products=self._runs_on_cpu):
             self.workspace_ops.add(name)
+            self.workspace_bound = _workspace_allowance(name, args, kwargs, result)
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._count(leaf, None)
+        self.bound = max(self.bound, self.live + self.workspace_bound)
         if self.live > self.peak:
             self.peak = self.live
             self._at_peak = list(self._blocks.values())
@@ -142,15 +156,26 @@ class ByteCounter(TorchDispatchMode):
         self.live -= self._blocks.pop(key).nbytes
 
 
-def _takes_workspace(name: str, result: Any) -> bool:
+def _takes_workspace(name: str, result: Any, *, products: bool) -> bool:
     """Return whether an operation is known to need memory beyond its result.
 
-    Convolutions and recurrent layers copy data into the library's layout; so do products of matrices in half precision
-    on the CPU.
+    Convolutions and recurrent layers copy data into the library's layout; so do `products` of matrices in half
+    precision on the CPU.
     """
     if any(word in name for word in _WITH_WORKSPACE):
         return True
-    return _is_product(name) and result.device.type == "cpu" and result.dtype in (torch.bfloat16, torch.float16)
+    half = (torch.bfloat16, torch.float16)
+    return products and _is_product(name) and result.device.type == "cpu" and result.dtype in half
+
+
+def _workspace_allowance(name: str, args: Any, kwargs: Any, result: Any) -> int:
+    """Return bytes that cover the workspaces seen on the CPU: a copy of all that is read and written in the library's
+    layout, and eight of a convolution's weight (its gradient is summed in parts).
+    """
+    copies = sum(one.nbytes for one in tree_leaves((args, kwargs, result)) if isinstance(one, Tensor))
+    if name == "aten::convolution":
+        return copies + 8 * int(args[1].nbytes)
+    return copies + 8 * int(args[2].nbytes) if name == "aten::convolution_backward" else copies
 
 
 def _is_product(name: str) -> bool:

@@ -23,7 +23,7 @@ from penstock.device.cuda import blas_workspace_nbytes
 from penstock.memory.accounting.byte_counter import ALLOCATOR_GRAIN_NBYTES
 from penstock.memory.microbatch.split import Split, count_samples, split_batch
 from penstock.memory.model_tensors import LossFunction
-from penstock.memory.planning.fake_run import MODES, FakeRun, Mode, error_text
+from penstock.memory.planning.fake_run import MODES, FakeRun, Mode, Progress, error_text
 from penstock.memory.planning.step_variants import Plan
 from penstock.memory.planning.verify_plan import verify_plan
 from penstock.memory.recovery.optimizer_state import reject_closure_optimizer
@@ -43,6 +43,7 @@ def plan(
     batch_size: Callable[[Any], int] = count_samples,
     modes: Sequence[Mode] = MODES,
     verify: bool = True,
+    progress: Progress | None = None,
 ) -> Plan:
     """Predict the peak memory of a training step for each way to run it, and choose one.
 
@@ -62,6 +63,7 @@ def plan(
         modes: which of "plain", "checkpointed", "offloaded" and "state offloaded" to predict. Where the model does not
             run with checkpointed blocks, the plan has a warning.
         verify: whether to run the choice, where the model lies on an accelerator.
+        progress: called with how many steps were run, and how many there are.
 
     Raises:
         OptionError: the budget is not a size, or is missing where there is no accelerator; or the optimizer needs a
@@ -88,6 +90,7 @@ def plan(
         modes=modes,
         grain_nbytes=ALLOCATOR_GRAIN_NBYTES if on_device else 1,
         products_nbytes=max((blas_workspace_nbytes(p.device) for p in model.parameters()), default=0),
+        progress=progress,
     )
     measured = ""
     try:

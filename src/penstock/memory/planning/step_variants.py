@@ -37,8 +37,11 @@ class StepVariant:
     peak_nbytes: int
     """The most device memory that the step holds."""
 
+    bound_nbytes: int
+    """The same, with an allowance for workspaces that cannot be counted."""
+
     by_role: dict[Role, int]
-    """What it consists of at that moment."""
+    """What the peak consists of at that moment."""
 
     static_nbytes: int
     """Bytes held all the time: weights, the optimizer's state, the batch."""
@@ -74,10 +77,10 @@ class Plan:
     """All that were predicted, the fastest first."""
 
     choice: StepVariant | None
-    """The fastest that fits, `relative_error` included; None if none does."""
+    """The fastest that fits, with all that the prediction may be off; None if none does."""
 
     relative_error: float
-    """How far the peaks may be off, as a fraction."""
+    """How far the peaks may be off, as a fraction, if no operation takes a workspace that cannot be counted."""
 
     measured: str = ""
     """Why the step was measured on real tensors instead of predicted; empty if it was predicted."""
@@ -113,7 +116,8 @@ class Plan:
             other = roles["temporaries"] + roles["inputs"]
             cells = f"{size_text(roles['weights']):>9} {size_text(roles['gradients']):>9} "
             cells += f"{size_text(roles['optimizer']):>9} {size_text(roles['activations']):>11} {size_text(other):>9}"
-            fits = "" if self.fits(variant) else "  does not fit"
+            up_to = f"  to {size_text(variant.bound_nbytes)}" if variant.bound_nbytes > variant.peak_nbytes else ""
+            fits = up_to + ("" if self.fits(variant) else "  does not fit")
             mark = ">" if variant is self.choice else " "
             peak = size_text(variant.peak_nbytes)
             lines.append(f"{mark} {variant.describe():48} {peak:>10}  {cells} {variant.slowdown:>6.2f}x{fits}")
@@ -130,14 +134,17 @@ class Plan:
         return replace(self, variants=ordered, choice=next(filter(self.fits, ordered), None))
 
     def fits(self, variant: StepVariant) -> bool:
-        """Return whether `variant` fits the budget, `relative_error` included."""
-        return variant.peak_nbytes * (1 + self.relative_error) <= self.budget_nbytes
+        """Return whether `variant` fits the budget, with all that the prediction may be off."""
+        return self.needed_nbytes(variant) <= self.budget_nbytes
+
+    def needed_nbytes(self, variant: StepVariant) -> int:
+        """Return the most bytes `variant` may take, workspaces and `relative_error` included."""
+        return int(variant.bound_nbytes * (1 + self.relative_error))
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as data."""
         return asdict(self)
 
     def _smallest_text(self) -> str:
-        least = min(self.variants, key=lambda variant: variant.peak_nbytes)
-        needed = int(least.peak_nbytes * (1 + self.relative_error))
-        return f"nothing fits: the least is {size_text(needed)}, with {least.describe()}"
+        least = min(self.variants, key=self.needed_nbytes)
+        return f"nothing fits: the least is {size_text(self.needed_nbytes(least))}, with {least.describe()}"

@@ -87,7 +87,15 @@ def _correct(plan: Plan, variant: StepVariant, taken: int) -> Plan:
     ratio = taken / expected if expected else 1.0
     text = f"verified by a measured step of {variant.describe()}: {size_text(taken)} on top of what is held, "
     found = replace(plan, verified=f"{text}{size_text(expected)} were predicted ({ratio - 1:+.1%})")
-    return found.choose(tuple(_scale(one, ratio) for one in plan.variants))
+    scaled = [_scale(one, ratio) for one in plan.variants]
+    return found.choose(
+        tuple(_without_bound(new) if old is variant else new for old, new in zip(plan.variants, scaled, strict=True))
+    )
+
+
+def _without_bound(variant: StepVariant) -> StepVariant:
+    """Return a variant whose workspaces were measured."""
+    return replace(variant, bound_nbytes=variant.peak_nbytes)
 
 
 def _scale(variant: StepVariant, ratio: float) -> StepVariant:
@@ -95,7 +103,8 @@ def _scale(variant: StepVariant, ratio: float) -> StepVariant:
     is_peak = variant.peak_nbytes == variant.backward_peak_nbytes
     peak = backward if is_peak else max(backward, variant.peak_nbytes)
     roles = {**variant.by_role, "temporaries": variant.by_role["temporaries"] + peak - variant.peak_nbytes}
-    return replace(variant, backward_peak_nbytes=backward, peak_nbytes=peak, by_role=roles)
+    bound = max(peak, variant.bound_nbytes)
+    return replace(variant, backward_peak_nbytes=backward, peak_nbytes=peak, bound_nbytes=bound, by_role=roles)
 
 
 @contextlib.contextmanager
