@@ -18,7 +18,7 @@ import numpy as np
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from penstock.memory.planning.timeline import Key, Rows, Timeline, TimelineCounter
+from penstock.memory.planning.byte_timeline import Key, Rows, Timeline, TimelineCounter
 
 BASE_LAYERS = 5
 """As many run of each stack: three from its beginning, and two from its end."""
@@ -179,7 +179,7 @@ def extrapolated(base: Timeline, shorter: Sequence[Timeline], lengths: Sequence[
     for key, segment in base.items():
         rows = segment.rows.copy()
         for number, (run, length) in enumerate(zip(shorter, lengths, strict=True)):
-            own = key._replace(position=_IN_SHORTER[key.position]) if key.stack == number else key
+            own = key.moved(_IN_SHORTER[key.position]) if key.stack == number else key
             less = run.get(own)
             if less is None or less.operations != segment.operations or less.rows.shape != segment.rows.shape:
                 return None
@@ -198,14 +198,14 @@ def confirms(run: Timeline, base: Timeline, found: dict[Key, Rows], lengths: Seq
         if key.stack < 0 or key.position <= 2:
             at, weight = key, 0
         elif key.position >= length - 2:
-            at, weight = key._replace(position=BASE_LAYERS - length + key.position), 0
+            at, weight = key.moved(BASE_LAYERS - length + key.position), 0
         else:
-            at, weight = key._replace(position=2), key.position - 2
+            at, weight = key.moved(2), key.position - 2
         if at not in found or base[at].operations != segment.operations or found[at].shape != segment.rows.shape:
             return False
         rows = found[at]
         if weight:
-            last = found.get(at._replace(position=3))
+            last = found.get(at.moved(3))
             if last is None or last.shape != rows.shape:
                 return False
             steps = length - BASE_LAYERS + 1

@@ -30,7 +30,7 @@ from penstock.memory.planning.repeated_layers import (
     shortened,
     stacks_of,
 )
-from penstock.memory.planning.timeline import Timeline, TimelineCounter, as_roles, peak_of
+from penstock.memory.planning.byte_timeline import Timeline, TimelineCounter, as_roles, peak_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

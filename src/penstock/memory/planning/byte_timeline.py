@@ -36,6 +36,10 @@ class Key(NamedTuple):
     occurrence: int = 0
     """How often the same mark was there before."""
 
+    def moved(self, position: int) -> Key:
+        """Return the same of the layer at another place."""
+        return self._replace(position=position)
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -62,7 +66,7 @@ class TimelineCounter(ByteCounter):
     def mark(self, event: str, stack: int = -1, position: int = 0) -> None:
         """Begin a segment."""
         key = Key(self.part, event, stack, position)
-        self._log.append(key._replace(occurrence=self._marks[key]))
+        self._log.append(Key(self.part, event, stack, position, self._marks[key]))
         self._marks[key] += 1
 
     def begin(self, part: int, event: str) -> None:
