@@ -20,6 +20,7 @@ from penstock.memory.accounting.byte_counter import ByteCounter, Role
 from penstock.memory.microbatch.split import arrays_of
 from penstock.memory.model_tensors import LossFunction, state_tensors, storage_key
 from penstock.memory.planning.activation_checkpointing import blocks_of
+from penstock.memory.planning.byte_timeline import Timeline, TimelineCounter, as_roles, peak_of
 from penstock.memory.planning.fake_copy import Copies
 from penstock.memory.planning.repeated_layers import (
     BASE_LAYERS,
@@ -30,7 +31,6 @@ from penstock.memory.planning.repeated_layers import (
     shortened,
     stacks_of,
 )
-from penstock.memory.planning.byte_timeline import Timeline, TimelineCounter, as_roles, peak_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
