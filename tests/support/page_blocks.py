@@ -30,8 +30,8 @@ def run_page(page: Path | str) -> None:
         if not all(map(_is_installed, _NEEDS.findall(comments))):
             continue
         for setup in setups(comments):
-            exec(compile(setup, f"{page}:{line} (setup)", "exec"), names)
-        compiled = compile("\n" * line + code, str(page), "exec")
+            exec(compile(setup, f"{page}:{line} (setup)", "exec", dont_inherit=True), names)
+        compiled = compile("\n" * line + code, str(page), "exec", dont_inherit=True)
         if "<!-- not run: " not in comments:
             exec(compiled, names)
     names.clear()
