@@ -30,6 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.core.errors import SourceError
+from penstock.data.concat_ranges import concat_ranges
 
 PAGE = struct.Struct("=QHHHH")
 OVERFLOW = 4
@@ -255,7 +256,7 @@ class _Pages:
         low, high, flags, key_sizes = flat[starts[:, None] + np.arange(_NODE_NBYTES)].view(np.uint16).astype(np.int64).T
         if (nodes + _NODE_NBYTES + key_sizes > size).any():
             raise self.bad(f"pages {numbers[0]} to {numbers[-1]} have keys that do not end in them")
-        keys = flat[_ranges(starts + _NODE_NBYTES, key_sizes)]
+        keys = flat[concat_ranges(starts + _NODE_NBYTES, key_sizes)]
         places = starts[:0]
         if kind == _LEAF:
             values = nodes + _NODE_NBYTES + key_sizes
@@ -272,17 +273,6 @@ class _Pages:
     def bad(self, reason: str) -> SourceError:
         """Return the error for a reason."""
         return SourceError(f"{self._path}: {reason}")
-
-
-def _ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return the numbers of several ranges, one after another.
-
-    >>> _ranges(np.array([5, 0]), np.array([2, 3]))
-    array([5, 6, 0, 1, 2])
-    """
-    ends = np.cumsum(sizes)
-    found: np.ndarray = np.arange(int(sizes.sum())) + np.repeat(starts - ends + sizes, sizes)
-    return found
 
 
 def _find(pages: _Pages, root: int, key: bytes, known: dict[int, _Nodes]) -> tuple[_Nodes, int] | None:
@@ -335,13 +325,12 @@ def _key_index(pages: _Pages, tree: _Tree, without: frozenset[bytes]) -> KeyInde
             shown = ", ".join(name.decode("utf-8", "replace") for name in names if name not in without)
             raise pages.bad(f"it holds databases ({shown[:200]}); pass database=")
         sizes = nodes.key_sizes[keep]
-        parts.append(
-            (nodes.keys[_ranges(starts[keep], sizes)], sizes, nodes.places[keep], (nodes.low | nodes.high << 16)[keep])
-        )
+        keys = nodes.keys[concat_ranges(starts[keep], sizes)]
+        parts.append((keys, sizes, nodes.places[keep], (nodes.low | nodes.high << 16)[keep]))
         found += len(nodes.low)
     if found != tree.entries:
         raise pages.bad(f"it states {tree.entries} entries, and has {found}")
     keys, sizes, places, value_sizes = map(np.concatenate, zip(*parts, strict=True))
     order = np.argsort(sizes, kind="stable")
-    ordered = keys[_ranges((np.cumsum(sizes) - sizes)[order], sizes[order])].tobytes()
+    ordered = keys[concat_ranges((np.cumsum(sizes) - sizes)[order], sizes[order])].tobytes()
     return KeyIndex(pages.page_nbytes, ordered, np.cumsum(sizes[order]), places[order], value_sizes[order])
