@@ -69,7 +69,7 @@ class StepVariant:
         """Return the variant as text: "64 x 4, checkpointed"."""
         words = {
             "checkpointed": self.checkpoint and not self.selective,
-            "checkpointed but products": self.selective,
+            "selectively checkpointed": self.selective,
             "offloaded": self.offload,
             "state offloaded": self.offload_state,
             "bf16": self.bf16,
