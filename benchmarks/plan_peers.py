@@ -88,7 +88,9 @@ STEPS: dict[str, Callable[[], Step]] = {
     "GPT-2": lambda: _text("GPT2", 8, 128, n_embd=256, n_layer=4, n_head=4),
     "Llama, bf16": lambda: _text("Llama", 8, 128, torch.bfloat16, **WIDE),
     "BERT": lambda: _text("Bert", 8, 128, **WIDE),
-    "T5": lambda: _text("T5", 8, 128, d_model=256, d_kv=64, d_ff=1024, num_layers=3, num_heads=4),
+    "T5": lambda: _text(
+        "T5", 8, 128, d_model=256, d_kv=64, d_ff=1024, num_layers=3, num_heads=4, decoder_start_token_id=0
+    ),
     "ViT": lambda: _image("ViT", image_size=64, patch_size=8, **WIDE),
     "ResNet": lambda: _image("ResNet", embedding_size=32, hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2]),
     "DenseNet, Adafactor": _dense,
@@ -139,8 +141,9 @@ def _accelerate(model: nn.Module) -> int:
     from accelerate.commands.estimate import estimate_training_usage
     from accelerate.utils import calculate_maximum_sizes
 
-    dtype = str(next(model.parameters()).dtype).rpartition(".")[2]
-    return int(max(estimate_training_usage(calculate_maximum_sizes(model)[0], dtype).values()))
+    first = next(model.parameters())
+    as_float32 = calculate_maximum_sizes(model)[0] * 4 // first.element_size()  # which the command loads
+    return int(max(estimate_training_usage(as_float32, str(first.dtype).rpartition(".")[2]).values()))
 
 
 def _deepspeed(model: nn.Module) -> int:
