@@ -32,6 +32,7 @@ ALLOCATOR_GRAIN_NBYTES = 512
 _COMMUNICATES = ("c10d::", "fsdp::")
 """Operations whose tensors are buffers of communication. (Functional collectives give activations.)"""
 
+_OF_ONE_TYPE = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 _WITH_WORKSPACE = ("convolution", "lstm", "gru", "rnn", "cudnn", "miopen")
 
 
@@ -150,7 +151,7 @@ class ByteCounter(TorchDispatchMode):
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # it is called again with the tensors that such a one consists of
         name = func.name()
-        if _is_product(name):
+        if name in _OF_ONE_TYPE:
             _reject_mixed_types(name, args)
         result = func(*args, **(kwargs or {}))
         if name == "_c10d_functional::wait_tensor":
