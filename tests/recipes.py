@@ -21,7 +21,8 @@ HEADINGS = [section.partition("\n")[0] for section in _SECTIONS if "```python" i
 
 
 def _run(folder: Path, *command: str) -> str:
-    done = subprocess.run([sys.executable, *command], cwd=folder, env=os.environ, capture_output=True, text=True)
+    environment = {**os.environ, "YOLO_CONFIG_DIR": str(folder)}  # not the settings of whoever runs this
+    done = subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stderr
 
