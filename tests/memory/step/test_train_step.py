@@ -263,7 +263,7 @@ def test_sizes_are_remembered_and_grow_when_memory_is_free_again() -> None:
     batch = double_batch(32)
     model = deep()
     step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.001), sum_of_squares)
-    step._accumulation.sizes = MicroBatchSizes(patience=3)
+    step._accumulation.policy.sizes = MicroBatchSizes(patience=3)
     room = (peak_with(8, batch) + peak_with(16, batch)) // 2
     with Capacity(room):
         for _ in range(3):
