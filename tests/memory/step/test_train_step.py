@@ -652,3 +652,33 @@ def test_models_whose_ranks_communicate_inside_forward_are_rejected(monkeypatch:
         TrainStep(Parallel(), torch.optim.SGD(model.parameters(), lr=0.1), sum_of_squares)
     with pytest.raises(OptionError, match=r"DistributedDataParallel is inside a Sequential.*make it the outermost"):
         TrainStep(nn.Sequential(Parallel()), torch.optim.SGD(model.parameters(), lr=0.1), sum_of_squares)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_has_the_gradients_of_the_whole_batch() -> None:
+    """Under a compiler no dispatch mode sees the operations; so the model's own operation fails."""
+    torch._dynamo.reset()
+    results = []
+    for most_rows in (8, 3):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+        compiled = torch.compile(model, backend="eager")
+
+        def compute(_: nn.Module, batch: Any, most_rows: int = most_rows, run: Any = compiled) -> tuple[Tensor, int]:
+            rows: Tensor = run(batch)
+            rows.register_hook(lambda grad: short_of_memory(grad, most_rows))
+            return rows.square().sum(), len(batch)
+
+        step = TrainStep(compiled, torch.optim.SGD(model.parameters(), lr=0.1), compute)
+        for size in (8, 7, 8, 5):
+            step(torch.linspace(-1, 1, size * 6).reshape(size, 6))
+        results.append([p.detach().clone() for p in model.parameters()])
+        assert step.statistics().out_of_memory == (0 if most_rows == 8 else 4)
+        assert step.statistics().micro_batch == (5 if most_rows == 8 else 3)
+    torch._dynamo.reset()
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
+
+
+def short_of_memory(grad: Tensor, most_rows: int) -> None:
+    if len(grad) > most_rows:
+        raise torch.OutOfMemoryError(f"tried to allocate 1.00 GiB for {len(grad)} rows")

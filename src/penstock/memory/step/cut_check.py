@@ -88,7 +88,7 @@ class _Run:
 
 
 def _eager() -> contextlib.AbstractContextManager[object]:
-    """Return a context in which compiled models run as they were written, so that a compiler does not see an observer."""
+    """Return a context in which compiled models run as written, so that their compiler does not see an observer."""
     if "torch._dynamo" not in sys.modules:  # which takes seconds to import
         return contextlib.nullcontext()
     return torch.compiler.set_stance("force_eager")

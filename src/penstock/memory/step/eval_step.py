@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from penstock.core.tree import call_with
+from penstock.distributed.rank_group import reject_ranks
 from penstock.memory.microbatch.cutting import Cutting, CuttingOptions
 from penstock.memory.microbatch.join import join_outputs
 from penstock.memory.step.forward_guard import Attempt, ForwardGuard
@@ -40,7 +41,7 @@ class EvalStep:
         allow_batch_dependent: layers that may see smaller parts although their result depends on them.
 
     Raises:
-        OptionError: micro_batch is out of range, or an option contradicts another.
+        OptionError: micro_batch is out of range, an option contradicts another, or the model's ranks communicate.
 
     Example:
         >>> model = nn.Linear(3, 2).eval()
@@ -60,6 +61,9 @@ class EvalStep:
         self.model = model
         self._forward = forward or call_with
         self._join = join or join_outputs
+        reject_ranks(
+            model, "pass the module of a DistributedDataParallel, and evaluate a sharded model without EvalStep"
+        )
         self._cutting = Cutting(**cutting)
         self._guard = ForwardGuard(model, self._cutting)
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from penstock.core.errors import OptionError
-from penstock.distributed.rank_group import reject_parallel
 from penstock.memory.explain import OutOfMemoryError
 from penstock.memory.microbatch.cutting import Cutting, CuttingOptions
 from penstock.memory.step.forward_guard import Attempt
@@ -39,7 +38,6 @@ class GuardedBackward:
         backward: Callable[[Tensor], object] = Tensor.backward,
         **cutting: Unpack[CuttingOptions],
     ) -> None:
-        reject_parallel(model)
         self._guard = OOMGuard(model, optimizer, **cutting)
         how = Cutting(**cutting)
         self.count_samples = how.count

@@ -7,6 +7,7 @@ from typing import Unpack
 from torch import nn
 from torch.optim import Optimizer
 
+from penstock.distributed.rank_group import reject_parallel
 from penstock.memory.explain import explain_failure
 from penstock.memory.microbatch.cutting import Cutting, CuttingOptions
 from penstock.memory.recovery.failure import Failure
@@ -36,7 +37,7 @@ class OOMGuard(ForwardGuard):
             `TrainStep`.
 
     Raises:
-        OptionError: micro_batch is out of range, or something is stepped in backward.
+        OptionError: micro_batch is out of range, the model is parallel, or something is stepped in backward.
 
     Example:
         >>> model = nn.Linear(3, 1)
@@ -52,6 +53,7 @@ class OOMGuard(ForwardGuard):
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None = None, **cutting: Unpack[CuttingOptions]) -> None:
+        reject_parallel(model)
         super().__init__(model, Cutting(**cutting))
         self._optimizer = optimizer
         reject_gradient_hooks(list(model.parameters()))
