@@ -682,3 +682,18 @@ def test_a_compiled_model_has_the_gradients_of_the_whole_batch() -> None:
 def short_of_memory(grad: Tensor, most_rows: int) -> None:
     if len(grad) > most_rows:
         raise torch.OutOfMemoryError(f"tried to allocate 1.00 GiB for {len(grad)} rows")
+
+
+def test_a_step_that_is_called_while_it_runs_says_so_and_stays_usable() -> None:
+    model = nn.Linear(3, 1)
+
+    def calling(model: nn.Module, batch: Tensor) -> tuple[Tensor, int]:
+        if len(batch) == 2:
+            step(batch[:1])
+        return model(batch).sum(), len(batch)
+
+    step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.1), calling)
+    with pytest.raises(OptionError, match="called already, by another thread or by what it calls"):
+        step(torch.ones(2, 3))
+    step(torch.ones(3, 3))
+    assert step.statistics().steps == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, TypedDict
 
 from torch import nn
@@ -48,8 +49,9 @@ class Cutting:
     """`batch -> samples`."""
 
     def __post_init__(self) -> None:
-        if self.micro_batch is not None and self.micro_batch < 1:
-            raise OptionError(f"micro_batch must be at least 1, not {self.micro_batch}")
+        given: object = self.micro_batch
+        if given is not None and not (isinstance(given, Integral) and int(given) >= 1):
+            raise OptionError(f"micro_batch must be a number of samples, at least 1, or None, not {given!r}")
         cut, count = self.split or split_batch, self.batch_size or count_samples
         if self.batch_dims is not None:
             if self.split is not None or self.batch_size is not None:

@@ -8,6 +8,7 @@ step(batch) ─▶ StepWindow: attempt ─▶ vote ─▶ reduce ─▶ step ─
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -152,6 +153,7 @@ class TrainStep:
             allow_batch_dependent=tuple(allow_batch_dependent),
         )
         self._log = FailureLog()
+        self._is_free = threading.Lock()
         self._transaction = transaction_of(optimizer, log=self._log)
         scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._sync = sync = None if ranks is None else _make_sync(model, ranks, optimizer, scaler, clip_grad_norm)
@@ -184,7 +186,18 @@ class TrainStep:
             OutOfMemoryError: a single sample does not fit, or the optimizer's step does not. The batch has had no
                 effect then.
             RankError: another rank has given up.
+            OptionError: it is being called already.
         """
+        if not self._is_free.acquire(blocking=False):
+            raise OptionError(
+                "this TrainStep is being called already, by another thread or by what it calls; let them take turns"
+            )
+        try:
+            return self._step(batch)
+        finally:
+            self._is_free.release()
+
+    def _step(self, batch: Any) -> Tensor:
         if self._is_to_plan and batch is not None and self._cutting.count(batch):
             self._plan_micro_batch(batch)
         return self._window.add(batch)
