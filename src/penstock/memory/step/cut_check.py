@@ -91,7 +91,8 @@ def _eager() -> contextlib.AbstractContextManager[object]:
     """Return a context in which compiled models run as written, so that their compiler does not see an observer."""
     if "torch._dynamo" not in sys.modules:  # which takes seconds to import
         return contextlib.nullcontext()
-    return torch.compiler.set_stance("force_eager")
+    eager: contextlib.AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return eager
 
 
 class CutChecker:

@@ -8,7 +8,6 @@ step(batch) ─▶ StepWindow: attempt ─▶ vote ─▶ reduce ─▶ step ─
 from __future__ import annotations
 
 import functools
-import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -153,7 +152,8 @@ class TrainStep:
             allow_batch_dependent=tuple(allow_batch_dependent),
         )
         self._log = FailureLog()
-        self._is_free = threading.Lock()
+        self._turn = [True]
+        """Taken by a call, as a lock that can be copied."""
         self._transaction = transaction_of(optimizer, log=self._log)
         scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._sync = sync = None if ranks is None else _make_sync(model, ranks, optimizer, scaler, clip_grad_norm)
@@ -188,14 +188,16 @@ class TrainStep:
             RankError: another rank has given up.
             OptionError: it is being called already.
         """
-        if not self._is_free.acquire(blocking=False):
+        try:
+            self._turn.pop()
+        except IndexError:
             raise OptionError(
                 "this TrainStep is being called already, by another thread or by what it calls; let them take turns"
-            )
+            ) from None
         try:
             return self._step(batch)
         finally:
-            self._is_free.release()
+            self._turn.append(True)
 
     def _step(self, batch: Any) -> Tensor:
         if self._is_to_plan and batch is not None and self._cutting.count(batch):
