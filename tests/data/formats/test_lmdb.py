@@ -212,8 +212,11 @@ def test_a_truncated_file_is_refused_wherever_it_ends(tmp_path: Path) -> None:
     whole = (tmp_path / "data" / "data.mdb").read_bytes()
     for nbytes in [*range(0, len(whole), 1499), len(whole) - 1]:
         (tmp_path / "a.lmdb").write_bytes(whole[:nbytes])
-        with pytest.raises(SourceError, match=r"a\.lmdb"):
+        with pytest.raises(SourceError, match=r"a\.lmdb") as first:
             penstock.open(tmp_path / "a.lmdb")
+        with pytest.raises(SourceError, match=r"a\.lmdb") as again:
+            penstock.open(tmp_path / "a.lmdb")
+        assert str(again.value) == str(first.value)
 
 
 def test_a_file_that_lacks_only_pages_that_were_never_written_is_read(tmp_path: Path) -> None:

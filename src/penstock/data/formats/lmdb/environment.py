@@ -58,6 +58,7 @@ class Environment:
         if self._nbytes < needed:  # pages that were freed before they were ever written are missing in sound files, too
             problem = find_problem(path)
             if problem:
+                self.lmdb.close()  # the error holds it, and it could not be opened a second time
                 raise SourceError(f"{path} is truncated: it counts {needed} bytes, and has {self._nbytes}; {problem}")
 
     def error(self, error: Exception) -> SourceError:
