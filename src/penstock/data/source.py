@@ -296,6 +296,10 @@ class Source(Dataset[Any]):
         """Return the samples one after another: distributed over ranks and workers, and with a state to resume from."""
         return SourceStream(self, errors)
 
+    def path_of(self, index: Any) -> str:
+        """Return which file a sample is read from, as far as that is known: for messages."""
+        return self.where
+
     def close(self) -> None:
         """Close what this process has opened; it is opened again when it is needed."""
 
@@ -405,6 +409,10 @@ class Mapped(Source):
         """The source's."""
         return self._source.chunk_starts
 
+    def path_of(self, index: Any) -> str:
+        """Return the source's."""
+        return self._source.path_of(index)
+
     def close(self) -> None:
         """Close the source."""
         self._source.close()
@@ -471,6 +479,10 @@ class Subset(Source):
             return None
         cuts = np.searchsorted(self._indices, starts)
         return np.unique(cuts)
+
+    def path_of(self, index: Any) -> str:
+        """Return the source's."""
+        return self._source.path_of(int(self._indices[index]))
 
     def close(self) -> None:
         """Close the source."""
