@@ -31,6 +31,7 @@ from penstock.data.convert.source_fingerprint import SourceFingerprint
 from penstock.data.convert.target import Target, nbytes_of
 from penstock.data.schema import Errors
 from penstock.data.source import Source
+from penstock.data.storage.storage import is_remote
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +108,9 @@ class ConversionRun:
                     with closing(ConverterPool(self._workers, journal.lock)) as pool:
                         self._write_result(journal, pool, verify=verify)
                 done = journal.last("finished") or {}
-                names = self._target.publish(done["folders"], overwrite=overwrite)
+                if is_remote(self._target.path):
+                    self._counter.begin_stage("uploading", None)
+                names = self._target.publish(done["folders"], overwrite=overwrite, verify=done["verified"])
             except PenstockError as error:
                 self._keep_progress(journal, error)
                 raise
@@ -118,7 +121,7 @@ class ConversionRun:
         return Conversion(
             samples=done["samples"],
             files=tuple(names),
-            nbytes=sum(nbytes_of(name) for name in names),
+            nbytes=self._target.nbytes(names),
             seconds=time.monotonic() - started,
             checksum=done["checksum"],
             skipped=done["skipped"],

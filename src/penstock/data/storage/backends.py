@@ -12,10 +12,12 @@ if a retry may succeed, to `SourceError` otherwise.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from penstock.core.errors import ExtraError, SourceError
@@ -32,6 +34,8 @@ _MAX_READS = 32
 _CONNECTIONS = 2 * _MAX_READS
 _CALL_TIMEOUT_S = 600.0
 """For calls that show no progress before their end: a listing, a range of a plain `Backend`."""
+_LEAST_UPLOAD_RATE = 1 << 20
+"""Bytes per second of an upload, which may take so much longer."""
 _VERSION_KEYS = (
     "ETag",
     "etag",
@@ -46,7 +50,7 @@ _VERSION_KEYS = (
 
 
 _USUAL_ERRORS = (OSError, ValueError, RuntimeError, LookupError, TypeError)
-_OBJECT_STORES = {"gs", "gcs", "memory"}
+_OBJECT_STORES = {"gs", "gcs", "abfs", "memory"}
 """Protocols of fsspec where `cat_file` is one request, whose answer never mixes two versions of an object."""
 
 
@@ -138,6 +142,24 @@ class Backend:
         """Return the URLs that match a pattern, sorted."""
         return self._urls(url, await self._call(url, "glob", self._path(url)))
 
+    async def exists(self, url: str) -> bool:
+        """Return whether there is a file, or a folder with files."""
+        return bool(await self._call(url, "exists", self._path(url)))
+
+    async def remove(self, url: str) -> None:
+        """Remove a file."""
+        await self._call(url, "rm_file", self._path(url))
+
+    async def put(self, path: str, url: str, *, overwrite: bool) -> bool:
+        """Upload a file of this machine; return False if there is one that may not be replaced."""
+        with self._translate_errors(url):
+            async with asyncio.timeout(_CALL_TIMEOUT_S + os.path.getsize(path) / _LEAST_UPLOAD_RATE):
+                try:
+                    await self._invoke("put_file", path, self._path(url), mode="overwrite" if overwrite else "create")
+                except FileExistsError:
+                    return False
+        return True
+
     async def close(self) -> None:
         """Close its connections."""
         if self._thread is not None:
@@ -163,10 +185,11 @@ class Backend:
             async with asyncio.timeout(_CALL_TIMEOUT_S):
                 return await self._invoke(name, *arguments)
 
-    async def _invoke(self, name: str, *arguments: Any) -> Any:
+    async def _invoke(self, name: str, *arguments: Any, **options: Any) -> Any:
         if self._thread is None:
-            return await getattr(self._fs, f"_{name}")(*arguments)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, getattr(self._fs, name), *arguments)
+            return await getattr(self._fs, f"_{name}")(*arguments, **options)
+        call = partial(getattr(self._fs, name), *arguments, **options)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     async def _with_timeout(self, response: Awaitable[_Result]) -> _Result:
         async with asyncio.timeout(self._response_timeout_s):
