@@ -96,7 +96,44 @@ class _SelectFields:
         return {name: sample[name] for name in self._fields}
 
 
-class Mapped(Source):
+class _Derived(Source):
+    """Samples made of those of another source, or of any dataset with numbers."""
+
+    def __init__(self, source: Any) -> None:
+        self.where = getattr(source, "where", "this source")
+        self._source: Source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What it calls: the source."""
+        return (self._source,)
+
+    @property
+    def reads_objects(self) -> bool:
+        """Whether the source does."""
+        source: object = self._source
+        return isinstance(source, Source) and source.reads_objects
+
+    @property
+    def reads_batches(self) -> bool:  # type: ignore[override]
+        """Whether the source does."""
+        source: object = self._source
+        return isinstance(source, Source) and source.reads_batches
+
+    @property
+    def chunk_starts(self) -> np.ndarray | None:
+        """The source's."""
+        return self._source.chunk_starts
+
+    def close(self) -> None:
+        """Close the source. What a cache keeps stays."""
+        self._source.close()
+
+
+class Mapped(_Derived):
     """A function of each sample of another source.
 
     >>> Mapped([1, 2, 3], lambda number: number * 2)[2]
@@ -104,12 +141,8 @@ class Mapped(Source):
     """
 
     def __init__(self, source: Source, function: Callable[[Any], Any]) -> None:
-        self.where = getattr(source, "where", "this source")
-        self._source = source
+        super().__init__(source)
         self._function = function
-
-    def __len__(self) -> int:
-        return len(self._source)
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -121,16 +154,6 @@ class Mapped(Source):
         if not is_before_map or isinstance(self._function, _SelectFields):
             return super()._cached(opened, is_before_map=is_before_map)
         return Mapped(_cached_part(self._source, opened), self._function)
-
-    @property
-    def reads_objects(self) -> bool:
-        """Whether the source does."""
-        return _reads_objects(self._source)
-
-    @property
-    def reads_batches(self) -> bool:  # type: ignore[override]
-        """Whether the source does."""
-        return _reads_batches(self._source)
 
     def object_requests(self, indices: Sequence[int]) -> list[ObjectRequest]:
         """Return the source's."""
@@ -144,17 +167,8 @@ class Mapped(Source):
         """Return the function's result for a sample."""
         return self._function(self._source[index])
 
-    @property
-    def chunk_starts(self) -> np.ndarray | None:
-        """The source's."""
-        return self._source.chunk_starts
 
-    def close(self) -> None:
-        """Close the source."""
-        self._source.close()
-
-
-class Subset(Source):
+class Subset(_Derived):
     """Some samples of another source.
 
     >>> Subset(["a", "b", "c"], [2, 0])[0]
@@ -162,27 +176,16 @@ class Subset(Source):
     """
 
     def __init__(self, source: Source, indices: Sequence[int]) -> None:
-        self.where = getattr(source, "where", "this source")
-        self._source = source
+        super().__init__(source)
         self._indices = np.asarray(indices, np.int64)
 
     def __len__(self) -> int:
         return len(self._indices)
 
-    @property
-    def parts(self) -> tuple[Any, ...]:
-        """What it calls: the source."""
-        return (self._source,)
-
     def _cached(self, opened: Callable[[Any], CachedDataset], *, is_before_map: bool) -> Source:
         if not is_before_map:
             return super()._cached(opened, is_before_map=is_before_map)
         return Subset(_cached_part(self._source, opened), self._indices.tolist())
-
-    @property
-    def reads_objects(self) -> bool:
-        """Whether the source does."""
-        return _reads_objects(self._source)
 
     def object_requests(self, indices: Sequence[int]) -> list[ObjectRequest]:
         """Return the source's, for the samples selected of it."""
@@ -190,11 +193,6 @@ class Subset(Source):
             return []
         places = range(len(self._source))
         return self._source.object_requests([places[int(self._indices[index])] for index in indices])
-
-    @property
-    def reads_batches(self) -> bool:  # type: ignore[override]
-        """Whether the source does."""
-        return _reads_batches(self._source)
 
     def fetching(self, indices: Iterable[int]) -> AbstractContextManager[Any]:
         """Return the source's, for the samples selected of it."""
@@ -216,12 +214,8 @@ class Subset(Source):
         cuts = np.searchsorted(self._indices, starts)
         return np.unique(cuts)
 
-    def close(self) -> None:
-        """Close the source."""
-        self._source.close()
 
-
-class Cached(Source):
+class Cached(_Derived):
     """Another source's samples, each made once; `Source.cached` makes it.
 
     Args:
@@ -229,32 +223,15 @@ class Cached(Source):
         samples: keeps them.
     """
 
+    reads_batches = False
+
     def __init__(self, source: Source, samples: CachedDataset) -> None:
-        self.where = source.where
-        self._source = source
+        super().__init__(source)
         self._samples = samples
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    @property
-    def parts(self) -> tuple[Any, ...]:
-        """What it calls: the source."""
-        return (self._source,)
 
     def read(self, index: int) -> Any:
         """Return the sample that is kept; make and keep it if there is none."""
         return self._samples[index]
-
-    @property
-    def chunk_starts(self) -> np.ndarray | None:
-        """The source's."""
-        return self._source.chunk_starts
-
-    @property
-    def reads_objects(self) -> bool:
-        """Whether the source does."""
-        return self._source.reads_objects
 
     def object_requests(self, indices: Sequence[int]) -> list[ObjectRequest]:
         """Return the source's, for the samples that are not kept yet."""
@@ -263,10 +240,6 @@ class Cached(Source):
     def cache_info(self) -> CacheInfo:
         """Return what the cache has done, in all processes: hits, misses, entries, nbytes, limit_nbytes, full."""
         return self._samples.cache_info()
-
-    def close(self) -> None:
-        """Close the source. What is kept stays."""
-        self._source.close()
 
 
 def _cached_part(source: Any, opened: Callable[[Any], CachedDataset]) -> Any:
@@ -330,11 +303,3 @@ def _open_cached(dataset: Any, **options: Any) -> CachedDataset:
             "not move on; cache a dataset without one inside of it"
         )
     return open_cached(dataset, **options)
-
-
-def _reads_objects(source: object) -> bool:
-    return isinstance(source, Source) and source.reads_objects
-
-
-def _reads_batches(source: object) -> bool:
-    return isinstance(source, Source) and source.reads_batches

@@ -28,7 +28,7 @@ from penstock.data.convert.segment_tasks import (
 )
 from penstock.data.convert.source_contents import read_contents
 from penstock.data.convert.source_fingerprint import SourceFingerprint
-from penstock.data.convert.target import Target, nbytes_of
+from penstock.data.convert.target import Target, nbytes_of, remove
 from penstock.data.schema import Errors
 from penstock.data.source import Source
 from penstock.data.storage.storage import is_remote
@@ -289,11 +289,7 @@ class ConversionRun:
                 intact[task.number] = recorded[task.number]
                 kept.add(os.path.basename(self._segment_folder(task.number)))
         for name in set(os.listdir(self._target.partial_folder)) - kept:
-            path = os.path.join(self._target.partial_folder, name)
-            if os.path.isdir(path):
-                shutil.rmtree(path)
-            else:
-                os.remove(path)
+            remove(os.path.join(self._target.partial_folder, name))
         return intact
 
     # ── files ───────────────────────────────────────────────────────────────────────────────────────────────

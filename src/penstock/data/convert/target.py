@@ -178,12 +178,16 @@ class Target:
 def clear_partial_folder(partial_folder: str) -> None:
     """Remove a conversion's folder; its journal last, so that the command can resume after a kill in between."""
     for name in sorted(os.listdir(partial_folder), key=lambda name: name == "journal.jsonl"):
-        path = os.path.join(partial_folder, name)
-        if os.path.isdir(path):
-            shutil.rmtree(path)
-        else:
-            os.remove(path)
+        remove(os.path.join(partial_folder, name))
     os.rmdir(partial_folder)
+
+
+def remove(path: str) -> None:
+    """Remove a file, or a folder with all that is in it."""
+    if os.path.isdir(path):
+        shutil.rmtree(path)
+    else:
+        os.remove(path)
 
 
 def sync_file(path: str) -> None:
