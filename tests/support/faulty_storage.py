@@ -154,7 +154,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if fault in ("500", "503"):
             self._send(int(fault), {}, b"<Error><Code>InternalError</Code></Error>")
             return
-        status, headers, body = self.server.answer(self.command, self.path, self.headers, sent)
+        status, headers, body = self.server.answer(
+            self.command, self.path, self.headers, **({"body": sent} if sent else {})
+        )
         if wanted and wanted != "bytes=0-0" and self.server.range_barrier is not None:
             self.server.range_barrier.wait(_MAX_HELD_S)
         half = len(body) // 2
