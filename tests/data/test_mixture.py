@@ -7,6 +7,7 @@ import math
 import pickle
 import random
 from collections import Counter
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
@@ -223,7 +224,7 @@ def test_a_source_has_ended_after_as_many_passes_as_its_epochs_say(sizes, passes
     count = len(sizes)
     sources = [Numbers(1000 * place, size) for place, size in enumerate(sizes)]
     one = penstock.mix([*zip(sources, weights, strict=False)], stop=stop, shuffle=shuffle, epochs=passes[:count])
-    limits = [max(1, round(some * size)) for some, size in zip(passes, sizes, strict=False)]
+    limits = [max(1, round(Fraction(some) * size)) for some, size in zip(passes, sizes, strict=False)]
     if len(one) > 2000:
         return
     found = Counter(one.locate(place) for place in range(len(one)))
