@@ -48,6 +48,9 @@ class Format:
     folder_markers: tuple[str, ...] = ()
     """Files of which at least one lies in a folder that is one data set of this format (`data.mdb`); () if none is."""
 
+    writes_folders: bool = False
+    """Whether its writer makes a folder of files."""
+
     files_without_data: tuple[str, ...] = ()
     """Names of files that end on one of `suffixes` and hold no data (`lock.mdb`)."""
 
