@@ -18,7 +18,6 @@ from sample_files import assert_same, datasets, samples_in, write_samples
 
 import penstock
 from penstock.core.errors import RecordError, SourceError
-from penstock.data.formats.arrow import ipc_messages
 from penstock.data.formats.arrow.ipc import concat_files
 from penstock.data.schema import Field, Sample, Schema, plain
 
@@ -109,12 +108,16 @@ def as_big_endian(stream: bytes) -> bytes:
     data = bytearray(stream)
     (nbytes,) = struct.unpack_from("<i", data, 4)
     metadata = stream[8 : 8 + nbytes]
-    _, table, _ = ipc_messages._header(metadata)
+    root = struct.unpack_from("<I", metadata)[0]
+    vtable = root - struct.unpack_from("<i", metadata, root)[0]
+    place = root + struct.unpack_from("<H", metadata, vtable + 4 + 2 * 2)[0]  # of the header, a Schema
+    table = place + struct.unpack_from("<I", metadata, place)[0]
     vtable = table - struct.unpack_from("<i", metadata, table)[0]
     one = next(at for at in range(table + 4, nbytes, 2) if metadata[at : at + 2] == b"\1\0")
     struct.pack_into("<H", data, 8 + vtable + 4, one - table)
-    begin = 8 + nbytes + 8 + struct.unpack_from("<i", data, 8 + nbytes + 4)[0]
-    _, _, body = ipc_messages._header(stream[8 + nbytes + 8 : begin])
+    _, batch = pa.ipc.MessageReader.open_stream(stream)
+    body = batch.body.size
+    begin = stream.rindex(batch.body.to_pybytes())
     data[begin : begin + body] = np.frombuffer(stream[begin : begin + body], "<i8").byteswap().tobytes()
     return bytes(data)
 
