@@ -85,7 +85,7 @@ class Format:
         Raises:
             OptionError: an option is unknown.
         """
-        arguments = inspect.signature(function).parameters.values()
+        arguments = inspect.signature(function).parameters.values() if options else ()
         known = [one.name for one in arguments if one.kind is inspect.Parameter.KEYWORD_ONLY]
         for name in options:
             if name not in known:

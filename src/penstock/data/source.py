@@ -74,6 +74,10 @@ class Source(Dataset[Any]):
         """
         return self.read_many(np.arange(start, stop))
 
+    def path_of(self, index: int) -> str:
+        """Return the path that a sample is read from, for messages, as far as it is known."""
+        return self.where
+
     def ready(self, indices: np.ndarray) -> np.ndarray:
         """Return those samples for which `read_many` runs no library's code that a damaged file may crash.
 
@@ -409,6 +413,11 @@ class Mapped(Source):
     def fetching(self, indices: Iterable[int]) -> AbstractContextManager[Any]:
         """Return the source's."""
         return self._source.fetching(indices) if self.reads_batches else super().fetching(indices)
+
+    def path_of(self, index: int) -> str:
+        """Return the source's."""
+        source: object = self._source
+        return source.path_of(index) if isinstance(source, Source) else self.where
 
     def read(self, index: int) -> Any:
         """Return the function's result for a sample."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import datetime
+import multiprocessing
+import os
 import pickle
 import random
+import signal
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
@@ -19,7 +22,7 @@ from hypothesis import given, settings
 from sample_files import assert_same, datasets, samples_in, write_samples
 
 import penstock
-from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.core.errors import OptionError, RecordError, SourceError, WorkerKilledError
 from penstock.data.chunks.chunk_shuffle import ChunkShuffle
 from penstock.data.formats.arrow import parquet
 from penstock.data.formats.arrow.parquet import ParquetSource, ParquetWriter, concat_files
@@ -486,6 +489,25 @@ def test_what_is_encrypted_is_said_to_be(tmp_path: Path, plaintext_footer: bool)
     with pytest.raises(RecordError, match="column 'x' is encrypted; leave it out with fields="):
         penstock.open(tmp_path / "a.parquet")[0]
     assert penstock.open(tmp_path / "a.parquet", fields=["y"])[0] == {"y": 2}
+
+
+def test_a_row_group_that_kills_the_worker_is_survived_and_its_file_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2):
+        table(tmp_path / f"{number}.parquet", {"x": np.arange(20) + 20 * number}, row_group_size=10)
+    batches = ParquetSource.batches
+
+    def deadly(source: ParquetSource, file: int, number: int, columns: Any) -> Any:
+        if (file, number) == (1, 1) and multiprocessing.parent_process() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batches(source, file, number, columns)
+
+    monkeypatch.setattr(ParquetSource, "batches", deadly)
+    source = penstock.open(tmp_path)
+    with pytest.raises(WorkerKilledError, match=r"making sample 3\d of .*1\.parquet, on which"):
+        list(penstock.DataLoader(source, batch_size=5, num_workers=1, multiprocessing_context="fork"))
+    source.close()
 
 
 def test_a_flipped_bit_is_noticed_and_other_row_groups_are_read(tmp_path: Path) -> None:

@@ -143,8 +143,8 @@ class FixedShapeArrays(Column):
     """
 
     def __init__(self, array: Any, values: np.ndarray, holes: np.ndarray | None = None) -> None:
-        super().__init__(array)
         self._valid = _valid(array)
+        self.has_nulls = self._valid is not None
         self._values = values
         self._holes = holes
 

@@ -9,7 +9,6 @@ Nobody may write or shorten a file while it is mapped.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -49,7 +48,7 @@ class IpcFile:
 
     @property
     def is_read_whole(self) -> bool:
-        """Whether no batch can be read alone: a stream may replace its dictionaries, and only its reader swaps bytes."""
+        """Whether no batch is read alone: a stream may replace its dictionaries, and only its reader swaps bytes."""
         return self.is_stream and (self.has_dictionaries or self.is_swapped)
 
 
@@ -98,13 +97,8 @@ def _is_packed(message: Any, schema: Any, data: Any) -> bool:
         columns = pa.ipc.read_record_batch(message, pa.schema(first)).columns
     except pa.ArrowException:  # damaged, or dictionaries within lists
         return True
-    return not all(_is_view(column, data) for column in columns)
-
-
-def _is_view(column: Any, data: Any) -> bool:
-    """Return whether the values of a column lie in the file's buffer."""
-    values = column.buffers()[-1]
-    return values is None or not values.size or 0 <= values.address - data.address < data.size
+    values = [column.buffers()[-1] for column in columns]
+    return any(one and one.size and not 0 <= one.address - data.address < data.size for one in values)
 
 
 class ArrowSource(TableSource):
@@ -124,11 +118,9 @@ class ArrowSource(TableSource):
 
     def batches(self, file: int, number: int, columns: Iterable[tuple[str, ...]]) -> Iterator[tuple[Any, int]]:
         """Yield a record batch, and the bytes that it costs to keep: a view of a map costs little."""
-        names = {path[0] for path in columns}
-        mapped = self._maps[file].get()
-        batch = mapped.batch(number, names)
-        is_view = all(_is_view(batch.column(name), mapped.data) for name in names)
-        yield batch, _VIEW_NBYTES * len(names) if is_view else batch.get_total_buffer_size()
+        batch = self._maps[file].get().batch(number, {path[0] for path in columns})
+        is_view = not (self._ipc[file].is_packed or self._ipc[file].is_swapped)
+        yield batch, _VIEW_NBYTES * batch.num_columns if is_view else batch.get_total_buffer_size()
 
     def offset(self, file: int, number: int) -> int:
         """Return the byte at which a batch's message begins."""
@@ -156,23 +148,23 @@ class _MappedFile:
         self._whole: list[Any] | None = None
         self._lock = threading.Lock()
         with translate_errors(file.path):
-            self.data = _map(file.path)
+            self._data = _map(file.path)
+        if self._data.size < file.nbytes:  # reading beyond its end would be fatal
+            raise SourceError(f"{file.path} is shorter than it was when it was opened")
 
     def close(self) -> None:
         self._threads = threading.local()
-        self._whole = self.data = None
+        self._whole = self._data = None
 
     def batch(self, number: int, columns: set[str]) -> Any:
         """Return a record batch with these columns, and perhaps others."""
         file = self._file
-        if min(self.data.size, os.stat(file.path).st_size) < file.nbytes:  # reading beyond its end would be fatal
-            raise SourceError(f"{file.path} is shorter than it was when it was opened")
         if file.is_read_whole:
             return self._all_batches()[number]
         if file.has_dictionaries or file.is_swapped or (file.is_packed and not file.is_stream):
             return self._reader(columns).get_batch(number)
         begin, end = file.spans[number]
-        return need("pyarrow", "parquet").ipc.read_record_batch(self.data.slice(begin, end - begin), file.schema)
+        return need("pyarrow", "parquet").ipc.read_record_batch(self._data.slice(begin, end - begin), file.schema)
 
     def _reader(self, columns: set[str]) -> Any:
         """Return this thread's reader: pyarrow's is not thread-safe, as it caches what it reads."""
@@ -183,14 +175,14 @@ class _MappedFile:
         if wanted not in readers:
             ipc = need("pyarrow", "parquet").ipc
             options = ipc.IpcReadOptions(included_fields=[*wanted], use_threads=False)
-            readers[wanted] = ipc.open_file(self.data, options=options)
+            readers[wanted] = ipc.open_file(self._data, options=options)
         return readers[wanted]
 
     def _all_batches(self) -> list[Any]:
         with self._lock:
             if self._whole is None:
                 whole, nbytes = [], 0
-                for batch in need("pyarrow", "parquet").ipc.open_stream(self.data):
+                for batch in need("pyarrow", "parquet").ipc.open_stream(self._data):
                     nbytes += batch.get_total_buffer_size() if self._file.is_packed else 0
                     if nbytes > self._most_nbytes:
                         raise SourceError(

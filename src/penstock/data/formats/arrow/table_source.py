@@ -174,6 +174,10 @@ class TableSource(Source):
         """Yield the record batches of a group of a file, with these columns at least, and what keeping each costs."""
         raise NotImplementedError
 
+    def path_of(self, index: int) -> str:
+        """Return the path of the file that has a sample."""
+        return self._paths[self._files.locate(self._parts.locate(index)[0])[0]]
+
     def offset(self, file: int, number: int) -> int:
         """Return the byte at which a group of a file begins; -1 where nobody knows."""
         return -1
@@ -241,7 +245,7 @@ class TableSource(Source):
     def _unpacked(self, held: ChunkCache[UnpackedGroup], number: int, row: int) -> UnpackedGroup:
         unpacked = held.get(number, partial(self._unpack, number))
         if unpacked.failure:
-            raise self._broken(number, int(row), unpacked.failure)
+            raise self._broken(number, row, unpacked.failure)
         return unpacked
 
     def select_fields(self, fields: Sequence[str]) -> Source:
@@ -288,7 +292,7 @@ class TableSource(Source):
     def _broken(self, number: int, row: int, reason: str) -> RecordError:
         file, place = self._files.locate(number)
         first = self._parts.starts[number] - self._parts.starts[self._files.starts[file]]
-        return RecordError(self._paths[file], self.offset(file, place), first + row, reason)
+        return RecordError(self._paths[file], self.offset(file, place), first + int(row), reason)
 
 
 def _column(name: str, leaf: Leaf, batch: Any) -> Column:
@@ -349,7 +353,7 @@ def _merged(one: Leaf, other: Leaf, path: str, first: str) -> Leaf:
     return wide
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class UnpackedGroup:
     """A group's columns, in pieces."""
 

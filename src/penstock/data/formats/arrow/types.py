@@ -191,7 +191,7 @@ def _describe(type: Any) -> str:
 
 
 def merged(one: Leaf, other: Leaf) -> Leaf | None:
-    """Return the field of two files that differ in a unit, in the one that holds both exactly; None if there is none."""
+    """Return the field of two files that differ in a unit, in one that holds both exactly; None if there is none."""
     type = common_type(one.type, other.type)
     reader = "" if type is None else _reader(need("pyarrow", "parquet").field("", type))
     if isinstance(reader, str):
