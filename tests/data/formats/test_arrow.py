@@ -89,6 +89,28 @@ def test_what_pyarrow_writes_is_read(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_and_a_pass_have_the_samples_that_are_read_one_by_one(tmp_path: Path, kind: str) -> None:
+    sparse = {
+        "text": pa.array(["a", None, "ß"] * 10),
+        "cell": pa.array([b"abc", None, b"def"] * 10, pa.binary(3)),
+        "nested": pa.array([[[1, 2]], [], [[3, 4], [5, 6]]] * 10, pa.list_(pa.list_(pa.int8()))),
+        "turns": pa.array([[{"role": "user"}], None, []] * 10),
+        "number": pa.array([1, None, 3] * 10),
+        "list": pa.array([[1], None, [2, 3]] * 10),
+    }
+    for name, array in sparse.items():
+        table = TABLE.drop(["list"]).append_column(name, array)
+        ipc(tmp_path / f"{name}.arrow", kind, table)
+        source = penstock.open(tmp_path / f"{name}.arrow", null={"number": -1, "list": np.zeros(0)})
+        alone = [source[index] for index in range(30)]
+        order = np.random.default_rng(0).permutation(30).tolist()
+        for index, sample in [*enumerate(source), *zip(order, source.__getitems__(order), strict=True)]:
+            assert_same(sample, alone[index])
+            assert name not in ("text", "cell", "turns") or sample[name] == array[index].as_py()
+        source.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_dictionaries_are_looked_up_even_if_they_change(tmp_path: Path, kind: str) -> None:
     if kind == "file":  # a file has one dictionary for all of its batches
         table = pa.table({"c": pa.array(["a", "b", None] * 3).dictionary_encode(), "n": range(9)})

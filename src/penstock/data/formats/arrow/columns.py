@@ -39,31 +39,57 @@ _NO_OBJECT = (ValueError, OverflowError, ImportError)
 
 
 class Column:
-    """The values of one field in some rows, as the Python objects that pyarrow makes; numbers are subclasses.
+    """The values of one field in some rows.
 
     Raises:
         SourceError: a value that is asked for is broken, or no array: lists of different lengths, nulls in them.
     """
 
     def __init__(self, array: Any) -> None:
+        self._valid = _valid(array)
+        self._count = len(array)
+        self.has_nulls = self._valid is not None
+
+    def value(self, row: int) -> Any:
+        """Return a row's value, or a view of it; None where it is null."""
+        return None if self._valid is not None and not self._valid[row] else self._value(row)
+
+    def _value(self, row: int) -> Any:
+        raise NotImplementedError
+
+    def take(self, rows: np.ndarray | slice) -> Iterable[Any]:
+        """Return the values of some rows, as `value` does."""
+        return map(self.value, np.arange(self._count)[rows].tolist())
+
+
+class PythonValues(Column):
+    """Text, bytes and nested values: Python objects that pyarrow makes."""
+
+    def __init__(self, array: Any) -> None:
         self.has_nulls = bool(array.null_count)
         self._array = array
 
     def value(self, row: int) -> Any:
-        """Return a row's value, or a view of it; None where it is null."""
-        try:
-            return self._array[row].as_py()
-        except _NO_OBJECT as error:
-            raise SourceError(f"it cannot be a Python object: {error}") from error
+        """Return a new object."""
+        return self._objects(lambda: self._array[row].as_py())
 
     def take(self, rows: np.ndarray | slice) -> Iterable[Any]:
-        """Return the values of some rows, as `value` does."""
-        array = self._array[rows] if isinstance(rows, slice) else self._array.take(rows)
-        try:
-            found: list[Any] = array.to_pylist()
-        except _NO_OBJECT as error:
-            raise SourceError(f"one of them cannot be a Python object: {error}") from error
+        """Return new objects."""
+        if isinstance(rows, slice):
+            array = self._array[rows]
+        else:
+            try:
+                array = self._array.take(rows)
+            except NotImplementedError:  # of views of text, in pyarrow 26
+                return map(self.value, rows.tolist())
+        found: list[Any] = self._objects(array.to_pylist)
         return found
+
+    def _objects(self, make: Callable[[], Any]) -> Any:
+        try:
+            return make()
+        except _NO_OBJECT as error:
+            raise SourceError(f"it cannot be a Python object: {error}") from error
 
 
 def fits_in_memory(dtype: str, shape: tuple[int | None, ...]) -> bool:
@@ -101,15 +127,14 @@ def text_column(array: Any) -> Column:
     pa = need("pyarrow", "parquet")
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):  # not whether all of it is UTF-8
         array.view(pa.binary() if pa.types.is_string(array.type) else pa.large_binary()).validate(full=True)
-    else:
-        array.validate(full=True)
-    return Column(array)
+        return PythonValues(array)
+    return object_column(array)
 
 
 def object_column(array: Any) -> Column:
     """Return a column of any type: lists, dicts, tuples, Decimal."""
     array.validate(full=True)
-    return Column(array)
+    return PythonValues(array)
 
 
 def _valid(array: Any) -> np.ndarray | None:
@@ -143,15 +168,11 @@ class FixedShapeArrays(Column):
     """
 
     def __init__(self, array: Any, values: np.ndarray, holes: np.ndarray | None = None) -> None:
-        self._valid = _valid(array)
-        self.has_nulls = self._valid is not None
+        super().__init__(array)
         self._values = values
         self._holes = holes
 
-    def value(self, row: int) -> Any:
-        """Return a number, or a view of an array."""
-        if self._valid is not None and not self._valid[row]:
-            return None
+    def _value(self, row: int) -> Any:
         if self._holes is not None and self._holes[row]:
             raise SourceError("it has nulls between its numbers; see objects=")
         return self._values[row]
@@ -159,7 +180,7 @@ class FixedShapeArrays(Column):
     def take(self, rows: np.ndarray | slice) -> Iterable[Any]:
         """Return numbers, or views of arrays."""
         if self.has_nulls or self._holes is not None:
-            return map(self.value, np.arange(len(self._values))[rows].tolist())
+            return super().take(rows)
         if isinstance(rows, slice) or self._values.ndim == 1:
             return self._values[rows]
         return map(self._values.__getitem__, rows.tolist())
@@ -201,24 +222,18 @@ class DictionaryEncoded(Column):
     def __init__(self, make: Callable[[Any], Column], array: Any) -> None:
         super().__init__(array)
         self._entries = make(array.dictionary)
-        self._valid = _valid(array)
         self._numbers = _numbers(array.indices, number_type(array.type.index_type))
         there = self._numbers if self._valid is None else self._numbers[self._valid]
         if there.size and not (0 <= int(there.min()) and int(there.max()) < len(array.dictionary)):
             raise SourceError(f"a column has entries outside of its dictionary of {len(array.dictionary)}")
         self.has_nulls |= self._entries.has_nulls
 
-    def value(self, row: int) -> Any:
-        """Return the entry."""
-        if self._valid is not None and not self._valid[row]:
-            return None
+    def _value(self, row: int) -> Any:
         return self._entries.value(int(self._numbers[row]))
 
     def take(self, rows: np.ndarray | slice) -> Iterable[Any]:
         """Return the entries."""
-        if self._valid is None:
-            return self._entries.take(self._numbers[rows])
-        return map(self.value, np.arange(len(self._numbers))[rows].tolist())
+        return self._entries.take(self._numbers[rows]) if self._valid is None else super().take(rows)
 
 
 class _Level:
@@ -251,7 +266,6 @@ class Ragged(Column):
 
     def __init__(self, array: Any, dtype: str) -> None:
         super().__init__(array)
-        self._valid = _valid(array)
         self._sizes = list_sizes(array.type)[0]
         self._levels = []
         for _ in self._sizes:
@@ -259,10 +273,7 @@ class Ragged(Column):
             array = array.values
         self.values = _numbers(array, dtype)
 
-    def value(self, row: int) -> Any:
-        """Return a view of an array."""
-        if self._valid is not None and not self._valid[row]:
-            return None
+    def _value(self, row: int) -> Any:
         begin, end, shape = row, row + 1, []
         for level, stated in zip(self._levels, self._sizes, strict=True):
             begin, end, size = level.within(begin, end)
@@ -276,7 +287,7 @@ class Ragged(Column):
         if self._valid is None and len(self._levels) == 1 and first.holes is None:
             begins, ends = first.offsets[:-1][rows].tolist(), first.offsets[1:][rows].tolist()
             return [values[begin:end] for begin, end in zip(begins, ends, strict=True)]
-        return map(self.value, np.arange(len(self._array))[rows].tolist())
+        return super().take(rows)
 
 
 class TensorWithShape(Column):
@@ -285,15 +296,11 @@ class TensorWithShape(Column):
     def __init__(self, array: Any, field: Field, is_raw: bool) -> None:
         super().__init__(array)
         self._field = field
-        self._valid = _valid(array)
         self._bytes = array.field(0) if is_raw else None
         self._data = text_column(array.field(0)) if is_raw else Ragged(array.field(0), field.dtype)
         self._shapes = fixed_shape_column(array.field(1), "int32", (len(field.shape),))
 
-    def value(self, row: int) -> Any:
-        """Return a view of an array."""
-        if self._valid is not None and not self._valid[row]:
-            return None
+    def _value(self, row: int) -> Any:
         shape, dtype = self._shapes.value(row), self._field.dtype
         raw = self._bytes[row].as_buffer() if self._bytes is not None else self._data.value(row)
         if shape is None or raw is None:
@@ -308,10 +315,6 @@ class TensorWithShape(Column):
         if any(one not in (None, other) for one, other in zip(self._field.shape, shape, strict=True)):
             raise SourceError(f"its shape is {shape}, and it should be {self._field.words()}")
         return values.reshape(shape)
-
-    def take(self, rows: np.ndarray | slice) -> Iterable[Any]:
-        """Return views of arrays."""
-        return map(self.value, np.arange(len(self._array))[rows].tolist())
 
 
 def _checked(values: np.ndarray) -> np.ndarray:

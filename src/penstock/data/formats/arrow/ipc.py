@@ -90,15 +90,18 @@ def _map(path: str) -> Any:
 
 
 def _is_packed(message: Any, schema: Any, data: Any) -> bool:
-    """Return whether the first column of a record batch is not a view of the file."""
+    """Return whether the first column of a record batch that has values is not a view of the file."""
     pa = need("pyarrow", "parquet")
-    first = [pa.field("", getattr(field.type, "index_type", field.type)) for field in schema][:1]
-    try:
-        columns = pa.ipc.read_record_batch(message, pa.schema(first)).columns
-    except pa.ArrowException:  # damaged, or dictionaries within lists
-        return True
-    values = [column.buffers()[-1] for column in columns]
-    return any(one and one.size and not 0 <= one.address - data.address < data.size for one in values)
+    fields: list[Any] = []
+    for field in schema:
+        fields.append(pa.field("", getattr(field.type, "index_type", field.type)))
+        try:
+            values = pa.ipc.read_record_batch(message, pa.schema(fields)).columns[-1].buffers()[-1]
+        except pa.ArrowException:  # damaged, or dictionaries within lists
+            return True
+        if values:
+            return not 0 <= values.address - data.address < data.size
+    return False
 
 
 class ArrowSource(TableSource):

@@ -133,7 +133,7 @@ class _Footer:
         for leaf in map(metadata.schema.column, range(metadata.num_columns)):
             parts = leaf.path.split(".")
             if any(".".join(parts[:end]) in wanted for end in range(1, len(parts) + 1)):
-                width = _WIDTHS.get(leaf.physical_type, leaf.length)
+                width = _WIDTHS.get(leaf.physical_type, max(0, leaf.length))
                 widths.append(0 if leaf.max_repetition_level else width)
         return cls(metadata, local, columns, sum(widths) if all(widths) else 0)
 
