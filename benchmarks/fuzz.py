@@ -1,6 +1,7 @@
 """Mutated files through every reader: `python -m benchmarks.fuzz [--count N] [--formats ...] [--json FILE]`.
 
-For each format, its own writer writes small files, which are mutated: bits flipped, bytes overwritten, deleted,
+For each format, its own writer writes small files (of Arrow and Parquet also sets that differ in unit, dtype or byte
+order), which are mutated: bits flipped, bytes overwritten, deleted,
 inserted, doubled, numbers made extreme, ends cut off. Every mutant is opened and read to its end in a child process,
 which may take a gigabyte and ten seconds for it. Only penstock's documented errors may be raised: anything else, a
 hang, too much memory or a crash of the child is printed with the seed that reproduces it (`--seed`). LMDB's C code is
@@ -31,6 +32,7 @@ from typing import Any
 import numpy as np
 
 import penstock
+from benchmarks.mixed_tables import write_folders
 from penstock.core.errors import PenstockError
 from penstock.data.format import Format
 from penstock.data.format_registry import FORMATS
@@ -133,6 +135,8 @@ def write_originals(format: Format, folder: Path) -> list[Path]:
                 writer.write(sample)
             writer.close()
         found.append(path)
+    if format.name in ("arrow", "parquet"):
+        found += write_folders(folder, format.suffixes[0])
     return found
 
 

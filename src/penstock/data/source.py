@@ -87,10 +87,6 @@ class Source(NumberedSamples):
         """Return the samples one after another: distributed over ranks and workers, and with a state to resume from."""
         return SourceStream(self, errors)
 
-    def path_of(self, index: int) -> str:
-        """Return the path that a sample is read from, for messages, as far as it is known."""
-        return self.where
-
 
 class _SelectFields:
     def __init__(self, fields: tuple[str, ...]) -> None:
