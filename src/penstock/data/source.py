@@ -73,6 +73,10 @@ class Source(Dataset[Any]):
         """
         return indices
 
+    def block_stop(self, start: int, count: int) -> int:
+        """Return where a block of about `count` samples that are read together, in order, should end."""
+        return start + count
+
     def __getitem__(self, index: int) -> Any:
         if entered.source is self:
             sample = entered.samples.pop(index, self)
@@ -90,7 +94,7 @@ class Source(Dataset[Any]):
         end = len(self)
         size = 1 if self._gathers else end
         while start < end:
-            block = range(start, min(start + size, end))
+            block = range(start, min(self.block_stop(start, size) if size > 1 else start + size, end))
             samples = self._read_block(block) if self._gathers else None
             self._left = iter(samples or ())
             if samples is None:

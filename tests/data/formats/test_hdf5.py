@@ -26,9 +26,10 @@ from sample_files import assert_all_same, assert_same, datasets, write_samples
 
 import penstock
 from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.data.formats.column_source import ColumnSource
 from penstock.data.formats.hdf5 import rows
 from penstock.data.formats.hdf5.concat_files import concat_files
-from penstock.data.formats.hdf5.source import HDF5Source, open_files
+from penstock.data.formats.hdf5.source import open_files
 from penstock.data.formats.hdf5.writer import HDF5Writer, why_unsupported
 from penstock.data.schema import Field, Sample, Schema, Selection, schema_of
 from penstock.data.storage.storage import Storage
@@ -369,7 +370,7 @@ def test_several_files_are_one_source(tmp_path: Path) -> None:
         with h5py.File(tmp_path / f"{number}.h5", "w") as file:
             file.create_dataset("x", data=np.full((count, 2 + number), number, "i4"), chunks=(2, 2), maxshape=(None, 9))
     source = penstock.open(tmp_path / "{0..2}.h5")
-    assert isinstance(source, HDF5Source)
+    assert isinstance(source, ColumnSource)
     with closing(source):
         assert [sample["x"].tolist() for sample in source] == [[0] * 2] * 5 + [[2] * 4] * 3
         assert source.schema == {"x": Field("array", "int32", (None,))}

@@ -12,19 +12,21 @@ ragged             a group that HDF5Writer wrote, see writer.py: arrays that dif
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from penstock.core.errors import RecordError, SourceError
 from penstock.data.chunks.chunk_cache import ChunkCache
+from penstock.data.formats.chunked_rows import ChunkedRows, RaggedValues, Wanted, first_of, native
+from penstock.data.formats.column_source import SMALL_NBYTES, Values
 from penstock.data.formats.hdf5.file import HDF5File
-from penstock.data.formats.hdf5.heap import Heap
-from penstock.data.formats.hdf5.layout import HEAP_REFERENCE, UNWRITTEN, DatasetLayout, ProbedFile, read_layout
-from penstock.data.formats.hdf5.rows import Rows, open_rows
+from penstock.data.formats.hdf5.heap import HEAP_REFERENCE, UNWRITTEN, Heap
+from penstock.data.formats.hdf5.layout import DatasetLayout, ProbedFile, read_layout
+from penstock.data.formats.hdf5.rows import open_rows
 from penstock.data.optional import need
 from penstock.data.schema import DTYPES, Field
 
@@ -32,11 +34,10 @@ RAGGED = "penstock_ragged"
 """The attribute of a group that holds ragged arrays: their shape, -1 where they differ."""
 
 _NUMBERS = "biufc"
-_SMALL_NBYTES = 64 << 10
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Column:
+class HDF5Column:
     """One field of one file. Can be pickled."""
 
     field: Field
@@ -47,6 +48,9 @@ class Column:
     itemsize: int = 1
     """Of one element of a value that lies on the heap."""
 
+    mean_nbytes: int = 0
+    """At most, of values that differ in length: the bytes of the file for each."""
+
     fill: bytes = b""
     """The text that was never written, if the file says which."""
 
@@ -56,9 +60,19 @@ class Column:
     shapes: DatasetLayout | None = None
 
     @property
+    def name(self) -> str:
+        """Of the dataset."""
+        return self.layout.name
+
+    @property
     def count(self) -> int:
         """How many values there are."""
         return (self.offsets or self.layout).count
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """How many rows there are, and in a chunk."""
+        return self.layout.count, self.layout.rows_per_chunk
 
     @property
     def chunk_nbytes(self) -> int:
@@ -72,121 +86,47 @@ class Column:
 
     @property
     def is_small(self) -> bool:
-        """Whether many values are read faster together: small ones, past the HDF5 library, not on the heap."""
+        """Whether many values are read faster together: not those that the library reads one by one."""
         layout = self.layout
-        is_in_rows = self.offsets is None and layout.dtype != HEAP_REFERENCE
-        return is_in_rows and layout.access != "library" and layout.row_nbytes <= _SMALL_NBYTES
+        is_one_by_one = layout.access == "library" and layout.rows_per_chunk == 1
+        return not is_one_by_one and max(layout.row_nbytes, self.mean_nbytes) <= SMALL_NBYTES
 
-    def reader(self, file: HDF5File, chunks: ChunkCache[np.ndarray], heap: Heap) -> Values:
-        """Return what reads values, in any thread.
-
-        Args:
-            file: in which they lie.
-            chunks: those of this field that were unpacked, of all files.
-            heap: of the file.
-        """
-        rows = open_rows(self.layout, file, chunks, in_spans=self.offsets is not None)
+    def open(self, file: HDF5File, cache: ChunkCache[np.ndarray], heap: Heap) -> Values:
+        """Return what reads values: from the heap of the file, or from its chunks, kept in a cache."""
+        rows = open_rows(self.layout, file, cache)
         if self.offsets is not None and self.shapes is not None:
-            starts, shapes = (open_rows(one, file, chunks) for one in (self.offsets, self.shapes))
-            return _RaggedValues(self, rows, starts, shapes, file)
-        if self.layout.dtype == HEAP_REFERENCE:
-            return _HeapValues(self, rows, heap, file)
-        return _InlineValues(self, rows, file)
-
-
-class Values:
-    """Reads the values of one field of one file, in any thread."""
-
-    __slots__ = ()
-
-    def value(self, index: int) -> Any:
-        """Return a value.
-
-        Raises:
-            RecordError: it is broken.
-        """
-        raise NotImplementedError
-
-    def take(self, indices: np.ndarray) -> Iterable[Any]:
-        """Return several values, in any order."""
-        return map(self.value, indices.tolist())
+            starts, shapes = (open_rows(one, file, cache) for one in (self.offsets, self.shapes))
+            elements, wide = (rows, self.layout.count), self.field.shape
+            return RaggedValues(file.path, self.layout.name, wide, self.count, elements, starts, shapes)
+        return _FieldValues(self, rows, file.path, heap)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _InlineValues(Values):
-    column: Column
-    rows: Rows
-    file: HDF5File
-
-    def value(self, index: int) -> Any:
-        value = self.rows.row(index)
-        for part in self.column.parts:
-            value = value[part]
-        field = self.column.field
-        if field.kind in ("text", "object"):
-            return _decode_fixed(value, self.file.path, f"{self.column.layout.name}[{index}]")
-        if field.kind == "bytes":
-            return bytes(value)
-        if isinstance(value, np.ndarray):
-            if value.dtype.kind == "b":
-                return value.view(np.uint8) != 0  # a file may hold other bytes than 0 and 1
-            return value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("="))
-        return value if isinstance(value, np.generic) else np.asarray(value, field.dtype)[()]
-
-    def take(self, indices: np.ndarray) -> Iterable[Any]:
-        if self.column.field.kind not in ("array", "number"):
-            return map(self.value, indices.tolist())
-        values: np.ndarray = self.rows.take(indices)
-        for part in self.column.parts:
-            values = values[part]
-        if values.dtype.kind == "b":
-            values = np.ascontiguousarray(values).view(np.uint8) != 0
-        return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _HeapValues(Values):
-    column: Column
-    rows: Rows
+class _FieldValues:
+    column: HDF5Column
+    rows: ChunkedRows
+    path: str
     heap: Heap
-    file: HDF5File
 
-    def value(self, index: int) -> Any:
-        column, key = self.column, f"{self.column.layout.name}[{index}]"
-        reference = self.rows.row(index)
-        if column.fill and reference.tobytes() == UNWRITTEN:
-            return decode_text(column.fill, self.file.path, key)
-        found = self.heap.get(reference, column.itemsize, key)
-        if column.field.kind == "text":
-            return decode_text(bytes(found), self.file.path, key)
-        if column.field.kind == "bytes":
-            return bytes(found)
-        value = np.frombuffer(found, np.dtype(column.field.dtype))
-        return value.view(np.uint8) != 0 if value.dtype.kind == "b" else value.copy()
+    def holds(self, wanted: Wanted) -> bool:
+        return self.column.layout.access != "library" or self.rows.holds(wanted)
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _RaggedValues(Values):
-    column: Column
-    rows: Rows
-    starts: Rows
-    shapes: Rows
-    file: HDF5File
-
-    def value(self, index: int) -> Any:
-        start, shape = int(self.starts.row(index)), tuple(self.shapes.row(index).tolist())
-        wide = self.column.field.shape
-        stop = start + math.prod(shape)
-        fits = all(size >= 0 and other in (None, size) for size, other in zip(shape, wide, strict=True))
-        if not fits or not 0 <= start <= stop <= self.column.layout.count:
-            raise RecordError(
-                self.file.path,
-                -1,
-                f"{self.column.layout.name}[{index}]",
-                f"elements {start} to {stop} of {self.column.layout.count}, in the shape {shape}, of {wide}",
-            )
-        value = self.rows.span(start, stop).reshape(shape)
-        return value.view(np.uint8) != 0 if value.dtype.kind == "b" else value
+    def take(self, wanted: Wanted) -> Iterable[Any]:
+        column, kind = self.column, self.column.field.kind
+        values: Any = self.rows.take(wanted)
+        if column.layout.dtype == HEAP_REFERENCE:
+            key = f"{column.name}[{first_of(wanted)}]"
+            values = self.heap.take(values, column.itemsize, column.fill, key)
+            if kind == "text":
+                return [decode_text(one, self.path, key) for one in values]
+            dtype = np.dtype(column.field.dtype or np.uint8)
+            return values if kind == "bytes" else [native(np.frombuffer(bytearray(one), dtype)) for one in values]
+        for part in column.parts:
+            values = values[part]
+        if kind in ("text", "object"):
+            decode = partial(_decode_fixed, path=self.path, key=f"{column.name}[{first_of(wanted)}]")
+            return map(decode, values)
+        return map(bytes, values) if kind == "bytes" else native(values)
 
 
 def _decode_fixed(value: Any, path: str, key: object) -> Any:
@@ -196,13 +136,13 @@ def _decode_fixed(value: Any, path: str, key: object) -> Any:
     return _decode(bytes(value).rstrip(b"\0"), path, key)
 
 
-def decode_text(value: Any, path: str, key: object) -> str:
+def decode_text(value: bytes, path: str, key: object) -> str:
     """Return UTF-8 as text, up to the first NUL; C0 80 is a NUL that belongs to the text.
 
     Raises:
         RecordError: it is not UTF-8.
     """
-    return _decode(bytes(value).partition(b"\0")[0], path, key)
+    return _decode(value.partition(b"\0")[0], path, key)
 
 
 def _decode(raw: bytes, path: str, key: object) -> str:
@@ -212,7 +152,7 @@ def _decode(raw: bytes, path: str, key: object) -> str:
         raise RecordError(path, -1, key, f"its text is not UTF-8: {error}") from error
 
 
-def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | str]:
+def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, HDF5Column | str]:
     """Return the fields that a dataset, or a group of ragged arrays, is to samples: one, or one for each part.
 
     For what no field can hold it is the reason.
@@ -234,16 +174,17 @@ def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | 
         field, itemsize = leaf
         layout = read_layout(there, file, name, on_heap=_is_on_heap(there))
         fill = bytes(there.fillvalue) if layout.fill == UNWRITTEN else b""
-        return {name: Column(field=field, layout=layout, itemsize=itemsize, fill=fill)}
+        mean = file.nbytes // max(1, layout.count)
+        return {name: HDF5Column(field=field, layout=layout, itemsize=itemsize, fill=fill, mean_nbytes=mean)}
     layout = read_layout(there, file, name)
-    found: dict[str, Column | str] = {}
+    found: dict[str, HDF5Column | str] = {}
     for parts, inner in _leaves(layout.dtype):
         held = _field(inner, layout.shape)
         if isinstance(held, str):
             part = "".join(f", part {part!r}" for part in parts)
             found["/".join((name, *parts))] = f"{where}{part} holds {held}, which no field can hold"
         else:
-            found["/".join((name, *parts))] = Column(field=held, layout=layout, parts=parts)
+            found["/".join((name, *parts))] = HDF5Column(field=held, layout=layout, parts=parts)
     return found
 
 
@@ -304,7 +245,7 @@ def _is_on_heap(dataset: Any) -> bool:
     )
 
 
-def _ragged(group: Any, file: ProbedFile, name: str) -> Column:
+def _ragged(group: Any, file: ProbedFile, name: str) -> HDF5Column:
     where = f"{file.path}: group {group.name!r}"
     shape = np.asarray(group.attrs[RAGGED])
     try:
@@ -325,4 +266,5 @@ def _ragged(group: Any, file: ProbedFile, name: str) -> Column:
         raise SourceError(f"{where} is no group of ragged arrays: its datasets have other shapes or types")
     sizes = tuple(None if size < 0 else int(size) for size in shape)
     field = Field("array", values.dtype.newbyteorder("=").name, sizes)
-    return Column(field=field, layout=values, offsets=offsets, shapes=shapes)
+    mean = values.count * values.row_nbytes // max(1, offsets.count)
+    return HDF5Column(field=field, layout=values, mean_nbytes=mean, offsets=offsets, shapes=shapes)

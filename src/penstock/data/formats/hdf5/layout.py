@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.core.errors import SourceError
+from penstock.data.formats.hdf5.heap import HEAP_REFERENCE, UNWRITTEN
 from penstock.data.optional import need
 
 Access = Literal["contiguous", "chunks", "library"]
@@ -32,11 +33,6 @@ _DEFLATE, _SHUFFLE = 1, 2
 _PIPELINES: list[list[str]] = [[], ["deflate"], ["shuffle"], ["shuffle", "deflate"]]
 _COMPACT, _CONTIGUOUS, _CHUNKED, _VIRTUAL = 0, 1, 2, 3
 _MAX_ROWS = 1 << 48
-HEAP_REFERENCE = np.dtype([("count", "<u4"), ("address", "<u8"), ("number", "<u4")])
-"""Stored for each value of variable length: its number of elements, and its place in the global heap."""
-
-UNWRITTEN = b"\xff" * HEAP_REFERENCE.itemsize
-"""In the place of such a reference: a text that was never written, and is the dataset's fill value."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
