@@ -127,14 +127,13 @@ class RaggedValues:
             return False
         return all(self._elements.holds(span) for _, span in self._places(wanted))
 
-    def take(self, wanted: Wanted) -> Iterator[np.ndarray]:
+    def take(self, wanted: Wanted) -> list[Any]:
         """Return arrays.
 
         Raises:
             RecordError: one does not lie within the elements, or is of another shape.
         """
-        for shape, span in self._places(wanted):
-            yield self._elements.take(span).reshape(shape)
+        return [self._elements.take(span).reshape(shape) for shape, span in self._places(wanted)]
 
     def _places(self, wanted: Wanted) -> Iterator[tuple[list[int], slice]]:
         starts, shapes = self._starts.take(wanted).tolist(), self._shapes.take(wanted).tolist()
@@ -149,6 +148,7 @@ class RaggedValues:
 
 def native(values: Any) -> Any:
     """Return numbers in this machine's byte order; of bools, those that a file has as other bytes than 0 and 1 too."""
-    if values.dtype.kind == "b":
+    dtype = values.dtype
+    if dtype.kind == "b":
         return np.ascontiguousarray(values).view(np.uint8) != 0
-    return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
+    return values if dtype.isnative else values.astype(dtype.newbyteorder("="))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -62,7 +62,7 @@ class Column(Protocol):
 class Values(Protocol):
     """Reads the values of one field of one file, in any thread."""
 
-    def take(self, wanted: Wanted) -> Iterable[Any]:
+    def take(self, wanted: Wanted) -> Sequence[Any] | np.ndarray:
         """Return values: copies.
 
         Raises:
@@ -115,6 +115,9 @@ class OpenFiles:
 
     def values(self, number: int) -> dict[str, Values]:
         """Return what reads the fields of file `number`."""
+        found = self._open.get(number)
+        if found is not None and len(self._files) <= _MAX_OPEN:
+            return found
         with self._lock:
             found = self._open.get(number)
             if found is None:
@@ -163,7 +166,7 @@ class ColumnSource(Source):
         """
         number, own = self._parts.locate(index)
         values, wanted = self._reading.get().values(number), slice(own, own + 1)
-        return {name: next(iter(values[name].take(wanted))) for name in self._schema}
+        return {name: values[name].take(wanted)[0] for name in self._schema}
 
     @property
     def reads_batches(self) -> bool:  # type: ignore[override]

@@ -12,10 +12,9 @@ ragged             a group that HDF5Writer wrote, see writer.py: arrays that dif
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -45,8 +44,8 @@ class HDF5Column:
     parts: tuple[str, ...] = ()
     """Of a compound type, from outside to inside."""
 
-    itemsize: int = 1
-    """Of one element of a value that lies on the heap."""
+    itemsize: int = 0
+    """Of one element of a value that lies on the heap; 0 if none does."""
 
     mean_nbytes: int = 0
     """At most, of values that differ in length: the bytes of the file for each."""
@@ -111,22 +110,28 @@ class _FieldValues:
     def holds(self, wanted: Wanted) -> bool:
         return self.column.layout.access != "library" or self.rows.holds(wanted)
 
-    def take(self, wanted: Wanted) -> Iterable[Any]:
-        column, kind = self.column, self.column.field.kind
-        values: Any = self.rows.take(wanted)
-        if column.layout.dtype == HEAP_REFERENCE:
-            key = f"{column.name}[{first_of(wanted)}]"
-            values = self.heap.take(values, column.itemsize, column.fill, key)
-            if kind == "text":
-                return [decode_text(one, self.path, key) for one in values]
-            dtype = np.dtype(column.field.dtype or np.uint8)
-            return values if kind == "bytes" else [native(np.frombuffer(bytearray(one), dtype)) for one in values]
+    def take(self, wanted: Wanted) -> Sequence[Any] | np.ndarray:
+        column, values = self.column, self.rows.take(wanted)
+        kind = column.field.kind
+        if column.itemsize and values.dtype == HEAP_REFERENCE:
+            return self._of_heap(values, f"{column.name}[{first_of(wanted)}]")
         for part in column.parts:
             values = values[part]
-        if kind in ("text", "object"):
-            decode = partial(_decode_fixed, path=self.path, key=f"{column.name}[{first_of(wanted)}]")
-            return map(decode, values)
-        return map(bytes, values) if kind == "bytes" else native(values)
+        if kind in ("array", "number"):
+            return cast(np.ndarray, native(values))
+        if kind == "bytes":
+            return [*map(bytes, values)]
+        key = f"{column.name}[{first_of(wanted)}]"
+        return [_decode_fixed(one, self.path, key) for one in values]
+
+    def _of_heap(self, references: np.ndarray, key: str) -> list[Any]:
+        found = self.heap.take(references, self.column.itemsize, self.column.fill, key)
+        field = self.column.field
+        if field.kind == "text":
+            return [decode_text(one, self.path, key) for one in found]
+        if field.kind == "bytes":
+            return found
+        return [native(np.frombuffer(bytearray(one), field.dtype)) for one in found]
 
 
 def _decode_fixed(value: Any, path: str, key: object) -> Any:

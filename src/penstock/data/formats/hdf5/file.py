@@ -36,7 +36,7 @@ class HDF5File:
 
     def __init__(self, path: str, nbytes: int) -> None:
         self.path = path
-        self._nbytes = nbytes
+        self.nbytes = nbytes
         self._lock = threading.Lock()
         self._map: mmap.mmap | None = None
         self._library: Any = None
@@ -56,9 +56,9 @@ class HDF5File:
             there = found.size()  # an fstat
         except (OSError, ValueError) as error:  # ValueError: the file is empty
             raise SourceError(f"{self.path} cannot be opened: {error}") from error
-        if not there == len(found) == self._nbytes:
+        if not there == len(found) == self.nbytes:
             raise SourceError(
-                f"{self.path} has {there} bytes, and had {self._nbytes} when it was opened first; open it again"
+                f"{self.path} has {there} bytes, and had {self.nbytes} when it was opened first; open it again"
             )
         return found
 
@@ -69,8 +69,8 @@ class HDF5File:
             RecordError: the file ends before.
         """
         nbytes = count * dtype.itemsize
-        if not 0 <= offset <= offset + nbytes <= self._nbytes:
-            words = f"{nbytes} bytes are needed there, and the file has {self._nbytes} in all"
+        if not 0 <= offset <= offset + nbytes <= self.nbytes:
+            words = f"{nbytes} bytes are needed there, and the file has {self.nbytes} in all"
             raise RecordError(self.path, offset, key, words)
         return np.frombuffer(self.mapped(), dtype, count, offset)
 

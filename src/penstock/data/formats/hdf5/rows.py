@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.core.errors import RecordError
 from penstock.data.chunks.chunk_cache import ChunkCache
-from penstock.data.formats.chunked_rows import ChunkedRows
+from penstock.data.formats.chunked_rows import ChunkedRows, Wanted
 from penstock.data.formats.hdf5.file import HDF5File
 from penstock.data.formats.hdf5.layout import DatasetLayout
 
@@ -22,25 +22,66 @@ _HARMLESS_NBYTES = 64 << 20
 
 
 def open_rows(layout: DatasetLayout, file: HDF5File, cache: ChunkCache[np.ndarray]) -> ChunkedRows:
-    """Return what reads the rows of a dataset: contiguous ones are one chunk, and what lies in place is not cached."""
-    empty = np.empty((0, *layout.shape), layout.dtype)
+    """Return what reads the rows of a dataset; what lies in the file as it is needs no cache."""
     chunks = _Chunks(layout, file)
-    if layout.access == "contiguous":
-        return ChunkedRows(empty, max(1, layout.count), chunks.whole)
+    empty, key = np.empty((0, *layout.shape), layout.dtype), (file.path, layout.name)
+    if layout.is_in_place:
+        return _InPlaceRows(layout, file, empty, chunks)
     rows = layout.rows_per_chunk
     if layout.access == "library":
-        return ChunkedRows(empty, rows, chunks.by_library, cache if rows > 1 else None, (file.path, layout.name))
-    return ChunkedRows(empty, rows, chunks.unpack, None if layout.is_in_place else cache, (file.path, layout.name))
+        return ChunkedRows(empty, rows, chunks.by_library, cache if rows > 1 else None, key)
+    return ChunkedRows(empty, rows, chunks.unpack, cache, key)
+
+
+class _InPlaceRows(ChunkedRows):
+    """Rows that are ranges of bytes: those of a batch are gathered at once, from whatever chunks."""
+
+    def __init__(self, layout: DatasetLayout, file: HDF5File, empty: np.ndarray, chunks: _Chunks) -> None:
+        is_whole = layout.access == "contiguous"
+        rows = max(1, layout.count) if is_whole else layout.rows_per_chunk
+        super().__init__(empty, rows, chunks.whole if is_whole else chunks.unpack)
+        self._layout, self._file = layout, file
+        self._row = np.dtype((np.void, layout.row_nbytes))
+
+    def take(self, wanted: Wanted) -> np.ndarray:
+        layout = self._layout
+        if isinstance(wanted, slice):
+            return self._span(wanted.start, wanted.stop)
+        offsets = self._offsets(wanted)
+        if offsets is None:
+            return super().take(wanted)
+        data = self._file.mapped()
+        windows: np.ndarray = np.ndarray((len(data) - layout.row_nbytes + 1,), self._row, data, 0, (1,))
+        found: np.ndarray = windows[offsets].view(layout.dtype)
+        return found.reshape(-1, *layout.shape)
+
+    def _offsets(self, wanted: np.ndarray) -> np.ndarray | None:
+        """Return where rows begin in the file; None if one was never written, or is not all there."""
+        layout, chunks = self._layout, self._layout.chunks
+        if chunks is None:
+            return layout.offset + wanted * layout.row_nbytes
+        if not len(chunks.numbers):
+            return None
+        numbers, rows = np.divmod(wanted, layout.rows_per_chunk)
+        at = np.searchsorted(chunks.numbers, numbers).clip(max=len(chunks.numbers) - 1)
+        ends = chunks.offsets[at] + chunks.sizes[at]
+        is_there = (chunks.numbers[at] == numbers) & (ends <= self._file.nbytes)
+        is_there &= chunks.sizes[at] == layout.rows_per_chunk * layout.row_nbytes
+        return chunks.offsets[at] + rows * layout.row_nbytes if is_there.all() else None
 
 
 class _Chunks:
     def __init__(self, layout: DatasetLayout, file: HDF5File) -> None:
         self._layout, self._file = layout, file
+        self._whole: np.ndarray | None = None
 
     def whole(self, number: int) -> np.ndarray:
         layout = self._layout
-        count = layout.count * math.prod(layout.shape)
-        return self._file.view(layout.offset, count, layout.dtype, layout.name).reshape(-1, *layout.shape)
+        self._file.mapped()  # looks whether all is still there
+        if self._whole is None:
+            found = self._file.view(layout.offset, layout.count * math.prod(layout.shape), layout.dtype, layout.name)
+            self._whole = found.reshape(-1, *layout.shape)
+        return self._whole
 
     def by_library(self, number: int) -> np.ndarray:
         rows = self._layout.rows_per_chunk

@@ -15,7 +15,7 @@ ZarrWriter      version 3, chunks of about 1 MiB. Arrays and numbers are arrays,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -178,8 +178,8 @@ class _OpenGroup:
 
 
 class _RaggedBytes(RaggedValues):
-    def take(self, wanted: Wanted) -> Iterator[Any]:
-        return map(np.ndarray.tobytes, super().take(wanted))
+    def take(self, wanted: Wanted) -> list[Any]:
+        return [value.tobytes() for value in super().take(wanted)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,10 +192,10 @@ class _FieldValues:
     def holds(self, wanted: Wanted) -> bool:
         return self.rows.holds(wanted)
 
-    def take(self, wanted: Wanted) -> Iterable[Any]:
+    def take(self, wanted: Wanted) -> Sequence[Any] | np.ndarray:
         values = self.rows.take(wanted)
         if self.field.kind == "bytes":
-            return map(bytes, values)
+            return [*map(bytes, values)]
         if self.field.kind != "text":
             return cast(np.ndarray, native(values))
         try:
