@@ -73,6 +73,10 @@ class Source(Dataset[Any]):
         """
         return indices
 
+    def where_is(self, index: int) -> str:
+        """Return the path of what sample `index` is read from, for messages."""
+        return self.where
+
     def block_stop(self, start: int, count: int) -> int:
         """Return where a block of about `count` samples that are read together, in order, should end."""
         return start + count
@@ -400,6 +404,10 @@ class Mapped(Source):
         """Return the source's."""
         return self._source.fetching(indices) if self.reads_batches else super().fetching(indices)
 
+    def where_is(self, index: int) -> str:
+        """Return the source's."""
+        return _where_is(self._source, index)
+
     def read(self, index: int) -> Any:
         """Return the function's result for a sample."""
         return self._function(self._source[index])
@@ -462,6 +470,10 @@ class Subset(Source):
         if known is None:
             return super().fetching(indices) if self.reads_objects else ObjectBatch([])
         return self._source.fetching(self._indices[known[(known >= 0) & (known < len(self))]].tolist())
+
+    def where_is(self, index: int) -> str:
+        """Return the source's."""
+        return _where_is(self._source, int(self._indices[index]))
 
     def read(self, index: int) -> Any:
         """Return a sample of the source."""
@@ -590,6 +602,10 @@ def _open_cached(dataset: Any, **options: Any) -> CachedDataset:
             "not move on; cache a dataset without one inside of it"
         )
     return open_cached(dataset, **options)
+
+
+def _where_is(source: Any, index: int) -> str:
+    return source.where_is(index) if isinstance(source, Source) else "this source"
 
 
 def _reads_objects(source: object) -> bool:

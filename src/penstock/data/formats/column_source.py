@@ -155,7 +155,7 @@ class ColumnSource(Source):
         return len(self._parts)
 
     def where_is(self, index: int) -> str:
-        """Return the path of the file that has a sample."""
+        """Return the path of the file that has it."""
         return self._files[self._parts.locate(index)[0]].path
 
     def read(self, index: int) -> Sample:

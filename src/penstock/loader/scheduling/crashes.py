@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from penstock.core.errors import WorkerKilledError, WorkerStartError
+from penstock.data.source import Source
 from penstock.loader.workers.pool import Task, WorkerCrash
 from penstock.loader.workers.worker_spec import WorkerSpec
 
@@ -73,8 +74,11 @@ class CrashCounter:
 
     def quarantine_error(self, index: Any, crash: WorkerCrash) -> WorkerKilledError:
         """Return the error that is raised in place of a quarantined sample."""
+        dataset = self._worker_spec.dataset
+        is_known = isinstance(dataset, Source) and isinstance(index, int)
+        of = f" of {dataset.where_is(index % len(dataset))}" if is_known else ""
         return WorkerKilledError(
-            f"DataLoader worker (pid {crash.pid}) {crash.cause} It was making sample {index!r}, on which "
+            f"DataLoader worker (pid {crash.pid}) {crash.cause} It was making sample {index!r}{of}, on which "
             f"{self.most} workers have died. Look at that sample (out of memory? a crash in its decoder?), "
             "or pass errors='skip' to leave such samples out"
         )
