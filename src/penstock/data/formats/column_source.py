@@ -27,38 +27,6 @@ _MAX_RUNS = 1 << 24
 _MAX_OPEN = 128
 
 
-class Column(Protocol):
-    """One field of one file. Can be pickled."""
-
-    @property
-    def name(self) -> str:
-        """Of what holds it in the file; the parts of a compound have one name."""
-
-    @property
-    def field(self) -> Field:
-        """What its values are."""
-
-    @property
-    def count(self) -> int:
-        """How many values there are."""
-
-    @property
-    def rows(self) -> tuple[int, int]:
-        """How many rows its array has (elements, if it is ragged), and how many of them a chunk has."""
-
-    @property
-    def nbytes(self) -> int:
-        """All its bytes."""
-
-    @property
-    def chunk_nbytes(self) -> int:
-        """The bytes that are unpacked together; 0 where none have to be."""
-
-    @property
-    def is_small(self) -> bool:
-        """Whether many values are read faster together."""
-
-
 class Values(Protocol):
     """Reads the values of one field of one file, in any thread."""
 
@@ -71,6 +39,39 @@ class Values(Protocol):
 
     def holds(self, wanted: Wanted) -> bool:
         """Return whether no library's code runs for these."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Column:
+    """One field of one file. Can be pickled."""
+
+    name: str
+    """Of what holds it in the file; the parts of a compound have one name."""
+
+    field: Field
+    count: int
+    rows: tuple[int, int]
+    """How many rows its array has (elements, if it is ragged), and how many of them a chunk has."""
+
+    row_nbytes: int
+    is_packed: bool = True
+    """Whether chunks have to be unpacked."""
+
+    is_small: bool
+    """Whether many values are read faster together."""
+
+    open: Callable[[Any, ChunkCache[np.ndarray]], Values]
+    """Given the file as a process has it open, and a cache for chunks, returns what reads the values."""
+
+    @property
+    def nbytes(self) -> int:
+        """All its bytes."""
+        return self.rows[0] * self.row_nbytes
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """The bytes that are unpacked together; 0 where none have to be."""
+        return self.rows[1] * self.row_nbytes * self.is_packed
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,15 +94,14 @@ class OpenFiles:
 
     Args:
         files: all of them.
-        open_file: returns what reads the fields of one, given caches for their chunks. What it opens is closed when
-            nothing refers to it.
+        open_file: opens one. It is closed when nothing refers to it.
         cache_nbytes: the most that unpacked chunks of one field take.
     """
 
     def __init__(
         self,
         files: Sequence[FileColumns],
-        open_file: Callable[[FileColumns, dict[str, ChunkCache[np.ndarray]]], dict[str, Values]],
+        open_file: Callable[[FileColumns], Any],
         cache_nbytes: int,
     ) -> None:
         self._files, self._open_file = files, open_file
@@ -121,7 +121,10 @@ class OpenFiles:
         with self._lock:
             found = self._open.get(number)
             if found is None:
-                found = self._open[number] = self._open_file(self._files[number], self._caches)
+                info = self._files[number]
+                file = self._open_file(info)
+                found = {name: column.open(file, self._caches[name]) for name, column in info.columns.items()}
+                self._open[number] = found
                 if len(self._open) > _MAX_OPEN:
                     self._open.popitem(last=False)
             else:

@@ -13,7 +13,8 @@ ragged             a group that HDF5Writer wrote, see writer.py: arrays that dif
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -21,8 +22,7 @@ import numpy as np
 from penstock.core.errors import RecordError, SourceError
 from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.formats.chunked_rows import ChunkedRows, RaggedValues, Wanted, first_of, native
-from penstock.data.formats.column_source import SMALL_NBYTES, Values
-from penstock.data.formats.hdf5.file import HDF5File
+from penstock.data.formats.column_source import SMALL_NBYTES, Column, Values
 from penstock.data.formats.hdf5.heap import HEAP_REFERENCE, UNWRITTEN, Heap
 from penstock.data.formats.hdf5.layout import DatasetLayout, ProbedFile, read_layout
 from penstock.data.formats.hdf5.rows import open_rows
@@ -35,103 +35,72 @@ RAGGED = "penstock_ragged"
 _NUMBERS = "biufc"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class HDF5Column:
-    """One field of one file. Can be pickled."""
+def _column(layout: DatasetLayout, field: Field, mean_nbytes: int, *how: Any) -> Column:
+    """Return the column of a dataset whose values have at most `mean_nbytes` in the mean; `how` is for `_Values`."""
+    is_one_by_one = layout.access == "library" and layout.rows_per_chunk == 1
+    return Column(
+        name=layout.name,
+        field=field,
+        count=layout.count,
+        rows=(layout.count, layout.rows_per_chunk),
+        row_nbytes=layout.row_nbytes,
+        is_packed=not layout.is_in_place,
+        is_small=not is_one_by_one and max(layout.row_nbytes, mean_nbytes) <= SMALL_NBYTES,
+        open=partial(_open_values, layout, field, *how),
+    )
 
-    field: Field
+
+def _open_values(layout: DatasetLayout, field: Field, *how: Any) -> Values:
+    *more, heap, cache = how
+    return _Values(layout, field, open_rows(layout, heap.file, cache), heap, *more)
+
+
+def _open_ragged(
+    layouts: Sequence[DatasetLayout], wide: tuple[int | None, ...], heap: Heap, cache: ChunkCache[np.ndarray]
+) -> Values:
+    elements, starts, shapes = (open_rows(one, heap.file, cache) for one in layouts)
+    values, offsets, _ = layouts
+    return RaggedValues(heap.file.path, values.name, wide, offsets.count, (elements, values.count), starts, shapes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Values:
     layout: DatasetLayout
+    field: Field
+    rows: ChunkedRows
+    heap: Heap
     parts: tuple[str, ...] = ()
     """Of a compound type, from outside to inside."""
 
     itemsize: int = 0
     """Of one element of a value that lies on the heap; 0 if none does."""
 
-    mean_nbytes: int = 0
-    """At most, of values that differ in length: the bytes of the file for each."""
-
     fill: bytes = b""
     """The text that was never written, if the file says which."""
 
-    offsets: DatasetLayout | None = None
-    """Of ragged arrays: where each begins in `layout`, which then is of all elements."""
-
-    shapes: DatasetLayout | None = None
-
-    @property
-    def name(self) -> str:
-        """Of the dataset."""
-        return self.layout.name
-
-    @property
-    def count(self) -> int:
-        """How many values there are."""
-        return (self.offsets or self.layout).count
-
-    @property
-    def rows(self) -> tuple[int, int]:
-        """How many rows there are, and in a chunk."""
-        return self.layout.count, self.layout.rows_per_chunk
-
-    @property
-    def chunk_nbytes(self) -> int:
-        """The bytes that are unpacked together; 0 where none have to be."""
-        return 0 if self.layout.is_in_place else self.layout.rows_per_chunk * self.layout.row_nbytes
-
-    @property
-    def nbytes(self) -> int:
-        """All its bytes, but for those on the heap."""
-        return self.layout.count * self.layout.row_nbytes
-
-    @property
-    def is_small(self) -> bool:
-        """Whether many values are read faster together: not those that the library reads one by one."""
-        layout = self.layout
-        is_one_by_one = layout.access == "library" and layout.rows_per_chunk == 1
-        return not is_one_by_one and max(layout.row_nbytes, self.mean_nbytes) <= SMALL_NBYTES
-
-    def open(self, file: HDF5File, cache: ChunkCache[np.ndarray], heap: Heap) -> Values:
-        """Return what reads values: from the heap of the file, or from its chunks, kept in a cache."""
-        rows = open_rows(self.layout, file, cache)
-        if self.offsets is not None and self.shapes is not None:
-            starts, shapes = (open_rows(one, file, cache) for one in (self.offsets, self.shapes))
-            elements, wide = (rows, self.layout.count), self.field.shape
-            return RaggedValues(file.path, self.layout.name, wide, self.count, elements, starts, shapes)
-        return _FieldValues(self, rows, file.path, heap)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _FieldValues:
-    column: HDF5Column
-    rows: ChunkedRows
-    path: str
-    heap: Heap
-
     def holds(self, wanted: Wanted) -> bool:
-        return self.column.layout.access != "library" or self.rows.holds(wanted)
+        return self.layout.access != "library" or self.rows.holds(wanted)
 
     def take(self, wanted: Wanted) -> Sequence[Any] | np.ndarray:
-        column, values = self.column, self.rows.take(wanted)
-        kind = column.field.kind
-        if column.itemsize and values.dtype == HEAP_REFERENCE:
-            return self._of_heap(values, f"{column.name}[{first_of(wanted)}]")
-        for part in column.parts:
+        values, kind = self.rows.take(wanted), self.field.kind
+        if self.itemsize and values.dtype == HEAP_REFERENCE:
+            return self._of_heap(values, f"{self.layout.name}[{first_of(wanted)}]")
+        for part in self.parts:
             values = values[part]
         if kind in ("array", "number"):
             return cast(np.ndarray, native(values))
         if kind == "bytes":
             return [*map(bytes, values)]
-        key = f"{column.name}[{first_of(wanted)}]"
-        return [_decode_fixed(one, self.path, key) for one in values]
+        key = f"{self.layout.name}[{first_of(wanted)}]"
+        return [_decode_fixed(one, self.heap.file.path, key) for one in values]
 
     def _of_heap(self, references: np.ndarray, key: str) -> list[Any]:
-        found = self.heap.take(references, self.column.itemsize, self.column.fill, key)
-        field = self.column.field
-        if field.kind == "text":
-            return [decode_text(one, self.path, key) for one in found]
-        if field.kind == "bytes":
+        found = self.heap.take(references, self.itemsize, self.fill, key)
+        if self.field.kind == "text":
+            return [_decode(one.partition(b"\0")[0], self.heap.file.path, key) for one in found]
+        if self.field.kind == "bytes":
             return found
-        return [native(np.frombuffer(bytearray(one), field.dtype)) for one in found]
+        return [native(np.frombuffer(bytearray(one), self.field.dtype)) for one in found]
 
 
 def _decode_fixed(value: Any, path: str, key: object) -> Any:
@@ -141,23 +110,15 @@ def _decode_fixed(value: Any, path: str, key: object) -> Any:
     return _decode(bytes(value).rstrip(b"\0"), path, key)
 
 
-def decode_text(value: bytes, path: str, key: object) -> str:
-    """Return UTF-8 as text, up to the first NUL; C0 80 is a NUL that belongs to the text.
-
-    Raises:
-        RecordError: it is not UTF-8.
-    """
-    return _decode(value.partition(b"\0")[0], path, key)
-
-
 def _decode(raw: bytes, path: str, key: object) -> str:
+    """Return UTF-8 as text; C0 80 is a NUL that belongs to it."""
     try:
         return raw.replace(b"\xc0\x80", b"\0").decode()
     except UnicodeDecodeError as error:
         raise RecordError(path, -1, key, f"its text is not UTF-8: {error}") from error
 
 
-def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, HDF5Column | str]:
+def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | str]:
     """Return the fields that a dataset, or a group of ragged arrays, is to samples: one, or one for each part.
 
     For what no field can hold it is the reason.
@@ -180,16 +141,16 @@ def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, HDF5Colum
         layout = read_layout(there, file, name, on_heap=_is_on_heap(there))
         fill = bytes(there.fillvalue) if layout.fill == UNWRITTEN else b""
         mean = file.nbytes // max(1, layout.count)
-        return {name: HDF5Column(field=field, layout=layout, itemsize=itemsize, fill=fill, mean_nbytes=mean)}
+        return {name: _column(layout, field, mean, (), itemsize, fill)}
     layout = read_layout(there, file, name)
-    found: dict[str, HDF5Column | str] = {}
+    found: dict[str, Column | str] = {}
     for parts, inner in _leaves(layout.dtype):
         held = _field(inner, layout.shape)
         if isinstance(held, str):
             part = "".join(f", part {part!r}" for part in parts)
             found["/".join((name, *parts))] = f"{where}{part} holds {held}, which no field can hold"
         else:
-            found["/".join((name, *parts))] = HDF5Column(field=held, layout=layout, parts=parts)
+            found["/".join((name, *parts))] = _column(layout, held, 0, parts)
     return found
 
 
@@ -250,7 +211,7 @@ def _is_on_heap(dataset: Any) -> bool:
     )
 
 
-def _ragged(group: Any, file: ProbedFile, name: str) -> HDF5Column:
+def _ragged(group: Any, file: ProbedFile, name: str) -> Column:
     where = f"{file.path}: group {group.name!r}"
     shape = np.asarray(group.attrs[RAGGED])
     try:
@@ -271,5 +232,5 @@ def _ragged(group: Any, file: ProbedFile, name: str) -> HDF5Column:
         raise SourceError(f"{where} is no group of ragged arrays: its datasets have other shapes or types")
     sizes = tuple(None if size < 0 else int(size) for size in shape)
     field = Field("array", values.dtype.newbyteorder("=").name, sizes)
-    mean = values.count * values.row_nbytes // max(1, offsets.count)
-    return HDF5Column(field=field, layout=values, mean_nbytes=mean, offsets=offsets, shapes=shapes)
+    column = _column(values, field, values.count * values.row_nbytes // max(1, offsets.count))
+    return replace(column, count=offsets.count, open=partial(_open_ragged, (values, offsets, shapes), sizes))

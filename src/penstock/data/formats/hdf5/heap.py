@@ -57,7 +57,7 @@ class Heap:
     """
 
     def __init__(self, file: HDF5File, collections: ChunkCache[Collection], max_nbytes: int) -> None:
-        self._file = file
+        self.file = file
         self._max_nbytes = max_nbytes
         self._collections = collections
 
@@ -73,7 +73,7 @@ class Heap:
         Raises:
             RecordError: there is no such object, or it is shorter.
         """
-        data, collections, path = self._file.mapped(), self._collections, self._file.path
+        data, collections, path = self.file.mapped(), self._collections, self.file.path
         at, places, found = 0, {}, []
         for count, address, number in references.tolist():
             if count == 0 or address == 0:
@@ -93,13 +93,13 @@ class Heap:
 
     def _walk(self, data: Any, address: int, key: object) -> Collection:
         if address > len(data) - _COLLECTION.size:
-            raise RecordError(self._file.path, address, key, f"a heap collection, and the file ends at {len(data)}")
+            raise RecordError(self.file.path, address, key, f"a heap collection, and the file ends at {len(data)}")
         signature, version, nbytes = _COLLECTION.unpack_from(data, address)
         if signature != b"GCOL" or version != 1:
-            raise RecordError(self._file.path, address, key, "there is no collection of a global heap")
+            raise RecordError(self.file.path, address, key, "there is no collection of a global heap")
         if not _COLLECTION.size <= nbytes <= min(self._max_nbytes, len(data) - address):
             words = f"a heap collection of {nbytes} bytes; {self._max_nbytes} are the most"
-            raise RecordError(self._file.path, address, key, words)
+            raise RecordError(self.file.path, address, key, words)
         places = {}
         at, end = address + _COLLECTION.size, address + nbytes
         while at + _OBJECT.size <= end:

@@ -7,17 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.core.errors import SourceError
-from penstock.data.formats.hdf5.fields import RAGGED, HDF5Column
+from penstock.data.formats.column_source import Column
+from penstock.data.formats.hdf5.fields import RAGGED
 from penstock.data.optional import need
 from penstock.data.schema import Selection
 
-Describe = Callable[[str, Any], dict[str, HDF5Column | str]]
+Describe = Callable[[str, Any], dict[str, Column | str]]
 """Given a name and h5py's dataset (or group of ragged arrays), returns the fields that it is, or why it is none."""
 
 _MAX_OBJECTS = 10_000
 
 
-def select_columns(group: Any, fields: Selection, describe: Describe, *, external: bool) -> dict[str, HDF5Column]:
+def select_columns(group: Any, fields: Selection, describe: Describe, *, external: bool) -> dict[str, Column]:
     """Return the fields of samples, by their names in samples.
 
     Args:
@@ -44,8 +45,8 @@ def select_columns(group: Any, fields: Selection, describe: Describe, *, externa
     return columns
 
 
-def _all_columns(there: dict[str, Any], where: str, describe: Describe) -> dict[str, HDF5Column]:
-    columns: dict[str, HDF5Column] = {}
+def _all_columns(there: dict[str, Any], where: str, describe: Describe) -> dict[str, Column]:
+    columns: dict[str, Column] = {}
     unread: list[str] = []
     while there and not columns:
         same = _of_one_length(there, where)
@@ -67,7 +68,7 @@ def _where(group: Any) -> str:
     return f"{group.file.filename}, group {group.name!r}" if group.name != "/" else str(group.file.filename)
 
 
-def _find_column(group: Any, name: str, describe: Describe, external: bool) -> HDF5Column:
+def _find_column(group: Any, name: str, describe: Describe, external: bool) -> Column:
     head, found = name, _dataset(group, name)
     while found is None and "/" in head:  # a part of a compound type
         head = head.rpartition("/")[0]

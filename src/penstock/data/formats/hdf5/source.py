@@ -11,16 +11,12 @@ chunk_starts   those of the largest field, if its chunks have to be unpacked
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from functools import partial
-from typing import cast
-
-import numpy as np
 
 from penstock.core.errors import SourceError
 from penstock.data.chunks.chunk_cache import ChunkCache
-from penstock.data.formats.column_source import ColumnSource, FileColumns, OpenFiles, Values
-from penstock.data.formats.hdf5.fields import HDF5Column, read_columns
+from penstock.data.formats.column_source import ColumnSource, FileColumns, OpenFiles
+from penstock.data.formats.hdf5.fields import read_columns
 from penstock.data.formats.hdf5.file import LIBRARY_ERRORS, HDF5File
 from penstock.data.formats.hdf5.heap import Collection, Heap
 from penstock.data.formats.hdf5.layout import ProbedFile
@@ -83,11 +79,8 @@ def open_files(
 def _open_all(files: list[FileColumns], max_record_nbytes: int, cache_nbytes: int) -> OpenFiles:
     collections: ChunkCache[Collection] = ChunkCache(_COLLECTION_NBYTES, _COLLECTIONS_NBYTES)
 
-    def open_file(info: FileColumns, caches: dict[str, ChunkCache[np.ndarray]]) -> dict[str, Values]:
-        file = HDF5File(info.path, info.nbytes)
-        heap = Heap(file, collections, max_record_nbytes)
-        columns = cast(Mapping[str, HDF5Column], info.columns)
-        return {name: column.open(file, caches[name], heap) for name, column in columns.items()}
+    def open_file(info: FileColumns) -> Heap:
+        return Heap(HDF5File(info.path, info.nbytes), collections, max_record_nbytes)
 
     return OpenFiles(files, open_file, cache_nbytes)
 

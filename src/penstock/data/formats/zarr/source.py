@@ -15,7 +15,7 @@ ZarrWriter      version 3, chunks of about 1 MiB. Arrays and numbers are arrays,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -25,7 +25,7 @@ import numpy as np
 from penstock.core.errors import RecordError, SourceError
 from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.formats.chunked_rows import ChunkedRows, RaggedValues, Wanted, first_of, native
-from penstock.data.formats.column_source import SMALL_NBYTES, ColumnSource, FileColumns, OpenFiles, Values
+from penstock.data.formats.column_source import SMALL_NBYTES, Column, ColumnSource, FileColumns, OpenFiles, Values
 from penstock.data.formats.zarr.writer import ERRORS, RAGGED
 from penstock.data.optional import need
 from penstock.data.schema import Errors, Field, Selection
@@ -69,7 +69,7 @@ def open_files(
     """
     local = [path if is_remote(path) else storage.local(path) for path in paths]
     groups = [_probe_group(path, fields, max_record_nbytes) for path in local]
-    return ColumnSource(groups, partial(OpenFiles, groups, _open_group_columns, chunk_cache_nbytes))
+    return ColumnSource(groups, partial(OpenFiles, groups, _OpenGroup, chunk_cache_nbytes))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,82 +99,29 @@ class ZarrArray:
         return math.prod(self.shape) * int(self.dtype.itemsize)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ZarrColumn:
-    """One field of one group. Can be pickled."""
-
-    name: str
-    field: Field
-    array: ZarrArray
-    """Of all elements, if it is ragged."""
-
-    offsets: ZarrArray | None = None
-    shapes: ZarrArray | None = None
-
-    @property
-    def count(self) -> int:
-        """How many values there are."""
-        return (self.offsets or self.array).count
-
-    @property
-    def rows(self) -> tuple[int, int]:
-        """How many rows there are, and in a row of chunks."""
-        return self.array.count, self.array.rows
-
-    @property
-    def nbytes(self) -> int:
-        """All its bytes."""
-        return self.array.count * self.array.row_nbytes
-
-    @property
-    def chunk_nbytes(self) -> int:
-        """The bytes of a row of chunks."""
-        return self.array.rows * self.array.row_nbytes
-
-    @property
-    def is_small(self) -> bool:
-        """Whether many values are read faster together."""
-        return self.nbytes <= SMALL_NBYTES * self.count
-
-
-def _open_group_columns(group: FileColumns, caches: dict[str, ChunkCache[np.ndarray]]) -> dict[str, Values]:
-    opened = _OpenGroup(group.path)
-    columns = cast(Mapping[str, ZarrColumn], group.columns)
-    return {name: opened.values(column, caches[name]) for name, column in columns.items()}
-
-
 class _OpenGroup:
     """A group, whose arrays are opened when they are read. Any thread may: the zarr package reads in its own."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, info: FileColumns) -> None:
+        self.path = info.path
         self._root: Any = None
         self._arrays: dict[str, Any] = {}
 
-    def values(self, column: ZarrColumn, cache: ChunkCache[np.ndarray]) -> Values:
-        field, rows = column.field, self._rows(column.array, cache)
-        if column.offsets is None or column.shapes is None:
-            return _FieldValues(field, rows, self._path, column.name)
-        starts, shapes = self._rows(column.offsets, cache), self._rows(column.shapes, cache)
-        wide = field.shape if field.kind == "array" else (None,)
-        make = _RaggedBytes if field.kind == "bytes" else RaggedValues
-        return make(self._path, column.name, wide, column.count, (rows, column.array.count), starts, shapes)
-
-    def _rows(self, array: ZarrArray, cache: ChunkCache[np.ndarray]) -> ChunkedRows:
+    def rows(self, array: ZarrArray, cache: ChunkCache[np.ndarray]) -> ChunkedRows:
         empty = np.empty((0, *array.shape), array.dtype)
-        return ChunkedRows(empty, array.rows, partial(self._read, array), cache, (self._path, array.name))
+        return ChunkedRows(empty, array.rows, partial(self._read, array), cache, (self.path, array.name))
 
     def _read(self, array: ZarrArray, number: int) -> np.ndarray:
         name, start = array.name, number * array.rows
         try:
             if self._root is None:
-                self._root = _open_group(self._path)
+                self._root = _open_group(self.path)
             if name not in self._arrays:
                 self._arrays[name] = self._root[name] if name else self._root
             return np.asarray(self._arrays[name][start : start + array.rows])
         except ERRORS as error:
             words = f"zarr raised {type(error).__name__}: {error}"
-            raise RecordError(self._path, -1, f"{name}[{start}]", words) from error
+            raise RecordError(self.path, -1, f"{name}[{start}]", words) from error
 
 
 class _RaggedBytes(RaggedValues):
@@ -182,8 +129,19 @@ class _RaggedBytes(RaggedValues):
         return [value.tobytes() for value in super().take(wanted)]
 
 
+def _open_values(array: ZarrArray, field: Field, group: _OpenGroup, cache: ChunkCache[np.ndarray]) -> Values:
+    return _Values(field, group.rows(array, cache), group.path, array.name)
+
+
+def _open_ragged(arrays: Sequence[ZarrArray], field: Field, group: _OpenGroup, cache: ChunkCache[np.ndarray]) -> Values:
+    elements, starts, shapes = (group.rows(array, cache) for array in arrays)
+    values, offsets, _ = arrays
+    made, wide = (_RaggedBytes, (None,)) if field.kind == "bytes" else (RaggedValues, field.shape)
+    return made(group.path, values.name, wide, offsets.count, (elements, values.count), starts, shapes)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class _FieldValues:
+class _Values:
     field: Field
     rows: ChunkedRows
     path: str
@@ -263,7 +221,7 @@ def _nbytes(one: Any) -> int:
     return int(math.prod(array.shape) * array.dtype.itemsize)
 
 
-def _column(path: str, name: str, one: Any, most_nbytes: int) -> ZarrColumn:
+def _column(path: str, name: str, one: Any, most_nbytes: int) -> Column:
     is_ragged = RAGGED in one.attrs
     array = ZarrArray.of(one["values"], f"{name}/values") if is_ragged else ZarrArray.of(one, name)
     chunk_nbytes = array.row_nbytes * array.rows
@@ -274,10 +232,17 @@ def _column(path: str, name: str, one: Any, most_nbytes: int) -> ZarrColumn:
         )
     if is_ragged:
         return _ragged_column(path, name, one, array)
-    return ZarrColumn(name=name, field=_field(one, f"{path}: array {name!r}"), array=array)
+    field = _field(one, f"{path}: array {name!r}")
+    return _make_column(name, field, array, array.count, partial(_open_values, array, field))
 
 
-def _ragged_column(path: str, name: str, group: Any, values: ZarrArray) -> ZarrColumn:
+def _make_column(name: str, field: Field, array: ZarrArray, count: int, opened: Any) -> Column:
+    is_small = array.count * array.row_nbytes <= SMALL_NBYTES * count
+    rows, row_nbytes = (array.count, array.rows), array.row_nbytes
+    return Column(name=name, field=field, count=count, rows=rows, row_nbytes=row_nbytes, is_small=is_small, open=opened)
+
+
+def _ragged_column(path: str, name: str, group: Any, values: ZarrArray) -> Column:
     attributes = group.attrs[RAGGED]
     offsets, shapes = (ZarrArray.of(group[part], f"{name}/{part}") for part in ("offsets", "shapes"))
     sizes = tuple(None if size < 0 else int(size) for size in attributes["shape"])
@@ -292,7 +257,8 @@ def _ragged_column(path: str, name: str, group: Any, values: ZarrArray) -> ZarrC
     ):
         raise SourceError(f"{path}: {name!r} is no group of ragged arrays: {dict(group.attrs)}")
     field = Field("bytes") if attributes["kind"] == "bytes" else Field("array", values.dtype.name, sizes)
-    return ZarrColumn(name=name, field=field, array=values, offsets=offsets, shapes=shapes)
+    opened = partial(_open_ragged, (values, offsets, shapes), field)
+    return _make_column(name, field, values, offsets.count, opened)
 
 
 def _field(array: Any, where: str) -> Field:
