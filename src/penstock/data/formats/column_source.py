@@ -198,7 +198,7 @@ class ColumnSource(Source):
         number, own = self._parts.locate(start)
         largest = max((self._files[number].columns[name] for name in self._schema), key=lambda column: column.nbytes)
         rows = largest.rows[1]
-        if rows == 1 or rows > count or largest.field.is_ragged:
+        if rows == 1 or rows > count or largest.rows[0] != largest.count:
             return start + count
         return start - own + (own + count) // rows * rows
 

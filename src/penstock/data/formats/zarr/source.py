@@ -87,11 +87,15 @@ class ZarrArray:
     rows: int
     """That lie in one row of chunks, or shards."""
 
+    version: Any
+    """Of the format: to find it out takes longer than to open the group."""
+
     @classmethod
     def of(cls, array: Any, name: str) -> ZarrArray:
         """Return where the rows of zarr's array lie."""
         rows = int((array.shards or array.chunks)[0])
-        return cls(name=name, count=int(array.shape[0]), shape=tuple(array.shape[1:]), dtype=array.dtype, rows=rows)
+        count, shape, version = int(array.shape[0]), tuple(array.shape[1:]), array.metadata.zarr_format
+        return cls(name=name, count=count, shape=shape, dtype=array.dtype, rows=rows, version=version)
 
     @property
     def row_nbytes(self) -> int:
@@ -115,7 +119,7 @@ class _OpenGroup:
         name, start = array.name, number * array.rows
         try:
             if self._root is None:
-                self._root = _open_group(self.path)
+                self._root = _open_group(self.path, array.version)
             if name not in self._arrays:
                 self._arrays[name] = self._root[name] if name else self._root
             return np.asarray(self._arrays[name][start : start + array.rows])
@@ -170,8 +174,8 @@ _FILE_SYSTEMS: set[Any] = set()
 """Of remote groups. A forked child must not finalize what its parent has open: aiohttp complains."""
 
 
-def _open_group(path: str) -> Any:
-    root = need("zarr", "zarr").open(path, mode="r")
+def _open_group(path: str, version: Any = None) -> Any:
+    root = need("zarr", "zarr").open(path, mode="r", zarr_format=version)
     if is_remote(path):
         _FILE_SYSTEMS.add(root.store.fs)
     return root
