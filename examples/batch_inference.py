@@ -37,7 +37,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
     saved = torch.load(args.model, map_location=device, weights_only=True)
-    model = make_model(len(saved["classes"])).to(device).eval()
+    model = make_model(len(saved["classes"]), saved["depth"]).to(device).eval()
     model.load_state_dict(saved["model"])
     source = penstock.open(args.folder, size=saved["size"], fields=["image", "path"])
     loader: penstock.DataLoader[Any] = penstock.DataLoader(

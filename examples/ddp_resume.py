@@ -45,7 +45,7 @@ def main() -> None:
         penstock.open(args.folder, size=32), args.global_batch // world, shuffle=True,
         num_workers=args.workers, distributed=True, seed=0, device=device,
     )  # fmt: skip
-    model = make_model(len([entry for entry in args.folder.iterdir() if entry.is_dir()])).to(device)
+    model = make_model(len([entry for entry in args.folder.iterdir() if entry.is_dir()]), depth=14).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     epoch = step = 0
     if args.checkpoint.exists():

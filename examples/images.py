@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from small_resnet import BLOCKS, resnet  # this folder's
 from torch import Tensor, nn
 
 import penstock
@@ -24,13 +25,12 @@ def flipped(sample: dict[str, Any]) -> dict[str, Any]:
     return sample
 
 
-def make_model(classes: int, width: int = 16) -> nn.Module:
-    layers = [nn.Conv2d(3, width, 3, 2, 1), nn.ReLU(), nn.Conv2d(width, 2 * width, 3, 2, 1), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(2 * width * 16, classes))
+def make_model(classes: int, depth: int) -> nn.Module:
+    return resnet(classes, depth, width=16 if depth == 14 else 64).to(memory_format=torch.channels_last)
 
 
 def as_floats(images: Tensor) -> Tensor:
-    return images.float() / 127.5 - 1
+    return images.to(memory_format=torch.channels_last).float() / 127.5 - 1
 
 
 @torch.no_grad()
@@ -48,31 +48,31 @@ def main() -> None:
     parser.add_argument("--test", type=Path, help="a folder of held-out images with the same classes")
     parser.add_argument("--flip", action="store_true", help="flip images at random (not for digits)")
     parser.add_argument("--size", type=int, default=32)
+    parser.add_argument("--depth", type=int, default=14, choices=BLOCKS, help="50 is ResNet-50")
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--save", type=Path, default=Path("model.pt"))
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
-
     source = penstock.open(args.folder, size=args.size)
     options: dict[str, Any] = {"batch_size": 64, "num_workers": args.workers, "device": device, "seed": 0}
     loader = penstock.DataLoader(source.map(flipped) if args.flip else source, shuffle=True, **options)
     classes = sorted(entry.name for entry in args.folder.iterdir() if entry.is_dir())
-    model = make_model(len(classes)).to(device)
+    model = make_model(len(classes), args.depth).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for epoch in range(args.epochs):
         for batch in loader:
-            loss = F.cross_entropy(model(as_floats(batch["image"])), batch["label"])
+            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+                loss = F.cross_entropy(model(as_floats(batch["image"])), batch["label"])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        waited = loader.statistics().stall_fraction
-        print(f"epoch {epoch}: loss {loss.item():.3f}, waited for data {waited:.0%} of the time")
+        print(f"epoch {epoch}: loss {loss.item():.3f}, {loader.statistics().stall_fraction:.0%} of the time waiting")
     if args.test:
-        test_loader = penstock.DataLoader(penstock.open(args.test, size=args.size), **options)
-        print(f"held-out accuracy {accuracy(model, test_loader):.1%}")
-    torch.save({"model": model.state_dict(), "classes": classes, "size": args.size}, args.save)
+        held_out = accuracy(model.eval(), penstock.DataLoader(penstock.open(args.test, size=args.size), **options))
+        print(f"held-out accuracy {held_out:.1%}")
+    torch.save({"model": model.state_dict(), "classes": classes, "size": args.size, "depth": args.depth}, args.save)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def test_each_is_shorter_than_80_lines(name: str) -> None:
 
 def test_images_are_trained_on_and_classified_with_the_saved_model(tmp_path: Path) -> None:
     images = _write_images(tmp_path)
-    shown = _example(tmp_path, "images", "images", "--test", "images", "--epochs", "20", "--workers", "0", "--flip")
+    shown = _example(tmp_path, "images", "images", "--test", "images", "--epochs", "50", "--workers", "0", "--flip")
     assert "held-out accuracy 100.0%" in shown
     (images / "bright" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     shown = _example(tmp_path, "batch_inference", "images", "model.pt", "--workers", "1")

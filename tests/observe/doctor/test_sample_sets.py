@@ -14,13 +14,11 @@ import pytest
 import torch
 from PIL import Image
 from torch.utils.data import (
-    BatchSampler,
     ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
-    RandomSampler,
-    SequentialSampler,
+    Sampler,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
@@ -282,10 +280,6 @@ def test_origins_are_the_indices_below_all_subsets_and_concatenations() -> None:
     assert (second.dataset, second.indices.tolist()) == (other, [4])
 
 
-class Own(SequentialSampler):
-    """A sampler of one's own."""
-
-
 class Numbers(IterableDataset[int]):
     """A stream."""
 
@@ -297,14 +291,104 @@ class Numbers(IterableDataset[int]):
     "loader",
     [
         DataLoader(Numbers()),
-        DataLoader(Rows(4), sampler=Own(range(4))),
-        DataLoader(Rows(4), batch_sampler=[[0, 1], [2, 3]]),
-        DataLoader(Rows(4), batch_sampler=type("Of", (BatchSampler,), {})(RandomSampler(range(4)), 2, False)),
+        DataLoader(Rows(4), sampler=(index for index in range(4))),  # type: ignore[arg-type]
+        DataLoader(Rows(4), sampler=["0", "1"]),  # type: ignore[list-item]
         DataLoader(Subset(Rows(4), [torch.tensor([0, 1])])),  # type: ignore[list-item]
     ],
 )
 def test_samples_that_cannot_be_known_are_not_compared(loader: DataLoader[Any]) -> None:
     assert _compared(loader, loader).shared_samples == ()
+
+
+# ── samplers of one's own ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Drawn(Sampler[int]):
+    """A sampler of one's own that draws from a part of the data, with a random state of its own and from the global."""
+
+    def __init__(self, data: Any, indices: Sequence[int], *, endless: bool = False) -> None:
+        self.data, self.indices, self.endless = data, list(indices), endless
+        self.random = np.random.default_rng(0)
+        self.epochs = 0
+
+    def __iter__(self) -> Any:
+        while True:
+            self.epochs += 1
+            torch.randperm(3)
+            yield from self.random.permutation(self.indices).tolist()
+            if not self.endless:
+                return
+
+
+class Batches:
+    """A batch sampler of one's own."""
+
+    def __init__(self, sampler: Sampler[int]) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Any:
+        yield from ([index] for index in self.sampler)
+
+    def __len__(self) -> int:
+        return 81
+
+
+@pytest.mark.parametrize("endless", [False, True])
+@pytest.mark.parametrize("batched", [False, True])
+def test_what_a_sampler_of_ones_own_draws_is_known_from_a_copy_of_it(*, endless: bool, batched: bool) -> None:
+    rows = Rows()
+    sampler = Drawn(rows, range(81), endless=endless)
+    training = DataLoader(rows, batch_sampler=Batches(sampler)) if batched else DataLoader(rows, sampler=sampler)
+    state, before = torch.get_rng_state(), sampler.random.bit_generator.state
+    found = _compared(training, DataLoader(Subset(rows, range(80, 100))))
+    assert [(one.samples, one.examples[0]) for one in found.shared_samples] == [(1, (80, 80))]
+    assert found.listed_twice == 0
+    assert (sampler.epochs, sampler.random.bit_generator.state) == (0, before)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# ── streams ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Lines(IterableDataset[Any]):
+    """A stream of rows, with a transform; it counts how often it is iterated."""
+
+    def __init__(self, rows: np.ndarray, transform: Any = None) -> None:
+        self.rows, self.transform, self.passes = rows, transform, 0
+
+    def __iter__(self) -> Any:
+        self.passes += 1
+        for row in self.rows:
+            yield row if self.transform is None else self.transform(row)
+
+
+def test_streams_are_compared_by_what_their_first_samples_hold() -> None:
+    rows = Rows(60).rows
+    training = DataLoader(Lines(rows[:45], transform=_noisy))
+    finding = _of(training, DataLoader(Lines(rows[40:])))["in-train-and-validation"]
+    assert not finding.is_uncertain
+    assert "5 of 20 samples" in finding.evidence
+    assert "the training's [40] is the evaluation's [0]" in finding.evidence
+    assert _of(training, DataLoader(Lines(rows[45:]))) == {}
+
+
+def test_a_stream_that_the_evaluation_reads_too_is_not_iterated_twice() -> None:
+    lines = Lines(Rows(60).rows)
+    assert _compared(DataLoader(lines), DataLoader(lines)) == Comparison()
+    assert lines.passes == 1
+
+
+def test_a_stream_that_has_its_data_several_times_or_fails_is_read_to_there() -> None:
+    rows = Rows(5).rows
+
+    class Broken(Lines):
+        def __iter__(self) -> Any:
+            yield from np.tile(rows, (2, 1))
+            raise OSError("the connection was lost")
+
+    found = _compared(DataLoader(Broken(rows)), DataLoader(Lines(rows[3:])))
+    assert found.repeated_samples is None
+    assert [one.samples for one in found.shared_samples] == [2]
 
 
 # ── samples twice ───────────────────────────────────────────────────────────────────────────────────────────

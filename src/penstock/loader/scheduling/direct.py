@@ -99,9 +99,9 @@ class DirectScheduler(InlineScheduler):
         counters.nbytes += _nbytes_of(batch)
         self.consumed, self.consumed_since = self.consumed_since, []
         if counters.recorder is not None:
-            stages_ns = fetched - began, ended - fetched
+            fetch_ns, collate_ns = fetched - began, ended - fetched
             counters.recorder.add(
-                ("make", began, ended, counters.epochs, self._number, 0, -1, *stages_ns, 0, self._count)
+                ("make", began, ended, counters.epochs, self._number, 0, -1, fetch_ns, collate_ns, 0, self._count)
             )
         return batch
 

@@ -152,5 +152,5 @@ class InlineScheduler:
 
 
 def _record(recorder: Recorder, fetched: FetchResult, epoch: int, number: int) -> None:
-    began_ns, stages_ns = fetched.began_ns, (fetched.fetch_ns, fetched.collate_ns)
-    recorder.add(("make", began_ns, began_ns + sum(stages_ns), epoch, number, 0, -1, *stages_ns, 0, fetched.samples))
+    began, fetch, collate = fetched.began_ns, fetched.fetch_ns, fetched.collate_ns
+    recorder.add(("make", began, began + fetch + collate, epoch, number, 0, -1, fetch, collate, 0, fetched.samples))

@@ -447,10 +447,11 @@ class Scheduler:
 
 
 def _record(recorder: Recorder, result: TaskResult, task: Task, epoch: int) -> None:
-    began_ns, stages_ns = result.began_ns, (result.fetch_ns, result.collate_ns)
-    worker, row = (result.pid, result.worker), task.rows.start if task.rows is not None else 0
+    began, fetch, collate = result.began_ns, result.fetch_ns, result.collate_ns
+    row = task.rows.start if task.rows is not None else 0
+    ended = began + fetch + collate
     recorder.add(
-        ("make", began_ns, began_ns + sum(stages_ns), epoch, task.batch, *worker, *stages_ns, row, result.samples)
+        ("make", began, ended, epoch, task.batch, result.pid, result.worker, fetch, collate, row, result.samples)
     )
 
 

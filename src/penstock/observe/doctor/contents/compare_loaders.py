@@ -13,6 +13,7 @@ from penstock.observe.doctor.content_results import Extent, RepeatedSamples, Sha
 from penstock.observe.doctor.contents.content_reader import ContentReader
 from penstock.observe.doctor.contents.file_twins import find_twins
 from penstock.observe.doctor.contents.origins import Indices, Origin, origins_of
+from penstock.observe.doctor.contents.stream_samples import StreamSamples
 
 _SHOWN = 3
 
@@ -47,7 +48,13 @@ def compare_loaders(training: DataLoader[Any], evaluations: Sequence[Evaluation]
     own = origins_of(training)
     if own is None:
         return Comparison()
-    others = [(one, origins) for one in evaluations if (origins := origins_of(one.loader)) is not None]
+    is_stream = isinstance(own[0].dataset, StreamSamples) if own else False
+    others = [
+        (one, origins)
+        for one in evaluations
+        if not (is_stream and one.loader.dataset is training.dataset)  # one stream is not read by two iterators
+        and (origins := origins_of(one.loader)) is not None
+    ]
     shared = [_by_index(one.name, own, origins, reader) for one, origins in others]
     # Other indices may still hold the same: data that has copies, and was split after they were made.
     unknown = [pair for pair, found in zip(others, shared, strict=True) if found is None or not found.samples]
@@ -126,7 +133,10 @@ def _by_content(name: str, own: Sequence[Origin], others: Sequence[Origin], read
 
 def _count(origins: Sequence[Origin]) -> int:
     """Return how many samples there are, each counted once."""
-    return sum(len(np.unique(_indices_of(dataset, origins))) for dataset in _datasets(origins))
+    return sum(
+        dataset.size if isinstance(dataset, StreamSamples) else len(np.unique(_indices_of(dataset, origins)))
+        for dataset in _datasets(origins)
+    )
 
 
 def _datasets(origins: Sequence[Origin]) -> list[Any]:
@@ -142,17 +152,16 @@ def _read(origins: Sequence[Origin], reader: ContentReader) -> Iterator[tuple[st
     for dataset in _datasets(origins):
         digests = sorted(reader.digests(dataset).items())
         is_used = np.isin([index for index, _ in digests], _indices_of(dataset, origins))
-        yield from (
-            (type(dataset).__name__, index, digest)
-            for (index, digest), used in zip(digests, is_used, strict=True)
-            if used
-        )
+        name = type(dataset.stream if isinstance(dataset, StreamSamples) else dataset).__name__
+        yield from ((name, index, digest) for (index, digest), used in zip(digests, is_used, strict=True) if used)
 
 
 def _repeated(own: Sequence[Origin], reader: ContentReader) -> RepeatedSamples | None:
     """Return the samples of one dataset that have the same content; of several datasets, of that with most of them."""
     found = []
     for dataset in _datasets(own):
+        if isinstance(dataset, StreamSamples):  # it may well have several epochs in one
+            continue
         first: dict[bytes, int] = {}
         pairs: list[tuple[int, int]] = []
         read = list(_read([one for one in own if one.dataset is dataset], reader))

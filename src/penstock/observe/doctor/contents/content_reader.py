@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from penstock.observe.doctor.contents.origins import Indices, Origin
 from penstock.observe.doctor.contents.sample_content import SampleContent, content_of
+from penstock.observe.doctor.contents.stream_samples import StreamSamples
 from penstock.observe.doctor.contents.untransformed import untransformed
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
@@ -63,7 +63,7 @@ class ContentReader:
 
     def read_in_turns(self, pools: Iterable[Iterable[Origin]]) -> None:
         """Read samples of each pool, by turns, until the limits are reached or all have been read."""
-        orders = [_spread(tuple(origins)) for origins in pools]
+        orders = [_order(tuple(origins)) for origins in pools]
         while orders and not self.is_over:
             orders = [order for order in orders if self._read_some(order)]
 
@@ -104,12 +104,12 @@ class ContentReader:
 
     def _read_some(self, order: Iterator[tuple[Any, int]]) -> bool:
         """Read a run of samples; return whether there may be more."""
-        run = list(islice(order, _RUN))
-        for dataset, index in run:
-            if self.is_over:
+        for _ in range(_RUN):
+            place = next(order, None)
+            if place is None or self.is_over:
                 return False
-            self._read(dataset, index)
-        return len(run) == _RUN
+            self._read(*place)
+        return True
 
     def _read(self, dataset: Any, index: int) -> bytes:
         """Return the digest of a sample; nothing where it has none."""
@@ -145,6 +145,12 @@ class ContentReader:
             if content is not None:
                 return content
         return None
+
+
+def _order(origins: tuple[Origin, ...]) -> Iterator[tuple[Any, int]]:
+    if len(origins) == 1 and isinstance(stream := origins[0].dataset, StreamSamples):
+        return ((stream, number) for number in stream.numbers())
+    return _spread(origins)
 
 
 def _spread(origins: tuple[Origin, ...]) -> Iterator[tuple[Any, int]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
     DataLoader,
+    Dataset,
     RandomSampler,
     SequentialSampler,
     Subset,
@@ -21,9 +24,15 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _DatasetKind
 from torch.utils.data.distributed import DistributedSampler
 
+from penstock.core.random_states import keep_states
+from penstock.observe.doctor.contents.stream_samples import StreamSamples
+from penstock.observe.doctor.thresholds import THRESHOLDS
+
 _MOST = 5_000_000
 """Indices; a set of all of them has to be computed within a second."""
 _DEPTH = 8
+_EPOCHS = 4
+"""Times the length of the dataset: samplers that draw more are without an end."""
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -33,10 +42,10 @@ class Origin:
     """Samples of one dataset."""
 
     dataset: Any
-    """What is called with an index: no Subset, and no ConcatDataset."""
+    """What is called with an index: no Subset, no ConcatDataset, and of a stream its `StreamSamples`."""
 
     indices: Indices
-    """int64 [samples]; one that is drawn several times is there several times."""
+    """int64 [samples]; one that is drawn several times is there several times. Of a stream the first ones."""
 
     @property
     def name(self) -> str:
@@ -45,14 +54,16 @@ class Origin:
 
 
 def origins_of(loader: DataLoader[Any]) -> tuple[Origin, ...] | None:
-    """Return all samples that a loader may hand out; None where that cannot be known: a stream, a sampler of one's own.
+    """Return all samples that a loader may hand out; None where that cannot be known.
+
+    Of a stream they are its first samples, and of a sampler that is not torch's, what a copy of it draws in one epoch.
 
     >>> halves = torch.utils.data.random_split(range(10), [5, 5])
     >>> [len(origin.indices) for origin in origins_of(DataLoader(halves[0]))]
     [5]
     """
     if loader._dataset_kind == _DatasetKind.Iterable:
-        return None
+        return (Origin(StreamSamples(loader.dataset), np.arange(THRESHOLDS.compared_samples)),)
     try:
         drawn = _drawn(loader)
         return None if drawn is None or len(drawn) > _MOST else tuple(_below(loader.dataset, drawn, _DEPTH))
@@ -65,7 +76,7 @@ def _drawn(loader: DataLoader[Any]) -> Indices | None:
     sampler: Any = loader.sampler
     if loader.batch_sampler is not None:
         if type(loader.batch_sampler) is not BatchSampler:
-            return None
+            return _drawn_by_copy(loader.batch_sampler, loader.dataset)
         sampler = loader.batch_sampler.sampler
     kind = type(sampler)
     if kind in (SequentialSampler, RandomSampler):
@@ -76,7 +87,30 @@ def _drawn(loader: DataLoader[Any]) -> Indices | None:
         return _as_indices(sampler.indices)
     if kind is WeightedRandomSampler:
         return np.flatnonzero(np.asarray(sampler.weights))
-    return _as_indices(sampler) if isinstance(sampler, list | tuple | range | np.ndarray | torch.Tensor) else None
+    if isinstance(sampler, list | tuple | range | np.ndarray | torch.Tensor):
+        return _as_indices(sampler)
+    return _drawn_by_copy(sampler, loader.dataset)
+
+
+def _drawn_by_copy(sampler: Any, dataset: Any) -> Indices | None:
+    """Draw an epoch from a copy, so that neither the sampler's state nor that of the random numbers changes."""
+    kept = [dataset, *(value for value in getattr(sampler, "__dict__", {}).values() if isinstance(value, Dataset))]
+    most = min(_MOST, _EPOCHS * _checked(len(dataset)))
+    with keep_states():
+        try:
+            copied = copy.deepcopy(sampler, {id(one): one for one in kept})
+            drawn = _as_indices(list(islice(_flat(copied), most + 1)))
+        except Exception:  # of the sampler's own code, or of what cannot be copied
+            return None
+    return np.unique(drawn) if len(drawn) > most else drawn  # one without an end says nothing of how often
+
+
+def _flat(drawn: Iterable[Any]) -> Iterator[int]:
+    for one in drawn:
+        if isinstance(one, int | np.integer):
+            yield int(one)
+        else:
+            yield from _flat(one.tolist() if isinstance(one, np.ndarray | torch.Tensor) else one)
 
 
 def _checked(length: int) -> int:
