@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from numbers import Integral
 from typing import Any
 
 from penstock.core.errors import WorkerKilledError, WorkerStartError
@@ -75,7 +76,7 @@ class CrashCounter:
     def quarantine_error(self, index: Any, crash: WorkerCrash) -> WorkerKilledError:
         """Return the error that is raised in place of a quarantined sample."""
         dataset = self._worker_spec.dataset
-        is_known = isinstance(dataset, Source) and isinstance(index, int)
+        is_known = isinstance(dataset, Source) and isinstance(index, Integral)
         of = f" of {dataset.where_is(index % len(dataset))}" if is_known else ""
         return WorkerKilledError(
             f"DataLoader worker (pid {crash.pid}) {crash.cause} It was making sample {index!r}{of}, on which "

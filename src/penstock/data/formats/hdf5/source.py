@@ -61,6 +61,7 @@ def open_files(
     Example:
         >>> import tempfile
         >>> import h5py
+        >>> import numpy as np
         >>> fields = Selection.of({"x": "image", "y": "label"})
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     with h5py.File(f"{folder}/train.h5", "w") as file:
