@@ -41,6 +41,9 @@ class ConcatIndex:
         """
         if not len(indices):
             return
+        if len(self.starts) == 2:
+            yield 0, slice(None), indices
+            return
         if len(self._array) != len(self.starts):
             self._array = np.array(self.starts, np.int64)
         parts = np.searchsorted(self._array, indices, "right") - 1
@@ -48,6 +51,9 @@ class ConcatIndex:
         if (parts == first).all():
             yield first, slice(None), indices - self.starts[first]
             return
-        for part in np.unique(parts).tolist():
-            places = np.flatnonzero(parts == part)
-            yield part, places, indices[places] - self.starts[part]
+        order = np.argsort(parts, kind="stable")
+        parts = parts[order]
+        own = indices[order] - self._array[parts]
+        cuts = (np.flatnonzero(parts[1:] != parts[:-1]) + 1).tolist()
+        for begin, end in zip([0, *cuts], [*cuts, len(order)], strict=True):
+            yield int(parts[begin]), order[begin:end], own[begin:end]

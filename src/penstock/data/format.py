@@ -88,6 +88,8 @@ class Format:
         Raises:
             OptionError: an option is unknown.
         """
+        if not options:  # to look at the arguments takes longer than to open some files
+            return
         arguments = inspect.signature(function).parameters.values()
         known = [one.name for one in arguments if one.kind is inspect.Parameter.KEYWORD_ONLY]
         for name in options:

@@ -55,6 +55,18 @@ class NumberedSamples(Dataset[Any]):
         """
         return [self.read(index) for index in indices.tolist()]
 
+    def read_range(self, start: int, stop: int) -> list[Any]:
+        """Return samples from `start` to `stop`, or the first of them, as many as are read together with little work.
+
+        Raises:
+            SourceError: one of them is broken; `read` says which, and why.
+        """
+        return self.read_many(np.arange(start, stop))
+
+    def path_of(self, index: int) -> str:
+        """Return the path that a sample is read from, for messages, as far as it is known."""
+        return self.where
+
     def ready(self, indices: np.ndarray) -> np.ndarray:
         """Return those samples for which `read_many` runs no library's code that a damaged file may crash.
 
@@ -79,19 +91,19 @@ class NumberedSamples(Dataset[Any]):
         end = len(self)
         size = 1 if self._gathers else end
         while start < end:
-            block = range(start, min(start + size, end))
-            samples = self._read_block(block) if self._gathers else None
+            stop = min(start + size, end)
+            samples = self._read_ahead(start, stop) if self._gathers else None
             self._left = iter(samples or ())
             if samples is None:
-                for index in block:
+                for index in range(start, stop):
                     self._stop = index + 1
                     yield self[index]
             else:
                 size = max(1, min(_BLOCK, _BLOCK_NBYTES // max(1, nbytes_of(samples[-1]))))
-                self._stop = block.stop
+                self._stop = stop = start + len(samples)
                 del samples
                 yield from self._left
-            start = block.stop
+            start = stop
         self._stop = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -107,6 +119,12 @@ class NumberedSamples(Dataset[Any]):
     def _read_block(self, block: range) -> list[Any] | None:
         try:
             return self.read_many(np.arange(block.start, block.stop, block.step))
+        except SourceError:  # raised again by the sample that it belongs to
+            return None
+
+    def _read_ahead(self, start: int, stop: int) -> list[Any] | None:
+        try:
+            return self.read_range(start, stop)
         except SourceError:  # raised again by the sample that it belongs to
             return None
 

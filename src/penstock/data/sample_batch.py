@@ -112,8 +112,8 @@ def put_in_order(parts: Sequence[tuple[np.ndarray | slice, list[Any]]], count: i
     """
     if len(parts) == 1:
         return parts[0][1]
-    found = [sample for _, samples in parts for sample in samples]
-    places = np.concatenate([np.arange(count)[place] for place, _ in parts]) if parts else np.arange(0)
-    if (places[1:] > places[:-1]).all():
-        return found
-    return [found[at] for at in np.argsort(places).tolist()]
+    found: list[Any] = [None] * count
+    for places, samples in parts:
+        for place, sample in zip(np.arange(count)[places].tolist(), samples, strict=True):
+            found[place] = sample
+    return found

@@ -128,6 +128,11 @@ class _Derived(Source):
         """The source's."""
         return self._source.chunk_starts
 
+    def path_of(self, index: int) -> str:
+        """Return the source's."""
+        source: object = self._source
+        return source.path_of(index) if isinstance(source, Source) else self.where
+
     def close(self) -> None:
         """Close the source. What a cache keeps stays."""
         self._source.close()
@@ -200,6 +205,10 @@ class Subset(_Derived):
         if known is None:
             return super().fetching(indices) if self.reads_objects else ObjectBatch([])
         return self._source.fetching(self._indices[known[(known >= 0) & (known < len(self))]].tolist())
+
+    def path_of(self, index: int) -> str:
+        """Return the source's, of the sample selected."""
+        return super().path_of(int(self._indices[index]))
 
     def read(self, index: int) -> Any:
         """Return a sample of the source."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
-import struct
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,9 +18,11 @@ from sample_files import assert_same, datasets, samples_in, write_samples
 
 import penstock
 from penstock.core.errors import RecordError, SourceError
-from penstock.data.formats.arrow import ipc_messages
 from penstock.data.formats.arrow.ipc import concat_files
 from penstock.data.schema import Field, Sample, Schema, plain
+
+sys.path.insert(0, str(Path(__file__).parents[3]))  # the benchmarks are not part of the package
+from benchmarks.mixed_tables import as_big_endian, write_folders
 
 pa = pytest.importorskip("pyarrow")
 feather = pytest.importorskip("pyarrow.feather")
@@ -87,6 +89,28 @@ def test_what_pyarrow_writes_is_read(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_and_a_pass_have_the_samples_that_are_read_one_by_one(tmp_path: Path, kind: str) -> None:
+    sparse = {
+        "text": pa.array(["a", None, "ß"] * 10),
+        "cell": pa.array([b"abc", None, b"def"] * 10, pa.binary(3)),
+        "nested": pa.array([[[1, 2]], [], [[3, 4], [5, 6]]] * 10, pa.list_(pa.list_(pa.int8()))),
+        "turns": pa.array([[{"role": "user"}], None, []] * 10),
+        "number": pa.array([1, None, 3] * 10),
+        "list": pa.array([[1], None, [2, 3]] * 10),
+    }
+    for name, array in sparse.items():
+        table = TABLE.drop(["list"]).append_column(name, array)
+        ipc(tmp_path / f"{name}.arrow", kind, table)
+        source = penstock.open(tmp_path / f"{name}.arrow", null={"number": -1, "list": np.zeros(0)})
+        alone = [source[index] for index in range(30)]
+        order = np.random.default_rng(0).permutation(30).tolist()
+        for index, sample in [*enumerate(source), *zip(order, source.__getitems__(order), strict=True)]:
+            assert_same(sample, alone[index])
+            assert name not in ("text", "cell", "turns") or sample[name] == array[index].as_py()
+        source.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_dictionaries_are_looked_up_even_if_they_change(tmp_path: Path, kind: str) -> None:
     if kind == "file":  # a file has one dictionary for all of its batches
         table = pa.table({"c": pa.array(["a", "b", None] * 3).dictionary_encode(), "n": range(9)})
@@ -101,24 +125,6 @@ def test_dictionaries_are_looked_up_even_if_they_change(tmp_path: Path, kind: st
     ]
 
 
-def as_big_endian(stream: bytes) -> bytes:
-    """Return a stream of one batch with one column of int64, as a machine of the other byte order writes it.
-
-    Its schema gets a field "endianness": the vtable's place for it, 0 so far, points to any int16 that is 1.
-    """
-    data = bytearray(stream)
-    (nbytes,) = struct.unpack_from("<i", data, 4)
-    metadata = stream[8 : 8 + nbytes]
-    _, table, _ = ipc_messages._header(metadata)
-    vtable = table - struct.unpack_from("<i", metadata, table)[0]
-    one = next(at for at in range(table + 4, nbytes, 2) if metadata[at : at + 2] == b"\1\0")
-    struct.pack_into("<H", data, 8 + vtable + 4, one - table)
-    begin = 8 + nbytes + 8 + struct.unpack_from("<i", data, 8 + nbytes + 4)[0]
-    _, _, body = ipc_messages._header(stream[8 + nbytes + 8 : begin])
-    data[begin : begin + body] = np.frombuffer(stream[begin : begin + body], "<i8").byteswap().tobytes()
-    return bytes(data)
-
-
 def test_numbers_of_the_other_byte_order_are_those_that_pyarrow_reads(tmp_path: Path) -> None:
     ipc(tmp_path / "a.arrow", "stream", pa.table({"x": np.arange(4)}))
     (tmp_path / "a.arrow").write_bytes(as_big_endian((tmp_path / "a.arrow").read_bytes()))
@@ -128,6 +134,41 @@ def test_numbers_of_the_other_byte_order_are_those_that_pyarrow_reads(tmp_path: 
     assert samples_in(tmp_path / "a.arrow") == expected
     with pytest.raises(SourceError, match="another byte order, have to be in memory"):
         penstock.open(tmp_path / "a.arrow", max_group_nbytes=20)
+
+
+@pytest.mark.parametrize("suffix", [".arrow", ".parquet"])
+def test_files_of_one_folder_that_differ_in_unit_and_byte_order_are_read_in_one_unit(
+    tmp_path: Path, suffix: str
+) -> None:
+    units, dtypes = write_folders(tmp_path, suffix)
+    samples = samples_in(units)
+    assert [sample["x"] for sample in samples] == [1000 * number for number in range(len(samples))]
+    assert len(samples) == (12 if suffix == ".arrow" else 8)
+    with pytest.raises(SourceError, match="field 'x' is int32, and int64 in"):
+        penstock.open(dtypes)
+
+
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_a_file_that_was_cut_off_since_it_was_opened_is_an_error_that_names_it(tmp_path: Path, kind: str) -> None:
+    ipc(tmp_path / "a.arrow", kind, TABLE)
+    source = penstock.open(tmp_path / "a.arrow")
+    data = (tmp_path / "a.arrow").read_bytes()
+    (tmp_path / "a.arrow").write_bytes(data[: len(data) // 2])
+    with pytest.raises(SourceError, match=r"a\.arrow is shorter than it was when it was opened"):
+        source[0]
+    source.close()
+
+
+def test_batches_that_are_views_of_a_map_cost_nearly_nothing_to_keep(tmp_path: Path) -> None:
+    table = pa.table({"x": pa.array(list(np.zeros((64, 5000))))})
+    for kind, most in (("stream", 64 << 10), ("zstd stream", 1 << 30)):
+        ipc(tmp_path / "a.arrow", kind, table)
+        source = penstock.open(tmp_path / "a.arrow")
+        held = source._held.get()
+        list(source)
+        assert sum(held.peek(number).nbytes for number in range(16)) < 16 * most
+        assert kind == "stream" or held.peek(0).nbytes > 4 * 5000 * 8
+        source.close()
 
 
 def test_feather_files_are_read(tmp_path: Path) -> None:

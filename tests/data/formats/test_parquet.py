@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import datetime
+import multiprocessing
+import os
 import pickle
 import random
+import signal
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
@@ -19,9 +22,9 @@ from hypothesis import given, settings
 from sample_files import assert_same, datasets, samples_in, write_samples
 
 import penstock
-from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.core.errors import OptionError, RecordError, SourceError, WorkerKilledError
 from penstock.data.chunks.chunk_shuffle import ChunkShuffle
-from penstock.data.formats.arrow import parquet, parquet_pages
+from penstock.data.formats.arrow import parquet
 from penstock.data.formats.arrow.parquet import ParquetSource, ParquetWriter, concat_files
 from penstock.data.formats.arrow.writer import why_unsupported
 from penstock.data.schema import Field, Sample, Schema, plain, schema_of
@@ -333,7 +336,7 @@ def test_a_row_group_is_unpacked_once_if_its_samples_are_read_together(
     table(tmp_path / "a.parquet", {"x": np.arange(1000), "y": np.arange(1000)}, row_group_size=50)
     asked = []
     batches = ParquetSource.batches
-    monkeypatch.setattr(ParquetSource, "batches", lambda *args: asked.append(args[1].number) or batches(*args))
+    monkeypatch.setattr(ParquetSource, "batches", lambda *args: asked.append(args[2]) or batches(*args))
     source = penstock.open(tmp_path / "a.parquet", fields=["x"], held_nbytes=8 * 50 * 8)
     assert sorted(source[index]["x"] for index in ChunkShuffle(source.chunk_starts, seed=0)) == list(range(1000))
     assert sorted(asked) == list(range(20))
@@ -345,7 +348,7 @@ def test_what_is_held_is_bounded(tmp_path: Path) -> None:
     source = penstock.open(tmp_path / "a.parquet", held_nbytes=3 * 50 * 8)
     for index in range(0, 1000, 50):
         assert source[index] == {"x": index}
-        assert len(source._held.get()._groups) <= 3
+        assert len(source._held.get()._held) <= 3
     source.close()
 
 
@@ -358,7 +361,7 @@ def test_a_large_row_group_is_unpacked_in_pieces(tmp_path: Path, monkeypatch: py
 def test_columns_of_others_are_not_read(tmp_path: Path) -> None:
     table(tmp_path / "a.parquet", {"x": [1], "y.z": ["a"], "y": [[1, 2]]})
     source = penstock.open(tmp_path / "a.parquet").select_fields(["y.z"])
-    (batch,) = source.batches(source._groups[0], ["y.z"])
+    ((batch, _),) = source.batches(0, 0, [("y.z",)])
     assert "x" not in batch.schema.names
     assert source[0] == {"y.z": "a"}
     source.close()
@@ -488,13 +491,23 @@ def test_what_is_encrypted_is_said_to_be(tmp_path: Path, plaintext_footer: bool)
     assert penstock.open(tmp_path / "a.parquet", fields=["y"])[0] == {"y": 2}
 
 
-def test_pages_of_other_kinds_are_left_to_pyarrow(tmp_path: Path) -> None:
-    header = bytes([0x15, 0x02, 0x15, 8, 0x15, 8, 0])  # an index page of 4 bytes
-    (tmp_path / "pages").write_bytes(header + b"page")
-    chunk = parquet_pages.Chunk("x", 1, 0, len(header) + 4, is_encrypted=False)
-    parquet_pages.check_pages(str(tmp_path / "pages"), [chunk], ["x"], 4)
-    with pytest.raises(SourceError, match="pages of a row group unpack to 4 bytes"):
-        parquet_pages.check_pages(str(tmp_path / "pages"), [chunk], ["x"], 3)
+def test_a_row_group_that_kills_the_worker_is_survived_and_its_file_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2):
+        table(tmp_path / f"{number}.parquet", {"x": np.arange(20) + 20 * number}, row_group_size=10)
+    batches = ParquetSource.batches
+
+    def deadly(source: ParquetSource, file: int, number: int, columns: Any) -> Any:
+        if (file, number) == (1, 1) and multiprocessing.parent_process() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batches(source, file, number, columns)
+
+    monkeypatch.setattr(ParquetSource, "batches", deadly)
+    source = penstock.open(tmp_path)
+    with pytest.raises(WorkerKilledError, match=r"making sample 3\d of .*1\.parquet, on which"):
+        list(penstock.DataLoader(source, batch_size=5, num_workers=1, multiprocessing_context="fork"))
+    source.close()
 
 
 def test_a_flipped_bit_is_noticed_and_other_row_groups_are_read(tmp_path: Path) -> None:
@@ -573,13 +586,35 @@ def test_a_remote_file_is_read_when_a_row_group_of_it_is(tmp_path: Path) -> None
     source.close()
 
 
-def test_a_few_bytes_that_say_to_be_millions_of_values_are_not_believed(tmp_path: Path) -> None:
-    count = 20_000_000
+def test_a_few_bytes_that_say_to_be_millions_of_values_are_held_to_the_limit(tmp_path: Path) -> None:
+    count = 2_000_000
     values = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), pa.array(np.zeros(count, np.int32)))
-    pq.write_table(pa.table({"x": values}), tmp_path / "bomb.parquet", data_page_size=1 << 40)
-    source = penstock.open(tmp_path / "bomb.parquet")
-    with pytest.raises(SourceError, match="unpacks to 80000000 bytes; at most 1000 times as many"):
+    pq.write_table(pa.table({"x": values}), tmp_path / "even.parquet")
+    assert (tmp_path / "even.parquet").stat().st_size < 100_000
+    source = penstock.open(tmp_path / "even.parquet", max_group_nbytes=4 * count - 1)
+    with pytest.raises(RecordError, match=r"its group has 8\d{6} bytes and more unpacked"):
         source[0]
+    source.close()
+    assert samples_in(tmp_path / "even.parquet", max_group_nbytes=5 * count)[0]["x"].shape == (count,)
+
+
+def test_a_row_group_whose_footer_states_more_than_the_limit_is_not_unpacked(tmp_path: Path) -> None:
+    table(tmp_path / "a.parquet", {"x": np.zeros(1_000_000), "y": np.zeros(1_000_000)})
+    source = penstock.open(tmp_path / "a.parquet", max_group_nbytes=9_000_000)
+    with pytest.raises(RecordError, match="its row group has 16000000 bytes unpacked"):
+        source[0]
+    source.close()
+    part = source.select_fields(["y"])
+    assert part[999_999] == {"y": 0}
+    part.close()
+
+
+def test_long_texts_of_a_dictionary_are_held_to_the_limit(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": ["a" * 100_000] * 10_000}), tmp_path / "even.parquet")
+    source = penstock.open(tmp_path / "even.parquet", max_group_nbytes=10_000_000)
+    with pytest.raises(RecordError, match="bytes and more unpacked; max_group_nbytes"):
+        source[0]
+    source.close()
 
 
 def test_columns_that_compress_well_are_believed(tmp_path: Path) -> None:

@@ -70,9 +70,15 @@ class ChunkCache(Generic[_Chunk]):
                     self._gates.pop(key, None)
         return found
 
-    def holds(self, key: Hashable) -> bool:
-        """Return whether the chunk `key` is there."""
-        return key in self._held
+    def peek(self, key: Hashable) -> _Chunk | None:
+        """Return the chunk `key` if it is there, without a claim to keep it."""
+        return self._held.get(key)
+
+    def clear(self) -> None:
+        """Drop all chunks."""
+        with self._lock:
+            self._held.clear()
+            self._held_nbytes = 0
 
     def _keep(self, key: Hashable, chunk: _Chunk) -> None:
         with self._lock:

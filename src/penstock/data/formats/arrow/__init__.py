@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from penstock.data.format import Format, Implementation
 
 
 def _load_parquet() -> Implementation:
-    from penstock.data.formats.arrow import parquet, writer
+    from penstock.data.formats.arrow import parquet, table_source, writer
 
     return Implementation(
-        open_files=parquet.open_files,
+        open_files=partial(table_source.open_tables, parquet.ParquetSource),
         writer=parquet.ParquetWriter,
         concat_files=parquet.concat_files,
         why_unsupported=writer.why_unsupported,
@@ -17,10 +19,10 @@ def _load_parquet() -> Implementation:
 
 
 def _load_arrow() -> Implementation:
-    from penstock.data.formats.arrow import ipc, writer
+    from penstock.data.formats.arrow import ipc, table_source, writer
 
     return Implementation(
-        open_files=ipc.open_files,
+        open_files=partial(table_source.open_tables, ipc.ArrowSource),
         writer=ipc.ArrowWriter,
         concat_files=ipc.concat_files,
         why_unsupported=writer.why_unsupported,

@@ -1,14 +1,14 @@
-"""Columns of Arrow arrays as NumPy sees them: the value of a row is a view of the column's buffers, and read-only.
+"""Columns of Arrow arrays as samples have them: numbers as read-only views of the column's buffers, the rest as Python
+objects that pyarrow makes of the rows that are asked for.
 
-Offsets and sizes in a file are not trusted: all are checked against their buffers when a column is made. types.py maps
-Arrow types to columns.
+Offsets and indices in a file are not trusted: all are checked when a column is made. types.py maps Arrow types to
+columns.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,28 +34,62 @@ NUMBER_TYPES = {
 }
 """Arrow's names of number types, and NumPy's."""
 
+_NO_OBJECT = (ValueError, OverflowError, ImportError)
+"""Text that is no UTF-8, years beyond 9999, nanoseconds without pandas."""
+
 
 class Column:
     """The values of one field in some rows.
 
-    Args:
-        valid: which rows have one; None where all do.
+    Raises:
+        SourceError: a value that is asked for is broken, or no array: lists of different lengths, nulls in them.
     """
 
-    def __init__(self, valid: np.ndarray | None) -> None:
-        self.valid = valid
+    def __init__(self, array: Any) -> None:
+        self._valid = _valid(array)
+        self._count = len(array)
+        self.has_nulls = self._valid is not None
 
     def value(self, row: int) -> Any:
-        """Return a row's value, or a view of it.
+        """Return a row's value, or a view of it; None where it is null."""
+        return None if self._valid is not None and not self._valid[row] else self._value(row)
 
-        Raises:
-            SourceError: it is broken, or no array: rows of different lengths, nulls between numbers.
-        """
+    def _value(self, row: int) -> Any:
         raise NotImplementedError
 
-    def take(self, rows: np.ndarray, run: slice | None) -> Iterable[Any]:
-        """Return the values of rows that all have one, as `value` does; `run` is these rows, if they are a slice."""
-        return map(self.value, rows.tolist())
+    def take(self, rows: np.ndarray | slice) -> Iterable[Any]:
+        """Return the values of some rows, as `value` does."""
+        return map(self.value, np.arange(self._count)[rows].tolist())
+
+
+class PythonValues(Column):
+    """Text, bytes and nested values: Python objects that pyarrow makes."""
+
+    def __init__(self, array: Any) -> None:
+        self.has_nulls = bool(array.null_count)
+        self._array = array
+
+    def value(self, row: int) -> Any:
+        """Return a new object."""
+        return self._objects(lambda: self._array[row].as_py())
+
+    def take(self, rows: np.ndarray | slice) -> Iterable[Any]:
+        """Return new objects."""
+        if isinstance(rows, slice):
+            array = self._array[rows]
+        else:
+            try:
+                array = self._array.take(rows)
+            except NotImplementedError:  # of views of text, in pyarrow 26
+                return map(self.value, rows.tolist())
+        found: list[Any] = self._objects(array.to_pylist)
+        return found
+
+    def _objects(self, make: Callable[[], Any]) -> Any:
+        try:
+            return make()
+        except _NO_OBJECT as error:
+            raise SourceError(f"it cannot be a Python object: {error}") from error
 
 
 def fits_in_memory(dtype: str, shape: tuple[int | None, ...]) -> bool:
@@ -75,17 +109,32 @@ def number_unit(type: Any) -> str:
 
 def list_sizes(type: Any) -> tuple[list[int | None], Any]:
     """Return the sizes of nested lists, None where they differ, and the type that the innermost has."""
-    pa = need("pyarrow", "parquet")
+    types = need("pyarrow", "parquet").types
     sizes: list[int | None] = []
     while len(sizes) < _DEEPEST:
-        if pa.types.is_fixed_size_list(type):
+        if types.is_fixed_size_list(type):
             sizes.append(type.list_size)
-        elif pa.types.is_list(type) or pa.types.is_large_list(type):
+        elif types.is_list(type) or types.is_large_list(type):
             sizes.append(None)
         else:
             break
         type = type.value_type
     return sizes, type
+
+
+def text_column(array: Any) -> Column:
+    """Return a column of text or bytes."""
+    pa = need("pyarrow", "parquet")
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):  # not whether all of it is UTF-8
+        array.view(pa.binary() if pa.types.is_string(array.type) else pa.large_binary()).validate(full=True)
+        return PythonValues(array)
+    return object_column(array)
+
+
+def object_column(array: Any) -> Column:
+    """Return a column of any type: lists, dicts, tuples, Decimal."""
+    array.validate(full=True)
+    return PythonValues(array)
 
 
 def _valid(array: Any) -> np.ndarray | None:
@@ -96,52 +145,53 @@ def _valid(array: Any) -> np.ndarray | None:
     return valid
 
 
-def _flat(array: Any, dtype: str) -> np.ndarray:
-    """Return the numbers of a column: a read-only view, or unpacked bits."""
-    buffer = array.buffers()[1]
+def _numbers(array: Any, dtype: str, width: int = 1) -> np.ndarray:
+    """Return the numbers of a column, `width` of them in each row: a read-only view, or unpacked bits."""
+    if dtype == "bool" and str(array.type) == "bool":
+        array = array.cast(need("pyarrow", "parquet").uint8())
+    buffer, itemsize = array.buffers()[1], np.dtype(dtype).itemsize
     if not len(array) or buffer is None:
         values = np.empty(0, dtype)
-    elif dtype == "bool":
-        first = array.offset // 8
-        bits = np.frombuffer(buffer, np.uint8)[first : (array.offset + len(array) + 7) // 8]
-        values = np.unpackbits(bits, bitorder="little")[array.offset % 8 :][: len(array)].view(bool)
     else:
-        values = np.frombuffer(buffer, dtype, len(array), array.offset * np.dtype(dtype).itemsize)
-    if len(values) != len(array):
-        raise SourceError(f"a column of {len(array)} numbers has {len(values)}")
+        values = np.frombuffer(buffer, dtype, len(array) * width, array.offset * width * itemsize)
     values.flags.writeable = False
     return values
 
 
 class FixedShapeArrays(Column):
-    """Numbers, or arrays of one shape."""
+    """Numbers, or arrays of one shape.
 
-    def __init__(self, valid: np.ndarray | None, values: np.ndarray, holes: np.ndarray | None = None) -> None:
-        super().__init__(valid)
+    Args:
+        array: Arrow's, of as many rows.
+        values: number[rows, ...].
+        holes: which rows have nulls between their numbers, bool[rows]; None if no row has.
+    """
+
+    def __init__(self, array: Any, values: np.ndarray, holes: np.ndarray | None = None) -> None:
+        super().__init__(array)
         self._values = values
         self._holes = holes
 
-    def value(self, row: int) -> Any:
-        """Return a number, or a view of an array."""
+    def _value(self, row: int) -> Any:
         if self._holes is not None and self._holes[row]:
             raise SourceError("it has nulls between its numbers; see objects=")
         return self._values[row]
 
-    def take(self, rows: np.ndarray, run: slice | None) -> Iterable[Any]:
+    def take(self, rows: np.ndarray | slice) -> Iterable[Any]:
         """Return numbers, or views of arrays."""
-        if self._holes is not None and self._holes[rows].any():
-            return super().take(rows, run)
-        if run is not None:
-            return self._values[run]
-        return self._values[rows] if self._values.ndim == 1 else map(self._values.__getitem__, rows.tolist())
+        if self.has_nulls or self._holes is not None:
+            return super().take(rows)
+        if isinstance(rows, slice) or self._values.ndim == 1:
+            return self._values[rows]
+        return map(self._values.__getitem__, rows.tolist())
 
 
 def fixed_shape_column(array: Any, dtype: str, shape: tuple[int, ...] = (), order: tuple[int, ...] = ()) -> Column:
     """Return a column of numbers, or of lists whose sizes are fixed; `order` are axes as samples have them."""
-    rows, valid = len(array), _valid(array)
+    whole, rows = array, len(array)
     start, count = 0, rows
     holes: np.ndarray | None = None
-    while need("pyarrow", "parquet").types.is_fixed_size_list(array.type):
+    while hasattr(array.type, "list_size"):
         size = array.type.list_size
         start, count = (array.offset + start) * size, count * size
         array = array.values
@@ -149,147 +199,63 @@ def fixed_shape_column(array: Any, dtype: str, shape: tuple[int, ...] = (), orde
         if inner is not None:
             missing = np.logical_not(inner[start : start + count].reshape(rows, -1).all(axis=1))
             holes = missing if holes is None else holes | missing
-    values = _flat(array, dtype)[start : start + count].reshape(rows, *shape)
+    values = _numbers(array, dtype)[start : start + count].reshape(rows, *shape)
     if order:
         values = values.transpose(0, *(axis + 1 for axis in order))
-    return FixedShapeArrays(valid, values, holes)
+    return FixedShapeArrays(whole, values, holes)
 
 
 def raw_column(array: Any, dtype: str, shape: tuple[int, ...]) -> Column:
     """Return a column of arrays' bytes, all of one size."""
-    cells = FixedSizeBytes(array)
-    values = np.frombuffer(cells.data, dtype).reshape(len(array), *shape)
-    values.flags.writeable = False
-    return FixedShapeArrays(cells.valid, _checked(values))
+    values = _numbers(array, dtype, math.prod(shape)).reshape(len(array), *shape)
+    return FixedShapeArrays(array, _checked(values))
 
 
 def empty_column(array: Any, dtype: str, shape: tuple[int, ...]) -> Column:
     """Return a column of arrays without a number."""
-    return FixedShapeArrays(_valid(array), np.empty((len(array), *shape), dtype))
-
-
-class FixedSizeBytes(Column):
-    """Bytes of a fixed size."""
-
-    def __init__(self, array: Any) -> None:
-        super().__init__(_valid(array))
-        self._nbytes = array.type.byte_width
-        buffer = array.buffers()[1]
-        start, nbytes = array.offset * self._nbytes, len(array) * self._nbytes
-        self.data = memoryview(buffer if buffer is not None else b"")[start : start + nbytes]
-        if len(self.data) != nbytes:
-            raise SourceError(f"a column of {nbytes} bytes has {len(self.data)}")
-
-    def value(self, row: int) -> Any:
-        """Return bytes."""
-        return bytes(self.data[row * self._nbytes : (row + 1) * self._nbytes])
-
-
-class VariableSizeBytes(Column):
-    """Text, or bytes, of different sizes."""
-
-    def __init__(self, array: Any, is_text: bool = False) -> None:
-        pa = need("pyarrow", "parquet")
-        super().__init__(_valid(array))
-        self._is_text = is_text
-        if str(array.type).endswith("_view"):
-            array = array.cast(pa.large_string() if is_text else pa.large_binary())
-        is_large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
-        _, offsets, data = array.buffers()
-        self._data = memoryview(data if data is not None else b"")
-        dtype = np.dtype(np.int64 if is_large else np.int32)
-        count = len(array) + 1 if len(array) else 0
-        start = array.offset * dtype.itemsize
-        self._offsets = np.frombuffer(offsets if offsets is not None else b"", dtype, count, start if count else 0)
-        _check_offsets(self._offsets, len(self._data))
-
-    def raw(self, row: int) -> memoryview:
-        """Return a view of a row's bytes."""
-        return self._data[self._offsets[row] : self._offsets[row + 1]]
-
-    def value(self, row: int) -> Any:
-        """Return text or bytes."""
-        raw = self._data[self._offsets[row] : self._offsets[row + 1]]
-        if not self._is_text:
-            return bytes(raw)
-        try:
-            return str(raw, "utf-8")
-        except UnicodeDecodeError as error:
-            raise SourceError(f"it is no UTF-8: {error}") from error
-
-    def take(self, rows: np.ndarray, run: slice | None) -> Iterable[Any]:
-        """Return texts or bytes."""
-        data, spans = self._data, zip(self._offsets[rows].tolist(), self._offsets[rows + 1].tolist(), strict=True)
-        try:
-            return [str(data[begin:end], "utf-8") if self._is_text else bytes(data[begin:end]) for begin, end in spans]
-        except UnicodeDecodeError as error:
-            raise SourceError(f"it is no UTF-8: {error}") from error
-
-
-class PythonObjects(Column):
-    """Values of any type, as Python has them: lists, dicts, tuples, Decimal."""
-
-    def __init__(self, array: Any) -> None:
-        array.validate(full=True)
-        super().__init__(_valid(array))
-        self._array = array
-
-    def value(self, row: int) -> Any:
-        """Return a new object."""
-        try:
-            return self._array[row].as_py()
-        except (ValueError, OverflowError, ImportError) as error:  # years beyond 9999, nanoseconds without pandas
-            raise SourceError(f"it cannot be a Python object: {error}") from error
+    return FixedShapeArrays(array, np.empty((len(array), *shape), dtype))
 
 
 class DictionaryEncoded(Column):
     """Numbers of entries in a dictionary."""
 
     def __init__(self, make: Callable[[Any], Column], array: Any) -> None:
-        super().__init__(_valid(array))
+        super().__init__(array)
         self._entries = make(array.dictionary)
-        self._numbers = _flat(array.indices, number_type(array.type.index_type))
-        there = self._numbers if self.valid is None else self._numbers[self.valid]
+        self._numbers = _numbers(array.indices, number_type(array.type.index_type))
+        there = self._numbers if self._valid is None else self._numbers[self._valid]
         if there.size and not (0 <= int(there.min()) and int(there.max()) < len(array.dictionary)):
             raise SourceError(f"a column has entries outside of its dictionary of {len(array.dictionary)}")
+        self.has_nulls |= self._entries.has_nulls
 
-    def value(self, row: int) -> Any:
-        """Return the entry."""
-        number = int(self._numbers[row])
-        if self._entries.valid is not None and not self._entries.valid[number]:
-            raise SourceError("it is null")
-        return self._entries.value(number)
+    def _value(self, row: int) -> Any:
+        return self._entries.value(int(self._numbers[row]))
+
+    def take(self, rows: np.ndarray | slice) -> Iterable[Any]:
+        """Return the entries."""
+        return self._entries.take(self._numbers[rows]) if self._valid is None else super().take(rows)
 
 
-@dataclass(frozen=True, slots=True)
 class _Level:
-    """Where lists begin and end in the column of what is in them."""
+    """Where the lists of an array begin and end in the array of what is in them."""
 
-    offsets: np.ndarray | None
-    """None where all have one size."""
-    size: int
-    first: int
-    """The first list's place, where they have one size."""
-    holes: np.ndarray | None
-    """Which of what is in them is there."""
-
-    @classmethod
-    def of(cls, array: Any) -> _Level:
-        if need("pyarrow", "parquet").types.is_fixed_size_list(array.type):
-            return cls(None, array.type.list_size, array.offset, _valid(array.values))
-        offsets = array.offsets.to_numpy() if len(array) else np.zeros(1, np.int32)
-        _check_offsets(offsets, len(array.values))
-        return cls(offsets, 0, 0, _valid(array.values))
+    def __init__(self, array: Any) -> None:
+        self.holes = _valid(array.values)
+        """Which of what is in them is there."""
+        if hasattr(array.type, "list_size"):
+            self.offsets = (array.offset + np.arange(len(array) + 1)) * array.type.list_size
+            return
+        self.offsets = array.offsets.to_numpy() if len(array) else np.zeros(1, np.int32)
+        ascend = self.offsets[0] >= 0 and (self.offsets[1:] >= self.offsets[:-1]).all()
+        if not ascend or self.offsets[-1] > len(array.values):
+            raise SourceError("a column's values lie outside of what holds them")
 
     def within(self, first: int, last: int) -> tuple[int, int, int]:
         """Return where what lists `first` to `last` hold begins and ends, and how many each of them holds."""
-        if self.offsets is None:
-            begin, end, size = (self.first + first) * self.size, (self.first + last) * self.size, self.size
-        else:
-            begin, end = int(self.offsets[first]), int(self.offsets[last])
-            size = (end - begin) // max(1, last - first)
-            if last - first > 1 and (np.diff(self.offsets[first : last + 1]) != size).any():
-                raise SourceError("its rows have different lengths, and so are no array; see objects=")
+        begin, end = int(self.offsets[first]), int(self.offsets[last])
+        size = (end - begin) // max(1, last - first)
+        if last - first > 1 and (np.diff(self.offsets[first : last + 1]) != size).any():
+            raise SourceError("its rows have different lengths, and so are no array; see objects=")
         if self.holes is not None and not self.holes[begin:end].all():
             raise SourceError("it has nulls between its numbers; see objects=")
         return begin, end, size
@@ -299,59 +265,56 @@ class Ragged(Column):
     """Nested lists, of different sizes."""
 
     def __init__(self, array: Any, dtype: str) -> None:
-        super().__init__(_valid(array))
+        super().__init__(array)
+        self._sizes = list_sizes(array.type)[0]
         self._levels = []
-        while list_sizes(array.type)[0]:
-            self._levels.append(_Level.of(array))
+        for _ in self._sizes:
+            self._levels.append(_Level(array))
             array = array.values
-        self.values = _flat(array, dtype)
+        self.values = _numbers(array, dtype)
 
-    def value(self, row: int) -> Any:
-        """Return a view of an array."""
-        begin, end = row, row + 1
-        shape = []
-        for level in self._levels:
+    def _value(self, row: int) -> Any:
+        begin, end, shape = row, row + 1, []
+        for level, stated in zip(self._levels, self._sizes, strict=True):
             begin, end, size = level.within(begin, end)
-            shape.append(size)
+            shape.append(size if stated is None else stated)
         values = self.values[begin:end]
         return values if len(shape) == 1 else values.reshape(shape)
 
+    def take(self, rows: np.ndarray | slice) -> Iterable[Any]:
+        """Return views of arrays."""
+        first, values = self._levels[0], self.values
+        if self._valid is None and len(self._levels) == 1 and first.holes is None:
+            begins, ends = first.offsets[:-1][rows].tolist(), first.offsets[1:][rows].tolist()
+            return [values[begin:end] for begin, end in zip(begins, ends, strict=True)]
+        return super().take(rows)
+
 
 class TensorWithShape(Column):
-    """Arrays with their shapes beside them."""
+    """Arrays with their shapes beside them: a struct of data, numbers or their bytes, and shape."""
 
     def __init__(self, array: Any, field: Field, is_raw: bool) -> None:
-        super().__init__(_valid(array))
-        data, shapes = array.field(0), array.field(1)
+        super().__init__(array)
         self._field = field
-        self._data: Column = VariableSizeBytes(data) if is_raw else Ragged(data, field.dtype)
-        self._shapes = fixed_shape_column(shapes, "int32", (len(field.shape),))
-        self._inner = [one.valid for one in (self._data, self._shapes) if one.valid is not None]
+        self._bytes = array.field(0) if is_raw else None
+        self._data = text_column(array.field(0)) if is_raw else Ragged(array.field(0), field.dtype)
+        self._shapes = fixed_shape_column(array.field(1), "int32", (len(field.shape),))
 
-    def value(self, row: int) -> Any:
-        """Return a view of an array."""
-        if not all(valid[row] for valid in self._inner):
+    def _value(self, row: int) -> Any:
+        shape, dtype = self._shapes.value(row), self._field.dtype
+        raw = self._bytes[row].as_buffer() if self._bytes is not None else self._data.value(row)
+        if shape is None or raw is None:
             raise SourceError("its data or its shape is null")
-        shape = tuple(self._shapes.value(row).tolist())
-        if isinstance(self._data, VariableSizeBytes):
-            raw = self._data.raw(row)
-            if len(raw) % np.dtype(self._field.dtype).itemsize:
-                raise SourceError(f"{len(raw)} bytes are no array of {self._field.dtype}")
-            values = _checked(np.frombuffer(raw, self._field.dtype))
-            values.flags.writeable = False
-        else:
-            values = self._data.value(row)
-        if min(shape) < 0 or math.prod(shape) != len(values) or not fits_in_memory(self._field.dtype, shape):
+        shape = tuple(shape.tolist())
+        if self._bytes is not None and len(raw) % np.dtype(dtype).itemsize:
+            raise SourceError(f"{len(raw)} bytes are no array of {dtype}")
+        values = _checked(np.frombuffer(raw, dtype)) if self._bytes is not None else raw
+        values.flags.writeable = False
+        if min(shape) < 0 or math.prod(shape) != len(values) or not fits_in_memory(dtype, shape):
             raise SourceError(f"it has {len(values)} numbers, and the shape {shape}")
         if any(one not in (None, other) for one, other in zip(self._field.shape, shape, strict=True)):
             raise SourceError(f"its shape is {shape}, and it should be {self._field.words()}")
         return values.reshape(shape)
-
-
-def _check_offsets(offsets: np.ndarray, end: int) -> None:
-    """Raise SourceError unless offsets ascend and end within the `end` values that they point to."""
-    if offsets.size and (offsets[0] < 0 or (offsets[1:] < offsets[:-1]).any() or offsets[-1] > end):
-        raise SourceError("a column's values lie outside of what holds them")
 
 
 def _checked(values: np.ndarray) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Arrow IPC: files (Feather version 2), and streams as Hugging Face's datasets keeps them; record batches are groups.
 
-Which batches there are, and how many rows each has, is taken from the messages' metadata: bodies stay unread. Files are
-mapped into memory, and samples of batches that are not compressed are views of the map. ipc_messages.py describes the
-format, types.py the types that are read and how arrays are written ("tensors" by default).
+A file is mapped into memory. Where its batches lie, and how many rows each has, is taken from the messages when it is
+opened: bodies stay unread, but must lie within the file. Samples of batches that are not compressed are views of the
+map. types.py has the types that are read and how arrays are written ("tensors" by default).
 
 Nobody may write or shorten a file while it is mapped.
 """
@@ -10,115 +10,124 @@ Nobody may write or shorten a file while it is mapped.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from penstock.core.errors import SourceError
 from penstock.core.per_process import PerProcess
-from penstock.data.formats.arrow.ipc_messages import IpcFile, scan_file
-from penstock.data.formats.arrow.table_source import (
-    HELD_NBYTES,
-    MOST_GROUP_NBYTES,
-    Group,
-    TableOptions,
-    TableSource,
-    translate_errors,
-)
+from penstock.data.formats.arrow.table_source import TableOptions, TableSource, translate_errors
 from penstock.data.formats.arrow.types import Layout
 from penstock.data.formats.arrow.writer import TableWriter, arrow_schema
 from penstock.data.optional import need
-from penstock.data.schema import Errors, Schema, Selection
+from penstock.data.schema import Schema, Selection
 from penstock.data.storage.storage import Storage
 
+_MAGIC = b"ARROW1"
 _VIEW_NBYTES = 16 << 10
 
 
-def open_files(
-    paths: list[str],
-    storage: Storage,
-    fields: Selection,
-    errors: Errors,
-    *,
-    null: Mapping[str, Any] | None = None,
-    objects: Sequence[str] = (),
-    held_nbytes: int = HELD_NBYTES,
-    max_group_nbytes: int = MOST_GROUP_NBYTES,
-) -> ArrowSource:
-    """Open Arrow IPC files or streams, one after another, as a source.
+@dataclass(frozen=True, slots=True)
+class IpcFile:
+    """What is known of a file. Can be pickled."""
 
-    Args:
-        paths: of files with the same columns.
-        storage: where they lie.
-        fields: which fields samples have.
-        errors: unused: reading a broken sample raises RecordError.
-        null: the value of a field in rows where it is null, as in {"label": -1}; else text, bytes and objects are None,
-            and reading a number or an array raises RecordError.
-        objects: columns that are Python objects whatever they hold: lists that are no array, structs as dicts.
-        held_nbytes: of unpacked batches that a process keeps, where they are compressed.
-        max_group_nbytes: the most that a batch may have unpacked.
+    path: str
+    nbytes: int
+    is_stream: bool
+    schema: Any
+    rows: list[int]
+    """Of each record batch."""
+    spans: list[tuple[int, int]]
+    """The bytes of its message."""
+    has_dictionaries: bool
+    is_swapped: bool
+    """Whether it is of the other byte order."""
+    is_packed: bool
+    """Whether its first batch is compressed."""
+
+    @property
+    def is_read_whole(self) -> bool:
+        """Whether no batch is read alone: a stream may replace its dictionaries, and only its reader swaps bytes."""
+        return self.is_stream and (self.has_dictionaries or self.is_swapped)
+
+
+def scan_file(path: str) -> IpcFile:
+    """Return where the batches of a file or a stream lie.
 
     Raises:
-        SourceError: one cannot be read, has other columns, or columns that are no field.
+        SourceError: it is damaged, or neither.
     """
-    options = TableOptions(null=null or {}, objects=objects, held_nbytes=held_nbytes, max_group_nbytes=max_group_nbytes)
-    files = [scan_file(storage.local(path)) for path in paths]
-    for file in files:
-        if file.held_nbytes > max_group_nbytes:
-            raise SourceError(
-                f"{file.path}: {file.held_nbytes} bytes of dictionaries, or of batches in another byte order, have to "
-                "be in memory to read any row; see max_group_nbytes"
-            )
-    groups = [
-        Group(number, place, first, batch.rows)
-        for number, file in enumerate(files)
-        for place, (first, batch) in enumerate(zip(file.first_rows(), file.batches, strict=True))
-    ]
-    return ArrowSource(paths, groups, [file.schema for file in files], fields, options, files)
+    pa = need("pyarrow", "parquet")
+    with translate_errors(path):
+        data = _map(path)
+        is_stream = data.slice(0, len(_MAGIC)).to_pybytes() != _MAGIC
+        reader = pa.ipc.open_stream(data) if is_stream else pa.ipc.open_file(data)
+        begin = first = 0 if is_stream else 8
+        messages = pa.BufferReader(data.slice(first))
+        schema, no_columns = pa.ipc.read_schema(messages), pa.schema([])
+        messages.seek(0)
+        rows: list[int] = []
+        spans, has_dictionaries, is_packed = [], False, False
+        for message in pa.ipc.MessageReader.open_stream(messages):
+            end = first + messages.tell()
+            if message.type == "record batch":
+                is_packed = is_packed if rows else _is_packed(message, schema, data)
+                rows.append(pa.ipc.read_record_batch(message, no_columns).num_rows)
+                spans.append((begin, end))
+            has_dictionaries = has_dictionaries or message.type == "dictionary"
+            begin = end
+        if not is_stream and reader.num_record_batches != len(rows):
+            raise SourceError(f"{path}: its footer lists {reader.num_record_batches} batches, and it has {len(rows)}")
+    is_swapped = schema != reader.schema
+    return IpcFile(path, data.size, is_stream, reader.schema, rows, spans, has_dictionaries, is_swapped, is_packed)
+
+
+def _map(path: str) -> Any:
+    """Return a file as a buffer: pyarrow reads messages from one in half the time that it takes from its map."""
+    with need("pyarrow", "parquet").memory_map(path) as mapped:
+        return mapped.read_buffer()
+
+
+def _is_packed(message: Any, schema: Any, data: Any) -> bool:
+    """Return whether the first column of a record batch that has values is not a view of the file."""
+    pa = need("pyarrow", "parquet")
+    fields: list[Any] = []
+    for field in schema:
+        fields.append(pa.field("", getattr(field.type, "index_type", field.type)))
+        try:
+            values = pa.ipc.read_record_batch(message, pa.schema(fields)).columns[-1].buffers()[-1]
+        except pa.ArrowException:  # damaged, or dictionaries within lists
+            return True
+        if values:
+            return not 0 <= values.address - data.address < data.size
+    return False
 
 
 class ArrowSource(TableSource):
     """Rows of Arrow files; see the module."""
 
-    def __init__(
-        self,
-        paths: Sequence[str],
-        groups: Sequence[Group],
-        schemas: Sequence[Any],
-        fields: Selection,
-        options: TableOptions,
-        files: Sequence[IpcFile],
-    ) -> None:
-        super().__init__(paths, groups, schemas, fields, options)
-        self._files = tuple(files)
-        self._maps = [PerProcess(partial(_MappedFile, file), _MappedFile.close) for file in files]
+    def __init__(self, paths: list[str], storage: Storage, fields: Selection, options: TableOptions) -> None:
+        self._ipc = [scan_file(storage.local(path)) for path in paths]
+        for file in self._ipc:
+            if file.is_read_whole and file.is_swapped and file.nbytes > options.max_group_nbytes:
+                raise SourceError(
+                    f"{file.path}: {file.nbytes} bytes, of another byte order, have to be in memory to read any row; "
+                    "see max_group_nbytes"
+                )
+        super().__init__(paths, [file.rows for file in self._ipc], [file.schema for file in self._ipc], fields, options)
+        most = options.max_group_nbytes
+        self._maps = [PerProcess(partial(_MappedFile, file, most), _MappedFile.close) for file in self._ipc]
 
-    def batches(self, group: Group, names: Iterable[str]) -> Iterator[Any]:
-        """Yield a record batch."""
-        nbytes, limit = self._files[group.file].batches[group.number].unpacked_nbytes, self._options.max_group_nbytes
-        if nbytes is not None and nbytes > limit:
-            raise SourceError(
-                f"its batch has {nbytes} bytes unpacked, all of which are held to read a row: write the file with "
-                f"smaller ones, or without compression, or raise max_group_nbytes, which is {limit}"
-            )
-        there = self.leaves(self._schemas[group.file])
-        columns = {leaf.path[0] for name in names if not isinstance(leaf := there[name], str)}
-        batch = self._maps[group.file].get().batch(group.number, columns)
-        for number, name in enumerate(batch.schema.names):
-            if name in columns:
-                column = batch.column(number)
-                column.validate(full="_view" in str(column.type))  # columns.py checks the other types
-        yield batch
+    def batches(self, file: int, number: int, columns: Iterable[tuple[str, ...]]) -> Iterator[tuple[Any, int]]:
+        """Yield a record batch, and the bytes that it costs to keep: a view of a map costs little."""
+        batch = self._maps[file].get().batch(number, {path[0] for path in columns})
+        is_view = not (self._ipc[file].is_packed or self._ipc[file].is_swapped)
+        yield batch, _VIEW_NBYTES * batch.num_columns if is_view else batch.get_total_buffer_size()
 
-    def offset(self, group: Group) -> int:
+    def offset(self, file: int, number: int) -> int:
         """Return the byte at which a batch's message begins."""
-        return self._files[group.file].batches[group.number].begin
-
-    def cost(self, batch: Any) -> int:
-        """Return the bytes that keeping a batch costs: a view of a map costs little."""
-        nbytes: int = batch.nbytes
-        is_packed = any(file.is_packed for file in self._files)
-        return nbytes if is_packed else min(nbytes, _VIEW_NBYTES * batch.num_columns)
+        return self._ipc[file].spans[number][0]
 
     def close(self) -> None:
         """Let go of what this process keeps; maps go when no sample is a view of them any more."""
@@ -128,54 +137,63 @@ class ArrowSource(TableSource):
 
 
 class _MappedFile:
-    """A file in this process's memory."""
+    """A file in this process's memory.
 
-    def __init__(self, file: IpcFile) -> None:
-        self._pa = need("pyarrow", "parquet")
+    Args:
+        file: which.
+        most_nbytes: that its batches may unpack to, where all have to be in memory to read one.
+    """
+
+    def __init__(self, file: IpcFile, most_nbytes: int) -> None:
         self._file = file
+        self._most_nbytes = most_nbytes
         self._threads = threading.local()
         self._whole: list[Any] | None = None
         self._lock = threading.Lock()
-        with translate_errors(file.path), self._pa.memory_map(file.path) as mapped:
-            self._buffer = mapped.read_buffer()
-        if file.batches and file.batches[-1].end > self._buffer.size:
+        with translate_errors(file.path):
+            self._data = _map(file.path)
+        if self._data.size < file.nbytes:  # reading beyond its end would be fatal
             raise SourceError(f"{file.path} is shorter than it was when it was opened")
 
     def close(self) -> None:
         self._threads = threading.local()
-        self._whole = None
-        self._buffer = None
+        self._whole = self._data = None
 
     def batch(self, number: int, columns: set[str]) -> Any:
         """Return a record batch with these columns, and perhaps others."""
-        if not self._file.is_stream:
-            return self._reader(columns).get_batch(number)
-        if self._file.is_read_whole:
+        file = self._file
+        if file.is_read_whole:
             return self._all_batches()[number]
-        message = self._file.batches[number]
-        return self._pa.ipc.read_record_batch(
-            self._buffer.slice(message.begin, message.end - message.begin), self._file.schema
-        )
+        if file.has_dictionaries or file.is_swapped or (file.is_packed and not file.is_stream):
+            return self._reader(columns).get_batch(number)
+        begin, end = file.spans[number]
+        return need("pyarrow", "parquet").ipc.read_record_batch(self._data.slice(begin, end - begin), file.schema)
 
     def _reader(self, columns: set[str]) -> Any:
         """Return this thread's reader: pyarrow's is not thread-safe, as it caches what it reads."""
         readers = self._threads.__dict__.setdefault("readers", {})
-        wanted: list[int] = []  # [] is all columns: with a selection Arrow copies what else are views of the map
+        wanted: tuple[int, ...] = ()  # all columns: with a selection Arrow copies what else are views of the map
         if self._file.is_packed:
-            wanted = [number for number, name in enumerate(self._file.schema.names) if name in columns]
-        reader = readers.get(tuple(wanted))
-        if reader is None:
-            options = self._pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
-            reader = readers[tuple(wanted)] = self._pa.ipc.open_file(self._buffer, options=options)
-        if reader.num_record_batches != len(self._file.batches):
-            raise SourceError("its footer lists other batches than its messages")
-        return reader
+            wanted = tuple(number for number, name in enumerate(self._file.schema.names) if name in columns)
+        if wanted not in readers:
+            ipc = need("pyarrow", "parquet").ipc
+            options = ipc.IpcReadOptions(included_fields=[*wanted], use_threads=False)
+            readers[wanted] = ipc.open_file(self._data, options=options)
+        return readers[wanted]
 
     def _all_batches(self) -> list[Any]:
-        """Return all batches: a stream may replace its dictionaries between them, and only its reader swaps bytes."""
         with self._lock:
             if self._whole is None:
-                self._whole = list(self._pa.ipc.open_stream(self._buffer))
+                whole, nbytes = [], 0
+                for batch in need("pyarrow", "parquet").ipc.open_stream(self._data):
+                    nbytes += batch.get_total_buffer_size() if self._file.is_packed else 0
+                    if nbytes > self._most_nbytes:
+                        raise SourceError(
+                            "its batches have dictionaries or another byte order, so all have to be in memory, and "
+                            f"they have more than {self._most_nbytes} bytes; see max_group_nbytes"
+                        )
+                    whole.append(batch)
+                self._whole = whole
             return self._whole
 
 
@@ -206,8 +224,8 @@ def concat_files(parts: Sequence[str], path: str) -> None:
     pa = need("pyarrow", "parquet")
     with translate_errors(path, "parts cannot be concatenated"):
         files = [scan_file(part) for part in parts]
-        is_compressed = any(batch.unpacked_nbytes is not None for file in files for batch in file.batches)
-        with _sink(path, files[0].schema, "zstd" if is_compressed else "none") as sink:
+        is_packed = any(file.is_packed and file.rows for file in files)
+        with _sink(path, files[0].schema, "zstd" if is_packed else "none") as sink:
             for part in parts:
                 with pa.memory_map(part) as mapped:
                     reader = pa.ipc.open_file(mapped)

@@ -1,11 +1,12 @@
 """Parquet files: their rows by number, row group by row group.
 
-See types.py for the types that are read, and how arrays are written ("raw" by default). A file is opened for each row
-group that is unpacked, with the footer that was read first: no handle stays open or crosses a fork, and threads read at
-the same time. Columns of other fields are not read.
+See types.py for the types that are read, and how arrays are written ("raw" by default). A process keeps a few files
+open. No handle crosses a fork, and no two threads read by one. Columns of other fields are not read.
 
-The size of a row group is checked in the footer and in the headers of its pages (parquet_pages.py) before Arrow unpacks
-it, some MiB at a time.
+What a row group unpacks to is known from the footer where all of its values have a fixed width, and checked before
+pyarrow unpacks it. Texts and lists may be many times what the footer states: each row may have what a dictionary holds
+once. They are unpacked some MiB at a time, and checked as they come. A page with more values than the row group has
+rows is pyarrow's to refuse.
 
 Reading rows in a random order across row groups unpacks each of them many times. `ChunkShuffle`, or `shuffle=True` of
 penstock's DataLoader, reads from a few row groups at a time.
@@ -13,118 +14,154 @@ penstock's DataLoader, reads from a few row groups at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from penstock.core.errors import SourceError
 from penstock.core.per_process import PerProcess
-from penstock.data.formats.arrow.parquet_pages import Chunk, check_pages, column_chunks
-from penstock.data.formats.arrow.table_source import (
-    HELD_NBYTES,
-    MOST_GROUP_NBYTES,
-    Group,
-    TableOptions,
-    TableSource,
-    translate_errors,
-)
+from penstock.data.formats.arrow.table_source import TableOptions, TableSource, translate_errors
 from penstock.data.formats.arrow.types import Layout
 from penstock.data.formats.arrow.writer import TableWriter, arrow_schema
 from penstock.data.optional import need
-from penstock.data.schema import Errors, Schema, Selection
+from penstock.data.schema import Schema, Selection
 from penstock.data.storage.storage import Storage
 
 _TAIL_NBYTES = 64 << 10
 _MOST_FOOTER_NBYTES = 256 << 20
 _PIECE_NBYTES = 16 << 20
 _FEWEST_ROWS, _MOST_ROWS = 16, 4096
-"""Of a row group, that are unpacked at once: each of them may be as large as its column's dictionary."""
-
-
-def open_files(
-    paths: list[str],
-    storage: Storage,
-    fields: Selection,
-    errors: Errors,
-    *,
-    null: Mapping[str, Any] | None = None,
-    objects: Sequence[str] = (),
-    held_nbytes: int = HELD_NBYTES,
-    max_group_nbytes: int = MOST_GROUP_NBYTES,
-) -> ParquetSource:
-    """Open Parquet files, one after another, as a source. Only their footers are read.
-
-    Args:
-        paths: of files with the same columns.
-        storage: where they lie.
-        fields: which fields samples have.
-        errors: unused: reading a broken sample raises RecordError.
-        null: the value of a field in rows where it is null, as in {"label": -1}; else text, bytes and objects are None,
-            and reading a number or an array raises RecordError.
-        objects: columns that are Python objects whatever they hold: lists that are no array, structs as dicts.
-        held_nbytes: of unpacked row groups that a process keeps.
-        max_group_nbytes: the most that a row group may have unpacked.
-
-    Raises:
-        SourceError: one cannot be read, has other columns, or columns that are no field.
-    """
-    options = TableOptions(null=null or {}, objects=objects, held_nbytes=held_nbytes, max_group_nbytes=max_group_nbytes)
-    footers = [footer(storage, path) for path in paths]
-    schemas, groups = [], []
-    for file, (path, metadata) in enumerate(zip(paths, footers, strict=True)):
-        with translate_errors(path):
-            schemas.append(metadata.schema.to_arrow_schema())
-            first = 0
-            for number in range(metadata.num_row_groups):
-                rows = metadata.row_group(number).num_rows
-                groups.append(Group(file, number, first, rows))
-                first += rows
-    return ParquetSource(paths, groups, schemas, fields, options, storage)
+"""Of a row group, that are unpacked at once where each of them may be as large as its column's dictionary."""
+_MOST_IDLE = 8
+"""Files that are open and not being read."""
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 
 
 class ParquetSource(TableSource):
     """Rows of Parquet files; see the module."""
 
-    def __init__(
-        self,
-        paths: Sequence[str],
-        groups: Sequence[Group],
-        schemas: Sequence[Any],
-        fields: Selection,
-        options: TableOptions,
-        storage: Storage,
-    ) -> None:
-        super().__init__(paths, groups, schemas, fields, options)
-        self._storage = storage
-        self._known: PerProcess[dict[str, tuple[Any, str, list[list[Chunk]]]]] = PerProcess(dict, dict.clear)
+    def __init__(self, paths: list[str], storage: Storage, fields: Selection, options: TableOptions) -> None:
+        schemas, rows = [], []
+        for path in paths:
+            metadata = footer(storage, path)
+            with translate_errors(path):
+                schemas.append(metadata.schema.to_arrow_schema())
+                rows.append([metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)])
+        super().__init__(paths, rows, schemas, fields, options)
+        self._opened = PerProcess(partial(_OpenFiles, storage), _OpenFiles.close)
 
-    def batches(self, group: Group, names: Iterable[str]) -> Iterator[Any]:
-        """Yield a row group's record batches, of some MiB each: what they unpack to is known when they have."""
-        parquet = need("pyarrow.parquet", "parquet")
-        path, known = self._paths[group.file], self._known.get()
-        if path not in known:
-            serialised = footer_bytes(self._storage, path)
-            known[path] = _metadata(serialised, path), self._storage.local(path), column_chunks(serialised[:-8], path)
-        metadata, local, chunks = known[path]
-        there = self.leaves(self._schemas[group.file])
-        columns = [".".join(leaf.path) for name in names if not isinstance(leaf := there[name], str)]
-        row_group = metadata.row_group(group.number)
-        nbytes, limit = row_group.total_byte_size, self._options.max_group_nbytes
-        if not 0 <= nbytes <= limit:
+    def batches(self, file: int, number: int, columns: Iterable[tuple[str, ...]]) -> Iterator[tuple[Any, int]]:
+        """Yield a row group's record batches, and the bytes that each has."""
+        opened = self._opened.get()
+        known = opened.known(self._paths[file], tuple(".".join(column) for column in columns))
+        rows = known.rows_at_once(number, self._options.max_group_nbytes)
+        reader = opened.take(known)
+        try:
+            for batch in reader.iter_batches(rows, row_groups=[number], columns=known.columns, use_threads=False):
+                yield batch, batch.nbytes
+        except OSError as error:
+            if "decrypt" not in str(error):
+                raise
             raise SourceError(
-                f"its row group has {nbytes} bytes unpacked, all of which are held to read a row: write the file with "
-                f"smaller ones (row_group_size=), or raise max_group_nbytes, which is {limit}"
-            )
-        with translate_errors(path):
-            check_pages(local, chunks[group.number], columns, limit)
-        rows = min(_MOST_ROWS, max(_FEWEST_ROWS, _PIECE_NBYTES * row_group.num_rows // max(1, nbytes)))
-        rows = min(rows, max(1, row_group.num_rows))  # Arrow makes room for as many, and shrinks it in the end
-        with parquet.ParquetFile(local, metadata=metadata, page_checksum_verification=True) as file:
-            yield from file.iter_batches(rows, row_groups=[group.number], columns=columns, use_threads=False)
+                f"{known.first_encrypted(reader, number)} is encrypted; leave it out with fields=, or write the file "
+                "without encryption"
+            ) from error
+        opened.idle.append((known.local, reader))
 
     def close(self) -> None:
-        """Let go of what this process keeps."""
-        self._known.close()
+        """Close the files that this process has open."""
+        self._opened.close()
         super().close()
+
+
+class _OpenFiles:
+    """The footers that a process has read, and the last few files that it has read from."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._known: dict[tuple[str, tuple[str, ...]], _Footer] = {}
+        self.idle: deque[tuple[str, Any]] = deque(maxlen=_MOST_IDLE)
+        """Paths and files; those that a thread reads are not among them."""
+
+    def known(self, path: str, columns: tuple[str, ...]) -> _Footer:
+        """Return what is known of a file of which some columns are read."""
+        found = self._known.get((path, columns))
+        if found is None:
+            local = self._storage.local(path)
+            reader = _open(local)
+            self.idle.append((local, reader))
+            found = self._known[path, columns] = _Footer.of(reader.metadata, local, columns)
+        return found
+
+    def take(self, known: _Footer) -> Any:
+        """Return a file that no other thread has."""
+        for entry in tuple(self.idle):
+            if entry[0] == known.local:
+                with contextlib.suppress(ValueError):  # another thread has taken it
+                    self.idle.remove(entry)
+                    return entry[1]
+        return _open(known.local, known.metadata)
+
+    def close(self) -> None:
+        self._known.clear()
+        self.idle.clear()
+
+
+def _open(local: str, metadata: Any = None) -> Any:
+    open_file = need("pyarrow.parquet", "parquet").ParquetFile
+    return open_file(local, metadata=metadata, page_checksum_verification=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Footer:
+    """What a process knows of a file of which some columns are read."""
+
+    metadata: Any
+    """pyarrow's FileMetaData."""
+    local: str
+    columns: tuple[str, ...]
+    """Dotted paths, of leaves or of what holds them."""
+    row_nbytes: int
+    """Of these columns, where all have one value in each row, of a fixed width; else 0."""
+
+    @classmethod
+    def of(cls, metadata: Any, local: str, columns: tuple[str, ...]) -> _Footer:
+        widths, wanted = [], set(columns)
+        for leaf in map(metadata.schema.column, range(metadata.num_columns)):
+            parts = leaf.path.split(".")
+            if any(".".join(parts[:end]) in wanted for end in range(1, len(parts) + 1)):
+                width = _WIDTHS.get(leaf.physical_type, max(0, leaf.length))
+                widths.append(0 if leaf.max_repetition_level else width)
+        return cls(metadata, local, columns, sum(widths) if all(widths) else 0)
+
+    def rows_at_once(self, number: int, most_nbytes: int) -> int:
+        """Return how many rows of a row group to unpack at once; raise SourceError if it states too many bytes.
+
+        pyarrow makes room for as many, and shrinks it in the end.
+        """
+        group = self.metadata.row_group(number)
+        rows: int = group.num_rows
+        nbytes = rows * self.row_nbytes or group.total_byte_size
+        if not 0 <= nbytes <= most_nbytes:
+            raise SourceError(
+                f"its row group has {nbytes} bytes unpacked, all of which are held to read a row: write the file with "
+                f"smaller ones (row_group_size=), or raise max_group_nbytes, which is {most_nbytes}"
+            )
+        if not self.row_nbytes:
+            rows = min(rows, _MOST_ROWS, max(_FEWEST_ROWS, _PIECE_NBYTES * rows // max(1, nbytes)))
+        return max(1, rows)
+
+    def first_encrypted(self, reader: Any, number: int) -> str:
+        """Return which column it is that cannot be read."""
+        for column in self.columns:
+            try:
+                next(reader.iter_batches(1, row_groups=[number], columns=[column], use_threads=False), None)
+            except OSError:
+                return f"column {column!r}"
+        return "one of its columns"
 
 
 def footer(storage: Storage, path: str) -> Any:

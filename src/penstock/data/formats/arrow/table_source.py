@@ -6,9 +6,7 @@ together: `chunk_starts` is where groups begin. Arrays of samples are read-only 
 
 from __future__ import annotations
 
-import threading
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,13 +17,15 @@ import numpy as np
 
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.core.per_process import PerProcess
+from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.arrow.columns import Column
 from penstock.data.formats.arrow.types import Leaf, leaves, merged
 from penstock.data.optional import need
-from penstock.data.sample_batch import as_slice, put_in_order, samples_of
-from penstock.data.schema import Sample, Schema, Selection, plain
+from penstock.data.sample_batch import put_in_order, samples_of
+from penstock.data.schema import Errors, Sample, Schema, Selection, plain
 from penstock.data.source import Source
+from penstock.data.storage.storage import Storage
 
 HELD_NBYTES = 512 << 20
 """Of unpacked groups that a process keeps."""
@@ -57,31 +57,17 @@ def translate_errors(path: str, what: str = "it cannot be read") -> Iterator[Non
 
 def arrow_errors() -> tuple[type[Exception], ...]:
     """Return what Arrow raises about damaged files."""
-    return need("pyarrow", "parquet").ArrowException, OSError, ValueError, MemoryError, OverflowError
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """A row group, or a record batch."""
-
-    file: int
-    number: int
-    """In its file."""
-    first: int
-    """Its first row, in its file."""
-    rows: int
+    return need("pyarrow", "parquet").ArrowException, OSError, ValueError, MemoryError, OverflowError, LookupError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableOptions:
-    """Options that Arrow and Parquet share."""
+    """Options that Arrow and Parquet share; see `open_tables`."""
 
-    null: Mapping[str, Any] = field(default_factory=dict)
-    """The value of a field where it is null; else text, bytes and objects are None, and the rest is an error."""
-    objects: Sequence[str] = ()
-    """Columns that are Python objects whatever their types are."""
-    held_nbytes: int = HELD_NBYTES
-    max_group_nbytes: int = MOST_GROUP_NBYTES
+    null: Mapping[str, Any]
+    objects: Sequence[str]
+    held_nbytes: int
+    max_group_nbytes: int
 
     def __post_init__(self) -> None:
         if isinstance(self.objects, str):
@@ -92,6 +78,39 @@ class TableOptions:
             )
 
 
+def open_tables(
+    make: Callable[[list[str], Storage, Selection, TableOptions], TableSource],
+    paths: list[str],
+    storage: Storage,
+    fields: Selection,
+    errors: Errors,
+    *,
+    null: Mapping[str, Any] | None = None,
+    objects: Sequence[str] = (),
+    held_nbytes: int = HELD_NBYTES,
+    max_group_nbytes: int = MOST_GROUP_NBYTES,
+) -> TableSource:
+    """Open Parquet or Arrow files, one after another, as a source. Only what describes their groups is read.
+
+    Args:
+        make: opens files of a format.
+        paths: of files with the same columns.
+        storage: where they lie.
+        fields: which fields samples have.
+        errors: unused: reading a broken sample raises RecordError.
+        null: the value of a field in rows where it is null, as in {"label": -1}; else text, bytes and objects are None,
+            and reading a number or an array raises RecordError.
+        objects: columns that are Python objects whatever they hold: lists that are no array, structs as dicts.
+        held_nbytes: of unpacked groups that a process keeps; views of a map cost nearly nothing.
+        max_group_nbytes: the most that a group may have unpacked.
+
+    Raises:
+        SourceError: one cannot be read, has other columns, or columns that are no field.
+    """
+    options = TableOptions(null=null or {}, objects=objects, held_nbytes=held_nbytes, max_group_nbytes=max_group_nbytes)
+    return make(paths, storage, fields, options)
+
+
 class TableSource(Source):
     """Rows of tables, by number.
 
@@ -99,10 +118,10 @@ class TableSource(Source):
 
     Args:
         paths: of the files.
-        groups: of all files, in order.
+        rows: of each group of each file.
         schemas: Arrow's, of each file.
         fields: which fields samples have.
-        options: see `TableOptions`.
+        options: see `open_tables`.
 
     Raises:
         SourceError: a field is not there, is something else in another file, or cannot be read though it was asked for.
@@ -113,29 +132,30 @@ class TableSource(Source):
     def __init__(
         self,
         paths: Sequence[str],
-        groups: Sequence[Group],
+        rows: Sequence[Sequence[int]],
         schemas: Sequence[Any],
         fields: Selection,
         options: TableOptions,
     ) -> None:
         self.where = paths[0] if len(paths) == 1 else f"{paths[0]} and others"
         self._paths = tuple(paths)
-        self._groups = tuple(group for group in groups if group.rows)
-        rows = [group.rows for group in groups]
-        if min(rows, default=0) < 0 or sum(rows) > _MOST_ROWS:
-            spans = f"in groups of {min(rows)} to {max(rows)}"
-            raise SourceError(f"{self.where}: it states {sum(rows)} rows, {spans}")
-        self._schemas = tuple(schemas)
-        self._known_leaves: tuple[Any, dict[str, Leaf | str]] = (None, {})
-        """Of the schema that was asked for last: in an epoch it mostly is one."""
-        self._selection = fields
+        groups = [count for of_file in rows for count in of_file]
+        if min(groups, default=0) < 0 or sum(groups) > _MOST_ROWS:
+            spans = f"in groups of {min(groups)} to {max(groups)}"
+            raise SourceError(f"{self.where}: it states {sum(groups)} rows, {spans}")
         self._options = options
-        self._names, self._leaves = resolve_fields(self._paths, self._schemas, fields, options.objects)
-        self._fields = {name: leaf.field for name, leaf in self._leaves.items()}
+        self._leaves = resolve_fields(self._paths, schemas, fields, options.objects)
+        self._names = tuple(self._leaves[0])
+        self._fields = {name: leaf.field for name, leaf in self._leaves[0].items()}
         objects = {name for name, field in self._fields.items() if field.kind == "object"}
         self._nulls = {name: value if name in objects else plain(value) for name, value in options.null.items()}
-        self._parts = ConcatIndex(group.rows for group in self._groups)
-        self._held = PerProcess(partial(GroupCache, options.held_nbytes), GroupCache.clear)
+        self._files = ConcatIndex(map(len, rows))
+        self._parts = ConcatIndex(groups)
+        self._held = self._new_cache()
+
+    def _new_cache(self) -> PerProcess[ChunkCache[UnpackedGroup]]:
+        nbytes = self._options.held_nbytes
+        return PerProcess(partial(ChunkCache, nbytes, nbytes), ChunkCache.clear)
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -147,74 +167,83 @@ class TableSource(Source):
 
     @property
     def chunk_starts(self) -> np.ndarray:
-        """Where each group begins, and the number of rows."""
-        return np.asarray(self._parts.starts, np.int64)
+        """Where each group with rows begins, and the number of rows."""
+        return np.unique(np.asarray(self._parts.starts, np.int64))
 
-    def leaves(self, schema: Any) -> dict[str, Leaf | str]:
-        """Return the fields of a file, or of some of its columns; for those that cannot be read, why."""
-        known, found = self._known_leaves
-        if known is None or not schema.equals(known, check_metadata=True):
-            found = leaves(schema, self._options.objects)
-            self._known_leaves = schema, found
-        return found
-
-    def batches(self, group: Group, names: Iterable[str]) -> Iterator[Any]:
-        """Yield a group's record batches, with the columns that hold the fields `names` of the file."""
+    def batches(self, file: int, number: int, columns: Iterable[tuple[str, ...]]) -> Iterator[tuple[Any, int]]:
+        """Yield the record batches of a group of a file, with these columns at least, and what keeping each costs."""
         raise NotImplementedError
 
-    def cost(self, batch: Any) -> int:
-        """Return the bytes that keeping a batch costs."""
-        return int(batch.nbytes)
+    def path_of(self, index: int) -> str:
+        """Return the path of the file that has a sample."""
+        return self._paths[self._files.locate(self._parts.locate(index)[0])[0]]
 
-    def offset(self, group: Group) -> int:
-        """Return the byte at which a group begins; -1 where nobody knows."""
+    def offset(self, file: int, number: int) -> int:
+        """Return the byte at which a group of a file begins; -1 where nobody knows."""
         return -1
 
     def read(self, index: int) -> Sample:
         """Return a sample."""
         number, row = self._parts.locate(index)
-        unpacked = self._unpacked(number, row)
+        unpacked = self._unpacked(self._held.get(), number, row)
         piece, within = unpacked.parts.locate(row)
         sample, name = {}, ""
         try:
-            for name, column in unpacked.pieces[piece]:
-                if column.valid is None or column.valid[within]:
-                    sample[name] = column.value(within)
-                elif name in self._nulls:
-                    sample[name] = self._nulls[name]
-                elif self._fields[name].kind in ("text", "bytes", "object"):
-                    sample[name] = None
-                else:
-                    raise SourceError(f"it is null; pass a value to use instead: null={{{name!r}: ...}}")
+            for name, column in zip(self._names, unpacked.pieces[piece], strict=True):
+                value = column.value(within)
+                sample[name] = self._null(name) if value is None else value
         except SourceError as error:
             raise self._broken(number, row, f"field {name!r}: {error}") from error
         return sample
 
     def read_many(self, indices: np.ndarray) -> list[Sample]:
         """Return samples, field by field."""
-        found = []
+        found, held = [], self._held.get()
         for number, places, rows in self._parts.split(indices):
-            unpacked = self._unpacked(number, int(rows[0]))
+            unpacked = self._unpacked(held, number, rows[0])
+            if len(unpacked.pieces) == 1:
+                found.append((places, self._samples(unpacked.pieces[0], rows)))
+                continue
             for piece, inner, own in unpacked.parts.split(rows):
-                columns = unpacked.pieces[piece]
                 there = places if isinstance(inner, slice) else inner if isinstance(places, slice) else places[inner]
-                if any(column.valid is not None and not column.valid[own].all() for _, column in columns):
-                    samples = [self.read(index) for index in indices[there].tolist()]
-                else:
-                    run = as_slice(own)
-                    values = [column.take(own, run) for _, column in columns]
-                    samples = samples_of([name for name, _ in columns], values)
-                found.append((there, samples))
+                found.append((there, self._samples(unpacked.pieces[piece], own)))
         return put_in_order(found, len(indices))
+
+    def read_range(self, start: int, stop: int) -> list[Sample]:
+        """Return samples from `start` on, to `stop` or to the end of what was unpacked together, if that is first."""
+        number, row = self._parts.locate(start)
+        unpacked = self._unpacked(self._held.get(), number, row)
+        piece, within = unpacked.parts.locate(row)
+        last = min(within + stop - start, unpacked.parts.starts[piece + 1] - unpacked.parts.starts[piece])
+        return self._samples(unpacked.pieces[piece], slice(within, last))
+
+    def _samples(self, columns: list[Column], rows: np.ndarray | slice) -> list[Sample]:
+        values = []
+        for name, column in zip(self._names, columns, strict=True):
+            found = column.take(rows)
+            if column.has_nulls:
+                found = [self._null(name) if value is None else value for value in found]
+            values.append(found)
+        return samples_of(self._names, values)
+
+    def _null(self, name: str) -> Any:
+        if name in self._nulls:
+            return self._nulls[name]
+        if self._fields[name].kind in ("text", "bytes", "object"):
+            return None
+        raise SourceError(f"it is null; pass a value to use instead: null={{{name!r}: ...}}")
 
     def ready(self, indices: np.ndarray) -> np.ndarray:
         """Return the samples of groups that are unpacked, and small."""
-        held = self._held.get()
-        ready = [places for number, places, _ in self._parts.split(indices) if held.has_small_rows(number)]
-        return np.concatenate([indices[:0], *(indices[places] for places in ready)])
+        ready, held = [indices[:0]], self._held.get()
+        for number, places, _ in self._parts.split(indices):
+            unpacked = held.peek(number)
+            if unpacked is not None and unpacked.nbytes <= _SMALL_NBYTES * len(unpacked.parts):
+                ready.append(indices[places])
+        return np.concatenate(ready)
 
-    def _unpacked(self, number: int, row: int) -> UnpackedGroup:
-        unpacked = self._held.get().get(number, self._unpack)
+    def _unpacked(self, held: ChunkCache[UnpackedGroup], number: int, row: int) -> UnpackedGroup:
+        unpacked = held.get(number, partial(self._unpack, number))
         if unpacked.failure:
             raise self._broken(number, row, unpacked.failure)
         return unpacked
@@ -224,9 +253,9 @@ class TableSource(Source):
         names = Selection.of(list(fields)).names(self._names, self.where)
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other._names = {name: self._names[name] for name in names}
+        other._names = tuple(names)
         other._fields = {name: self._fields[name] for name in names}
-        other._held = PerProcess(partial(GroupCache, self._options.held_nbytes), GroupCache.clear)
+        other._held = self._new_cache()
         return other
 
     def close(self) -> None:
@@ -235,86 +264,84 @@ class TableSource(Source):
 
     def _unpack(self, number: int) -> UnpackedGroup:
         """Return a group's columns, or why it cannot be unpacked."""
-        group = self._groups[number]
-        unpacked = UnpackedGroup()
+        file, place = self._files.locate(number)
+        wanted = [(name, self._leaves[file][name]) for name in self._names]
+        pieces, counts, nbytes = [], [], 0
         try:
-            for batch in self.batches(group, self._names.values()):
-                self._add(batch, unpacked)
+            for batch, cost in self.batches(file, place, [leaf.path for _, leaf in wanted]):
+                if batch.num_rows:
+                    pieces.append([_column(name, leaf, batch) for name, leaf in wanted])
+                    counts.append(batch.num_rows)
+                nbytes += cost
+                if nbytes > self._options.max_group_nbytes:
+                    raise SourceError(
+                        f"its group has {nbytes} bytes and more unpacked; max_group_nbytes is "
+                        f"{self._options.max_group_nbytes}"
+                    )
         except SourceError as error:
             return UnpackedGroup(failure=str(error))
         except arrow_errors() as error:
             if getattr(error, "errno", None):  # the disk's, and may be gone the next time
-                raise SourceError(f"{self._paths[group.file]} cannot be read: {error}") from error
+                raise SourceError(f"{self._paths[file]} cannot be read: {error}") from error
             return UnpackedGroup(failure=f"its group cannot be unpacked: {str(error)[:500]}")
-        if len(unpacked.parts) != group.rows:
-            reason = f"its group has {len(unpacked.parts)} rows, and {group.rows} in the file's metadata"
-            return UnpackedGroup(failure=reason)
-        return unpacked
-
-    def _add(self, batch: Any, unpacked: UnpackedGroup) -> None:
-        if not batch.num_rows:
-            return
-        there = self.leaves(batch.schema)
-        columns = []
-        for name, inner in self._names.items():
-            leaf = there.get(inner)
-            if leaf is not None and not isinstance(leaf, str) and leaf.field != self._fields[name]:
-                wide = merged(leaf, self._leaves[name])
-                leaf = wide if wide is not None and wide.field == self._fields[name] else None
-            if leaf is None or isinstance(leaf, str):
-                raise SourceError(f"its column {inner!r} is not of the type in the file's schema")
-            try:
-                columns.append((name, leaf.column(batch)))
-            except SourceError as error:
-                raise SourceError(f"field {name!r}: {error}") from error
-        unpacked.pieces.append(columns)
-        unpacked.parts.starts.append(len(unpacked.parts) + batch.num_rows)
-        unpacked.nbytes += self.cost(batch)
-        if unpacked.nbytes > self._options.max_group_nbytes:
-            raise SourceError(
-                f"its group has {unpacked.nbytes} bytes and more unpacked; max_group_nbytes is "
-                f"{self._options.max_group_nbytes}"
-            )
+        stated = self._parts.starts[number + 1] - self._parts.starts[number]
+        if sum(counts) != stated:
+            return UnpackedGroup(failure=f"its group has {sum(counts)} rows, and {stated} in the file's metadata")
+        return UnpackedGroup(ConcatIndex(counts), pieces, nbytes)
 
     def _broken(self, number: int, row: int, reason: str) -> RecordError:
-        group = self._groups[number]
-        return RecordError(self._paths[group.file], self.offset(group), group.first + row, reason)
+        file, place = self._files.locate(number)
+        first = self._parts.starts[number] - self._parts.starts[self._files.starts[file]]
+        return RecordError(self._paths[file], self.offset(file, place), first + int(row), reason)
+
+
+def _column(name: str, leaf: Leaf, batch: Any) -> Column:
+    try:
+        return leaf.column(batch)
+    except SourceError as error:
+        raise SourceError(f"field {name!r}: {error}") from error
 
 
 def resolve_fields(
     paths: Sequence[str], schemas: Sequence[Any], fields: Selection, objects: Sequence[str] = ()
-) -> tuple[dict[str, str], dict[str, Leaf]]:
-    """Return {name in the sample: name in the files} and the fields, in units that hold those of all files.
+) -> list[dict[str, Leaf]]:
+    """Return what reads the fields of each file, by their names in samples, in units that hold those of all files.
 
     Warns of fields that cannot be read, and are left out as nobody asked for them by name.
 
     Raises:
         SourceError: a field is not there, is something else in another file, or cannot be read though it was asked for.
     """
-    first: dict[str, str] | None = None
     found: dict[str, Leaf] = {}
     unread: dict[str, str] = {}
-    for path, schema in zip(paths, schemas, strict=True):
+    files: list[dict[str, Leaf | str]] = []
+    for number, (path, schema) in enumerate(zip(paths, schemas, strict=True)):
+        if number and schema.equals(schemas[number - 1], check_metadata=True):
+            files.append(files[-1])
+            continue
         with translate_errors(path):
             there = leaves(schema, objects)
             Selection.of(list(objects)).names(there, path)
-        names = fields.names(there, path)
-        if first is None:
-            first = names
-        if names.keys() != first.keys():
-            raise SourceError(f"{path}: it has the fields {sorted(names)}, and {paths[0]} {sorted(first)}")
-        for name, inner in names.items():
-            leaf = there[inner]
+        files.append({name: there[inner] for name, inner in fields.names(there, path).items()})
+        if files[-1].keys() != files[0].keys():
+            raise SourceError(f"{path}: it has the fields {sorted(files[-1])}, and {paths[0]} {sorted(files[0])}")
+        for name, leaf in files[-1].items():
             if isinstance(leaf, str):
-                unread.setdefault(name, f"{path}: field {inner!r} cannot be read: {leaf}")
+                unread.setdefault(name, f"{path}: field {fields.names(there, path)[name]!r} cannot be read: {leaf}")
             else:
                 found[name] = _merged(found.get(name, leaf), leaf, path, paths[0])
-    readable = {name: inner for name, inner in (first or {}).items() if name not in unread}
+    readable = [name for name in files[0] if name not in unread]
     if unread and (fields.chosen is not None or not readable):
         raise SourceError(f"{next(iter(unread.values()))}; leave it out: fields=")
     for why in unread.values():
         warnings.warn(f"left out: {why}", stacklevel=2)
-    return readable, {name: found[name] for name in readable}
+    read: list[dict[str, Leaf]] = []
+    for number, one in enumerate(files):
+        if number and one is files[number - 1]:
+            read.append(read[-1])
+        else:
+            read.append({name: leaf.read_as(found[name]) for name in readable if isinstance(leaf := one[name], Leaf)})
+    return read
 
 
 def _merged(one: Leaf, other: Leaf, path: str, first: str) -> Leaf:
@@ -332,55 +359,7 @@ class UnpackedGroup:
 
     parts: ConcatIndex = field(default_factory=lambda: ConcatIndex(()))
     """The rows of each piece."""
-    pieces: list[list[tuple[str, Column]]] = field(default_factory=list)
+    pieces: list[list[Column]] = field(default_factory=list)
     nbytes: int = 0
     failure: str = ""
     """Why there are none."""
-
-
-class GroupCache:
-    """UnpackedGroup groups: the least recently used go when `most_nbytes` are exceeded; one is always kept."""
-
-    def __init__(self, most_nbytes: int) -> None:
-        self._most_nbytes = most_nbytes
-        self._groups: OrderedDict[int, UnpackedGroup] = OrderedDict()
-        self._nbytes = 0
-        self._turns: dict[int, threading.Lock] = {}
-        self._lock = threading.Lock()
-
-    def get(self, number: int, unpack: Callable[[int], UnpackedGroup]) -> UnpackedGroup:
-        """Return group `number`; one thread unpacks it, and others that ask for it wait."""
-        with self._lock:
-            found = self._groups.get(number)
-            if found is not None:
-                self._groups.move_to_end(number)
-                return found
-            turn = self._turns.setdefault(number, threading.Lock())
-        with turn:
-            found = self._groups.get(number)
-            if found is None:
-                found = unpack(number)
-                self._keep(number, found)
-            return found
-
-    def has_small_rows(self, number: int) -> bool:
-        """Return whether group `number` is there, and its rows are small."""
-        found = self._groups.get(number)
-        return found is not None and found.nbytes <= _SMALL_NBYTES * len(found.parts)
-
-    def clear(self) -> None:
-        """Free all groups."""
-        with self._lock:
-            self._groups.clear()
-            self._nbytes = 0
-
-    def _keep(self, number: int, unpacked: UnpackedGroup) -> None:
-        with self._lock:
-            self._turns.pop(number, None)
-            if number in self._groups:
-                self._nbytes -= self._groups.pop(number).nbytes
-            self._groups[number] = unpacked
-            self._nbytes += unpacked.nbytes
-            while self._nbytes > self._most_nbytes and len(self._groups) > 1:
-                _, old = self._groups.popitem(last=False)
-                self._nbytes -= old.nbytes

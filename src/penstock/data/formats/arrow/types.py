@@ -28,26 +28,26 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
+from penstock.core.errors import SourceError
 from penstock.data.formats.arrow.columns import (
     NUMBER_TYPES,
     Column,
     DictionaryEncoded,
-    FixedSizeBytes,
-    PythonObjects,
     Ragged,
     TensorWithShape,
-    VariableSizeBytes,
     empty_column,
     fits_in_memory,
     fixed_shape_column,
     list_sizes,
     number_type,
     number_unit,
+    object_column,
     raw_column,
+    text_column,
 )
 from penstock.data.optional import need
 from penstock.data.schema import Field
@@ -80,14 +80,23 @@ class Leaf:
     """The column's name, then those of structs' fields."""
     make: Callable[[Any], Column]
     type: Any
-    """Arrow's."""
+    """Arrow's, in the file."""
 
     def column(self, batch: Any) -> Column:
         """Return the field's column of a record batch."""
-        array = batch.column(batch.schema.get_field_index(self.path[0]))
+        array = batch.column(self.path[0])
         for name in self.path[1:]:
             array = array.flatten()[array.type.get_field_index(name)]
+        if array.type != self.type:
+            raise SourceError(f"it is {str(array.type)[:200]}, and {str(self.type)[:200]} in the file's schema")
+        array.validate()  # that buffers are large enough; columns.py checks what is in them
         return self.make(array)
+
+    def read_as(self, other: Leaf) -> Leaf:
+        """Return what reads this file's column in the unit of `other`."""
+        if self.field == other.field:
+            return self
+        return replace(self, field=other.field, make=partial(_cast_column, other.type, other.make))
 
 
 def leaves(schema: Any, objects: Collection[str] = ()) -> dict[str, Leaf | str]:
@@ -105,7 +114,7 @@ def leaves(schema: Any, objects: Collection[str] = ()) -> dict[str, Leaf | str]:
 
 def _add_leaves(field: Any, path: tuple[str, ...], found: dict[str, Leaf | str], objects: Collection[str]) -> None:
     name = "/".join(path)
-    reader: _Reader | str = (Field("object", unit=_describe(field.type)), PythonObjects)
+    reader: _Reader | str = (Field("object", unit=_describe(field.type)), object_column)
     if name not in objects:
         reader = _reader(field)
     if name in found:
@@ -145,18 +154,15 @@ def _reader(field: Any) -> _Reader | str:
     if pa.types.is_dictionary(type):
         reader = _reader(pa.field("", type.value_type))
         return reader if isinstance(reader, str) else (reader[0], partial(DictionaryEncoded, reader[1]))
-    if pa.types.is_string(type) or pa.types.is_large_string(type) or pa.types.is_string_view(type):
-        return Field("text"), partial(VariableSizeBytes, is_text=True)
-    if pa.types.is_binary(type) or pa.types.is_large_binary(type) or pa.types.is_binary_view(type):
-        return Field("bytes"), VariableSizeBytes
-    if pa.types.is_fixed_size_binary(type):
-        return Field("bytes"), FixedSizeBytes
+    kind = _SAME_OBJECTS.get(str(type), str(type).partition("[")[0])
+    if kind in ("string", "binary", "fixed_size_binary"):
+        return Field("text" if kind == "string" else "bytes"), text_column
     sizes, inner = list_sizes(type)
     dtype = number_type(inner)
     if pa.types.is_null(type):
         return "all its rows are null, and it has no type"
     if not dtype:
-        return Field("object", unit=_describe(type)), PythonObjects
+        return Field("object", unit=_describe(type)), object_column
     unit = number_unit(inner)
     found = Field("array", dtype, tuple(sizes), unit) if sizes else Field("number", dtype, unit=unit)
     if None in sizes:
@@ -185,12 +191,12 @@ def _describe(type: Any) -> str:
 
 
 def merged(one: Leaf, other: Leaf) -> Leaf | None:
-    """Return the field for two files that differ in a unit, read from either without a loss; None if there is none."""
+    """Return the field of two files that differ in a unit, in one that holds both exactly; None if there is none."""
     type = common_type(one.type, other.type)
     reader = "" if type is None else _reader(need("pyarrow", "parquet").field("", type))
     if isinstance(reader, str):
         return None
-    return Leaf(reader[0], one.path, partial(_cast_column, type, reader[1]), type)
+    return Leaf(reader[0], one.path, reader[1], type)
 
 
 def common_type(one: Any, other: Any) -> Any:

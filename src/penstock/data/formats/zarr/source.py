@@ -247,7 +247,7 @@ class _OpenGroups:
         """Return whether the chunks of some values are held."""
         column = self._groups[number].columns[name]
         chunks = np.unique(indices // column.rows).tolist()
-        return all(self._chunks[name].holds((number, column.name, at)) for at in chunks)
+        return all(self._chunks[name].peek((number, column.name, at)) is not None for at in chunks)
 
     def _array(self, number: int, name: str) -> Any:
         found = self._arrays.get((number, name))
