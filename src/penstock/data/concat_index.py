@@ -21,7 +21,7 @@ class ConcatIndex:
     """
 
     def __init__(self, counts: Iterable[int]) -> None:
-        self._array: np.ndarray | None = None
+        self._array = np.zeros(0, np.int64)
         self.starts = [0, *accumulate(counts)]
         """The number at which each part begins, and how many all hold."""
 
@@ -41,7 +41,10 @@ class ConcatIndex:
         """
         if not len(indices):
             return
-        if self._array is None:
+        if len(self.starts) == 2:
+            yield 0, slice(None), indices
+            return
+        if len(self._array) != len(self.starts):
             self._array = np.array(self.starts, np.int64)
         parts = np.searchsorted(self._array, indices, "right") - 1
         first = int(parts[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
 import signal
 import subprocess
@@ -25,10 +26,13 @@ from hypothesis import strategies as st
 from sample_files import assert_all_same, assert_same, datasets, write_samples
 
 import penstock
-from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.core.errors import OptionError, RecordError, SourceError, WorkerKilledError
+from penstock.data.formats import column_source
+from penstock.data.formats.column_source import ColumnSource
 from penstock.data.formats.hdf5 import rows
 from penstock.data.formats.hdf5.concat_files import concat_files
-from penstock.data.formats.hdf5.source import HDF5Source, open_files
+from penstock.data.formats.hdf5.file import HDF5File
+from penstock.data.formats.hdf5.source import open_files
 from penstock.data.formats.hdf5.writer import HDF5Writer, why_unsupported
 from penstock.data.schema import Field, Sample, Schema, Selection, schema_of
 from penstock.data.storage.storage import Storage
@@ -369,7 +373,7 @@ def test_several_files_are_one_source(tmp_path: Path) -> None:
         with h5py.File(tmp_path / f"{number}.h5", "w") as file:
             file.create_dataset("x", data=np.full((count, 2 + number), number, "i4"), chunks=(2, 2), maxshape=(None, 9))
     source = penstock.open(tmp_path / "{0..2}.h5")
-    assert isinstance(source, HDF5Source)
+    assert isinstance(source, ColumnSource)
     with closing(source):
         assert [sample["x"].tolist() for sample in source] == [[0] * 2] * 5 + [[2] * 4] * 3
         assert source.schema == {"x": Field("array", "int32", (None,))}
@@ -478,6 +482,64 @@ def test_worker_processes_open_files_of_their_own(images: Any, context: str) -> 
         for batch, start in zip(loader, range(0, 100, 10), strict=True):
             np.testing.assert_array_equal(batch["image"], x[start : start + 10])
             np.testing.assert_array_equal(batch["label"], y[start : start + 10])
+
+
+@pytest.mark.filterwarnings("ignore:A DataLoader worker .* Its work is done again:RuntimeWarning")
+@pytest.mark.parametrize("gathers", [True, False])
+def test_a_crash_of_the_library_is_survived_and_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gathers: bool
+) -> None:
+    for name in ("a", "b"):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            file.create_dataset("x", data=np.arange(12).reshape(6, 2), chunks=(1, 2), compression="lzf")
+            if not gathers:
+                file["words"] = [["text", "of"]] * 6
+    read = HDF5File.rows
+
+    def crash(self: HDF5File, name: str, start: int, stop: int) -> np.ndarray:
+        if self.path.endswith("b.h5") and name == "/x" and start <= 2 < stop:
+            os.kill(os.getpid(), signal.SIGKILL)  # SIGSEGV would be reported at length
+        return read(self, name, start, stop)
+
+    monkeypatch.setattr(HDF5File, "rows", crash)
+    with reading(tmp_path / "a.h5", tmp_path / "b.h5") as source:
+        options: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "fork", "max_worker_crashes": 1}
+        loader = penstock.DataLoader(source, batch_size=12, collate_fn=list, errors="skip", **options)
+        assert [sample["x"][0] for sample in next(iter(loader))] == [*range(0, 12, 2), 0, 2, 6, 8, 10]
+        wrapped = source.select(range(12)).map(dict)
+        with pytest.raises(WorkerKilledError, match=r"making sample 8 of .*b\.h5, on which"):
+            list(penstock.DataLoader(wrapped, batch_size=12, collate_fn=list, **options))
+
+
+def test_a_file_that_is_cut_off_while_it_is_read_is_an_error_that_names_it(tmp_path: Path) -> None:
+    for name, options in (
+        ("whole", {}),
+        ("chunks", {"chunks": (4, 3)}),
+        ("gzip", {"chunks": (4, 3), "compression": 1}),
+    ):
+        path = tmp_path / f"{name}.h5"
+        with h5py.File(path, "w") as file:
+            file.create_dataset("x", data=np.ones((4000, 3)), **options)
+        with reading(path) as source:
+            assert len(source.__getitems__([3999, 0, 8])) == 3
+            os.truncate(path, 2048)
+            for read in (lambda source: source[2000], lambda source: source.__getitems__([3999, 2000])):
+                with pytest.raises(SourceError, match=rf"{name}\.h5 has 2048 bytes, and had \d+ when it was opened"):
+                    read(source)
+
+
+def test_of_many_files_few_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(column_source, "_MAX_OPEN", 3)
+    for number in range(12):
+        with h5py.File(tmp_path / f"{number:02}.h5", "w") as file:
+            file["x"] = np.full(4, number)
+            file.create_dataset("y", data=np.full(4, number), chunks=(4,), compression="lzf")
+    with reading(*sorted(tmp_path.glob("*.h5"))) as source:
+        before = len(os.listdir("/proc/self/fd"))
+        for number in RNG.permutation(48).tolist():
+            assert source[number] == {"x": number // 4, "y": number // 4}
+        assert len(os.listdir("/proc/self/fd")) - before <= 6
+        assert [sample["x"] for sample in source.__getitems__([*range(0, 48, 4)])] == [*range(12)]
 
 
 def test_a_source_can_be_pickled_and_closed_and_read_again(images: Any) -> None:
@@ -696,6 +758,7 @@ _MUTANTS = """
 import sys
 import numpy as np
 from penstock.core.errors import SourceError
+from penstock.data.formats.hdf5.file import HDF5File
 from penstock.data.formats.hdf5.source import open_files
 from penstock.data.schema import Selection
 from penstock.data.storage.storage import Storage

@@ -12,19 +12,20 @@ ragged             a group that HDF5Writer wrote, see writer.py: arrays that dif
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 
 from penstock.core.errors import RecordError, SourceError
 from penstock.data.chunks.chunk_cache import ChunkCache
-from penstock.data.formats.hdf5.file import HDF5File
-from penstock.data.formats.hdf5.heap import Heap
-from penstock.data.formats.hdf5.layout import HEAP_REFERENCE, UNWRITTEN, DatasetLayout, ProbedFile, read_layout
-from penstock.data.formats.hdf5.rows import Rows, open_rows
+from penstock.data.formats.chunked_rows import ChunkedRows, RaggedValues, Wanted, first_of, native
+from penstock.data.formats.column_source import SMALL_NBYTES, Column, Values
+from penstock.data.formats.hdf5.heap import HEAP_REFERENCE, UNWRITTEN, Heap
+from penstock.data.formats.hdf5.layout import DatasetLayout, ProbedFile, read_layout
+from penstock.data.formats.hdf5.rows import open_rows
 from penstock.data.optional import need
 from penstock.data.schema import DTYPES, Field
 
@@ -32,161 +33,74 @@ RAGGED = "penstock_ragged"
 """The attribute of a group that holds ragged arrays: their shape, -1 where they differ."""
 
 _NUMBERS = "biufc"
-_SMALL_NBYTES = 64 << 10
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Column:
-    """One field of one file. Can be pickled."""
+def _column(layout: DatasetLayout, field: Field, mean_nbytes: int, *how: Any) -> Column:
+    """Return the column of a dataset whose values have at most `mean_nbytes` in the mean; `how` is for `_Values`."""
+    is_one_by_one = layout.access == "library" and layout.rows_per_chunk == 1
+    return Column(
+        name=layout.name,
+        field=field,
+        count=layout.count,
+        rows=(layout.count, layout.rows_per_chunk),
+        row_nbytes=layout.row_nbytes,
+        is_packed=not layout.is_in_place,
+        is_small=not is_one_by_one and max(layout.row_nbytes, mean_nbytes) <= SMALL_NBYTES,
+        open=partial(_open_values, layout, field, *how),
+    )
 
-    field: Field
+
+def _open_values(layout: DatasetLayout, field: Field, *how: Any) -> Values:
+    *more, heap, cache = how
+    return _Values(layout, field, open_rows(layout, heap.file, cache), heap, *more)
+
+
+def _open_ragged(
+    layouts: Sequence[DatasetLayout], wide: tuple[int | None, ...], heap: Heap, cache: ChunkCache[np.ndarray]
+) -> Values:
+    elements, starts, shapes = (open_rows(one, heap.file, cache) for one in layouts)
+    values, offsets, _ = layouts
+    return RaggedValues(heap.file.path, values.name, wide, offsets.count, (elements, values.count), starts, shapes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Values:
     layout: DatasetLayout
+    field: Field
+    rows: ChunkedRows
+    heap: Heap
     parts: tuple[str, ...] = ()
     """Of a compound type, from outside to inside."""
 
-    itemsize: int = 1
-    """Of one element of a value that lies on the heap."""
+    itemsize: int = 0
+    """Of one element of a value that lies on the heap; 0 if none does."""
 
     fill: bytes = b""
     """The text that was never written, if the file says which."""
 
-    offsets: DatasetLayout | None = None
-    """Of ragged arrays: where each begins in `layout`, which then is of all elements."""
+    def holds(self, wanted: Wanted) -> bool:
+        return self.layout.access != "library" or self.rows.holds(wanted)
 
-    shapes: DatasetLayout | None = None
-
-    @property
-    def count(self) -> int:
-        """How many values there are."""
-        return (self.offsets or self.layout).count
-
-    @property
-    def chunk_nbytes(self) -> int:
-        """The bytes that are unpacked together; 0 where none have to be."""
-        return 0 if self.layout.is_in_place else self.layout.rows_per_chunk * self.layout.row_nbytes
-
-    @property
-    def nbytes(self) -> int:
-        """All its bytes, but for those on the heap."""
-        return self.layout.count * self.layout.row_nbytes
-
-    @property
-    def is_small(self) -> bool:
-        """Whether many values are read faster together: small ones, past the HDF5 library, not on the heap."""
-        layout = self.layout
-        is_in_rows = self.offsets is None and layout.dtype != HEAP_REFERENCE
-        return is_in_rows and layout.access != "library" and layout.row_nbytes <= _SMALL_NBYTES
-
-    def reader(self, file: HDF5File, chunks: ChunkCache[np.ndarray], heap: Heap) -> Values:
-        """Return what reads values, in any thread.
-
-        Args:
-            file: in which they lie.
-            chunks: those of this field that were unpacked, of all files.
-            heap: of the file.
-        """
-        rows = open_rows(self.layout, file, chunks, in_spans=self.offsets is not None)
-        if self.offsets is not None and self.shapes is not None:
-            starts, shapes = (open_rows(one, file, chunks) for one in (self.offsets, self.shapes))
-            return _RaggedValues(self, rows, starts, shapes, file)
-        if self.layout.dtype == HEAP_REFERENCE:
-            return _HeapValues(self, rows, heap, file)
-        return _InlineValues(self, rows, file)
-
-
-class Values:
-    """Reads the values of one field of one file, in any thread."""
-
-    __slots__ = ()
-
-    def value(self, index: int) -> Any:
-        """Return a value.
-
-        Raises:
-            RecordError: it is broken.
-        """
-        raise NotImplementedError
-
-    def take(self, indices: np.ndarray) -> Iterable[Any]:
-        """Return several values, in any order."""
-        return map(self.value, indices.tolist())
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _InlineValues(Values):
-    column: Column
-    rows: Rows
-    file: HDF5File
-
-    def value(self, index: int) -> Any:
-        value = self.rows.row(index)
-        for part in self.column.parts:
-            value = value[part]
-        field = self.column.field
-        if field.kind in ("text", "object"):
-            return _decode_fixed(value, self.file.path, f"{self.column.layout.name}[{index}]")
-        if field.kind == "bytes":
-            return bytes(value)
-        if isinstance(value, np.ndarray):
-            if value.dtype.kind == "b":
-                return value.view(np.uint8) != 0  # a file may hold other bytes than 0 and 1
-            return value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("="))
-        return value if isinstance(value, np.generic) else np.asarray(value, field.dtype)[()]
-
-    def take(self, indices: np.ndarray) -> Iterable[Any]:
-        if self.column.field.kind not in ("array", "number"):
-            return map(self.value, indices.tolist())
-        values: np.ndarray = self.rows.take(indices)
-        for part in self.column.parts:
+    def take(self, wanted: Wanted) -> Sequence[Any] | np.ndarray:
+        values, kind = self.rows.take(wanted), self.field.kind
+        if self.itemsize and values.dtype == HEAP_REFERENCE:
+            return self._of_heap(values, f"{self.layout.name}[{first_of(wanted)}]")
+        for part in self.parts:
             values = values[part]
-        if values.dtype.kind == "b":
-            values = np.ascontiguousarray(values).view(np.uint8) != 0
-        return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
+        if kind in ("array", "number"):
+            return cast(np.ndarray, native(values))
+        if kind == "bytes":
+            return [*map(bytes, values)]
+        key = f"{self.layout.name}[{first_of(wanted)}]"
+        return [_decode_fixed(one, self.heap.file.path, key) for one in values]
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _HeapValues(Values):
-    column: Column
-    rows: Rows
-    heap: Heap
-    file: HDF5File
-
-    def value(self, index: int) -> Any:
-        column, key = self.column, f"{self.column.layout.name}[{index}]"
-        reference = self.rows.row(index)
-        if column.fill and reference.tobytes() == UNWRITTEN:
-            return decode_text(column.fill, self.file.path, key)
-        found = self.heap.get(reference, column.itemsize, key)
-        if column.field.kind == "text":
-            return decode_text(bytes(found), self.file.path, key)
-        if column.field.kind == "bytes":
-            return bytes(found)
-        value = np.frombuffer(found, np.dtype(column.field.dtype))
-        return value.view(np.uint8) != 0 if value.dtype.kind == "b" else value.copy()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _RaggedValues(Values):
-    column: Column
-    rows: Rows
-    starts: Rows
-    shapes: Rows
-    file: HDF5File
-
-    def value(self, index: int) -> Any:
-        start, shape = int(self.starts.row(index)), tuple(self.shapes.row(index).tolist())
-        wide = self.column.field.shape
-        stop = start + math.prod(shape)
-        fits = all(size >= 0 and other in (None, size) for size, other in zip(shape, wide, strict=True))
-        if not fits or not 0 <= start <= stop <= self.column.layout.count:
-            raise RecordError(
-                self.file.path,
-                -1,
-                f"{self.column.layout.name}[{index}]",
-                f"elements {start} to {stop} of {self.column.layout.count}, in the shape {shape}, of {wide}",
-            )
-        value = self.rows.span(start, stop).reshape(shape)
-        return value.view(np.uint8) != 0 if value.dtype.kind == "b" else value
+    def _of_heap(self, references: np.ndarray, key: str) -> list[Any]:
+        found = self.heap.take(references, self.itemsize, self.fill, key)
+        if self.field.kind == "text":
+            return [_decode(one.partition(b"\0")[0], self.heap.file.path, key) for one in found]
+        if self.field.kind == "bytes":
+            return found
+        return [native(np.frombuffer(bytearray(one), self.field.dtype)) for one in found]
 
 
 def _decode_fixed(value: Any, path: str, key: object) -> Any:
@@ -196,16 +110,8 @@ def _decode_fixed(value: Any, path: str, key: object) -> Any:
     return _decode(bytes(value).rstrip(b"\0"), path, key)
 
 
-def decode_text(value: Any, path: str, key: object) -> str:
-    """Return UTF-8 as text, up to the first NUL; C0 80 is a NUL that belongs to the text.
-
-    Raises:
-        RecordError: it is not UTF-8.
-    """
-    return _decode(bytes(value).partition(b"\0")[0], path, key)
-
-
 def _decode(raw: bytes, path: str, key: object) -> str:
+    """Return UTF-8 as text; C0 80 is a NUL that belongs to it."""
     try:
         return raw.replace(b"\xc0\x80", b"\0").decode()
     except UnicodeDecodeError as error:
@@ -234,7 +140,8 @@ def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | 
         field, itemsize = leaf
         layout = read_layout(there, file, name, on_heap=_is_on_heap(there))
         fill = bytes(there.fillvalue) if layout.fill == UNWRITTEN else b""
-        return {name: Column(field=field, layout=layout, itemsize=itemsize, fill=fill)}
+        mean = file.nbytes // max(1, layout.count)
+        return {name: _column(layout, field, mean, (), itemsize, fill)}
     layout = read_layout(there, file, name)
     found: dict[str, Column | str] = {}
     for parts, inner in _leaves(layout.dtype):
@@ -243,7 +150,7 @@ def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | 
             part = "".join(f", part {part!r}" for part in parts)
             found["/".join((name, *parts))] = f"{where}{part} holds {held}, which no field can hold"
         else:
-            found["/".join((name, *parts))] = Column(field=held, layout=layout, parts=parts)
+            found["/".join((name, *parts))] = _column(layout, held, 0, parts)
     return found
 
 
@@ -325,4 +232,5 @@ def _ragged(group: Any, file: ProbedFile, name: str) -> Column:
         raise SourceError(f"{where} is no group of ragged arrays: its datasets have other shapes or types")
     sizes = tuple(None if size < 0 else int(size) for size in shape)
     field = Field("array", values.dtype.newbyteorder("=").name, sizes)
-    return Column(field=field, layout=values, offsets=offsets, shapes=shapes)
+    column = _column(values, field, values.count * values.row_nbytes // max(1, offsets.count))
+    return replace(column, count=offsets.count, open=partial(_open_ragged, (values, offsets, shapes), sizes))

@@ -1,6 +1,6 @@
 """Where the rows of an HDF5 dataset lie in its file, so that they can be read without the HDF5 library.
 
-    in place   contiguous, or in chunks of whole rows that no filter has packed: a row is a range of bytes
+    in place   contiguous, or in chunks of whole rows that no filter has packed: a row is a range of bytes in a map
     packed     in chunks that deflate and shuffle have packed, or that hold parts of rows
     library    the rest: other filters, compact datasets, types that the library has to convert, files with a user
                block; and what lies in other files, if that is allowed
@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 import os
 import posixpath
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from penstock.core.errors import SourceError
+from penstock.data.formats.hdf5.heap import HEAP_REFERENCE, UNWRITTEN
 from penstock.data.optional import need
 
 Access = Literal["contiguous", "chunks", "library"]
@@ -32,11 +32,6 @@ _DEFLATE, _SHUFFLE = 1, 2
 _PIPELINES: list[list[str]] = [[], ["deflate"], ["shuffle"], ["shuffle", "deflate"]]
 _COMPACT, _CONTIGUOUS, _CHUNKED, _VIRTUAL = 0, 1, 2, 3
 _MAX_ROWS = 1 << 48
-HEAP_REFERENCE = np.dtype([("count", "<u4"), ("address", "<u8"), ("number", "<u4")])
-"""Stored for each value of variable length: its number of elements, and its place in the global heap."""
-
-UNWRITTEN = b"\xff" * HEAP_REFERENCE.itemsize
-"""In the place of such a reference: a text that was never written, and is the dataset's fill value."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,9 +46,7 @@ class ChunkTable:
 
     def find(self, number: int) -> tuple[int, int, int] | None:
         """Return a chunk's offset, size and skipped filters; None if it was never written."""
-        at = number
-        if at >= len(self.numbers) or self.numbers[at] != number:  # some were never written
-            at = int(np.searchsorted(self.numbers, number))
+        at = int(np.searchsorted(self.numbers, number))
         if at == len(self.numbers) or self.numbers[at] != number:
             return None
         return int(self.offsets[at]), int(self.sizes[at]), int(self.skipped[at])
@@ -151,7 +144,10 @@ def read_layout(dataset: Any, file: ProbedFile, name: str, *, on_heap: bool = Fa
         return layout
     stored = replace(layout, dtype=HEAP_REFERENCE) if on_heap else layout
     if access == "contiguous":
-        return _contiguous_layout(stored, dataset, file.path, file.nbytes)
+        offset = int(dataset.id.get_offset())
+        if offset + stored.count * stored.row_nbytes > file.nbytes:
+            raise SourceError(f"{file.path}: dataset {layout.name!r} ends behind the end of the file")
+        return replace(stored, access="contiguous", offset=offset)
     return _chunked_layout(stored, dataset, file.nbytes) or layout
 
 
@@ -173,13 +169,6 @@ def _check_sizes(layout: DatasetLayout, path: str, max_nbytes: int) -> None:
             f"{path}: dataset {layout.name!r} has {layout.count} rows of {layout.row_nbytes} bytes, in chunks of "
             f"{chunk_nbytes}; {max_nbytes} are the most; raise max_record_nbytes if that is right"
         )
-
-
-def _contiguous_layout(layout: DatasetLayout, dataset: Any, path: str, nbytes: int) -> DatasetLayout:
-    offset = int(dataset.id.get_offset())
-    if offset + layout.count * layout.row_nbytes > nbytes:
-        raise SourceError(f"{path}: dataset {layout.name!r} ends behind the end of the file")
-    return replace(layout, access="contiguous", offset=offset)
 
 
 def _chunked_layout(layout: DatasetLayout, dataset: Any, nbytes: int) -> DatasetLayout | None:
@@ -259,14 +248,6 @@ def _chunk_table(dataset: Any, grid: tuple[int, ...], nbytes: int) -> ChunkTable
         return None
     chunk = dataset.chunks
     found: list[tuple[int, int, int, int]] = []
-    dataset.id.chunk_iter(_collect_chunks(found, chunk, grid, nbytes))
-    columns = np.array(sorted(found), np.int64).reshape(-1, 4).T
-    return ChunkTable(numbers=columns[0], offsets=columns[1], sizes=columns[2], skipped=columns[3])
-
-
-def _collect_chunks(
-    found: list[tuple[int, int, int, int]], chunk: tuple[int, ...], grid: tuple[int, ...], most: int
-) -> Callable[[Any], bool | None]:
     strides = [math.prod(grid[axis + 1 :]) for axis in range(len(chunk))]
 
     def collect(one: Any) -> bool | None:
@@ -274,6 +255,8 @@ def _collect_chunks(
         if one.byte_offset is None or max(one.byte_offset, one.size, number) >= 1 << 62:
             return None  # no such chunk; a read of it gives the fill value, as the library does
         found.append((number, one.byte_offset, one.size, one.filter_mask))
-        return True if len(found) > most else None
+        return True if len(found) > nbytes else None
 
-    return collect
+    dataset.id.chunk_iter(collect)
+    columns = np.array(sorted(found), np.int64).reshape(-1, 4).T
+    return ChunkTable(numbers=columns[0], offsets=columns[1], sizes=columns[2], skipped=columns[3])

@@ -1,169 +1,97 @@
-"""Rows of an HDF5 dataset: read in place, unpacked here, or read by the HDF5 library."""
+"""Rows of an HDF5 dataset: in the file as they are, unpacked here, or read by the HDF5 library."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import zlib
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from penstock.core.errors import RecordError
 from penstock.data.chunks.chunk_cache import ChunkCache
+from penstock.data.formats.chunked_rows import ChunkedRows, Wanted
 from penstock.data.formats.hdf5.file import HDF5File
 from penstock.data.formats.hdf5.layout import DatasetLayout
-from penstock.data.sample_batch import as_slice
 
 _MAX_RATIO = 1032
 """What deflate packs best: https://zlib.net/zlib_tech.html"""
 
 _HARMLESS_NBYTES = 64 << 20
-_BLOCK_NBYTES = 4096
-"""Of rows in place that are read together, where they are small."""
-_SHORT_NBYTES = 1 << 20
-"""A whole dataset of small rows, of which all are read together."""
 
 
-class Rows(Protocol):
-    """Gives the rows of one dataset, in any thread."""
-
-    def row(self, index: int) -> Any:
-        """Return a row: an array, or a NumPy scalar.
-
-        Raises:
-            RecordError: it is broken.
-        """
-
-    def span(self, start: int, stop: int) -> np.ndarray:
-        """Return several rows."""
-
-    def take(self, indices: np.ndarray) -> np.ndarray:
-        """Return rows, a copy, in any order."""
+def open_rows(layout: DatasetLayout, file: HDF5File, cache: ChunkCache[np.ndarray]) -> ChunkedRows:
+    """Return what reads the rows of a dataset; what lies in the file as it is needs no cache."""
+    chunks = _Chunks(layout, file)
+    empty, key = np.empty((0, *layout.shape), layout.dtype), (file.path, layout.name)
+    if layout.is_in_place:
+        return _InPlaceRows(layout, file, empty, chunks)
+    rows = layout.rows_per_chunk
+    if layout.access == "library":
+        return ChunkedRows(empty, rows, chunks.by_library, cache if rows > 1 else None, key)
+    return ChunkedRows(empty, rows, chunks.unpack, cache, key)
 
 
-def open_rows(layout: DatasetLayout, file: HDF5File, chunks: ChunkCache[np.ndarray], *, in_spans: bool = False) -> Rows:
-    """Return what reads the rows of a dataset.
+class _InPlaceRows(ChunkedRows):
+    """Rows that are ranges of bytes: those of a batch are gathered at once, from whatever chunks."""
 
-    Args:
-        layout: where they lie.
-        file: in which.
-        chunks: those that were unpacked.
-        in_spans: whether many rows are asked for at a time, and not single ones.
-    """
-    if layout.is_in_place and (in_spans or layout.row_nbytes >= _BLOCK_NBYTES // 4):
-        return InPlaceRows(layout, file)
-    return ChunkedRows(layout, file, chunks)
+    def __init__(self, layout: DatasetLayout, file: HDF5File, empty: np.ndarray, chunks: _Chunks) -> None:
+        is_whole = layout.access == "contiguous"
+        rows = max(1, layout.count) if is_whole else layout.rows_per_chunk
+        super().__init__(empty, rows, chunks.whole if is_whole else chunks.unpack)
+        self._layout, self._file = layout, file
+        self._row = np.dtype((np.void, layout.row_nbytes))
 
-
-class InPlaceRows:
-    """Rows that are ranges of bytes.
-
-    They are read, not mapped: a page that a mapping lacks is fetched under the GIL, a file that was cut off in the
-    meantime is a signal instead of an error, and who changes a sample would change the file's rows.
-    """
-
-    def __init__(self, layout: DatasetLayout, file: HDF5File) -> None:
-        self._layout = layout
-        self._file = file
-        self._row_nbytes = layout.row_nbytes
-
-    def row(self, index: int) -> Any:
-        """Return a row."""
-        found = np.empty(self._layout.shape, self._layout.dtype)
-        self._fill(found, index, 1)
-        return found if found.ndim else found[()]
-
-    def span(self, start: int, stop: int) -> np.ndarray:
-        """Return several rows."""
-        found = np.empty((stop - start, *self._layout.shape), self._layout.dtype)
-        rows = self._layout.rows_per_chunk if self._layout.access == "chunks" else max(1, self._layout.count)
-        for at in _cuts(start, stop, rows):
-            part = found[at - start : min(stop, (at // rows + 1) * rows) - start]
-            self._fill(part, at, len(part))
-        return found
-
-    def take(self, indices: np.ndarray) -> np.ndarray:
-        """Return rows: those that follow each other by one read."""
-        run = as_slice(indices)
-        if run is not None:
-            return self.span(run.start, run.stop)
-        found = np.empty((len(indices), *self._layout.shape), self._layout.dtype)
-        if self._layout.chunks is None and self._row_nbytes:
-            self._file.read_rows(self._layout.offset, indices.tolist(), found, self._layout.name)
-        else:
-            for place, index in enumerate(indices.tolist()):
-                self._fill(found[place : place + 1], index, 1)
-        return found
-
-    def _fill(self, part: np.ndarray, start: int, count: int) -> None:
-        layout, file = self._layout, self._file
-        key = f"{layout.name}[{start}]"
-        if layout.chunks is None:
-            file.read(layout.offset + start * self._row_nbytes, part, key)
-            return
-        number, skipped = divmod(start, layout.rows_per_chunk)
-        chunk = layout.chunks.find(number)
-        if chunk is None:
-            part[...] = fill_rows(layout, part.shape)
-            return
-        if chunk[1] < (skipped + count) * self._row_nbytes:
-            raise RecordError(file.path, chunk[0], key, f"its chunk has no more than {chunk[1]} bytes")
-        file.read(chunk[0] + skipped * self._row_nbytes, part, key)
-
-
-class ChunkedRows:
-    """Rows of chunks that have to be unpacked, here or by the library, or of blocks of small rows; kept a while."""
-
-    def __init__(self, layout: DatasetLayout, file: HDF5File, chunks: ChunkCache[np.ndarray]) -> None:
-        self._layout = layout
-        self._file = file
-        self._chunks = chunks
-        self._rows = layout.rows_per_chunk
-        if layout.access == "contiguous":
-            is_short = layout.count * layout.row_nbytes <= _SHORT_NBYTES
-            self._rows = max(1, layout.count if is_short else _BLOCK_NBYTES // layout.row_nbytes)
-
-    def row(self, index: int) -> Any:
-        """Return a row: a copy, as a row must not keep its chunk alive."""
-        number, at = divmod(index, self._rows)
-        row = (self._unpack(number) if self._rows == 1 else self._get(number))[at]
-        return row.copy() if isinstance(row, np.ndarray) else row
-
-    def span(self, start: int, stop: int) -> np.ndarray:
-        """Return several rows."""
-        rows = self._rows
-        parts = [
-            self._get(at // rows)[at % rows : min(stop - at // rows * rows, rows)] for at in _cuts(start, stop, rows)
-        ]
-        return np.concatenate([np.empty((0, *self._layout.shape), self._layout.dtype), *parts])
-
-    def take(self, indices: np.ndarray) -> np.ndarray:
-        """Return rows, chunk by chunk."""
-        run = as_slice(indices)
-        if run is not None:
-            return self.span(run.start, run.stop)
-        found = np.empty((len(indices), *self._layout.shape), self._layout.dtype)
-        numbers = indices // self._rows
-        for number in set(numbers.tolist()):
-            places = np.flatnonzero(numbers == number)
-            found[places] = self._get(number)[indices[places] - number * self._rows]
-        return found
-
-    def _get(self, number: int) -> np.ndarray:
-        return self._chunks.get((self._file.path, self._layout.name, number), partial(self._unpack, number))
-
-    def _unpack(self, number: int) -> np.ndarray:
+    def take(self, wanted: Wanted) -> np.ndarray:
         layout = self._layout
-        start = number * self._rows
-        stop = min(start + self._rows, layout.count)
-        if layout.access == "library":
-            return self._file.rows(layout.name, start, stop)
-        if layout.access == "contiguous":
-            block = np.empty((stop - start, *layout.shape), layout.dtype)
-            self._file.read(layout.offset + start * layout.row_nbytes, block, f"{layout.name}[{start}]")
-            return block
+        if isinstance(wanted, slice):
+            return self._span(wanted.start, wanted.stop)
+        offsets = self._offsets(wanted)
+        if offsets is None:
+            return super().take(wanted)
+        data = self._file.mapped()
+        windows: np.ndarray = np.ndarray((len(data) - layout.row_nbytes + 1,), self._row, data, 0, (1,))
+        found: np.ndarray = windows[offsets].view(layout.dtype)
+        return found.reshape(-1, *layout.shape)
+
+    def _offsets(self, wanted: np.ndarray) -> np.ndarray | None:
+        """Return where rows begin in the file; None if one was never written, or is not all there."""
+        layout, chunks = self._layout, self._layout.chunks
+        if chunks is None:
+            return layout.offset + wanted * layout.row_nbytes
+        if not len(chunks.numbers):
+            return None
+        numbers, rows = np.divmod(wanted, layout.rows_per_chunk)
+        at = np.searchsorted(chunks.numbers, numbers).clip(max=len(chunks.numbers) - 1)
+        ends = chunks.offsets[at] + chunks.sizes[at]
+        is_there = (chunks.numbers[at] == numbers) & (ends <= self._file.nbytes)
+        is_there &= chunks.sizes[at] == layout.rows_per_chunk * layout.row_nbytes
+        return chunks.offsets[at] + rows * layout.row_nbytes if is_there.all() else None
+
+
+class _Chunks:
+    def __init__(self, layout: DatasetLayout, file: HDF5File) -> None:
+        self._layout, self._file = layout, file
+        self._whole: np.ndarray | None = None
+
+    def whole(self, number: int) -> np.ndarray:
+        layout = self._layout
+        self._file.mapped()  # looks whether all is still there
+        if self._whole is None:
+            found = self._file.view(layout.offset, layout.count * math.prod(layout.shape), layout.dtype, layout.name)
+            self._whole = found.reshape(-1, *layout.shape)
+        return self._whole
+
+    def by_library(self, number: int) -> np.ndarray:
+        rows = self._layout.rows_per_chunk
+        return self._file.rows(self._layout.name, number * rows, min((number + 1) * rows, self._layout.count))
+
+    def unpack(self, number: int) -> np.ndarray:
+        """Return the rows of a row of the grid of chunks."""
+        layout = self._layout
+        start = number * layout.rows_per_chunk
+        stop = min(start + layout.rows_per_chunk, layout.count)
         if layout.chunk[1:] == layout.shape:
             return self._chunk(number)[: stop - start]
         whole = np.empty((stop - start, *layout.shape), layout.dtype)
@@ -179,27 +107,19 @@ class ChunkedRows:
         layout, file = self._layout, self._file
         found = layout.chunks.find(number) if layout.chunks is not None else None
         if found is None:
-            return fill_rows(layout, layout.chunk)
+            return np.broadcast_to(np.frombuffer(layout.fill, layout.dtype)[0], layout.chunk)
         offset, nbytes, skipped = found
         key = f"{layout.name}, chunk {number}"
-        data: Any = file.take(offset, nbytes, key)
+        data: Any = file.view(offset, nbytes, np.dtype(np.uint8), key)
         wanted = math.prod(layout.chunk) * layout.dtype.itemsize
         for turn, (filter_, size) in reversed(list(enumerate(layout.filters))):
             if not skipped >> turn & 1:
                 data = inflate(data, wanted) if filter_ == "deflate" else unshuffle(data, size)
+        if layout.filters and isinstance(data, np.ndarray) and not data.flags.writeable:
+            data = data.copy()  # it is kept, and the file may be cut off
         if len(data) != wanted:
             raise RecordError(file.path, offset, key, f"unpacks to other than its {wanted} bytes, or not at all")
         return np.frombuffer(data, layout.dtype).reshape(layout.chunk)
-
-
-def _cuts(start: int, stop: int, rows: int) -> list[int]:
-    return [start, *range((start // rows + 1) * rows, stop, rows)] if start < stop else []
-
-
-def fill_rows(layout: DatasetLayout, shape: tuple[int, ...]) -> np.ndarray:
-    """Return rows that were never written."""
-    one = np.frombuffer(layout.fill, layout.dtype)
-    return np.broadcast_to(one[0], shape)
 
 
 def inflate(data: Any, max_nbytes: int) -> bytes:
@@ -231,4 +151,4 @@ def unshuffle(data: Any, size: int) -> Any:
     whole = np.empty(len(data), np.uint8)
     whole[: count * size].reshape(count, size)[...] = planes.T
     whole[count * size :] = np.frombuffer(data, np.uint8, offset=count * size)
-    return whole.data
+    return whole

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.core.errors import SourceError
-from penstock.data.formats.hdf5.fields import RAGGED, Column
+from penstock.data.formats.column_source import Column
+from penstock.data.formats.hdf5.fields import RAGGED
 from penstock.data.optional import need
 from penstock.data.schema import Selection
 

@@ -14,29 +14,24 @@ ZarrWriter      version 3, chunks of about 1 MiB. Arrays and numbers are arrays,
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from penstock.core.errors import RecordError, SourceError
-from penstock.core.per_process import PerProcess
 from penstock.data.chunks.chunk_cache import ChunkCache
-from penstock.data.concat_index import ConcatIndex
+from penstock.data.formats.chunked_rows import ChunkedRows, RaggedValues, Wanted, first_of, native
+from penstock.data.formats.column_source import SMALL_NBYTES, Column, ColumnSource, FileColumns, OpenFiles, Values
 from penstock.data.formats.zarr.writer import ERRORS, RAGGED
 from penstock.data.optional import need
-from penstock.data.sample_batch import as_slice, put_in_order, samples_of
-from penstock.data.schema import Errors, Field, Sample, Schema, Selection
-from penstock.data.source import Source
+from penstock.data.schema import Errors, Field, Selection
 from penstock.data.storage.storage import Storage, is_remote
 
 _NUMBERS = "biufc"
-_MOST_RUNS = 1 << 24
-_SMALL_NBYTES = 64 << 10
 
 
 def open_files(
@@ -47,7 +42,7 @@ def open_files(
     *,
     max_record_nbytes: int = 1 << 30,
     chunk_cache_nbytes: int = 256 << 20,
-) -> ZarrSource:
+) -> ColumnSource:
     """Open Zarr groups.
 
     Args:
@@ -73,229 +68,103 @@ def open_files(
         {'x': array([1., 1.], dtype=float32)}
     """
     local = [path if is_remote(path) else storage.local(path) for path in paths]
-    return ZarrSource([_probe_group(path, fields, max_record_nbytes) for path in local], chunk_cache_nbytes)
+    groups = [_probe_group(path, fields, max_record_nbytes) for path in local]
+    return ColumnSource(groups, partial(OpenFiles, groups, _OpenGroup, chunk_cache_nbytes))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
-    """One field of one group."""
+class ZarrArray:
+    """Where the rows of one array lie. Can be pickled."""
 
     name: str
-    """Of its array, or its group if it is ragged; "" for an array that is not in a group."""
+    """In the group; "" for an array that is not in one."""
 
-    field: Field
     count: int
+    shape: tuple[int, ...]
+    """Of a row."""
+
+    dtype: Any
     rows: int
-    """Of the array (of the elements, if it is ragged) that lie in one row of chunks."""
+    """That lie in one row of chunks, or shards."""
 
-    row_nbytes: int
-    is_ragged: bool = False
+    version: Any
+    """Of the format: to find it out takes longer than to open the group."""
 
-    @property
-    def is_small(self) -> bool:
-        """Whether many values are read faster together."""
-        return not self.is_ragged and self.field.kind in ("array", "number") and self.row_nbytes <= _SMALL_NBYTES
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupInfo:
-    """What was found in one group."""
-
-    path: str
-    columns: dict[str, Column]
+    @classmethod
+    def of(cls, array: Any, name: str) -> ZarrArray:
+        """Return where the rows of zarr's array lie."""
+        rows = int((array.shards or array.chunks)[0])
+        count, shape, version = int(array.shape[0]), tuple(array.shape[1:]), array.metadata.zarr_format
+        return cls(name=name, count=count, shape=shape, dtype=array.dtype, rows=rows, version=version)
 
     @property
-    def count(self) -> int:
-        """How many samples there are."""
-        return next(iter(self.columns.values())).count
+    def row_nbytes(self) -> int:
+        """The bytes of a row."""
+        return math.prod(self.shape) * int(self.dtype.itemsize)
 
 
-class ZarrSource(Source):
-    """Samples of Zarr groups, by number.
+class _OpenGroup:
+    """A group, whose arrays are opened when they are read. Any thread may: the zarr package reads in its own."""
 
-    Args:
-        groups: what was found in them.
-        chunk_cache_nbytes: the most that unpacked chunks of one field take.
+    def __init__(self, info: FileColumns) -> None:
+        self.path = info.path
+        self._root: Any = None
+        self._arrays: dict[str, Any] = {}
 
-    Raises:
-        SourceError: the groups have different fields.
-    """
+    def rows(self, array: ZarrArray, cache: ChunkCache[np.ndarray]) -> ChunkedRows:
+        empty = np.empty((0, *array.shape), array.dtype)
+        return ChunkedRows(empty, array.rows, partial(self._read, array), cache, (self.path, array.name))
 
-    def __init__(self, groups: Sequence[GroupInfo], chunk_cache_nbytes: int) -> None:
-        self.where = groups[0].path if len(groups) == 1 else f"{groups[0].path} and {len(groups) - 1} more"
-        self._groups = list(groups)
-        self._schema = {name: column.field for name, column in groups[0].columns.items()}
-        for group in groups[1:]:
-            if {name: column.field for name, column in group.columns.items()} != self._schema:
-                raise SourceError(f"{group.path} has other fields than {groups[0].path}")
-        self._parts = ConcatIndex(group.count for group in groups)
-        self._reading = PerProcess(partial(_OpenGroups, self._groups, chunk_cache_nbytes), _OpenGroups.close)
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def read(self, index: int) -> Sample:
-        """Return a sample.
-
-        Raises:
-            RecordError: it is broken.
-        """
-        number, own = self._parts.locate(index)
-        reading = self._reading.get()
-        return {name: reading.value(number, name, own) for name in self._schema}
-
-    @property
-    def reads_batches(self) -> bool:  # type: ignore[override]
-        """Whether all fields are small, and numbers."""
-        columns = (group.columns[name] for group in self._groups for name in self._schema)
-        return all(column.is_small for column in columns)
-
-    def read_many(self, indices: np.ndarray) -> list[Sample]:
-        """Return samples, field by field."""
-        found = []
-        for number, places, own in self._parts.split(indices):
-            reading = self._reading.get()
-            columns = [reading.take(number, name, own) for name in self._schema]
-            found.append((places, samples_of([*self._schema], columns)))
-        return put_in_order(found, len(indices))
-
-    def ready(self, indices: np.ndarray) -> np.ndarray:
-        """Return the samples if all their chunks are held."""
-        reading = self._reading.get()
-        parts = self._parts.split(indices)
-        is_held = all(reading.holds(number, name, own) for number, _, own in parts for name in self._schema)
-        return indices if is_held else indices[:0]
-
-    @property
-    def schema(self) -> Schema:
-        """The fields of every sample."""
-        return dict(self._schema)
-
-    @property
-    def chunk_starts(self) -> np.ndarray | None:
-        """Where the chunks of the largest field begin; None where rows have chunks of their own."""
-        first = self._groups[0].columns
-        name = max(self._schema, key=lambda name: (not first[name].is_ragged) * first[name].row_nbytes)
-        columns = [group.columns[name] for group in self._groups]
-        count = sum(column.count // column.rows for column in columns)
-        if all(column.rows == 1 or column.is_ragged for column in columns) or count > _MOST_RUNS:
-            return None
-        starts = [
-            first + np.arange(0, column.count, column.rows)
-            for column, first in zip(columns, self._parts.starts[:-1], strict=True)
-        ]
-        return np.append(np.concatenate(starts), len(self))
-
-    def select_fields(self, fields: Sequence[str]) -> ZarrSource:
-        """Return a source with these fields only; the others' chunks are not read. Both close together."""
-        narrow = copy.copy(self)
-        narrow._schema = {name: self._schema[name] for name in fields}
-        return narrow
-
-    def close(self) -> None:
-        """Forget this process's arrays and chunks."""
-        self._reading.close()
-
-
-class _OpenGroups:
-    """The groups that one process has open. Any thread may read: the zarr package reads in its own thread."""
-
-    def __init__(self, groups: list[GroupInfo], chunk_cache_nbytes: int) -> None:
-        self._groups = groups
-        self._open: dict[int, Any] = {}
-        self._arrays: dict[tuple[int, str], Any] = {}
-        self._chunks: dict[str, ChunkCache[np.ndarray]] = {
-            name: ChunkCache(column.rows * column.row_nbytes, chunk_cache_nbytes)
-            for name, column in groups[0].columns.items()
-        }
-
-    def value(self, number: int, name: str, index: int) -> Any:
-        column = self._groups[number].columns[name]
-        if not column.is_ragged:
-            row = self._rows(number, name, column.name, index, index + 1)[0]
-            return _as_field(row, column.field, self._groups[number].path, f"{name}[{index}]")
-        start = int(self._rows(number, name, f"{column.name}/offsets", index, index + 1)[0])
-        shape = tuple(self._rows(number, name, f"{column.name}/shapes", index, index + 1)[0].tolist())
-        total = self._array(number, f"{column.name}/values").shape[0]
-        stop = start + math.prod(shape)
-        wide = column.field.shape if column.field.kind == "array" else (None,)
-        fits = all(size >= 0 and other in (None, size) for size, other in zip(shape, wide, strict=True))
-        if not fits or not 0 <= start <= stop <= total:
-            raise RecordError(
-                self._groups[number].path, -1, f"{name}[{index}]", f"elements {start} to {stop} of {total}, as {shape}"
-            )
-        value = self._rows(number, name, f"{column.name}/values", start, stop).reshape(shape)
-        return value.tobytes() if column.field.kind == "bytes" else value
-
-    def take(self, number: int, name: str, indices: np.ndarray) -> np.ndarray:
-        """Return values of a field that is small, in any order."""
-        column = self._groups[number].columns[name]
-        run = as_slice(indices)
-        if run is not None:
-            values = self._rows(number, name, column.name, run.start, run.stop)
-        else:
-            cuts = np.unique(indices // column.rows).tolist()
-            array = self._array(number, column.name)
-            values = np.empty((len(indices), *array.shape[1:]), array.dtype)
-            for at in cuts:
-                places = np.flatnonzero(indices // column.rows == at)
-                start, stop = int(indices[places].min()), int(indices[places].max()) + 1
-                values[places] = self._rows(number, name, column.name, start, stop)[indices[places] - start]
-        return values if values.dtype.isnative else values.astype(values.dtype.newbyteorder("="))
-
-    def holds(self, number: int, name: str, indices: np.ndarray) -> bool:
-        """Return whether the chunks of some values are held."""
-        column = self._groups[number].columns[name]
-        chunks = np.unique(indices // column.rows).tolist()
-        return all(self._chunks[name].peek((number, column.name, at)) is not None for at in chunks)
-
-    def _array(self, number: int, name: str) -> Any:
-        found = self._arrays.get((number, name))
-        if found is None:
-            if number not in self._open:
-                self._open[number] = _open_group(self._groups[number].path)
-            found = self._arrays[number, name] = self._open[number][name] if name else self._open[number]
-        return found
-
-    def _rows(self, number: int, field: str, name: str, start: int, stop: int) -> np.ndarray:
-        """Return a copy of some rows, as they must not keep their chunk alive."""
+    def _read(self, array: ZarrArray, number: int) -> np.ndarray:
+        name, start = array.name, number * array.rows
         try:
-            array = self._array(number, name)
-            rows = _rows_per_chunk(array)
-            parts = []
-            for at in range(start // rows, -(-stop // rows)):
-                chunk = self._chunks[field].get((number, name, at), partial(_chunk, array, at * rows, rows))
-                parts.append(chunk[max(0, start - at * rows) : stop - at * rows])
-            if len(parts) == 1:
-                return parts[0].copy()
-            return np.concatenate(parts) if parts else np.empty((0, *array.shape[1:]), array.dtype)
+            if self._root is None:
+                self._root = _open_group(self.path, array.version)
+            if name not in self._arrays:
+                self._arrays[name] = self._root[name] if name else self._root
+            return np.asarray(self._arrays[name][start : start + array.rows])
         except ERRORS as error:
-            raise RecordError(
-                self._groups[number].path, -1, f"{name}[{start}]", f"zarr raised {type(error).__name__}: {error}"
-            ) from error
-
-    def close(self) -> None:
-        self._arrays.clear()
-        self._open.clear()
+            words = f"zarr raised {type(error).__name__}: {error}"
+            raise RecordError(self.path, -1, f"{name}[{start}]", words) from error
 
 
-def _chunk(array: Any, start: int, rows: int) -> np.ndarray:
-    return np.asarray(array[start : start + rows])
+class _RaggedBytes(RaggedValues):
+    def take(self, wanted: Wanted) -> list[Any]:
+        return [value.tobytes() for value in super().take(wanted)]
 
 
-def _rows_per_chunk(array: Any) -> int:
-    return int((array.shards or array.chunks)[0])
+def _open_values(array: ZarrArray, field: Field, group: _OpenGroup, cache: ChunkCache[np.ndarray]) -> Values:
+    return _Values(field, group.rows(array, cache), group.path, array.name)
 
 
-def _as_field(value: Any, field: Field, path: str, key: str) -> Any:
-    if field.kind == "bytes":
-        return bytes(value)
-    if field.kind == "text":
+def _open_ragged(arrays: Sequence[ZarrArray], field: Field, group: _OpenGroup, cache: ChunkCache[np.ndarray]) -> Values:
+    elements, starts, shapes = (group.rows(array, cache) for array in arrays)
+    values, offsets, _ = arrays
+    made, wide = (_RaggedBytes, (None,)) if field.kind == "bytes" else (RaggedValues, field.shape)
+    return made(group.path, values.name, wide, offsets.count, (elements, values.count), starts, shapes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Values:
+    field: Field
+    rows: ChunkedRows
+    path: str
+    name: str
+
+    def holds(self, wanted: Wanted) -> bool:
+        return self.rows.holds(wanted)
+
+    def take(self, wanted: Wanted) -> Sequence[Any] | np.ndarray:
+        values = self.rows.take(wanted)
+        if self.field.kind == "bytes":
+            return [*map(bytes, values)]
+        if self.field.kind != "text":
+            return cast(np.ndarray, native(values))
         try:
-            return value.decode() if isinstance(value, bytes) else str(value)
+            return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
         except UnicodeDecodeError as error:
-            raise RecordError(path, -1, key, f"its text is not UTF-8: {error}") from error
-    return value if value.dtype.isnative else value.astype(value.dtype.newbyteorder("="))
+            key = f"{self.name}[{first_of(wanted)}]"
+            raise RecordError(self.path, -1, key, f"its text is not UTF-8: {error}") from error
 
 
 # ── what is there ───────────────────────────────────────────────────────────────────────────────────────────
@@ -305,14 +174,14 @@ _FILE_SYSTEMS: set[Any] = set()
 """Of remote groups. A forked child must not finalize what its parent has open: aiohttp complains."""
 
 
-def _open_group(path: str) -> Any:
-    root = need("zarr", "zarr").open(path, mode="r")
+def _open_group(path: str, version: Any = None) -> Any:
+    root = need("zarr", "zarr").open(path, mode="r", zarr_format=version)
     if is_remote(path):
         _FILE_SYSTEMS.add(root.store.fs)
     return root
 
 
-def _probe_group(path: str, fields: Selection, most_nbytes: int) -> GroupInfo:
+def _probe_group(path: str, fields: Selection, most_nbytes: int) -> FileColumns:
     zarr = need("zarr", "zarr")
     try:
         root = _open_group(path)
@@ -328,7 +197,7 @@ def _probe_group(path: str, fields: Selection, most_nbytes: int) -> GroupInfo:
     if len({column.count for column in columns.values()}) > 1:
         counts = ", ".join(f"{name!r} has {column.count}" for name, column in columns.items())
         raise SourceError(f"{path}: the fields of samples need one number of rows; {counts}")
-    return GroupInfo(path=path, columns=columns)
+    return FileColumns(path=path, columns=columns)
 
 
 def _list_arrays(group: Any, prefix: str = "") -> dict[str, tuple[str, Any]]:
@@ -358,38 +227,42 @@ def _nbytes(one: Any) -> int:
 
 def _column(path: str, name: str, one: Any, most_nbytes: int) -> Column:
     is_ragged = RAGGED in one.attrs
-    array = one["values"] if is_ragged else one
-    row_nbytes = math.prod(array.shape[1:]) * int(array.dtype.itemsize)
-    if row_nbytes * _rows_per_chunk(array) > most_nbytes:
-        chunk_nbytes = row_nbytes * _rows_per_chunk(array)
+    array = ZarrArray.of(one["values"], f"{name}/values") if is_ragged else ZarrArray.of(one, name)
+    chunk_nbytes = array.row_nbytes * array.rows
+    if chunk_nbytes > most_nbytes:
         raise SourceError(
             f"{path}: chunks of array {name!r} are {chunk_nbytes} bytes for all columns; {most_nbytes} are the most; "
             "raise max_record_nbytes if that is right"
         )
-    field = _ragged_field(path, name, one) if is_ragged else _field(array, f"{path}: array {name!r}")
-    return Column(
-        name=name,
-        field=field,
-        count=_count(one),
-        rows=_rows_per_chunk(array),
-        row_nbytes=row_nbytes,
-        is_ragged=is_ragged,
-    )
+    if is_ragged:
+        return _ragged_column(path, name, one, array)
+    field = _field(one, f"{path}: array {name!r}")
+    return _make_column(name, field, array, array.count, partial(_open_values, array, field))
 
 
-def _ragged_field(path: str, name: str, group: Any) -> Field:
-    attributes, values, shapes, offsets = group.attrs[RAGGED], group["values"], group["shapes"], group["offsets"]
+def _make_column(name: str, field: Field, array: ZarrArray, count: int, opened: Any) -> Column:
+    is_small = array.count * array.row_nbytes <= SMALL_NBYTES * count
+    rows, row_nbytes = (array.count, array.rows), array.row_nbytes
+    return Column(name=name, field=field, count=count, rows=rows, row_nbytes=row_nbytes, is_small=is_small, open=opened)
+
+
+def _ragged_column(path: str, name: str, group: Any, values: ZarrArray) -> Column:
+    attributes = group.attrs[RAGGED]
+    offsets, shapes = (ZarrArray.of(group[part], f"{name}/{part}") for part in ("offsets", "shapes"))
     sizes = tuple(None if size < 0 else int(size) for size in attributes["shape"])
     whole = np.dtype(np.int64)
     if (
         attributes["kind"] not in ("array", "bytes")
-        or (values.ndim, offsets.ndim) != (1, 1)
+        or values.shape
+        or offsets.shape
         or values.dtype.kind not in _NUMBERS
         or (offsets.dtype, shapes.dtype) != (whole, whole)
-        or shapes.shape != (offsets.shape[0], len(sizes))
+        or (shapes.count, shapes.shape) != (offsets.count, (len(sizes),))
     ):
         raise SourceError(f"{path}: {name!r} is no group of ragged arrays: {dict(group.attrs)}")
-    return Field("bytes") if attributes["kind"] == "bytes" else Field("array", values.dtype.name, sizes)
+    field = Field("bytes") if attributes["kind"] == "bytes" else Field("array", values.dtype.name, sizes)
+    opened = partial(_open_ragged, (values, offsets, shapes), field)
+    return _make_column(name, field, values, offsets.count, opened)
 
 
 def _field(array: Any, where: str) -> Field:

@@ -1,0 +1,154 @@
+"""Rows of arrays that are read chunk by chunk, and the ragged arrays that are made of them: for HDF5 and Zarr."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import RecordError
+from penstock.data.chunks.chunk_cache import ChunkCache
+
+Wanted = slice | np.ndarray
+"""Which rows: a slice with a start and a stop, or numbers in any order. Not none."""
+
+
+def first_of(wanted: Wanted) -> int:
+    """Return the first of these rows: the one to name when a single one is broken."""
+    return int(wanted.start if isinstance(wanted, slice) else wanted[0])
+
+
+class ChunkedRows:
+    """Gives rows of one array, in any thread: always copies, as a sample must not keep a chunk, nor change it.
+
+    Args:
+        empty: no rows, of the array's dtype and with the shape of its rows.
+        rows: of a chunk.
+        read: returns the rows of a chunk, given its number.
+        cache: keeps chunks, under keys that begin with `key`; None where `read` costs nothing.
+
+    >>> rows = ChunkedRows(np.zeros(0, int), 2, lambda number: np.array([number * 2, number * 2 + 1]))
+    >>> rows.take(slice(1, 4)), rows.take(np.array([5, 0]))
+    (array([1, 2, 3]), array([5, 0]))
+    """
+
+    def __init__(
+        self,
+        empty: np.ndarray,
+        rows: int,
+        read: Callable[[int], np.ndarray],
+        cache: ChunkCache[np.ndarray] | None = None,
+        key: tuple[Hashable, ...] = (),
+    ) -> None:
+        self._empty, self._rows, self._read, self._cache, self._key = empty, rows, read, cache, key
+
+    def take(self, wanted: Wanted) -> np.ndarray:
+        """Return rows.
+
+        Raises:
+            RecordError: they are broken.
+        """
+        rows = self._rows
+        if isinstance(wanted, slice):
+            return self._span(wanted.start, wanted.stop)
+        numbers = wanted // rows
+        first = int(numbers[0])
+        if (numbers == first).all():
+            return np.take(self._chunk(first), wanted - first * rows, axis=0)
+        found = np.empty((len(wanted), *self._empty.shape[1:]), self._empty.dtype)
+        for number in set(numbers.tolist()):
+            places = np.flatnonzero(numbers == number)
+            found[places] = self._chunk(number)[wanted[places] - number * rows]
+        return found
+
+    def holds(self, wanted: Wanted) -> bool:
+        """Return whether no chunk of these rows has to be read."""
+        numbers = np.arange(wanted.start, wanted.stop) if isinstance(wanted, slice) else wanted
+        cache = self._cache
+        return cache is None or all(cache.holds((*self._key, at)) for at in set((numbers // self._rows).tolist()))
+
+    def _span(self, start: int, stop: int) -> np.ndarray:
+        rows = self._rows
+        number = start // rows
+        if start < stop <= (number + 1) * rows:
+            if self._cache is not None and stop - start == rows and not self._cache.holds((*self._key, number)):
+                chunk = self._read(number)  # nobody else has it, and nobody needs it again
+                return chunk if chunk.flags.writeable else chunk.copy()
+            return self._chunk(number)[start - number * rows : stop - number * rows].copy()
+        parts = [
+            self._chunk(at)[max(0, start - at * rows) : stop - at * rows]
+            for at in range(number, -(-stop // rows) if start < stop else number)
+        ]
+        return np.concatenate([self._empty, *parts])
+
+    def _chunk(self, number: int) -> np.ndarray:
+        if self._cache is None:
+            return self._read(number)
+        return self._cache.get((*self._key, number), partial(self._read, number))
+
+
+class RaggedValues:
+    """Arrays that differ in shape, stored as all elements, where each array begins, and its shape.
+
+    Args:
+        path: of the file, for messages.
+        name: of the field there.
+        wide: the shape of all, None where they differ.
+        count: of the arrays.
+        elements: all of them, and how many there are.
+        starts: int64.
+        shapes: int64.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        name: str,
+        wide: tuple[int | None, ...],
+        count: int,
+        elements: tuple[ChunkedRows, int],
+        starts: ChunkedRows,
+        shapes: ChunkedRows,
+    ) -> None:
+        self._path, self._name, self._wide, self._count = path, name, wide, count
+        self._elements, self._total = elements
+        self._starts, self._shapes = starts, shapes
+
+    def all_starts(self) -> np.ndarray:
+        """Return where each array begins."""
+        return self._starts.take(slice(0, self._count))
+
+    def holds(self, wanted: Wanted) -> bool:
+        """Return whether no chunk of these arrays has to be read."""
+        if not (self._starts.holds(wanted) and self._shapes.holds(wanted)):
+            return False
+        return all(self._elements.holds(span) for _, span in self._places(wanted))
+
+    def take(self, wanted: Wanted) -> list[Any]:
+        """Return arrays.
+
+        Raises:
+            RecordError: one does not lie within the elements, or is of another shape.
+        """
+        return [self._elements.take(span).reshape(shape) for shape, span in self._places(wanted)]
+
+    def _places(self, wanted: Wanted) -> Iterator[tuple[list[int], slice]]:
+        starts, shapes = self._starts.take(wanted).tolist(), self._shapes.take(wanted).tolist()
+        for start, shape in zip(starts, shapes, strict=True):
+            stop = start + math.prod(shape)
+            fits = all(size >= 0 and other in (None, size) for size, other in zip(shape, self._wide, strict=True))
+            if not fits or not 0 <= start <= stop <= self._total:
+                words = f"elements {start} to {stop} of {self._total}, in the shape {shape}, of {self._wide}"
+                raise RecordError(self._path, -1, f"{self._name}[{first_of(wanted)}]", words)
+            yield shape, slice(start, stop)
+
+
+def native(values: Any) -> Any:
+    """Return numbers in this machine's byte order; of bools, those that a file has as other bytes than 0 and 1 too."""
+    dtype = values.dtype
+    if dtype.kind == "b":
+        return np.ascontiguousarray(values).view(np.uint8) != 0
+    return values if dtype.isnative else values.astype(dtype.newbyteorder("="))

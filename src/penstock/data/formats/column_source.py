@@ -1,0 +1,259 @@
+"""Samples whose fields are columns of files, which are read chunk by chunk: datasets of HDF5, arrays of Zarr."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from penstock.core.errors import SourceError
+from penstock.core.per_process import PerProcess
+from penstock.data.chunks.chunk_cache import ChunkCache
+from penstock.data.concat_index import ConcatIndex
+from penstock.data.formats.chunked_rows import RaggedValues, Wanted
+from penstock.data.sample_batch import as_slice, put_in_order, samples_of
+from penstock.data.schema import Field, Sample, Schema
+from penstock.data.source import Source
+
+SMALL_NBYTES = 64 << 10
+"""Samples up to this are gathered, a batch of them at a time; larger ones are copied as they are made."""
+
+_MAX_RUNS = 1 << 24
+_MAX_OPEN = 128
+
+
+class Values(Protocol):
+    """Reads the values of one field of one file, in any thread."""
+
+    def take(self, wanted: Wanted) -> Sequence[Any] | np.ndarray:
+        """Return values: copies.
+
+        Raises:
+            RecordError: one is broken; it is named if it is the only one.
+        """
+
+    def holds(self, wanted: Wanted) -> bool:
+        """Return whether no library's code runs for these."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Column:
+    """One field of one file. Can be pickled."""
+
+    name: str
+    """Of what holds it in the file; the parts of a compound have one name."""
+
+    field: Field
+    count: int
+    rows: tuple[int, int]
+    """How many rows its array has (elements, if it is ragged), and how many of them a chunk has."""
+
+    row_nbytes: int
+    is_packed: bool = True
+    """Whether chunks have to be unpacked."""
+
+    is_small: bool
+    """Whether many values are read faster together."""
+
+    open: Callable[[Any, ChunkCache[np.ndarray]], Values]
+    """Given the file as a process has it open, and a cache for chunks, returns what reads the values."""
+
+    @property
+    def nbytes(self) -> int:
+        """All its bytes."""
+        return self.rows[0] * self.row_nbytes
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """The bytes that are unpacked together; 0 where none have to be."""
+        return self.rows[1] * self.row_nbytes * self.is_packed
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FileColumns:
+    """The columns of one file, by the names that samples have. Can be pickled."""
+
+    path: str
+    columns: Mapping[str, Column]
+    nbytes: int = 0
+    """Of the file; 0 for a folder."""
+
+    @property
+    def count(self) -> int:
+        """How many samples there are."""
+        return next((column.count for column in self.columns.values()), 0)
+
+
+class OpenFiles:
+    """The files that one process has open: those used last, as each takes a descriptor or two.
+
+    Args:
+        files: all of them.
+        open_file: opens one. It is closed when nothing refers to it.
+        cache_nbytes: the most that unpacked chunks of one field take.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[FileColumns],
+        open_file: Callable[[FileColumns], Any],
+        cache_nbytes: int,
+    ) -> None:
+        self._files, self._open_file = files, open_file
+        caches: dict[str, ChunkCache[np.ndarray]] = {}
+        for name, column in files[0].columns.items():
+            largest = max(file.columns[name].chunk_nbytes for file in files)
+            caches.setdefault(column.name, ChunkCache(largest, cache_nbytes))
+        self._caches = {name: caches[column.name] for name, column in files[0].columns.items()}
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, dict[str, Values]] = OrderedDict()
+
+    def values(self, number: int) -> dict[str, Values]:
+        """Return what reads the fields of file `number`."""
+        found = self._open.get(number)
+        if found is not None and len(self._files) <= _MAX_OPEN:
+            return found
+        with self._lock:
+            found = self._open.get(number)
+            if found is None:
+                info = self._files[number]
+                file = self._open_file(info)
+                found = {name: column.open(file, self._caches[name]) for name, column in info.columns.items()}
+                self._open[number] = found
+                if len(self._open) > _MAX_OPEN:
+                    self._open.popitem(last=False)
+            else:
+                self._open.move_to_end(number)
+            return found
+
+    def close(self) -> None:
+        """Let go of all."""
+        self._open.clear()
+
+
+class ColumnSource(Source):
+    """Samples of files, by number.
+
+    Args:
+        files: their columns.
+        opened: opens them, in each process.
+
+    Raises:
+        SourceError: the files have different fields.
+    """
+
+    def __init__(self, files: Sequence[FileColumns], opened: Callable[[], OpenFiles]) -> None:
+        self.where = files[0].path if len(files) == 1 else f"{files[0].path} and {len(files) - 1} more"
+        self._files = list(files)
+        self._schema = _common(self._files)
+        self._parts = ConcatIndex(file.count for file in files)
+        self._reading = PerProcess(opened, OpenFiles.close)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def path_of(self, index: int) -> str:
+        """Return the path of the file that has it."""
+        return self._files[self._parts.locate(index)[0]].path
+
+    def read(self, index: int) -> Sample:
+        """Return a sample.
+
+        Raises:
+            RecordError: it is broken.
+        """
+        number, own = self._parts.locate(index)
+        values, wanted = self._reading.get().values(number), slice(own, own + 1)
+        return {name: values[name].take(wanted)[0] for name in self._schema}
+
+    @property
+    def reads_batches(self) -> bool:  # type: ignore[override]
+        """Whether all fields are small."""
+        return all(file.columns[name].is_small for file in self._files for name in self._schema)
+
+    def read_many(self, indices: np.ndarray) -> list[Sample]:
+        """Return samples, field by field."""
+        found = []
+        for number, places, own in self._parts.split(indices):
+            values, run = self._reading.get().values(number), as_slice(own)
+            columns = [values[name].take(own if run is None else run) for name in self._schema]
+            found.append((places, samples_of([*self._schema], columns)))
+        return put_in_order(found, len(indices))
+
+    def ready(self, indices: np.ndarray) -> np.ndarray:
+        """Return the samples if no library has to unpack a chunk of them."""
+        for number, _, own in self._parts.split(indices):
+            values = self._reading.get().values(number)
+            if not all(values[name].holds(own) for name in self._schema):
+                return indices[:0]
+        return indices
+
+    def read_range(self, start: int, stop: int) -> list[Sample]:
+        """Return samples in order, up to where a chunk ends, if one ends before `stop`."""
+        number, own = self._parts.locate(start)
+        largest = max((self._files[number].columns[name] for name in self._schema), key=lambda column: column.nbytes)
+        rows, count = largest.rows[1], stop - start
+        if 1 < rows <= count and largest.rows[0] == largest.count:
+            stop = start - own + (own + count) // rows * rows
+        return super().read_range(start, stop)
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of every sample."""
+        return dict(self._schema)
+
+    @property
+    def chunk_starts(self) -> np.ndarray | None:
+        """Where the chunks of the largest field begin; None where nothing has to be unpacked."""
+        name = max(self._schema, key=lambda name: max(file.columns[name].nbytes for file in self._files))
+        columns = [file.columns[name] for file in self._files]
+        if all(not column.chunk_nbytes or column.rows[1] == 1 for column in columns):
+            return None
+        if sum(count // rows for count, rows in (column.rows for column in columns)) > _MAX_RUNS:
+            return None
+        starts = [
+            self._parts.starts[number] + self._starts(number, name, column) for number, column in enumerate(columns)
+        ]
+        return np.append(np.concatenate(starts), len(self))
+
+    def _starts(self, number: int, name: str, column: Column) -> np.ndarray:
+        chunks = np.arange(0, *column.rows)
+        values = self._reading.get().values(number)[name]
+        if not isinstance(values, RaggedValues):
+            return chunks
+        cuts = np.searchsorted(values.all_starts(), chunks)
+        return np.unique(np.append(0, cuts[cuts < column.count])) if column.count else cuts[:0]
+
+    def select_fields(self, fields: Sequence[str]) -> ColumnSource:
+        """Return a source with these fields only; the others' bytes are not read. Both close together."""
+        narrow = copy.copy(self)
+        narrow._schema = {name: self._schema[name] for name in fields}
+        return narrow
+
+    def close(self) -> None:
+        """Close this process's files; they are opened again when they are needed."""
+        self._reading.close()
+
+
+def _common(files: Sequence[FileColumns]) -> Schema:
+    first, *others = ({name: column.field for name, column in file.columns.items()} for file in files)
+    common = dict(first)
+    for file, schema in zip(files[1:], others, strict=True):
+        if schema.keys() != common.keys():
+            words = {name: field.words() for name, field in schema.items()}
+            raise SourceError(f"{file.path} has the fields {words}, and {files[0].path} has {sorted(common)}")
+        for name, field in schema.items():
+            old = common[name]
+            if replace(old, shape=()) != replace(field, shape=()) or len(old.shape) != len(field.shape):
+                raise SourceError(
+                    f"field {name!r} of {file.path} is {field.words()}, and that of {files[0].path} {old.words()}; "
+                    "files that are opened together need the same"
+                )
+            sizes = (one if one == other else None for one, other in zip(old.shape, field.shape, strict=True))
+            common[name] = replace(old, shape=tuple(sizes))
+    return common
