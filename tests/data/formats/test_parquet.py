@@ -352,6 +352,15 @@ def test_what_is_held_is_bounded(tmp_path: Path) -> None:
     source.close()
 
 
+def test_a_pass_in_order_keeps_one_group(tmp_path: Path) -> None:
+    table(tmp_path / "a.parquet", {"x": np.arange(1000)}, row_group_size=50)
+    source = penstock.open(tmp_path / "a.parquet")
+    for number, sample in enumerate(source):
+        assert sample == {"x": number}
+        assert len(source._held.get()._held) == 1
+    source.close()
+
+
 def test_a_large_row_group_is_unpacked_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "_PIECE_NBYTES", 1000)
     table(tmp_path / "a.parquet", {"x": [f"number {number}" for number in range(1000)], "y": np.arange(1000)})

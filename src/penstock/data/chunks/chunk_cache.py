@@ -74,6 +74,12 @@ class ChunkCache(Generic[_Chunk]):
         """Return the chunk `key` if it is there, without a claim to keep it."""
         return self._held.get(key)
 
+    def drop(self, key: Hashable) -> None:
+        """Drop the chunk `key`, if it is there."""
+        with self._lock:
+            found = self._held.pop(key, None)
+            self._held_nbytes -= found.nbytes if found is not None else 0
+
     def clear(self) -> None:
         """Drop all chunks."""
         with self._lock:

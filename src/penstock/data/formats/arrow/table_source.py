@@ -101,7 +101,8 @@ def open_tables(
         null: the value of a field in rows where it is null, as in {"label": -1}; else text, bytes and objects are None,
             and reading a number or an array raises RecordError.
         objects: columns that are Python objects whatever they hold: lists that are no array, structs as dicts.
-        held_nbytes: of unpacked groups that a process keeps; views of a map cost nearly nothing.
+        held_nbytes: of unpacked groups that a process keeps; views of a map cost nearly nothing. A pass in order
+            (`for sample in source`) keeps one group.
         max_group_nbytes: the most that a group may have unpacked.
 
     Raises:
@@ -212,7 +213,10 @@ class TableSource(Source):
     def read_range(self, start: int, stop: int) -> list[Sample]:
         """Return samples from `start` on, to `stop` or to the end of what was unpacked together, if that is first."""
         number, row = self._parts.locate(start)
-        unpacked = self._unpacked(self._held.get(), number, row)
+        held = self._held.get()
+        if not row:  # a pass in order has left the group before, and its memory can be used again
+            held.drop(number - 1)
+        unpacked = self._unpacked(held, number, row)
         piece, within = unpacked.parts.locate(row)
         last = min(within + stop - start, unpacked.parts.starts[piece + 1] - unpacked.parts.starts[piece])
         return self._samples(unpacked.pieces[piece], slice(within, last))
