@@ -1,14 +1,15 @@
-# One line per chore: `make setup | demo | quick | test | thorough | check | package | docs | bench | browser | standin | gpu`.
-# Everything lands in .venv, build, dist and data/. `make demo` and `make docs` install what they need alone; the others install all.
+# One line per chore: `make setup | demo | quick | test | thorough | check | package | docs | bench | browser | recipes | standin | gpu`.
+# Everything lands in .venv (recipes: .venv-recipes), build, dist and data/. `make demo` and `make docs` install what they need alone; the others install all.
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 DEMO_READY := .venv/.demo-ready
 DOCS_READY := .venv/.docs-ready
+RECIPES_READY := .venv-recipes/.ready
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo quick test thorough check package docs bench browser standin gpu clean
+.PHONY: setup demo quick test thorough check package docs bench browser recipes standin gpu clean
 .DELETE_ON_ERROR:
 
 # Tests start many processes: let the first one that imports a module keep its bytecode for the others.
@@ -77,14 +78,33 @@ package: $(READY)
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/check-wheel-contents dist/*.whl
 
-# The site, in build/site; a warning is an error.
+# The site, in build/site; a warning is an error, as is a link that leads nowhere (inside of the site; to other sites where there is a network).
 docs: $(DOCS_READY)
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/site
+	@if $(BIN)/python -c 'import socket; socket.create_connection(("www.sphinx-doc.org", 443), 10)' 2>/dev/null; then \
+		$(BIN)/python -m sphinx -q -W --keep-going -b linkcheck -d build/doctrees docs build/links; \
+	else echo "links to other sites were not checked: no network"; fi
 
 # The site needs little of what the tests need; an environment that has that gets the rest.
 $(DOCS_READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) -e ".[docs]"
+	@touch $@
+
+# The recipes of the site with the packages that they are for: gigabytes to download. What cannot be installed is skipped.
+recipes: $(RECIPES_READY)
+	OMP_NUM_THREADS=1 .venv-recipes/bin/python -m pytest --noconftest -o addopts=-ra tests/recipes.py
+
+RECIPES := accelerate datasets lightning litdata monai mosaicml-streaming timm torch_geometric torchtitan transformers ultralytics
+
+# The newest of everything, as a user would get it: torchvision needs the torch that it was built for.
+$(RECIPES_READY): pyproject.toml
+	$(PYTHON) -m venv --clear .venv-recipes
+	.venv-recipes/bin/python -m pip install -q --disable-pip-version-check torch torchvision pytest -e .
+	@for package in $(RECIPES); do \
+		.venv-recipes/bin/python -m pip install -q --disable-pip-version-check "$$package" || \
+		echo "$$package could not be installed: its recipe will be skipped"; \
+	done
 	@touch $@
 
 # Order, lifetimes and captures under torch's own CUDA build, without a GPU: 2.5 GB to download (tests/cuda/standin).
@@ -97,4 +117,4 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.loader $(BENCH)
 
 clean:
-	rm -rf .venv data build dist penstock-runs .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-recipes data build dist penstock-runs .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 import struct
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -267,7 +268,8 @@ def lmdb(folder: Path, times: int, *, batches: bool, nbytes: int) -> Case:
     path = _lmdb_file(folder, count, nbytes)
     source = penstock.open(path)
     order = _random(count)
-    opened = library.open(path, readonly=True, lock=False, subdir=False)
+    other = shutil.copy(path, str(folder / "copy.lmdb"))  # the package opens no file twice in a process
+    opened = library.open(other, readonly=True, lock=False, subdir=False)
 
     def in_order() -> Iterator[dict[str, bytes]]:
         with opened.begin() as transaction:

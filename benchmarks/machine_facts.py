@@ -23,6 +23,9 @@ PACKAGES = (
     "ffcv",
     "litdata",
     "s3fs",
+    "transformers",
+    "accelerate",
+    "deepspeed",
 )
 
 

@@ -89,6 +89,7 @@ def markdown_table(report: dict[str, Any], name: str = "check") -> str:
         "device": _device_table,
         "everyday": _everyday_table,
         "fit": _fit_table,
+        "plan_peers": _plan_peers_table,
         "readers": _readers_table,
         "sources": _sources_table,
         "tune": _tune_table,
@@ -185,6 +186,31 @@ def _fit_table(report: dict[str, Any]) -> str:
         cells = (f"{one['ratio']:.4f} ({one['low']:.4f} … {one['high']:.4f})" for one in found)
         lines.append(f"| {row['name']} | {row['optimizer']} | {row['ms']['by hand']:.1f} ms | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _plan_peers_table(report: dict[str, Any]) -> str:
+    machine = report["machine"]
+    others = ("Accelerate", "DeepSpeed", "MemTracker")
+    versions = ", ".join(f"{name} {machine[name]}" for name in ("transformers", "accelerate", "deepspeed"))
+    lines = [
+        f"`python -m benchmarks.plan_peers`, torch {machine['torch']}, {versions}, {machine['date']}:",
+        "",
+        "| model | counted | `penstock.plan` | what `fits` takes | Accelerate | DeepSpeed | torch's MemTracker |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in report["models"]:
+        found = [estimate_text(row["estimates"][one], row["counted"]) for one in ("penstock", "penstock fits", *others)]
+        lines.append(f"| {row['name']} | {size_text(row['counted'])} | {' | '.join(found)} |")
+    return "\n".join(lines)
+
+
+def estimate_text(estimate: int | None, truth: int) -> str:
+    """Return how far an estimate is off.
+
+    >>> estimate_text(150, 100), estimate_text(None, 100)
+    ('+50.0 %', 'fails')
+    """
+    return "fails" if estimate is None else f"{100 * (estimate / truth - 1):+.1f} %"
 
 
 def _sources_table(report: dict[str, Any]) -> str:

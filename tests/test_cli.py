@@ -50,7 +50,20 @@ def test_the_verbs_and_their_flags_are_these() -> None:
             "-m",
         ],
         "tune": ["--cpus", "--help", "--json", "--no-cache", "--ram", "--step", "--step-ms", "-h"],
-        "plan": ["--budget", "--help", "--json", "-h"],
+        "plan": [
+            "--allow-bf16",
+            "--budget",
+            "--forward-only",
+            "--gradient-as-bucket-view",
+            "--help",
+            "--json",
+            "--parallelize",
+            "--ranks",
+            "--replicas",
+            "--shard",
+            "--tensor-parallel",
+            "-h",
+        ],
         "report": ["--help", "--html", "--json", "--merge", "--tensorboard", "--trace", "-h"],
         "convert": [
             "--errors",
@@ -165,6 +178,8 @@ def test_plan_prints_what_fits(tmp_path, capsys: pytest.CaptureFixture[str], mon
         "    def loss_fn(model, x):\n"
         "        return model(x).sum(), len(x)\n"
         "    return model, loss_fn, torch.zeros(256, 64), torch.optim.Adam(model.parameters())\n"
+        "def parallelize(model, mesh):\n"
+        "    assert mesh.mesh_dim_names == ('shard', 'tensor') and mesh.shape == (2, 2)\n"
     )
     monkeypatch.chdir(tmp_path)
     assert cli.main(["plan", "planned:step", "--budget", "10MiB"]) == 0
@@ -174,6 +189,14 @@ def test_plan_prints_what_fits(tmp_path, capsys: pytest.CaptureFixture[str], mon
     assert cli.main(["plan", "planned:nothing", "--budget", "10KiB"]) == 2
     assert cli.main(["plan", "planned:step", "--budget", "ten"]) == 2
     assert "'ten' is not a size" in capsys.readouterr().err
+    assert cli.main(["plan", "planned:step", "--budget", "10MiB", "--ranks", "4", "--shard", "ddp"]) == 0
+    assert "communication" in capsys.readouterr().out
+    options = ["--budget", "10MiB", "--ranks", "4", "--tensor-parallel", "2"]
+    assert cli.main(["plan", "planned:step", *options]) == 2
+    assert "pass parallelize=" in capsys.readouterr().err
+    assert cli.main(["plan", "planned:step", *options, "--parallelize", "planned:parallelize"]) == 0
+    assert cli.main(["plan", "planned:step", "--budget", "10MiB", "--forward-only", "--allow-bf16"]) == 0
+    assert "choose 256\n" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from page_blocks import run_page
 from scripts import run
 
 import penstock
+from penstock import cli
 
 ROOT = Path(__file__).parents[1]
 SITE = sorted((ROOT / "docs").rglob("*.md"))
@@ -82,3 +83,13 @@ def test_llms_txt_lists_every_page() -> None:
     listed = set(re.findall(r"\]\(docs/([\w./-]+\.md)\)", (ROOT / "llms.txt").read_text()))
     left_out = {"index.md", "scale.md", "api.md", "articles.zh.md", "how-it-works.md"}
     assert {page.name for page in SITE if page.parent.name == "docs"} - left_out | {"guides/index.md"} == listed
+
+
+@pytest.mark.parametrize("name", ["llms.txt", "skills/penstock/SKILL.md", "README.md", "docs/index.md"])
+def test_every_name_that_a_page_for_beginners_has_is_public(name: str) -> None:
+    page = (ROOT / name).read_text()
+    named = set(re.findall(r"(?<![\w/.-])penstock\.(\w+)\b(?!/)", page))
+    assert {"TrainStep", "open"} & named
+    assert [each for each in named if each not in penstock.__all__] == []
+    verbs = set(re.findall(r"`(?:\$ )?penstock ([a-z]+)\b", page))
+    assert verbs <= {verb.name for verb in cli.VERBS}

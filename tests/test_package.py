@@ -24,7 +24,8 @@ import penstock
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, BUILD = PYPROJECT["project"], PYPROJECT["build-system"]
 REQUIRED = {"numpy", "rich", "torch"}
 OF_CONTRIBUTORS = {"all", "dev", "docs", "examples"}
 
@@ -171,7 +172,25 @@ def test_every_extra_that_an_error_names_exists() -> None:
 def test_the_conda_recipe_requires_what_the_wheel_does() -> None:
     recipe = (ROOT / "conda/recipe.yaml").read_text()
     assert re.findall(r"^  version: (\S+)$", recipe, re.MULTILINE) == [f'"{penstock.__version__}"']
-    run = re.search(r"^  run:\n((?:    - .+\n)+)", recipe, re.MULTILINE)
-    assert run is not None
-    required = {line.strip("- ").replace("pytorch", "torch").replace(" ", "") for line in run[1].splitlines()}
-    assert required == {*PROJECT["dependencies"], f"python{PROJECT['requires-python']}"}
+    for step, required in (
+        ("run", {*PROJECT["dependencies"], f"python{PROJECT['requires-python']}"}),
+        ("host", {*BUILD["requires"], "pip", f"python{PROJECT['requires-python']}"}),
+    ):
+        named = re.search(rf"^  {step}:\n((?:    - .+\n)+)", recipe, re.MULTILINE)
+        assert named is not None
+        on_pypi = named[1].replace("pytorch", "torch").replace("flit-core", "flit_core").replace(" ", "")
+        assert {line.removeprefix("-") for line in on_pypi.splitlines()} == required
+    (command,) = PROJECT["scripts"].items()
+    assert f"- {' = '.join(command)}\n" in recipe
+    for key, value in (("summary", PROJECT["description"]), ("license", PROJECT["license"])):
+        assert f"\n  {key}: {value}\n" in recipe
+    for key, name in (("homepage", "Source"), ("documentation", "Documentation")):
+        assert f"\n  {key}: {PROJECT['urls'][name]}\n" in recipe
+
+
+def test_rattler_build_renders_the_conda_recipe() -> None:
+    rattler_build = pytest.importorskip("rattler_build", reason="needs py-rattler-build")
+    recipe = rattler_build.Stage0Recipe.from_file(ROOT / "conda/recipe.yaml")
+    (rendered,) = recipe.render(rattler_build.VariantConfig(), rattler_build.RenderConfig())
+    assert rendered.recipe.to_dict()["package"] == {"name": "penstock", "version": penstock.__version__}
+    assert rendered.recipe.to_dict()["build"]["noarch"] == "python"

@@ -56,6 +56,14 @@ class Accelerator:  # stands in for one whose host memory is pinned already
 torch.Tensor.pin_memory, torch.accelerator = lambda tensor: tensor, Accelerator
 options, for_penstock = {"pin_memory": True}, {"pin_memory": False, "device": "sim"}
 """
+STREAM = """
+warnings.filterwarnings("error", "Length of")
+class Rows(torch.utils.data.IterableDataset):
+    def __len__(self): return 3
+    def __iter__(self): return iter(torch.zeros(3, 3))
+options = {"num_workers": 2}
+def list(loader): return [batch for length in [len(loader)] for batch in loader]
+"""
 CASES = {
     "DataLoader worker (pid 1234) is killed by signal: Killed": (
         ONCE.format("os.kill(os.getpid(), signal.SIGKILL)"),
@@ -82,8 +90,28 @@ CASES = {
         "DataLoader timed out after 1 seconds",
         "timed out.*sample 3",
     ),
+    "Trying to resize storage that is not resizable": (
+        "Rows.__getitem__ = lambda self, index: torch.zeros(4 if index == 2 else 3)",
+        "RuntimeError: Trying to resize storage that is not resizable",
+        r"stack expects each tensor to be equal size, but got \[4\] at entry 0 and \[3\] at entry 1",
+    ),
+    "default_collate: batch must contain tensors": (
+        "Rows.__getitem__ = lambda self, index: None if index == 2 else torch.zeros(3)",
+        "default_collate: batch must contain tensors, .*; found <class 'NoneType'>",
+        "default_collate: batch must contain tensors, .*; found <class 'NoneType'>",
+    ),
+    "The given NumPy array is not writable": (
+        "import numpy; row = numpy.zeros(3); row.flags.writeable = False; warnings.simplefilter('error')\n"
+        "Rows.__getitem__ = lambda self, index: row",
+        "The given NumPy array is not writable",
+        "made 200",
+    ),
+    "Length of IterableDataset was reported to be 1000 but 1001 samples have been fetched": (
+        STREAM,
+        "Length of IterableDataset .* was reported to be 3.* but 4 samples have been fetched",
+        "Length of IterableDataset .* was reported to be 3.* but 4 samples have been fetched",
+    ),
     "Too many open files": (DESCRIPTORS, "Too many open files|received 0 items of ancdata", "made 200"),
-    "received 0 items of ancdata": (DESCRIPTORS, "Too many open files|received 0 items of ancdata", "made 200"),
     "Can't pickle local object": (
         "options = {'multiprocessing_context': 'spawn'}\ndef outer(): return lambda: 0\nkeep = outer()",
         "Can't (pickle|get) local object",
@@ -102,6 +130,11 @@ CASES = {
     "Pin memory thread exited unexpectedly": (
         DESCRIPTORS + ACCELERATOR,
         "Pin memory thread exited unexpectedly",
+        "made 200",
+    ),
+    "received 0 items of ancdata": (  # which ends that thread: where the loop itself receives, torch names the limit
+        DESCRIPTORS + ACCELERATOR,
+        "Pin memory thread exited unexpectedly.*RuntimeError: received 0 items of ancdata",
         "made 200",
     ),
 }
@@ -157,7 +190,7 @@ def test_torchs_loader_gives_the_error_and_penstocks_does_what_the_page_says(hea
     code = COMMON.format(setup=setup).replace("ONCE", str(tmp_path / "once"))
     done = run(code)
     theirs, _, after = done.stdout.partition("penstock ")
-    assert re.search(torchs, theirs, re.DOTALL), done.stdout + done.stderr
+    assert re.search(torchs, theirs + done.stderr, re.DOTALL), done.stdout + done.stderr
     assert re.search(ours, after, re.DOTALL), done.stdout + done.stderr
 
 

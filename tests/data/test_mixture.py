@@ -7,6 +7,7 @@ import math
 import pickle
 import random
 from collections import Counter
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
@@ -210,6 +211,114 @@ def test_epochs_of_a_scheduled_mixture_continue_each_source() -> None:
 def test_a_schedule_that_is_none_or_has_no_end_is_refused(schedule, stop, says) -> None:
     with pytest.raises(OptionError, match=says):
         penstock.mix([(Numbers(0, 100), 1), (Numbers(0, 100), 1)], stop=stop, schedule=schedule)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=4),
+    passes=st.lists(st.floats(0.2, 3.5), min_size=4, max_size=4),
+    weights=st.lists(st.floats(0.1, 10), min_size=4, max_size=4),
+    stop=st.sampled_from(STOPS),
+    shuffle=st.booleans(),
+)
+def test_a_source_has_ended_after_as_many_passes_as_its_epochs_say(sizes, passes, weights, stop, shuffle) -> None:
+    count = len(sizes)
+    sources = [Numbers(1000 * place, size) for place, size in enumerate(sizes)]
+    one = penstock.mix([*zip(sources, weights, strict=False)], stop=stop, shuffle=shuffle, epochs=passes[:count])
+    limits = [max(1, round(Fraction(some) * size)) for some, size in zip(passes, sizes, strict=False)]
+    if len(one) > 2000:
+        return
+    found = Counter(one.locate(place) for place in range(len(one)))
+    given_all = [given >= limit for given, limit in zip(one.counts, limits, strict=True)]
+    if stop == "all_exhausted_without_replacement":
+        assert one.counts == tuple(limits)
+    elif stop == "first_exhausted":
+        assert any(given == limit for given, limit in zip(one.counts, limits, strict=True))
+        assert all(given <= limit for given, limit in zip(one.counts, limits, strict=True))
+    else:
+        assert all(given_all)
+        assert any(given == limit for given, limit in zip(one.counts, limits, strict=True))
+    for source, size in enumerate(sizes):
+        times = [found[source, number] for number in range(size)]
+        assert max(times) - min(times) <= 1
+        assert sum(times) == one.counts[source]
+
+
+def test_whole_passes_over_sources_have_exactly_their_parts_of_the_tokens() -> None:
+    rng = np.random.default_rng(4)
+    lengths = [rng.integers(1, 2000, 300), rng.integers(100, 200, 500)]
+    totals = [int(one.sum()) for one in lengths]
+    sources = [Numbers(0, 300), Numbers(1000, 500)]
+    one = penstock.mix(
+        [(sources[0], 2 * totals[0]), (sources[1], 3 * totals[1])],
+        lengths=lengths,
+        epochs=[2, 3],
+        stop="all_exhausted_without_replacement",
+        shuffle=True,
+    )
+    tokens = np.zeros((len(one), 2))
+    for place in range(len(one)):
+        source, number = one.locate(place)
+        tokens[place, source] = lengths[source][number]
+    assert tokens.sum(axis=0).tolist() == [2 * totals[0], 3 * totals[1]]
+    parts = tokens.cumsum(axis=0) / tokens.sum(axis=0)
+    # Each is a sum of n lengths drawn without replacement: within 4 standard deviations of the same part of the whole.
+    deviations = [float(np.std(one)) / total for one, total in zip(lengths, totals, strict=True)]
+    bounds = 4 * np.sqrt(np.array([300, 500]) / 4) * np.array(deviations) + 0.02
+    middle = len(one) // 2
+    assert (np.abs(parts[middle] - 0.5) < bounds).all(), (parts[middle], bounds)
+
+
+def test_lengths_that_are_equal_give_each_source_its_part_of_the_tokens_after_every_block() -> None:
+    sources, weights, means = [range(50_000)] * 3, np.array([0.6, 0.3, 0.1]), np.array([100, 10, 1000])
+    for lengths in (means, [np.full(50_000, mean) for mean in means]):
+        one = penstock.mix([*zip(sources, weights, strict=True)], lengths=lengths, stop="never", length=20_480)
+        given_so_far = np.cumsum([np.eye(3)[one.locate(place)[0]] for place in range(len(one))], axis=0)[1023::1024]
+        parts = weights / means / sum(weights / means)
+        assert np.abs(given_so_far - np.arange(1024, 20_481, 1024)[:, None] * parts).max() < 4
+
+
+def test_weights_of_a_schedule_are_parts_of_the_tokens_too() -> None:
+    one = penstock.mix(
+        [(Numbers(0, 5000), 1), (Numbers(0, 5000), 1)],
+        lengths=[10, 30],
+        stop="never",
+        length=8000,
+        schedule={4000: np.array([3, 1])},
+    )
+    sources = np.array([one.locate(place)[0] for place in range(8000)])
+    assert abs((sources[:4000] == 0).sum() - 3000) < 4
+    assert abs((sources[4000:] == 0).sum() - 3600) < 4
+
+
+def test_weights_of_numpy_are_those_of_python() -> None:
+    one = penstock.mix([(Numbers(0, 500), np.int64(100_003)), (Numbers(0, 500), np.int64(300_007))])
+    other = penstock.mix([(Numbers(0, 500), 100_003), (Numbers(0, 500), 300_007)])
+    assert [*map(one.locate, range(len(one)))] == [*map(other.locate, range(len(other)))]
+    assert one.where == other.where
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"epochs": [1]}, "epochs: each of the 3 sources needs one, and there are 1"),
+        ({"epochs": [1, 0, 1]}, "epochs of source 1 must be a positive number, not 0"),
+        ({"epochs": [1, 1, 1], "stop": "never", "length": 5}, "does not ask"),
+        ({"lengths": [1, 2]}, "lengths: each of the 3 sources needs one, and there are 2"),
+        ({"lengths": [1, 2, 0]}, "mean length of source 2 must be a positive number, not 0"),
+        ({"lengths": [1, [1, 2], 1]}, "source 1 needs one of 0 or more for each of its 200 samples"),
+        ({"lengths": [1, np.zeros(200, int), 1]}, "tokens of source 1 must be a positive number"),
+    ],
+)
+def test_epochs_and_lengths_are_checked(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        mixture(**options)
+
+
+def test_a_state_is_refused_by_a_mixture_with_other_lengths_or_epochs() -> None:
+    state = penstock.DataLoader(mixture(lengths=[1, 2, 3]), batch_size=8).state_dict()
+    for other in ({"lengths": [1, 2, 4]}, {"lengths": [1, 2, 3], "epochs": [1, 1, 2]}):
+        with pytest.raises(StateError):
+            penstock.DataLoader(mixture(**other), batch_size=8).load_state_dict(state)
 
 
 def test_an_order_is_the_same_on_every_machine_and_with_every_version() -> None:

@@ -61,7 +61,11 @@ def test_rows_and_batches_are_those_of_ray_data(on_cluster) -> None:
         whole = penstock.ray_dataset(table, batch_size=300, columns=["id", "image"], drop_last=True)
         batches = list(penstock.DataLoader(whole, batch_size=None))
         print([tuple(batch["image"].shape) for batch in batches], sorted(batches[0]))
-        batches[0]["image"] += 1  # it is the program's own
+        kept = penstock.ray_dataset(numbers.materialize(), batch_size=250)
+        for _ in range(2):  # what the program writes to is its own, and not Ray's, for the next epoch
+            assert sum(int(batch["id"].sum()) for batch in kept) == 999 * 500
+            for batch in kept:
+                batch["id"] += 1
         torch.utils.data._utils.worker._worker_info = object()  # as in a worker process
         try:
             iter(penstock.ray_dataset(numbers))

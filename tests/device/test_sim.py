@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from capture_elsewhere import captured_elsewhere
 
 from penstock import OptionError
 from penstock.device import Device, Sim, TensorSpec, device_of
@@ -114,27 +115,15 @@ def test_what_waits_for_everything_breaks_a_capture_of_any_thread() -> None:
     sim = Sim()
     registration = sim.register(host()[0])
     assert registration is not None
-    capture, done = threading.Event(), threading.Event()
-
-    def capturing() -> None:
-        sim.capturing = True
-        capture.set()
-        done.wait()
-        sim.capturing = False
-
-    thread = threading.Thread(target=capturing)
-    thread.start()
-    capture.wait()
-    assert not sim.capturing
-    assert sim.fence() is None
-    registration.close()
-    sim.record_event().synchronize()
-    assert sim.captures_broken == 0
-    sim.synchronize()
-    assert sim.captures_broken == 1
-    assert sim._registered
-    done.set()
-    thread.join()
+    with captured_elsewhere(sim):
+        assert not sim.capturing
+        assert sim.fence() is None
+        registration.close()
+        sim.record_event().synchronize()
+        assert sim.captures_broken == 0
+        sim.synchronize()
+        assert sim.captures_broken == 1
+        assert sim._registered
     assert not sim._registered
 
 

@@ -86,6 +86,26 @@ def on_a_mesh(folder: Path, kind: str) -> None:
         raise AssertionError("a mesh of two dimensions was taken")
 
 
+def out_of_order_on_a_mesh(folder: Path) -> None:
+    """Have ranks of one replica get the same batches in the same order, though any order is allowed.
+
+    Which worker is faster is left to chance. But a state says whether batches have been in order: then one rank's is
+    enough for any others.
+    """
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    loader = out_of_order(folder.parent, distributed=mesh["dp"], num_workers=2)
+    batches = iter(loader)
+    first = [numbers(next(batches)) for _ in range(3)]
+    alone = out_of_order(folder.parent, distributed=False, in_order=True, num_workers=0)
+    alone.load_state_dict(loader.state_dict())
+    found: list[Any] = [None] * 4
+    dist.all_gather_object(found, first + [numbers(batch) for batch in batches])
+    assert found[0] == found[1]
+    assert found[2] == found[3]
+    seen = [number for one in found[::2] for batch in one[:3] for number in batch]
+    assert sorted(seen + [number for batch in alone for number in numbers(batch)]) == list(range(COUNT))
+
+
 def in_step(loader: penstock.DataLoader[Any]) -> list[int]:
     """Return the numbers of a pass in which ranks wait for each other, as those that train together do."""
     found = []
@@ -155,6 +175,7 @@ CASES: dict[str, tuple[Any, ...]] = {f"peek {kind}": (peek, kind) for kind in LO
 CASES |= {f"extra {kind}": (extra_pass, kind) for kind in LOADERS}
 CASES |= {f"mesh {kind}": (on_a_mesh, kind) for kind in LOADERS}
 CASES |= {f"saves {kind}": (save_in_the_middle, kind) for kind in LOADERS}
+CASES["out of order on a mesh"] = (out_of_order_on_a_mesh,)
 CASES |= {case: (run,) for case, run in MESHES.items()}
 
 if __name__ == "__main__":

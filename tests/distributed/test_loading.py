@@ -38,6 +38,10 @@ def test_ranks_of_one_replica_get_the_same_batches(ranks: RankCases, kind: str) 
     ranks.assert_passed(f"mesh {kind}", 4)
 
 
+def test_ranks_of_one_replica_get_the_same_order_where_any_is_allowed(ranks: RankCases) -> None:
+    ranks.assert_passed("out of order on a mesh", 4)
+
+
 @pytest.mark.parametrize("case", [*meshes.CASES])
 def test_each_replica_of_a_mesh_has_its_share_of_the_samples_also_after_a_resume(ranks: RankCases, case: str) -> None:
     ranks.assert_passed(case, 4)

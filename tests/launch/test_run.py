@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -148,18 +149,42 @@ def test_a_module_that_cannot_import_something_says_what(tmp_path: Path) -> None
     assert run.returncode == 1
 
 
-@pytest.mark.parametrize("prefix", ["/home/me/.cache/uv/archive-v0/x", "/home/me/.local/share/pipx/venvs/penstock"])
-def test_in_an_environment_of_its_own_it_says_how_to_run_in_the_scripts(tmp_path: Path, prefix: str) -> None:
+def test_in_an_environment_of_its_own_it_says_what_to_type(tmp_path: Path) -> None:
+    """Before the script, which torch of two it gets; after it, how to bring along what was missing."""
+    theirs = tmp_path / "theirs" / "torch-2.1.0.dist-info"
+    theirs.mkdir(parents=True)
+    (theirs / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.1.0\n")
     path = script(tmp_path, "import timm_or_such.models")
-    code = f"import sys; sys.prefix = {prefix!r}; from penstock.cli import main; sys.exit(main(['run', {str(path)!r}]))"
-    run = python(tmp_path, "-c", code)
+    prefix = "/home/me/.cache/uv/builds-v0/.tmp1"
+    code = f"import sys; sys.prefix = {prefix!r}; sys.path.append({str(theirs.parent)!r})\n"
+    run = python(tmp_path, "-c", code + f"from penstock.cli import main; sys.exit(main(['run', {str(path)!r}]))")
     assert run.returncode == 1
-    assert (
-        f"timm_or_such is not installed beside penstock, which runs in an environment of its own ({prefix})"
-        in run.stderr
+    assert re.match(r"penstock: the script gets torch \S+, from .* and not its own torch 2\.1\.0\.", run.stderr)
+    assert f"timm_or_such is not installed beside penstock, which runs in an environment of its own ({prefix})" in (
+        run.stderr
     )
-    assert "uv run --with penstock penstock run" in run.stderr
     assert "environment of its own" not in penstock(tmp_path, "run", str(path)).stderr
+
+
+@pytest.mark.parametrize("verb", [["doctor", "train:main"], ["run", "train.py"]])
+def test_without_torch_a_command_says_where_to_install_it(tmp_path: Path, verb: list[str]) -> None:
+    script(tmp_path, "import torch")
+    hide = """
+        import sys
+
+        class NoTorch:
+            def find_spec(self, name, *_):
+                if name == "torch":
+                    raise ModuleNotFoundError("No module named 'torch'", name=name)
+
+        sys.meta_path.insert(0, NoTorch())
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
+            del sys.modules[name]
+        """
+    code = f"{textwrap.dedent(hide)}\nfrom penstock.cli import main; sys.exit(main({verb!r}))"
+    run = python(tmp_path, "-c", code)
+    assert run.returncode == (1 if verb[0] == "run" else 2), run.stderr
+    assert f"penstock: torch is not installed in {sys.prefix}: `pip install torch` there" in run.stderr
 
 
 def test_the_report_covers_what_threads_load_after_the_scripts_last_line(tmp_path: Path) -> None:

@@ -52,3 +52,10 @@ def put(address: Address, objects: Mapping[str, bytes]) -> None:
     with closing(boto3.client("s3", endpoint_url="http://{}:{}".format(*address))) as client:
         for key, data in objects.items():
             client.put_object(Bucket="bucket", Key=key, Body=data)
+
+
+def get(address: Address, prefix: str) -> dict[str, bytes]:
+    """Return the objects of the bucket whose keys begin so."""
+    with closing(boto3.client("s3", endpoint_url="http://{}:{}".format(*address))) as client:
+        listed = client.list_objects_v2(Bucket="bucket", Prefix=prefix).get("Contents", [])
+        return {one["Key"]: client.get_object(Bucket="bucket", Key=one["Key"])["Body"].read() for one in listed}

@@ -67,7 +67,7 @@ class Server(http.server.ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
 
-    def answer(self, method: str, path: str, headers: Any) -> Answer:
+    def answer(self, method: str, path: str, headers: Any, body: bytes = b"") -> Answer:
         raise NotImplementedError
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -95,7 +95,7 @@ class Files(Server):
         self.has_ranges = has_ranges
         self.has_etags = has_etags
 
-    def answer(self, method: str, path: str, headers: Any) -> Answer:
+    def answer(self, method: str, path: str, headers: Any, body: bytes = b"") -> Answer:
         path = path.partition("?")[0]
         if path.endswith("/"):
             names = sorted({name.removeprefix(path).partition("/") for name in self.files if name.startswith(path)})
@@ -121,11 +121,13 @@ class Proxy(Server):
         super().__init__()
         self._upstream = (host, port)
 
-    def answer(self, method: str, path: str, headers: Any) -> Answer:
+    def answer(self, method: str, path: str, headers: Any, body: bytes = b"") -> Answer:
         connection = http.client.HTTPConnection(*self._upstream, timeout=30)
         try:
-            request_headers = {name: value for name, value in headers.items() if name.lower() != "connection"}
-            connection.request(method, path, headers=request_headers)
+            request_headers = {
+                name: value for name, value in headers.items() if name.lower() not in ("connection", "expect")
+            }
+            connection.request(method, path, body or None, request_headers)
             answer = connection.getresponse()
             response_headers = {
                 name: value
@@ -144,6 +146,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         wanted = self.headers.get("Range", "")
         self.server.requests.append((self.command, self.path, wanted))
+        sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         fault = self.server.plan.draw(self.path)
         if fault == "refuse":
             self._disconnect()
@@ -151,7 +154,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if fault in ("500", "503"):
             self._send(int(fault), {}, b"<Error><Code>InternalError</Code></Error>")
             return
-        status, headers, body = self.server.answer(self.command, self.path, self.headers)
+        status, headers, body = self.server.answer(
+            self.command, self.path, self.headers, **({"body": sent} if sent else {})
+        )
         if wanted and wanted != "bytes=0-0" and self.server.range_barrier is not None:
             self.server.range_barrier.wait(_MAX_HELD_S)
         half = len(body) // 2
@@ -171,7 +176,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         else:
             self._send(status, headers, body)
 
-    do_HEAD = do_GET  # noqa: N815 - http.server's
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815 - http.server's
 
     def _send(self, status: int, headers: dict[str, str], body: bytes, length: int | None = None) -> None:
         self.send_response(status)

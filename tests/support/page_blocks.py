@@ -30,8 +30,8 @@ def run_page(page: Path | str) -> None:
         if not all(map(_is_installed, _NEEDS.findall(comments))):
             continue
         for setup in setups(comments):
-            exec(compile(setup, f"{page}:{line} (setup)", "exec"), names)
-        compiled = compile("\n" * line + code, str(page), "exec")
+            exec(compile(setup, f"{page}:{line} (setup)", "exec", dont_inherit=True), names)
+        compiled = compile("\n" * line + code, str(page), "exec", dont_inherit=True)
         if "<!-- not run: " not in comments:
             exec(compiled, names)
     names.clear()
@@ -58,7 +58,6 @@ def setups(comments: str) -> list[str]:
 def recipe(heading: str, path: Path = RECIPES) -> str:
     """Return the program under a heading of a page, by default docs/recipes.md, with what its recipes share."""
     page = path.read_text()
-    shared = setups(page)[:1]
     section = re.split(r"\n##+ ", re.split(rf"\n##+ {heading}\n", page)[1])[0]
-    (found,) = python_blocks(section)
-    return "\n".join([*shared, found[2]])
+    ((_, comments, code),) = python_blocks(section)
+    return "\n".join([*dict.fromkeys([*setups(page)[:1], *setups(comments)]), code])

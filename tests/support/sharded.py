@@ -174,7 +174,7 @@ def headroom(rank: int) -> None:
     """A rank whose memory has become short lets all cut their batches, before anything fails."""
     meter = Filling()
     step = step_of(model := sharded())
-    step._accumulation.headroom = Headroom(meter if rank == 1 else None)
+    step._accumulation.policy.headroom = Headroom(meter if rank == 1 else None)
     batch = batch_of(0, 1)  # of 8 samples
     parts = []
     for room in (1000, 1000, 400, 100, 1000):

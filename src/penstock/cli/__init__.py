@@ -22,6 +22,7 @@ from penstock.cli.tune import Tune
 from penstock.cli.verb import Verb
 from penstock.cli.watch import Watch
 from penstock.core.errors import PenstockError
+from penstock.launch.isolation import isolation_hint
 
 VERBS: tuple[Verb, ...] = (Run(), Watch(), Doctor(), Tune(), Plan(), Report(), Convert(), Inspect())
 
@@ -75,9 +76,14 @@ def _suggest(parser: argparse.ArgumentParser, words: list[str]) -> None:
 
 
 def _run_verb(args: argparse.Namespace) -> int:
-    """Run the verb; print penstock's own errors in one line."""
+    """Run the verb; print penstock's own errors in one line, and a lack of torch."""
     try:
         code: int = args.verb.run(args)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        print(f"penstock: {isolation_hint(error)}", file=sys.stderr)
+        return 2
     except PenstockError as error:
         print(f"penstock: {error}", file=sys.stderr)
         return 2

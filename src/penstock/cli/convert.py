@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 class Convert:
     """Convert a data set to another format, in parallel; the same command resumes a killed conversion.
 
-    SRC is anything that `penstock.open` takes: a folder, a file, a URL, braces, wildcards. DST is a local path; its
-    name determines its format. Braces, as in out-{000..015}.tar, --shards and --shard-size create several files.
-    Reading DST returns the same samples, bit by bit; a format that cannot hold them is refused. A folder of images is
-    written decoded; with --fields encoded,label the files' bytes are copied instead.
+    SRC is anything that `penstock.open` takes: a folder, a file, a URL, braces, wildcards. DST is a local path, or a
+    URL of s3://, gs:// or az://; its name determines its format. Braces, as in out-{000..015}.tar, --shards and
+    --shard-size create several files. Reading DST returns the same samples, bit by bit; a format that cannot hold them
+    is refused. A folder of images is written decoded; with --fields encoded,label the files' bytes are copied instead.
 
     The conversion works in DST.partial and keeps a journal there. It needs space for the result twice. DST appears when
-    it is complete, and DST.partial is removed. Existing files are replaced only with --overwrite.
+    it is complete, and DST.partial is removed. For a URL that folder is in $XDG_CACHE_HOME/penstock/convert (~/.cache),
+    and the complete files are uploaded. Existing files are replaced only with --overwrite.
 
     --verify reads the result again and compares all samples. If DST exists and --overwrite is not given, it compares
     SRC with DST and writes nothing.

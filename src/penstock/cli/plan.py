@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.cli.import_object import call_object
+from penstock.cli.import_object import call_object, import_object
 from penstock.core.errors import PenstockError
 
 
@@ -18,7 +18,8 @@ class Plan:
 
     FUNCTION takes no arguments and returns (model, loss_fn, batch, optimizer), as for `penstock.plan`; loss_fn(model,
     batch) returns the sum of the losses and their count. The output lists each way to run the step with its peak memory
-    by role: in micro-batches, with checkpointed blocks, with their inputs offloaded to the host.
+    by role: in micro-batches, with checkpointed blocks, with their inputs offloaded to the host. With --ranks, it is
+    that of one rank of a sharded model: the batch is what one rank gets.
 
     The exit code is 0; 1 if nothing fits; 2 after an error.
     """
@@ -33,6 +34,26 @@ class Plan:
             help="module:function, as in train:step; the current folder is searched first",
         )
         parser.add_argument("--budget", required=True, help="the memory that the step may use, as in 24GiB")
+        parser.add_argument("--ranks", type=int, default=1, metavar="N", help="plan one rank of so many")
+        parser.add_argument(
+            "--shard", choices=("fsdp2", "hsdp", "ddp"), default="fsdp2", help="how ranks share parameters"
+        )
+        parser.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="ranks that share each layer")
+        parser.add_argument("--replicas", type=int, default=2, metavar="N", help="whole copies, with --shard hsdp")
+        parser.add_argument(
+            "--parallelize",
+            metavar="OBJECT",
+            help="module:object, a plan for torch's parallelize_module, or a function of (model, mesh)",
+        )
+        parser.add_argument(
+            "--gradient-as-bucket-view", action="store_true", help="with --shard ddp: as DistributedDataParallel's"
+        )
+        parser.add_argument(
+            "--forward-only", action="store_true", help="plan evaluation: loss_fn returns any output, without gradients"
+        )
+        parser.add_argument(
+            "--allow-bf16", action="store_true", help="also plan parameters, gradients and the optimizer in bfloat16"
+        )
         parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
     def run(self, args: argparse.Namespace) -> int:
@@ -41,7 +62,19 @@ class Plan:
 
         step = _training_step(args.function)
         with _progress_bar() as progress:
-            plans = plan(*step, budget=args.budget, progress=progress)
+            plans = plan(
+                *step,
+                budget=args.budget,
+                progress=progress,
+                ranks=args.ranks,
+                shard=args.shard,
+                tensor_parallel=args.tensor_parallel,
+                replicas=args.replicas,
+                parallelize=None if args.parallelize is None else import_object(args.parallelize),
+                gradient_as_bucket_view=args.gradient_as_bucket_view,
+                forward_only=args.forward_only,
+                allow_bf16=args.allow_bf16,
+            )
         print(json.dumps(plans.to_json(), indent=2) if args.json else plans.render().rstrip())
         return 0 if plans.choice is not None else 1
 

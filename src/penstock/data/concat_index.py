@@ -41,6 +41,9 @@ class ConcatIndex:
         """
         if not len(indices):
             return
+        if len(self.starts) == 2:
+            yield 0, slice(None), indices
+            return
         if len(self._array) != len(self.starts):
             self._array = np.array(self.starts, np.int64)
         parts = np.searchsorted(self._array, indices, "right") - 1

@@ -48,6 +48,9 @@ class Format:
     folder_markers: tuple[str, ...] = ()
     """Files of which at least one lies in a folder that is one data set of this format (`data.mdb`); () if none is."""
 
+    writes_folders: bool = False
+    """Whether its writer makes a folder of files."""
+
     files_without_data: tuple[str, ...] = ()
     """Names of files that end on one of `suffixes` and hold no data (`lock.mdb`)."""
 
@@ -85,6 +88,8 @@ class Format:
         Raises:
             OptionError: an option is unknown.
         """
+        if not options:  # to look at the arguments takes longer than to open some files
+            return
         arguments = inspect.signature(function).parameters.values()
         known = [one.name for one in arguments if one.kind is inspect.Parameter.KEYWORD_ONLY]
         for name in options:

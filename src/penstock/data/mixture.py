@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ def mix(
     length: int | None = None,
     shuffle: bool = False,
     schedule: Mapping[int, Sequence[float]] | None = None,
+    epochs: Sequence[float] | None = None,
+    lengths: Sequence[float | Sequence[int]] | None = None,
 ) -> Mixture:
     """Return a source of several sources' samples, in which each comes as often as its weight says.
 
@@ -55,6 +58,11 @@ def mix(
             read in their own order, which suits those that are stored in chunks.
         schedule: weights that change within an epoch: {position: the weight of each source from there on}. A weight
             there may be 0: no samples of that source, for the time being.
+        epochs: how many passes over each source are "all of its samples", by `stop`; a half is 0.5, and 1 is usual.
+            With "all_exhausted_without_replacement" each source gives exactly so many.
+        lengths: weights are parts of all tokens (or whatever these count), not of samples: for each source how many its
+            samples have, as a sequence, or their mean. Of whole passes over a source the tokens are exactly what its
+            weight says; of a part of one, if its samples have the mean length there (`shuffle=True`, on average).
 
     Raises:
         OptionError: a weight is not positive, a source is empty or has no samples by number, or an option is none.
@@ -71,13 +79,64 @@ def mix(
     if not pairs:
         raise OptionError("a mixture needs at least one source")
     opened = [_source(source) for source, _ in pairs]
-    weights = [_weight(weight, place) for place, (_, weight) in enumerate(pairs)]
+    weights = [_positive(weight, f"the weight of source {place}") for place, (_, weight) in enumerate(pairs)]
     sizes = [len(source) for source in opened]
     if not all(sizes):
         raise OptionError(f"source {sizes.index(0)} of this mixture has no samples; leave it out")
     check_schedule(schedule or {}, len(sizes), length)
-    order = MixtureOrder(weights, sizes, seed=seed, stop=stop, length=length, shuffle=shuffle, schedule=schedule)
+    changes = {position: [*map(_plain, later)] for position, later in (schedule or {}).items()}
+    if lengths is not None:
+        means = _means(lengths, sizes)
+        weights = _per_sample(weights, means)
+        changes = {position: _per_sample(later, means) for position, later in changes.items()}
+    order = MixtureOrder(
+        weights,
+        sizes,
+        seed=seed,
+        stop=stop,
+        length=length,
+        shuffle=shuffle,
+        limits=None if epochs is None else _limits(epochs, sizes, stop),
+        schedule=changes,
+    )
     return Mixture(opened, order)
+
+
+def _plain(number: Any) -> Any:
+    """Return a number of Python's: NumPy's overflow in fractions."""
+    return number.item() if isinstance(number, np.generic) else number
+
+
+def _means(lengths: Sequence[float | Sequence[int]], sizes: list[int]) -> list[Fraction]:
+    """Return the mean length of each source's samples."""
+    _check_each("lengths", lengths, sizes)
+    means = []
+    for place, (one, size) in enumerate(zip(lengths, sizes, strict=True)):
+        if not np.ndim(one):
+            means.append(Fraction(_positive(one, f"the mean length of source {place}")))
+            continue
+        if np.shape(one) != (size,) or np.min(one) < 0:
+            raise OptionError(f"lengths: source {place} needs one of 0 or more for each of its {size} samples")
+        means.append(Fraction(_positive(int(np.sum(one, dtype=np.int64)), f"the tokens of source {place}"), size))
+    return means
+
+
+def _per_sample(weights: Sequence[Any], means: list[Fraction]) -> list[Any]:
+    return [Fraction(weight) / mean for weight, mean in zip(weights, means, strict=True)]
+
+
+def _limits(epochs: Sequence[float], sizes: list[int], stop: Stop) -> list[int]:
+    """Return how many samples of each source are so many passes over it."""
+    _check_each("epochs", epochs, sizes)
+    if stop == "never":
+        raise OptionError('epochs= says when a source has ended, and a mixture with stop="never" does not ask')
+    passes = [_positive(one, f"epochs of source {place}") for place, one in enumerate(epochs)]
+    return [max(1, round(Fraction(one) * size)) for one, size in zip(passes, sizes, strict=True)]
+
+
+def _check_each(name: str, values: Sequence[Any], sizes: list[int]) -> None:
+    if len(values) != len(sizes):
+        raise OptionError(f"{name}: each of the {len(sizes)} sources needs one, and there are {len(values)}")
 
 
 def _source(source: Any) -> Any:
@@ -91,15 +150,13 @@ def _source(source: Any) -> Any:
     return found
 
 
-def _weight(weight: Any, place: int) -> Any:
+def _positive(value: Any, name: str) -> Any:
     try:
-        if math.isfinite(weight) and weight > 0:
-            return weight
+        if math.isfinite(value) and value > 0:
+            return _plain(value)
     except TypeError:
         pass
-    raise OptionError(
-        f"the weight of source {place} must be a positive number, not {weight!r}; leave out what is not wanted"
-    )
+    raise OptionError(f"{name} must be a positive number, not {value!r}; leave out what is not wanted")
 
 
 class Mixture(Source):

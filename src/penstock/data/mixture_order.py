@@ -121,6 +121,7 @@ class MixtureOrder:
         stop: where an epoch ends; see `penstock.mix`.
         length: of an epoch, if `stop` is "never".
         shuffle: whether each pass over a source is in a random order.
+        limits: samples of each source after which it has ended, by `stop`; as many as it has, without.
         schedule: the weights from some positions of an epoch on; none of them all zero.
 
     Raises:
@@ -140,12 +141,12 @@ class MixtureOrder:
         stop: Stop,
         length: int | None,
         shuffle: bool,
+        limits: Sequence[int] | None = None,
         schedule: Mapping[int, Sequence[float]] | None = None,
     ) -> None:
         changes = sorted((position, [*later]) for position, later in (schedule or {}).items())
-        self.digest = hashlib.sha256(repr((weights, sizes, seed, stop, length, shuffle, changes)).encode()).hexdigest()[
-            :12
-        ]
+        arguments = (weights, sizes, seed, stop, length, shuffle, changes, *(limits or ()))
+        self.digest = hashlib.sha256(repr(arguments).encode()).hexdigest()[:12]
         """Of all arguments."""
         self._seed = seed
         self._sizes = np.array(sizes, np.int64)
@@ -156,11 +157,11 @@ class MixtureOrder:
         self._add_phase(first, 0)
         changing = deque((position, [Fraction(weight) for weight in later]) for position, later in changes)
         if stop == "all_exhausted_without_replacement":
-            self._length = self._leave_out(first, changing, sizes)
+            self._length = self._leave_out(first, changing, limits or sizes)
         else:
             for position, later in changing:
                 self._add_phase(later, position)
-            self._length = length or self._end(sizes, min if stop == "first_exhausted" else max)
+            self._length = length or self._end(limits or sizes, min if stop == "first_exhausted" else max)
             self._phases = [phase for phase in self._phases if phase.start < self._length]
         last = self._phases[-1]
         inside = last.counts_at(self._length - last.start)
@@ -357,7 +358,7 @@ def _shuffled(values: np.ndarray, key: int) -> np.ndarray:
     draws = _mixed_array(
         np.arange(1, len(values) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
     )
-    return values[np.argsort(draws, kind="stable")]
+    return values[np.argsort(draws)]  # no two draws are equal, so every way to sort them gives the same order
 
 
 @lru_cache(maxsize=64)

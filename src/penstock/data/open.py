@@ -6,11 +6,15 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+
 from penstock.core.errors import OptionError
 from penstock.core.units import to_nbytes
 from penstock.data.schema import Errors, Selection
 from penstock.data.select_format import select_format
 from penstock.data.source import Source
+from penstock.data.storage.listings import kept_listings
 from penstock.data.storage.storage import Storage
 from penstock.data.stream import Stream
 
@@ -24,6 +28,7 @@ def open(
     cache: str | os.PathLike[str] | None = None,
     cache_nbytes: int | str = 32 << 30,
     storage: Storage | None = None,
+    distributed: bool | ProcessGroup | DeviceMesh = False,
     **options: Any,
 ) -> Source | Stream:
     """Open a folder, a file or many as a dataset whose samples are dicts of fields.
@@ -40,6 +45,8 @@ def open(
         cache_nbytes: the most that it may hold: bytes, or as in "32GiB".
         storage: a `penstock.Storage`, for other retries, time-outs and request sizes than the default; the cache is its
             own then.
+        distributed: all ranks of the job (or of a process group, or of a mesh of one dimension) open this path here, at
+            the same time: the first one lists remote folders and wildcards, and the others get its list.
         **options: the format's own; see its module. Those that are bytes (`..._nbytes`) may be text as in "1GiB".
 
     Returns:
@@ -48,7 +55,7 @@ def open(
     Raises:
         SourceError: there is nothing, or nothing of a known format.
         ExtraError: a package is missing; the message names the extra that brings it.
-        OptionError: the format has no such option, or a size is none.
+        OptionError: the format has no such option, or a size is none; or `distributed` does not fit the ranks.
     """
     _check_fields(fields)
     if errors not in ("raise", "skip"):
@@ -58,10 +65,11 @@ def open(
         storage = Storage(cache=None if cache is None else os.fspath(cache), cache_nbytes=cache_nbytes)
     elif cache is not None:
         raise OptionError("cache= and storage= do not go together; give the storage its cache: Storage(cache=...)")
-    selected, paths = select_format(path, format, storage)
-    selected.check_options(selected.open_files, options)
     sizes = {name: to_nbytes(name, value) for name, value in options.items() if name.endswith("_nbytes")}
-    return selected.open_files(paths, storage, Selection.of(fields), errors, **{**options, **sizes})
+    with kept_listings(distributed):
+        selected, paths = select_format(path, format, storage)
+        selected.check_options(selected.open_files, options)
+        return selected.open_files(paths, storage, Selection.of(fields), errors, **{**options, **sizes})
 
 
 def _check_fields(fields: object) -> None:

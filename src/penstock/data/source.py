@@ -2,247 +2,30 @@
 
 from __future__ import annotations
 
-import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-from torch.utils.data import Dataset
 
-from penstock.core.errors import OptionError, RecordError, SourceError
-from penstock.data.sample_batch import SamplesAhead, entered, plain_indices
+from penstock.core.errors import OptionError
+from penstock.data.numbered_samples import NumberedSamples
+from penstock.data.sample_batch import plain_indices
 from penstock.data.sample_cache.cached_dataset import CachedDataset, open_cached
 from penstock.data.sample_cache.sample_cache import CacheInfo, Where
-from penstock.data.sample_nbytes import nbytes_of
-from penstock.data.schema import Errors, Sample, Schema, schema_of
+from penstock.data.schema import Errors, Sample
+from penstock.data.source_stream import SourceStream
 from penstock.data.storage.object_batch import ObjectBatch, ObjectRequest
-from penstock.data.stream import Shard, Stream
-
-_BLOCK = 1024
-_BLOCK_NBYTES = 1 << 20
-"""Of samples in order that are read together."""
-_READ_TOGETHER = 32
-"""Samples of a stream of chunks."""
-_STATE = 1
 
 
-class Source(Dataset[Any]):
+class Source(NumberedSamples):
     """Samples by number: a dataset for any DataLoader, torch's or penstock's.
 
     A format implements `__len__` and `read`. `read` is called in any process, and by many threads at a time: what must
     not cross a fork or be shared between processes is kept in a `PerProcess`. A source can be pickled, without handles.
     """
-
-    where = "this source"
-    """Its path, for messages."""
-
-    reads_batches = False
-    """Whether `read_many` is faster than `read` for each: small samples, which are gathered."""
-
-    _start = 0
-    _stop = 0
-    _left: Iterator[Any] = iter(())
-    """Of an iteration: the end of the block that was read, and what of it has not been returned."""
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    def read(self, index: int) -> Any:
-        """Return sample `index`, an integer of `range(len(self))`.
-
-        Raises:
-            RecordError: it is truncated or corrupt.
-        """
-        raise NotImplementedError
-
-    def read_many(self, indices: np.ndarray) -> list[Any]:
-        """Return samples, with numbers of `range(len(self))`, as `read` does.
-
-        Raises:
-            SourceError: one of them is broken; `read` says which, and why.
-        """
-        return [self.read(index) for index in indices.tolist()]
-
-    def ready(self, indices: np.ndarray) -> np.ndarray:
-        """Return those samples for which `read_many` runs no library's code that a damaged file may crash.
-
-        A crash is then in `read`, of the sample that is to blame.
-        """
-        return indices
-
-    def where_is(self, index: int) -> str:
-        """Return the path of what sample `index` is read from, for messages."""
-        return self.where
-
-    def block_stop(self, start: int, count: int) -> int:
-        """Return where a block of about `count` samples that are read together, in order, should end."""
-        return start + count
-
-    def __getitem__(self, index: int) -> Any:
-        if entered.source is self:
-            sample = entered.samples.pop(index, self)
-            if sample is not self:
-                return sample
-        count = len(self)
-        number = index + count if index < 0 else index
-        if not 0 <= number < count:
-            raise IndexError(f"sample {index} of {self.where}, which has {count}")
-        return self.read(number)
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield all samples, in order; from the position of `load_state_dict`, if that was called before."""
-        start, self._start = self._start, 0
-        end = len(self)
-        size = 1 if self._gathers else end
-        while start < end:
-            block = range(start, min(self.block_stop(start, size) if size > 1 else start + size, end))
-            samples = self._read_block(block) if self._gathers else None
-            self._left = iter(samples or ())
-            if samples is None:
-                for index in block:
-                    self._stop = index + 1
-                    yield self[index]
-            else:
-                size = max(1, min(_BLOCK, _BLOCK_NBYTES // max(1, nbytes_of(samples[-1]))))
-                self._stop = block.stop
-                del samples
-                yield from self._left
-            start = block.stop
-        self._stop = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickle the position of an iteration, without the samples that it has read ahead."""
-        state = {**self.__dict__, "_stop": self._position}
-        state.pop("_left", None)
-        return state
-
-    @property
-    def _gathers(self) -> bool:
-        return self.reads_batches and not self.parts
-
-    def _read_block(self, block: range) -> list[Any] | None:
-        try:
-            return self.read_many(np.arange(block.start, block.stop, block.step))
-        except SourceError:  # raised again by the sample that it belongs to
-            return None
-
-    @property
-    def _position(self) -> int:
-        """How many samples the iteration has returned."""
-        return self._stop - operator.length_hint(self._left)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position of this process's iteration. With a sampler, take the sampler's state instead."""
-        return {"version": _STATE, "of": len(self), "position": self._position}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume the next iteration where `state` was taken.
-
-        Raises:
-            SourceError: it is the state of another source.
-        """
-        if (state.get("version"), state.get("of")) != (_STATE, len(self)):
-            raise SourceError(f"this is no state of {self.where}, with {len(self)} samples: {str(state)[:200]}")
-        self._start = self._stop = int(state["position"])
-        self._left = iter(())
-
-    @property
-    def schema(self) -> Schema:
-        """The fields of its samples; those of the first sample if the format stores none for all."""
-        if not len(self):
-            raise SourceError(f"{self.where} has no samples, and so no fields")
-        return schema_of(self[0])
-
-    @property
-    def chunk_starts(self) -> np.ndarray | None:
-        """Where each chunk of samples that are read together begins, and the number of samples; None without chunks."""
-        return None
-
-    @property
-    def reads_objects(self) -> bool:
-        """Whether samples are made of small remote files that can be fetched side by side, see `fetching`."""
-        return False
-
-    def object_requests(self, indices: Sequence[int]) -> list[ObjectRequest]:
-        """Return the remote files that `read` reads whole for these samples, all of `range(len(self))`, in order."""
-        return []
-
-    def fetching(self, indices: Iterable[int]) -> AbstractContextManager[Any]:
-        """Read these samples together, or their remote files side by side, for `self[index]` in the `with` block.
-
-        It has an effect in this thread. The samples are the same as without, in the same order, and so are errors. Does
-        nothing for other sources.
-        """
-        if self.reads_batches:
-            return SamplesAhead(self, indices, self._read_ready)
-        if not self.reads_objects:
-            return ObjectBatch([])
-        places = range(len(self))
-        try:
-            known = [places[index] for index in indices if -len(places) <= index < len(places)]
-        except TypeError:  # reading it raises what it raises without a batch
-            known = []
-        return ObjectBatch(self.object_requests(known))
-
-    def _read_ready(self, indices: np.ndarray) -> tuple[np.ndarray, list[Any]]:
-        ready = self.ready(indices[(indices >= 0) & (indices < len(self))])
-        return ready, self.read_many(ready)
-
-    @property
-    def __getitems__(self) -> Callable[[Sequence[int]], list[Any]] | None:
-        """Samples of a batch, as torch's DataLoader asks for them; None where they are as fast one by one."""
-        return self._read_batch if self.reads_objects or self.reads_batches else None
-
-    def _read_batch(self, indices: Sequence[int]) -> list[Any]:
-        known = plain_indices(indices) if self._gathers else None
-        if known is not None and known.min() >= 0 and known.max() < len(self):
-            try:
-                return self.read_many(known)
-            except SourceError:
-                pass  # raised again below, by the sample that it belongs to
-        samples = []
-        with self.fetching(indices):
-            for index in indices:
-                try:
-                    samples.append(self[index])
-                except Exception as error:
-                    error.add_note(f"(penstock: raised for sample {index} of {self.where})")
-                    raise
-        return samples
-
-    @property
-    def parts(self) -> tuple[Any, ...]:
-        """What its samples are made with, of which each may be a source: none for a format."""
-        return ()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Have the samples of another epoch: of the mixtures in it. Other sources have the same in each."""
-        for part in self.parts:
-            if isinstance(part, Source):
-                part.set_epoch(epoch)
-
-    def begin_epoch(self, number: int) -> int | None:
-        """Begin a pass: penstock's DataLoader calls it before its workers do.
-
-        Args:
-            number: of the epoch, if `set_epoch` was not called since the pass before.
-
-        Returns:
-            The epoch whose samples it has now; None where all epochs have the same.
-        """
-        for part in self.parts:
-            if isinstance(part, Source):
-                part.begin_epoch(number)
-        return self.epoch
-
-    @property
-    def epoch(self) -> int | None:
-        """The epoch whose samples it has now; None where all epochs have the same."""
-        epochs = (part.epoch for part in self.parts if isinstance(part, Source))
-        return next((epoch for epoch in epochs if epoch is not None), None)
 
     def map(self, function: Callable[[Any], Any]) -> Mapped:
         """Return a source of `function(sample)` for each sample; it is called again each time a sample is read."""
@@ -304,52 +87,9 @@ class Source(Dataset[Any]):
         """Return the samples one after another: distributed over ranks and workers, and with a state to resume from."""
         return SourceStream(self, errors)
 
-    def close(self) -> None:
-        """Close what this process has opened; it is opened again when it is needed."""
-
-
-class SourceStream(Stream):
-    """The samples of a source as a stream; its chunks (or else blocks of samples) are the shards.
-
-    >>> class Letters(Source):
-    ...     def __len__(self):
-    ...         return 3
-    ...
-    ...     def read(self, index):
-    ...         return "abc"[index]
-    >>> stream = Letters().stream()
-    >>> first = next(iter(stream))
-    >>> stream.load_state_dict(stream.state_dict())
-    >>> first, list(stream)
-    ('a', ['b', 'c'])
-    """
-
-    def __init__(self, source: Source, errors: Errors = "raise") -> None:
-        chunk_starts = source.chunk_starts
-        blocks = np.append(np.arange(0, len(source), _BLOCK), len(source))
-        starts = blocks if chunk_starts is None else chunk_starts
-        self._source = source
-        self._starts = starts
-        self.where = source.where
-        shards = [Shard(str(number), int(count)) for number, count in enumerate(np.diff(starts))]
-        super().__init__(shards, errors=errors)
-
-    def read(self, shard: Shard, first: int, step: int) -> Iterator[Any]:
-        """Yield samples of a shard, and a RecordError in the place of a broken one."""
-        start, stop = (int(at) for at in self._starts[int(shard.name) : int(shard.name) + 2])
-        for at in range(start + first, stop, step * _READ_TOGETHER):
-            block = range(at, min(stop, at + step * _READ_TOGETHER), step)
-            samples = self._source._read_block(block) if self._source._gathers else None
-            for number, index in enumerate(block):
-                try:
-                    yield self._source[index] if samples is None else samples[number]
-                except RecordError as error:
-                    yield error
-
-    def close(self) -> None:
-        """Close the source, too."""
-        super().close()
-        self._source.close()
+    def path_of(self, index: int) -> str:
+        """Return the path that a sample is read from, for messages, as far as it is known."""
+        return self.where
 
 
 class _SelectFields:
@@ -360,7 +100,49 @@ class _SelectFields:
         return {name: sample[name] for name in self._fields}
 
 
-class Mapped(Source):
+class _Derived(Source):
+    """Samples made of those of another source, or of any dataset with numbers."""
+
+    def __init__(self, source: Any) -> None:
+        self.where = getattr(source, "where", "this source")
+        self._source: Source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What it calls: the source."""
+        return (self._source,)
+
+    @property
+    def reads_objects(self) -> bool:
+        """Whether the source does."""
+        source: object = self._source
+        return isinstance(source, Source) and source.reads_objects
+
+    @property
+    def reads_batches(self) -> bool:  # type: ignore[override]
+        """Whether the source does."""
+        source: object = self._source
+        return isinstance(source, Source) and source.reads_batches
+
+    @property
+    def chunk_starts(self) -> np.ndarray | None:
+        """The source's."""
+        return self._source.chunk_starts
+
+    def path_of(self, index: int) -> str:
+        """Return the source's."""
+        source: object = self._source
+        return source.path_of(index) if isinstance(source, Source) else self.where
+
+    def close(self) -> None:
+        """Close the source. What a cache keeps stays."""
+        self._source.close()
+
+
+class Mapped(_Derived):
     """A function of each sample of another source.
 
     >>> Mapped([1, 2, 3], lambda number: number * 2)[2]
@@ -368,12 +150,8 @@ class Mapped(Source):
     """
 
     def __init__(self, source: Source, function: Callable[[Any], Any]) -> None:
-        self.where = getattr(source, "where", "this source")
-        self._source = source
+        super().__init__(source)
         self._function = function
-
-    def __len__(self) -> int:
-        return len(self._source)
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -386,16 +164,6 @@ class Mapped(Source):
             return super()._cached(opened, is_before_map=is_before_map)
         return Mapped(_cached_part(self._source, opened), self._function)
 
-    @property
-    def reads_objects(self) -> bool:
-        """Whether the source does."""
-        return _reads_objects(self._source)
-
-    @property
-    def reads_batches(self) -> bool:  # type: ignore[override]
-        """Whether the source does."""
-        return _reads_batches(self._source)
-
     def object_requests(self, indices: Sequence[int]) -> list[ObjectRequest]:
         """Return the source's."""
         return self._source.object_requests(indices) if self.reads_objects else []
@@ -404,25 +172,12 @@ class Mapped(Source):
         """Return the source's."""
         return self._source.fetching(indices) if self.reads_batches else super().fetching(indices)
 
-    def where_is(self, index: int) -> str:
-        """Return the source's."""
-        return _where_is(self._source, index)
-
     def read(self, index: int) -> Any:
         """Return the function's result for a sample."""
         return self._function(self._source[index])
 
-    @property
-    def chunk_starts(self) -> np.ndarray | None:
-        """The source's."""
-        return self._source.chunk_starts
 
-    def close(self) -> None:
-        """Close the source."""
-        self._source.close()
-
-
-class Subset(Source):
+class Subset(_Derived):
     """Some samples of another source.
 
     >>> Subset(["a", "b", "c"], [2, 0])[0]
@@ -430,27 +185,16 @@ class Subset(Source):
     """
 
     def __init__(self, source: Source, indices: Sequence[int]) -> None:
-        self.where = getattr(source, "where", "this source")
-        self._source = source
+        super().__init__(source)
         self._indices = np.asarray(indices, np.int64)
 
     def __len__(self) -> int:
         return len(self._indices)
 
-    @property
-    def parts(self) -> tuple[Any, ...]:
-        """What it calls: the source."""
-        return (self._source,)
-
     def _cached(self, opened: Callable[[Any], CachedDataset], *, is_before_map: bool) -> Source:
         if not is_before_map:
             return super()._cached(opened, is_before_map=is_before_map)
         return Subset(_cached_part(self._source, opened), self._indices.tolist())
-
-    @property
-    def reads_objects(self) -> bool:
-        """Whether the source does."""
-        return _reads_objects(self._source)
 
     def object_requests(self, indices: Sequence[int]) -> list[ObjectRequest]:
         """Return the source's, for the samples selected of it."""
@@ -459,11 +203,6 @@ class Subset(Source):
         places = range(len(self._source))
         return self._source.object_requests([places[int(self._indices[index])] for index in indices])
 
-    @property
-    def reads_batches(self) -> bool:  # type: ignore[override]
-        """Whether the source does."""
-        return _reads_batches(self._source)
-
     def fetching(self, indices: Iterable[int]) -> AbstractContextManager[Any]:
         """Return the source's, for the samples selected of it."""
         known = plain_indices(indices) if self.reads_batches else None
@@ -471,9 +210,9 @@ class Subset(Source):
             return super().fetching(indices) if self.reads_objects else ObjectBatch([])
         return self._source.fetching(self._indices[known[(known >= 0) & (known < len(self))]].tolist())
 
-    def where_is(self, index: int) -> str:
-        """Return the source's."""
-        return _where_is(self._source, int(self._indices[index]))
+    def path_of(self, index: int) -> str:
+        """Return the source's, of the sample selected."""
+        return super().path_of(int(self._indices[index]))
 
     def read(self, index: int) -> Any:
         """Return a sample of the source."""
@@ -488,12 +227,8 @@ class Subset(Source):
         cuts = np.searchsorted(self._indices, starts)
         return np.unique(cuts)
 
-    def close(self) -> None:
-        """Close the source."""
-        self._source.close()
 
-
-class Cached(Source):
+class Cached(_Derived):
     """Another source's samples, each made once; `Source.cached` makes it.
 
     Args:
@@ -501,32 +236,15 @@ class Cached(Source):
         samples: keeps them.
     """
 
+    reads_batches = False
+
     def __init__(self, source: Source, samples: CachedDataset) -> None:
-        self.where = source.where
-        self._source = source
+        super().__init__(source)
         self._samples = samples
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    @property
-    def parts(self) -> tuple[Any, ...]:
-        """What it calls: the source."""
-        return (self._source,)
 
     def read(self, index: int) -> Any:
         """Return the sample that is kept; make and keep it if there is none."""
         return self._samples[index]
-
-    @property
-    def chunk_starts(self) -> np.ndarray | None:
-        """The source's."""
-        return self._source.chunk_starts
-
-    @property
-    def reads_objects(self) -> bool:
-        """Whether the source does."""
-        return self._source.reads_objects
 
     def object_requests(self, indices: Sequence[int]) -> list[ObjectRequest]:
         """Return the source's, for the samples that are not kept yet."""
@@ -535,10 +253,6 @@ class Cached(Source):
     def cache_info(self) -> CacheInfo:
         """Return what the cache has done, in all processes: hits, misses, entries, nbytes, limit_nbytes, full."""
         return self._samples.cache_info()
-
-    def close(self) -> None:
-        """Close the source. What is kept stays."""
-        self._source.close()
 
 
 def _cached_part(source: Any, opened: Callable[[Any], CachedDataset]) -> Any:
@@ -602,15 +316,3 @@ def _open_cached(dataset: Any, **options: Any) -> CachedDataset:
             "not move on; cache a dataset without one inside of it"
         )
     return open_cached(dataset, **options)
-
-
-def _where_is(source: Any, index: int) -> str:
-    return source.where_is(index) if isinstance(source, Source) else "this source"
-
-
-def _reads_objects(source: object) -> bool:
-    return isinstance(source, Source) and source.reads_objects
-
-
-def _reads_batches(source: object) -> bool:
-    return isinstance(source, Source) and source.reads_batches

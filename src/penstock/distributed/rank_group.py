@@ -140,12 +140,19 @@ def reject_parallel(model: nn.Module) -> None:
             "DeepSpeed keeps gradients in its own buffers, which cannot be put back after a failure; use TrainStep, "
             "with fully_shard for a model that must be sharded"
         )
-    if isinstance(model, DistributedDataParallel) or is_sharded(model):
-        raise OptionError(
-            f"ranks of a {type(model).__name__} communicate in backward, and one that tries again by itself leaves the "
-            "others waiting; use TrainStep, whose ranks vote"
-        )
+    reject_ranks(model, "use TrainStep, whose ranks vote")
     rank_group_of(model)
+
+
+def reject_ranks(model: nn.Module, remedy: str) -> None:
+    """Raise OptionError for a model whose ranks communicate."""
+    for module in model.modules():
+        if isinstance(module, (DistributedDataParallel, FSDPModule)):
+            raise OptionError(
+                f"ranks of a {type(module).__name__} communicate while it runs, and one that tries again by itself "
+                f"leaves the others waiting; {remedy}"
+            )
+    _reject_distributed_tensors(model)
 
 
 def is_sharded(model: nn.Module) -> bool:

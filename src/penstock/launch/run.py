@@ -17,7 +17,7 @@ from typing import NoReturn
 from penstock.core.errors import OptionError, ScriptError
 from penstock.core.ranks import Ranks
 from penstock.launch.baseline_run import BaselineRun, announcement
-from penstock.launch.isolation import isolation_hint
+from penstock.launch.isolation import hidden_torch, isolation_hint
 from penstock.launch.outputs import Outputs
 from penstock.launch.patch_torch import TorchPatch, on_torch_import
 from penstock.launch.program import load_program, trim_traceback
@@ -49,6 +49,8 @@ def run(
     TorchPatch(session, distributed=distributed).install()
     if baseline_run is not None:
         on_torch_import(baseline_run.install)
+    if ranks.local_rank == 0:
+        _say(hidden_torch(), outputs)
     session.begin()
     try:
         program()
@@ -66,10 +68,13 @@ def run(
     except BaseException as error:  # noqa: BLE001  whatever ends the program ends it here
         session.exit_code = 1
         session.error = _print(error)
-        hint = isolation_hint(error)
-        if hint is not None and not outputs.quiet:
-            print(f"penstock: {hint}", file=sys.stderr, flush=True)
+        _say(isolation_hint(error), outputs)
     return session.exit_code
+
+
+def _say(hint: str | None, outputs: Outputs) -> None:
+    if hint is not None and not outputs.quiet:
+        print(f"penstock: {hint}", file=sys.stderr, flush=True)
 
 
 def _measure_baseline(command: Sequence[str], ranks: Ranks, *, quiet: bool) -> BaselineRun:

@@ -263,7 +263,7 @@ def _batch_cursor(
         config.index_sampler,
         runtime.order,
         start=resume.start if resume is not None else None,
-        in_order=config.in_order and not may_differ,
+        in_order=config.keeps_order and not may_differ,
         draws_ahead=config.num_workers > 0 or config.arrives_on_device,
         handed_out=digest,
     )

@@ -83,6 +83,8 @@ class LoaderConfig:
     is_distributed: bool = False
     is_in_group: bool = False
     """Whether the ranks are those of a given process group or mesh."""
+    has_replicas: bool = False
+    """Whether that group leaves out ranks, which have to get the same batches."""
     uneven: Uneven = "pad"
     snapshot_every_n_steps: int | None = 1
     rank: int = 0
@@ -120,6 +122,7 @@ class LoaderConfig:
                 "samples; use worker_type='process', or num_workers=1"
             )
         rank, world_size = _place(dataset, distributed)
+        is_in_group = not isinstance(distributed, bool)
         return cls(
             dataset=dataset,
             num_workers=workers,
@@ -133,7 +136,8 @@ class LoaderConfig:
             device_bytes=to_nbytes("device_bytes", device_bytes),
             seed=None if seed is None else _whole_number("seed", seed, least=0),
             is_distributed=distributed is not False,
-            is_in_group=not isinstance(distributed, bool),
+            is_in_group=is_in_group,
+            has_replicas=is_in_group and world_size < rank_and_world_size()[1],
             rank=rank,
             world_size=world_size,
             **others,
@@ -168,6 +172,11 @@ class LoaderConfig:
     def auto_collation(self) -> bool:
         """Whether samples are collated into batches (torch's word: not with batch_size=None)."""
         return self.batch_sampler is not None
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether batches come in their order: with in_order=False, too, if other ranks have to get the same ones."""
+        return self.in_order or self.has_replicas
 
     @property
     def index_sampler(self) -> Any:

@@ -118,7 +118,8 @@ class DataLoader(TorchDataLoader[T_co]):
         distributed: share out the samples over the ranks of torchrun or of `torch.distributed`, as torch's
             DistributedSampler does, and count epochs without `set_epoch`. A process group, or a DeviceMesh of one
             dimension (`mesh["dp"]`): over its ranks, so that ranks at the same place of their groups, as those of one
-            tensor-parallel replica, get the same samples (with `seed=`, the same random changes of them, too).
+            tensor-parallel replica, get the same samples (with `seed=`, the same random changes of them, too), always
+            in order.
         uneven: with `distributed`, what to do if the samples cannot be shared out evenly: "pad" (repeat the first
             ones), "drop" (leave out the rest), or "join" (some ranks get one more; see
             `torch.distributed.algorithms.Join`).

@@ -150,7 +150,7 @@ def _started_scheduler(
         ring=ring,
         dispatch=dispatch,
         counters=runtime.counters,
-        in_order=config.in_order,
+        in_order=config.keeps_order,
         timeout_s=config.timeout,
         max_worker_crashes=config.max_worker_crashes,
         spare_slots=1 + pinning.slots_in_copies,
@@ -173,7 +173,7 @@ def _waits_for_first_batch(config: LoaderConfig, runtime: LoaderRuntime, mode: M
         and runtime.autoscale.is_guess
         and mode == "round_robin"
         and config.worker_type == "process"
-        and config.in_order
+        and config.keeps_order
         and draws_unnoticed(config.index_sampler)
     )
 

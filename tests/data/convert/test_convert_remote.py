@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bucket import Address, put, serving
+from bucket import Address, get, put, serving
 from faulty_storage import FaultPlan, Proxy
 from sample_files import assert_all_same, samples_in, write_samples
 
 from penstock.core.errors import OptionError, SourceError
-from penstock.data.convert import Progress, conversion_plan, convert
+from penstock.data.convert import Progress, conversion_plan, convert, remote_target
 from penstock.data.convert.target import Target
 from penstock.data.inspect import inspect, inspector
 from penstock.data.inspect.inspection_text import render
@@ -137,11 +137,118 @@ def test_a_shard_missing_in_s3_is_reported_at_once(s3: Proxy, moto: Address, tmp
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("dst", ["s3://bucket/out.tar", "memory://out/", "http://host/out-{0..3}.h5"])
-def test_a_target_in_s3_is_refused_before_anything_is_read(s3: Proxy, dst: str) -> None:
-    with pytest.raises(OptionError, match=r"is remote.* choose a local path, and upload the result"):
+@pytest.mark.parametrize(
+    ("dst", "reason"),
+    [
+        ("http://host/out.tar", r"http://.* choose a local path, and upload the result"),
+        ("s3://bucket/out.zarr", "zarr is written as a folder of files"),
+        ("s3://bucket/out/", "no suffix of a known format"),
+    ],
+)
+def test_a_remote_target_that_could_be_seen_half_is_refused_before_anything_is_read(s3, dst: str, reason: str) -> None:
+    with pytest.raises((OptionError, SourceError), match=reason):
         convert("s3://bucket/nothing.jsonl", dst)
     assert s3.requests == []
+
+
+@pytest.fixture
+def shards_here(tmp_path: Path) -> list[str]:
+    return [str(write_samples(tmp_path / f"{number}.jsonl", made(number))) for number in range(SHARDS)]
+
+
+def keys(moto: Address, prefix: str) -> dict[str, bytes]:
+    """Return the objects whose keys begin so, after the prefix."""
+    found = get(moto, prefix)
+    return {key.removeprefix(prefix): data for key, data in found.items()}
+
+
+@pytest.mark.parametrize("suffix", ["tar.gz", "lmdb", "parquet"])
+def test_what_is_written_to_s3_is_byte_for_byte_what_is_written_here(
+    s3: Proxy, moto: Address, shards_here: list[str], tmp_path: Path, suffix: str
+) -> None:
+    s3.plan = FaultPlan(["500", "reset"], fault_rate=0.2, seed=1, kinds=("500", "503", "cut", "reset", "refuse"))
+    done = convert(shards_here, f"s3://bucket/as-{suffix}/out.{suffix}", workers=0, shards=2, verify=True)
+    here = convert(shards_here, tmp_path / f"out.{suffix}", workers=0, shards=2)
+    assert done.files == tuple(f"s3://bucket/as-{suffix}/out-{number:06d}.{suffix}" for number in range(2))
+    assert (done.checksum, done.nbytes, done.verified) == (here.checksum, here.nbytes, True)
+    assert keys(moto, f"as-{suffix}/") == {path.name: path.read_bytes() for path in tmp_path.glob("out-*")}
+    assert_all_same(samples_in(f"s3://bucket/as-{suffix}/out-*.{suffix}"), everything())
+    assert [*(tmp_path / "home" / "penstock" / "convert").iterdir()] == []
+
+
+def test_an_upload_that_was_killed_is_resumed_with_the_objects_that_are_missing(
+    s3: Proxy, moto: Address, shards_here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uploaded: list[str] = []
+
+    def killed_after_two(path: str, url: str, **options: bool) -> None:
+        if len(uploaded) == 2:
+            raise RuntimeError("killed")
+        upload(path, url, **options)
+        uploaded.append(url)
+        if len(uploaded) == 2:  # after its object has come, before its file is removed
+            raise RuntimeError("killed")
+
+    upload = remote_target._upload
+    with monkeypatch.context() as patch:
+        patch.setattr(remote_target, "_UPLOADS", 1)
+        patch.setattr(remote_target, "_upload", killed_after_two)
+        with pytest.raises(RuntimeError, match="killed"):
+            convert(shards_here, "s3://bucket/resumed/{a,b,c}.tar", workers=0)
+    assert sorted(keys(moto, "resumed/")) == ["a.tar", "b.tar"]
+    s3.requests.clear()
+    done = convert(shards_here, "s3://bucket/resumed/{a,b,c}.tar", workers=0)
+    written = [path.partition("?")[0] for method, path, _ in s3.requests if method == "PUT"]
+    assert sorted(written) == ["/bucket/resumed/b.tar", "/bucket/resumed/c.tar"]  # b was refused: it is there
+    assert done.samples == SHARDS * EACH
+    assert_all_same(samples_in("s3://bucket/resumed/{a,b,c}.tar"), everything())
+
+
+def test_nothing_in_s3_is_replaced_unless_it_is_asked_for(s3: Proxy, moto: Address, shards_here: list[str]) -> None:
+    put(moto, {"kept/out-000000.tar": b"old", "kept/out-000007.tar": b"old", "kept/out-7.tar": b"other"})
+    with pytest.raises(SourceError, match=r"out-000000\.tar exists; --overwrite"):
+        convert(shards_here, "s3://bucket/kept/out.tar", workers=0, shards=2)
+
+    def write_meanwhile(progress: Progress) -> None:
+        if progress.stage == "uploading":
+            put(moto, {"raced/out.tar": b"another's"})
+
+    with pytest.raises(SourceError, match=r"out\.tar exists; move it away, and repeat the command to resume"):
+        convert(shards_here, "s3://bucket/raced/out.tar", workers=0, progress=write_meanwhile)
+    assert keys(moto, "raced/") == {"out.tar": b"another's"}
+    convert(shards_here, "s3://bucket/kept/out.tar", workers=0, shards=2, overwrite=True)
+    assert sorted(keys(moto, "kept/")) == ["out-000000.tar", "out-000001.tar", "out-7.tar"]
+    assert_all_same(samples_in("s3://bucket/kept/out-00*.tar"), everything())
+
+
+def test_a_damaged_upload_is_found_when_it_is_verified(
+    s3: Proxy, moto: Address, shards_here: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put_damaged(path: str, url: str, *_: object, **__: object) -> bool:
+        data = bytearray(Path(path).read_bytes())
+        data[len(data) // 2] ^= 1
+        put(moto, {url.removeprefix("s3://bucket/"): bytes(data)})
+        return True
+
+    monkeypatch.setattr(remote_target.remote_file, "put", put_damaged)
+    with pytest.raises(SourceError, match=r"damaged/out\.tar has other bytes than were uploaded"):
+        convert(shards_here, "s3://bucket/damaged/out.tar", workers=0, verify=True)
+
+
+def test_what_is_in_s3_is_compared_without_writing(s3: Proxy, moto: Address, shards_here: list[str]) -> None:
+    convert(shards_here, "s3://bucket/there/out.tar", workers=0)
+    before = keys(moto, "there/")
+    done = convert(shards_here, "s3://bucket/there/out.tar", workers=0, verify=True)
+    assert (done.samples, done.verified, keys(moto, "there/")) == (SHARDS * EACH, True, before)
+    with pytest.raises(SourceError, match="120"):
+        convert(shards_here[:2], "s3://bucket/there/out.tar", workers=0, verify=True)
+
+
+def test_a_source_in_s3_is_not_written_to(s3: Proxy, moto: Address) -> None:
+    put(moto, {"same/0.jsonl": b'{"x": 1}\n'})
+    for target in ("s3://bucket/same/0.jsonl", "s3://bucket/same/out.tar"):
+        with pytest.raises(SourceError, match="is in the source s3://bucket/same/"):
+            convert("s3://bucket/same/" if target.endswith("tar") else target, target, workers=0, overwrite=True)
 
 
 def test_a_target_may_be_a_file_url(tmp_path: Path) -> None:

@@ -310,7 +310,8 @@ def test_broken_messages_are_broken_for_protobuf_too(record: bytes, data: Any) -
 def outcome(parse: Callable[[bytes], dict[str, Any]], record: bytes) -> Any:
     try:
         found = parse(record)
-        return {name: values.tobytes() if isinstance(values, np.ndarray) else values for name, values in found.items()}
+        floats = {name: values for name, values in found.items() if getattr(values, "dtype", None) == np.float32}
+        return {name: values.tobytes() if name in floats else [*values] for name, values in found.items()}
     except MalformedError:
         return MalformedError
 
@@ -323,7 +324,7 @@ USUAL = st.fixed_dictionaries(
 
 def _usual_or_not(places: ExampleFastPath, record: bytes) -> dict[str, Any]:
     found = places.parse_usual(record)
-    return {"not": "usual"} if found is None else found
+    return {"not": ["usual"]} if found is None else found
 
 
 @given(st.lists(st.one_of(USUAL.map(serialize_example), EXAMPLE), min_size=1, max_size=4), st.data())
@@ -340,7 +341,7 @@ def test_what_was_learnt_from_one_record_does_not_change_another(records: list[b
         for record in records * 2:
             usual = outcome(partial(_usual_or_not, places), record)
             expected = outcome(partial(parse_features, wanted=wanted), record)
-            assert usual in (expected, {"not": "usual"})
+            assert usual in (expected, {"not": ["usual"]})
 
 
 @given(st.dictionaries(st.text(max_size=5), st.one_of(st.lists(st.binary(), min_size=1), st.lists(INTS, min_size=1))))

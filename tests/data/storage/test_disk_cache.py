@@ -18,7 +18,7 @@ import pytest
 
 from penstock.core.errors import SourceError
 from penstock.data.storage.cache_fill import CopyingFile
-from penstock.data.storage.disk_cache import DiskCache, copy_name, default_folder
+from penstock.data.storage.disk_cache import DiskCache, copy_name, user_folder
 from penstock.data.storage.partial_copy import PartialCopy
 
 FORK = multiprocessing.get_context("fork")
@@ -288,10 +288,10 @@ def test_names_differ_by_version_and_end_as_the_file_does() -> None:
 
 def test_the_default_folder_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert default_folder() == "/somewhere/penstock/remote"
+    assert user_folder("remote") == "/somewhere/penstock/remote"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert default_folder() == "/home/somebody/.cache/penstock/remote"
+    assert user_folder("remote") == "/home/somebody/.cache/penstock/remote"
 
 
 def test_many_processes_that_are_killed_at_any_moment_leave_a_whole_cache(cache: DiskCache) -> None:

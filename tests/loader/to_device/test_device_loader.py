@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 import subprocess
-import threading
 from typing import Any
 
 import pytest
 import torch
+from capture_elsewhere import captured_elsewhere
 from sample_sets import Nested, Numbered, Raising
 from scripts import run
 
@@ -200,25 +200,13 @@ def test_what_a_loader_does_until_it_ends_breaks_no_capture_in_another_thread(
     option: str, sim_type: type[Sim], breaks: bool
 ) -> None:
     device = sim_type()
-    began, over = threading.Event(), threading.Event()
-
-    def capture() -> None:
-        device.capturing = True
-        began.set()
-        over.wait()
-        device.capturing = False
-
-    thread = threading.Thread(target=capture)
-    thread.start()
-    began.wait()
-    loader: Any = DataLoader(Numbered(64), batch_size=4, **{option: device})
-    assert labels(loader) == list(range(64))
-    next(iter(loader))
-    del loader
-    gc.collect()
-    assert (device.captures_broken > 0) == (breaks and option == "pin_memory")
-    assert device._registered  # until the capture is over
-    over.set()
-    thread.join()
+    with captured_elsewhere(device):
+        loader: Any = DataLoader(Numbered(64), batch_size=4, **{option: device})
+        assert labels(loader) == list(range(64))
+        next(iter(loader))
+        del loader
+        gc.collect()
+        assert (device.captures_broken > 0) == (breaks and option == "pin_memory")
+        assert device._registered  # until the capture is over
     gc.collect()
     assert not device._registered

@@ -262,14 +262,14 @@ def test_the_number_of_operations_does_not_grow_with_the_batch_times_the_layers(
         return Counting.ran
 
     once = ran(2)
-    assert ran(8) - once == 2 * 3 * (5 + 4)  # two more ways to cut the batch, three modes, two runs
+    assert ran(8) - once == 2 * 4 * (5 + 4)  # two more ways to cut the batch, four modes, two runs
     assert once < 5 * 30
 
 
 def test_progress_counts_all_steps() -> None:
     seen: list[tuple[int, int]] = []
     planned((Layers(Block, 6), squares, torch.zeros(2, 16)), progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(number, 6) for number in range(6)]
+    assert seen == [(number, 8) for number in range(8)]
 
 
 def test_frozen_layers_are_no_stack() -> None:

@@ -156,20 +156,76 @@ def test_a_failure_anywhere_in_a_step_without_copies_changes_nothing(kind: Calla
         assert whole._copies  # careful from now on
 
 
-@pytest.mark.parametrize("kind", [ThroughData, ByNumber, Late, Random])
-def test_a_step_that_could_not_be_resumed_everywhere_keeps_its_copies(kind: Callable[[Any], Own]) -> None:
+UNPROVEN = [ThroughData, ByNumber, Late, Random]
+
+
+@pytest.mark.parametrize("kind", UNPROVEN)
+def test_a_step_that_cannot_be_proven_is_copied_once_memory_has_run_out_anywhere(kind: Callable[[Any], Own]) -> None:
     global calls_left
     clean, optimizer, params = prepared(kind, 5)
     assert stages(clean) == [Stage.UNPROVEN]
     step(clean, params)
+    assert clean._copies == []
     expected = state(optimizer)
     for number in range(1, 7):
         whole, optimizer, params = prepared(kind, 5)
+        whole._log.count = 1
         calls_left = number
         with pytest.raises(torch.OutOfMemoryError):
             step(whole, params)
         whole.run()
         assert_same(state(optimizer), expected, f"{number}")
+
+
+SURVIVED = {ThroughData: [], ByNumber: [1], Late: [1, 4], Random: []}
+
+
+@pytest.mark.parametrize("kind", UNPROVEN)
+def test_the_first_failure_of_a_step_without_proof_or_copy_is_exact_or_refused(kind: Callable[[Any], Own]) -> None:
+    global calls_left
+    clean, optimizer, params = prepared(kind, 5)
+    step(clean, params)
+    expected = state(optimizer)
+    survived = []
+    for number in range(1, 7):
+        whole, optimizer, params = prepared(kind, 5)
+        calls_left = number
+        try:
+            step(whole, params)
+        except PartialStepError:
+            calls_left = 0
+            with pytest.raises(PartialStepError, match="interrupted before"):
+                whole.run()
+            continue
+        survived.append(number)
+        assert_same(state(optimizer), expected, f"{number}")
+        assert whole._is_careful
+    assert survived == SURVIVED[kind]
+
+
+class NeverAlike(Signs):
+    """Has another moment in each step."""
+
+    def change(self, p: Any, m: Tensor, lr: float) -> None:
+        super().change(p, m, lr)
+        self.state[p]["m"] = m.clone()
+
+
+def test_steps_of_which_none_is_like_another_are_looked_at_no_more_until_one_fails() -> None:
+    global calls_left
+    whole, optimizer, params = prepared(NeverAlike, 20)
+    assert whole._copies == []
+    calls_left = 2
+    with pytest.raises(PartialStepError, match="it is not known what a step of NeverAlike changes, and it is copied"):
+        step(whole, params)
+    whole, optimizer, params = prepared(NeverAlike, 20)
+    whole._log.count = 1
+    calls_left = 2
+    with pytest.raises(torch.OutOfMemoryError):
+        step(whole, params)
+    whole.run()
+    _, clean, _ = prepared(NeverAlike, 21)
+    assert_same(state(optimizer), state(clean))
 
 
 def test_a_step_that_does_more_than_those_before_makes_all_later_ones_careful() -> None:

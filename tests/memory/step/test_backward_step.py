@@ -220,7 +220,7 @@ def test_what_cannot_be_made_right_is_refused() -> None:
     model = Tagger()
     with pytest.raises(OptionError, match="DataParallel runs a batch on several devices"):
         BackwardStep(nn.DataParallel(model), mean_of_labels)
-    with pytest.raises(OptionError, match="micro_batch must be at least 1"):
+    with pytest.raises(OptionError, match="micro_batch must be a number of samples, at least 1"):
         BackwardStep(model, mean_of_labels, micro_batch=0)
     with pytest.raises(OptionError, match=r"a tensor, or an output with a loss, not a dict"):
         BackwardStep(model, lambda model, batch: {"logits": model(batch["x"])})(batches(1)[0])

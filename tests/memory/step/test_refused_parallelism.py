@@ -10,11 +10,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from penstock import OptionError, TrainStep
+from penstock import BackwardStep, EvalStep, OOMGuard, OptionError, TrainStep
 from penstock.distributed import rank_group
 
 
@@ -50,3 +51,19 @@ def test_a_communication_hook_is_refused_and_not_ignored(one_rank: None) -> None
         OptionError, match=r"communication hook \(fp16_compress_hook\), and TrainStep adds up gradients"
     ):
         step_of(model)
+
+
+@pytest.mark.parametrize("kind", ["DistributedDataParallel", "wrapped", "FSDP", "tensor-parallel"])
+def test_what_tries_again_on_one_rank_alone_refuses_models_whose_ranks_communicate(one_rank: None, kind: str) -> None:
+    mesh, model = init_device_mesh("cpu", (1,)), nn.Sequential(nn.Linear(4, 4))
+    if kind == "FSDP":
+        fully_shard(model, mesh=mesh)
+    elif kind == "tensor-parallel":
+        parallelize_module(model, mesh, {"0": ColwiseParallel()})
+    else:
+        model = DistributedDataParallel(model)
+        model = nn.Sequential(model) if kind == "wrapped" else model  # as Fabric does
+    reason = kind if kind in ("FSDP", "tensor-parallel") else "ranks of a DistributedDataParallel communicate"
+    for refused in (OOMGuard, EvalStep, lambda model: BackwardStep(model, loss_fn)):
+        with pytest.raises(OptionError, match=reason):
+            refused(model)

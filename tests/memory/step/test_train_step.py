@@ -263,7 +263,7 @@ def test_sizes_are_remembered_and_grow_when_memory_is_free_again() -> None:
     batch = double_batch(32)
     model = deep()
     step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.001), sum_of_squares)
-    step._accumulation.sizes = MicroBatchSizes(patience=3)
+    step._accumulation.policy.sizes = MicroBatchSizes(patience=3)
     room = (peak_with(8, batch) + peak_with(16, batch)) // 2
     with Capacity(room):
         for _ in range(3):
@@ -652,3 +652,49 @@ def test_models_whose_ranks_communicate_inside_forward_are_rejected(monkeypatch:
         TrainStep(Parallel(), torch.optim.SGD(model.parameters(), lr=0.1), sum_of_squares)
     with pytest.raises(OptionError, match=r"DistributedDataParallel is inside a Sequential.*make it the outermost"):
         TrainStep(nn.Sequential(Parallel()), torch.optim.SGD(model.parameters(), lr=0.1), sum_of_squares)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_has_the_gradients_of_the_whole_batch() -> None:
+    """Under a compiler no dispatch mode sees the operations; so the model's own operation fails."""
+    torch._dynamo.reset()
+    results = []
+    for most_rows in (8, 3):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+        compiled = torch.compile(model, backend="eager")
+
+        def compute(_: nn.Module, batch: Any, most_rows: int = most_rows, run: Any = compiled) -> tuple[Tensor, int]:
+            rows: Tensor = run(batch)
+            rows.register_hook(lambda grad: short_of_memory(grad, most_rows))
+            return rows.square().sum(), len(batch)
+
+        step = TrainStep(compiled, torch.optim.SGD(model.parameters(), lr=0.1), compute)
+        for size in (8, 7, 8, 5):
+            step(torch.linspace(-1, 1, size * 6).reshape(size, 6))
+        results.append([p.detach().clone() for p in model.parameters()])
+        assert step.statistics().out_of_memory == (0 if most_rows == 8 else 4)
+        assert step.statistics().micro_batch == (5 if most_rows == 8 else 3)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
+
+
+def short_of_memory(grad: Tensor, most_rows: int) -> None:
+    if len(grad) > most_rows:
+        raise torch.OutOfMemoryError(f"tried to allocate 1.00 GiB for {len(grad)} rows")
+
+
+def test_a_step_that_is_called_while_it_runs_says_so_and_stays_usable() -> None:
+    model = nn.Linear(3, 1)
+
+    def calling(model: nn.Module, batch: Tensor) -> tuple[Tensor, int]:
+        if len(batch) == 2:
+            step(batch[:1])
+        return model(batch).sum(), len(batch)
+
+    step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.1), calling)
+    with pytest.raises(OptionError, match="called already, by another thread or by what it calls"):
+        step(torch.ones(2, 3))
+    step(torch.ones(3, 3))
+    assert step.statistics().steps == 1

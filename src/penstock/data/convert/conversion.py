@@ -28,9 +28,10 @@ from penstock.data.convert.segment_tasks import (
 )
 from penstock.data.convert.source_contents import read_contents
 from penstock.data.convert.source_fingerprint import SourceFingerprint
-from penstock.data.convert.target import Target, nbytes_of
+from penstock.data.convert.target import Target, nbytes_of, remove
 from penstock.data.schema import Errors
 from penstock.data.source import Source
+from penstock.data.storage.storage import is_remote
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +108,9 @@ class ConversionRun:
                     with closing(ConverterPool(self._workers, journal.lock)) as pool:
                         self._write_result(journal, pool, verify=verify)
                 done = journal.last("finished") or {}
-                names = self._target.publish(done["folders"], overwrite=overwrite)
+                if is_remote(self._target.path):
+                    self._counter.begin_stage("uploading", None)
+                names = self._target.publish(done["folders"], overwrite=overwrite, verify=done["verified"])
             except PenstockError as error:
                 self._keep_progress(journal, error)
                 raise
@@ -118,7 +121,7 @@ class ConversionRun:
         return Conversion(
             samples=done["samples"],
             files=tuple(names),
-            nbytes=sum(nbytes_of(name) for name in names),
+            nbytes=self._target.nbytes(names),
             seconds=time.monotonic() - started,
             checksum=done["checksum"],
             skipped=done["skipped"],
@@ -286,11 +289,7 @@ class ConversionRun:
                 intact[task.number] = recorded[task.number]
                 kept.add(os.path.basename(self._segment_folder(task.number)))
         for name in set(os.listdir(self._target.partial_folder)) - kept:
-            path = os.path.join(self._target.partial_folder, name)
-            if os.path.isdir(path):
-                shutil.rmtree(path)
-            else:
-                os.remove(path)
+            remove(os.path.join(self._target.partial_folder, name))
         return intact
 
     # ── files ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -16,9 +16,10 @@ from penstock.data.convert.conversion import Conversion, ConversionRun
 from penstock.data.convert.converter_pool import ConverterPool
 from penstock.data.convert.numbered_records import SourceSpec
 from penstock.data.convert.progress import Progress, ProgressCounter
+from penstock.data.convert.remote_target import RemoteTarget
 from penstock.data.convert.source_contents import read_contents
 from penstock.data.convert.source_fingerprint import fingerprint_source
-from penstock.data.convert.target import Target, nbytes_of
+from penstock.data.convert.target import Target
 from penstock.data.schema import Errors
 from penstock.data.select_format import select_format
 from penstock.data.storage.storage import Storage, is_remote
@@ -47,11 +48,13 @@ def convert(
 
     Processes write to the folder `dst`.partial and keep a journal there: after a kill, the same call resumes. The
     result is renamed to `dst` when it is complete. Samples that the format does not support raise before any writing.
+    For a remote `dst` that folder lies in the user's cache folder (XDG_CACHE_HOME, or ~/.cache), and the complete
+    result is uploaded from there; formats that are folders of files (images, Zarr) are refused.
 
     Args:
         src: as for `penstock.open`.
-        dst: a file or folder of this machine; many files with braces, as in out-{000..015}.tar, or with `shards`
-            or `shard_size`.
+        dst: a file or folder of this machine, or a URL of s3://, gs:// or az://; many files with braces, as in
+            out-{000..015}.tar, or with `shards` or `shard_size`.
         format: of `src`; recognized by its name where it is None.
         to: the format of `dst`; recognized by its name where it is None.
         fields: which fields to write: names, or {new name: name in `src`}.
@@ -85,7 +88,8 @@ def convert(
         raise OptionError(f"errors={errors!r} is neither 'raise' nor 'skip'")
     path = os.fspath(src) if isinstance(src, str | os.PathLike) else tuple(os.fspath(one) for one in src)
     shard_nbytes = None if shard_size is None else to_nbytes("shard_size", shard_size)
-    target = Target.parse(os.fspath(dst), format=to, shards=shards, shard_nbytes=shard_nbytes)
+    target_class = RemoteTarget if is_remote(os.fspath(dst)) else Target
+    target = target_class.parse(os.fspath(dst), format=to, shards=shards, shard_nbytes=shard_nbytes)
     storage = Storage()
     kind, paths = select_format(path, format, storage)
     spec = SourceSpec.create(path, format=format, fields=fields, options={**kind.lossless_options, **(options or {})})
@@ -127,7 +131,7 @@ def _compare_existing(
     return Conversion(
         samples=checksum.samples,
         files=tuple(files),
-        nbytes=sum(nbytes_of(name) for name in files),
+        nbytes=target.nbytes(files),
         seconds=time.monotonic() - started,
         checksum=checksum.to_text(),
         skipped=one.counts.total - checksum.samples + one.truncated_shards,
@@ -143,11 +147,13 @@ def _check_separate(paths: list[str], target: Target) -> None:
         SourceError: it is.
     """
     names = {target.path, *target.names(1 if target.is_numbered else target.shards or 1), *target.existing_files()}
-    written = {os.path.realpath(name): name for name in names}
+    written = {_real(name): name for name in names}
     for one in paths:
-        if is_remote(one):
-            continue
-        source = os.path.realpath(one)
+        source = _real(one)
         for real, name in written.items():
-            if real == source or real.startswith(source + os.sep):
+            if real == source or real.startswith(source + ("/" if is_remote(source) else os.sep)):
                 raise SourceError(f"{name} is in the source {one}; write elsewhere")
+
+
+def _real(path: str) -> str:
+    return path.rstrip("/") if is_remote(path) else os.path.realpath(path)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Stage = Literal["scanning", "writing", "joining", "comparing"]
+Stage = Literal["scanning", "writing", "joining", "comparing", "uploading"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

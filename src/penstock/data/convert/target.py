@@ -13,13 +13,14 @@ import glob
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.core.errors import OptionError, SourceError
 from penstock.data.format import Format
 from penstock.data.format_registry import format_named, format_of_path
 from penstock.data.schema import Schema
-from penstock.data.storage.storage import expand_braces, is_remote, strip_file_scheme
+from penstock.data.storage.storage import expand_braces, strip_file_scheme
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,12 +46,6 @@ class Target:
             OptionError: the options contradict each other.
             SourceError: no format has the name's suffix.
         """
-        if is_remote(path):
-            scheme = path.partition("://")[0]
-            raise OptionError(
-                f"{path} is remote, and results can only be written to this machine; choose a local path, and "
-                f"upload the result, as with fsspec.filesystem({scheme!r}).put(...)"
-            )
         path = strip_file_scheme(path).rstrip("/")
         kind = format_named(format) if format is not None else format_of_path(path)
         if kind is None:
@@ -66,7 +61,12 @@ class Target:
             raise OptionError(f"{path} expands to {count} files; leave out shards= and shard_size=")
         is_numbered = count == 1 and (shards is not None or shard_nbytes is not None)
         how_many = None if shard_nbytes is not None else shards or count
-        return cls(path=path, kind=kind, shards=how_many, shard_nbytes=shard_nbytes, is_numbered=is_numbered)
+        target = cls(path=path, kind=kind, shards=how_many, shard_nbytes=shard_nbytes, is_numbered=is_numbered)
+        target.check()
+        return target
+
+    def check(self) -> None:
+        """Check that the format can be written there."""
 
     @property
     def suffix(self) -> str:
@@ -92,18 +92,21 @@ class Target:
         """
         if not self.is_numbered:
             return expand_braces(self.path)
-        stem = self.path[: len(self.path) - len(self.suffix)]
-        return [f"{stem}-{number:06d}{self.suffix}" for number in range(count)]
+        return [self._numbered(f"{number:06d}") for number in range(count)]
+
+    def _numbered(self, number: str) -> str:
+        return f"{self.path[: len(self.path) - len(self.suffix)]}-{number}{self.suffix}"
+
+    def _has_number(self, name: str) -> bool:
+        before, after = map(re.escape, self._numbered("*").rsplit("*", 1))
+        return re.fullmatch(rf"{before}\d{{6}}{after}", name) is not None
 
     def existing_files(self) -> list[str]:
         """Return those of its files that exist, including ones with higher numbers than this conversion writes."""
         if not self.is_numbered:
             return [name for name in expand_braces(self.path) if os.path.lexists(name)]
-        stem = self.path[: len(self.path) - len(self.suffix)]
-        numbered = re.compile(re.escape(stem) + r"-\d{6}" + re.escape(self.suffix))
-        return sorted(
-            name for name in glob.glob(f"{glob.escape(stem)}-*{glob.escape(self.suffix)}") if numbered.fullmatch(name)
-        )
+        before, after = map(glob.escape, self._numbered("*").rsplit("*", 1))
+        return sorted(name for name in glob.glob(f"{before}*{after}") if self._has_number(name))
 
     def check_absent(self, *, overwrite: bool) -> None:
         """Check that nothing is at the target's paths that may not be replaced.
@@ -118,12 +121,29 @@ class Target:
                 raise SourceError(
                     f"{name} exists; --overwrite (overwrite=True) replaces it when the result is complete"
                 )
+        self.check_folder()
+
+    def check_folder(self) -> None:
+        """Check that there is a folder to write to.
+
+        Raises:
+            SourceError: there is none.
+        """
         folder = os.path.dirname(self.path) or "."
         if not os.path.isdir(folder):
             raise SourceError(f"there is no folder {folder} to write to")
 
-    def publish(self, folders: list[str], *, overwrite: bool) -> list[str]:
+    def nbytes(self, names: Sequence[str]) -> int:
+        """Return the bytes of its files."""
+        return sum(map(nbytes_of, names))
+
+    def publish(self, folders: list[str], *, overwrite: bool, verify: bool) -> list[str]:
         """Rename the finished files in `partial_folder` to their final names; can be repeated after a kill.
+
+        Args:
+            folders: in which they are.
+            overwrite: replace what is there.
+            verify: read again what is there then, unless it was only renamed.
 
         Returns:
             The names.
@@ -142,7 +162,7 @@ class Target:
             for stale in sorted(set(self.existing_files()) - set(names)):
                 os.remove(stale)
         sync_folder(os.path.dirname(self.path) or ".")
-        _clear(self.partial_folder)
+        clear_partial_folder(self.partial_folder)
         return names
 
     def _moves(self, folder: str, name: str) -> list[tuple[str, str]]:
@@ -155,15 +175,19 @@ class Target:
         return [*own, (os.path.join(inside, data), name)] if data in written else own
 
 
-def _clear(partial_folder: str) -> None:
-    """Remove the folder; its journal last, so that the command can resume after a kill in between."""
+def clear_partial_folder(partial_folder: str) -> None:
+    """Remove a conversion's folder; its journal last, so that the command can resume after a kill in between."""
     for name in sorted(os.listdir(partial_folder), key=lambda name: name == "journal.jsonl"):
-        path = os.path.join(partial_folder, name)
-        if os.path.isdir(path):
-            shutil.rmtree(path)
-        else:
-            os.remove(path)
+        remove(os.path.join(partial_folder, name))
     os.rmdir(partial_folder)
+
+
+def remove(path: str) -> None:
+    """Remove a file, or a folder with all that is in it."""
+    if os.path.isdir(path):
+        shutil.rmtree(path)
+    else:
+        os.remove(path)
 
 
 def sync_file(path: str) -> None:

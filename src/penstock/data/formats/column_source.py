@@ -157,7 +157,7 @@ class ColumnSource(Source):
     def __len__(self) -> int:
         return len(self._parts)
 
-    def where_is(self, index: int) -> str:
+    def path_of(self, index: int) -> str:
         """Return the path of the file that has it."""
         return self._files[self._parts.locate(index)[0]].path
 

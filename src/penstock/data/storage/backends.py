@@ -2,6 +2,8 @@
 
     S3         the client of s3fs, with the retries of s3fs and botocore off: they would multiply with ours
     Http       the session of fsspec's HTTP filesystem
+    Hub        the same for hf://, with the listings of huggingface_hub's filesystem
+    Azure      adlfs, as any other, and closed in its own loop
     Backend    any other filesystem of fsspec: `cat_file`, with the file's version compared after every range; object
                stores, which answer a request from one version of the object, without that for an object read whole
 
@@ -12,16 +14,27 @@ if a retry may succeed, to `SourceError` otherwise.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterator
+import os
+import urllib.parse
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from penstock.core.errors import ExtraError, SourceError
 from penstock.data.optional import need
 from penstock.data.storage.event_loop import EventLoopThread
-from penstock.data.storage.remote_errors import file_changed, http_error, is_range_error, redact_url, translate_error
+from penstock.data.storage.remote_errors import (
+    credentials_error,
+    file_changed,
+    http_error,
+    is_range_error,
+    redact_url,
+    translate_error,
+)
 from penstock.data.storage.retries import TransientError
 
 _Result = TypeVar("_Result")
@@ -32,6 +45,16 @@ _MAX_READS = 32
 _CONNECTIONS = 2 * _MAX_READS
 _CALL_TIMEOUT_S = 600.0
 """For calls that show no progress before their end: a listing, a range of a plain `Backend`."""
+_PACKAGES = {
+    **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3")),
+    **dict.fromkeys(("gs", "gcs"), ("gcsfs", "gs")),
+    **dict.fromkeys(("az", "abfs", "abfss"), ("adlfs", "az")),
+    **dict.fromkeys(("http", "https"), ("aiohttp", "remote")),
+    "hf": ("huggingface_hub", "hf"),
+}
+"""The package that a scheme needs, and the extra that brings it."""
+_LEAST_UPLOAD_RATE = 1 << 20
+"""Bytes per second of an upload, which may take so much longer."""
 _VERSION_KEYS = (
     "ETag",
     "etag",
@@ -46,7 +69,7 @@ _VERSION_KEYS = (
 
 
 _USUAL_ERRORS = (OSError, ValueError, RuntimeError, LookupError, TypeError)
-_OBJECT_STORES = {"gs", "gcs", "memory"}
+_OBJECT_STORES = {"gs", "gcs", "abfs", "memory"}
 """Protocols of fsspec where `cat_file` is one request, whose answer never mixes two versions of an object."""
 
 
@@ -138,6 +161,24 @@ class Backend:
         """Return the URLs that match a pattern, sorted."""
         return self._urls(url, await self._call(url, "glob", self._path(url)))
 
+    async def exists(self, url: str) -> bool:
+        """Return whether there is a file, or a folder with files."""
+        return bool(await self._call(url, "exists", self._path(url)))
+
+    async def remove(self, url: str) -> None:
+        """Remove a file."""
+        await self._call(url, "rm_file", self._path(url))
+
+    async def put(self, path: str, url: str, *, overwrite: bool) -> bool:
+        """Upload a file of this machine; return False if there is one that may not be replaced."""
+        with self._translate_errors(url):
+            async with asyncio.timeout(_CALL_TIMEOUT_S + os.path.getsize(path) / _LEAST_UPLOAD_RATE):
+                try:
+                    await self._invoke("put_file", path, self._path(url), mode="overwrite" if overwrite else "create")
+                except FileExistsError:
+                    return False
+        return True
+
     async def close(self) -> None:
         """Close its connections."""
         if self._thread is not None:
@@ -163,10 +204,11 @@ class Backend:
             async with asyncio.timeout(_CALL_TIMEOUT_S):
                 return await self._invoke(name, *arguments)
 
-    async def _invoke(self, name: str, *arguments: Any) -> Any:
+    async def _invoke(self, name: str, *arguments: Any, **options: Any) -> Any:
         if self._thread is None:
-            return await getattr(self._fs, f"_{name}")(*arguments)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, getattr(self._fs, name), *arguments)
+            return await getattr(self._fs, f"_{name}")(*arguments, **options)
+        call = partial(getattr(self._fs, name), *arguments, **options)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
     async def _with_timeout(self, response: Awaitable[_Result]) -> _Result:
         async with asyncio.timeout(self._response_timeout_s):
@@ -291,13 +333,20 @@ class Http(Backend):
 
     @asynccontextmanager
     async def _get(self, url: str, start: int, end: int | None) -> AsyncIterator[Any]:
+        async with self._get_url(url, url, {}, start, end) as response:
+            yield response
+
+    @asynccontextmanager
+    async def _get_url(
+        self, url: str, served: str, headers: dict[str, str], start: int, end: int | None
+    ) -> AsyncIterator[Any]:
         options = self._fs.kwargs  # from the user's configuration of fsspec: headers with a token, say
-        headers = {**options.get("headers", {}), "Accept-Encoding": "identity"}
+        headers = {**options.get("headers", {}), **headers, "Accept-Encoding": "identity"}
         if end is not None:
             headers["Range"] = f"bytes={start}-{end - 1}"
         with self._translate_errors(url):
             session = await self._fs.set_session()
-            request = session.get(self._fs.encode_url(url), **{**options, "headers": headers})
+            request = session.get(self._fs.encode_url(served), **{**options, "headers": headers})
             async with await self._with_timeout(request) as response:
                 if response.status >= 400 and response.status != 416:
                     wait = response.headers.get("Retry-After", "")
@@ -306,6 +355,65 @@ class Http(Backend):
 
     def _foreign_errors(self) -> tuple[type[Exception], ...]:
         return (*_USUAL_ERRORS, need("aiohttp", "remote").ClientError)
+
+
+class Azure(Backend):
+    """Azure's Blob Storage, through adlfs."""
+
+    def __init__(self, fs: Any, stall_s: float) -> None:
+        super().__init__(fs, stall_s)
+        # adlfs closes its client in finalizers too, in a loop that there is not: tracebacks when the process ends.
+        for finalizer in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
+            if (finalizer.peek() or (None,))[0] is fs:
+                finalizer.detach()
+
+    def _session(self) -> Any:
+        return self._fs.service_client
+
+
+class Hub(Http):
+    """The Hugging Face Hub: its own filesystem lists, and files are read side by side from the URLs that it serves.
+
+    That filesystem reads one file at a time, knows a file's version from a listing that it keeps, and lists the whole
+    folder of a file in each process that opens one.
+    """
+
+    def __init__(self, fs: Any, stall_s: float, http_fs: Any) -> None:
+        super().__init__(http_fs, stall_s)
+        self._hub = fs
+        self._thread = ThreadPoolExecutor(1, "penstock remote")
+
+    async def exists(self, url: str) -> bool:
+        """Return whether there is a file or a folder."""
+        return bool(await self._call(url, "exists", url))
+
+    @asynccontextmanager
+    async def _get(self, url: str, start: int, end: int | None) -> AsyncIterator[Any]:
+        with self._translate_errors(url):
+            place = await self._run(self._hub.resolve_path, url)  # asks the Hub for each repository once
+        path = urllib.parse.quote(place.path)
+        if hasattr(place, "bucket_id"):
+            served = f"{self._hub.endpoint}/buckets/{place.bucket_id}/resolve/{path}"
+        else:
+            kind = "" if place.repo_type == "model" else f"{place.repo_type}s/"
+            revision = urllib.parse.quote(place.revision, safe="")
+            served = f"{self._hub.endpoint}/{kind}{place.repo_id}/resolve/{revision}/{path}"
+        headers = need("huggingface_hub", "hf").utils.build_hf_headers(token=self._hub.token)
+        async with self._get_url(url, served, headers, start, end) as response:
+            yield response
+
+    def _path(self, url: str) -> str:
+        return url
+
+    async def _invoke(self, name: str, *arguments: Any, **options: Any) -> Any:
+        self._hub.invalidate_cache()
+        return await self._run(getattr(self._hub, name), *arguments)
+
+    async def _run(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+    def _foreign_errors(self) -> tuple[type[Exception], ...]:
+        return (Exception,)
 
 
 def get_backend(loop_thread: EventLoopThread, url: str, stall_s: float) -> Backend:
@@ -317,10 +425,7 @@ def get_backend(loop_thread: EventLoopThread, url: str, stall_s: float) -> Backe
     """
     fsspec = need("fsspec", "remote")
     scheme = url.partition("://")[0]
-    if scheme in ("s3", "s3a"):
-        need("s3fs", "s3")
-    elif scheme in ("http", "https"):
-        need("aiohttp", "remote")
+    need(*_PACKAGES.get(scheme, ("fsspec", "remote")))
     try:
         fs_class = fsspec.get_filesystem_class(scheme)
     except ImportError as error:
@@ -333,7 +438,11 @@ def get_backend(loop_thread: EventLoopThread, url: str, stall_s: float) -> Backe
     if backend is None:
         if fs_class.async_impl:
             options["asynchronous"] = True
-        backend = loop_thread.backends[key] = _create_backend(fs_class, scheme, options, stall_s)
+        try:
+            backend = _create_backend(fs_class, scheme, options, stall_s)
+        except ValueError as error:  # adlfs without an account
+            raise credentials_error(url, str(error)) from error
+        loop_thread.backends[key] = backend
     return backend
 
 
@@ -351,15 +460,26 @@ def _create_backend(fs_class: Any, scheme: str, options: dict[str, Any], stall_s
         fs.retries = 1
         return S3(fs, stall_s)
     if scheme in ("http", "https"):
-        aiohttp = need("aiohttp", "remote")
-        options["client_kwargs"] = {
-            **_user_config(fs_class, "client_kwargs"),
-            "timeout": aiohttp.ClientTimeout(total=None, sock_connect=stall_s, sock_read=stall_s),
-            "auto_decompress": False,
-            "read_bufsize": _READ_NBYTES,
-        }
-        return Http(fs_class(**options), stall_s)
+        return Http(_http_fs(fs_class, options, stall_s), stall_s)
+    if scheme == "hf":
+        http_class = need("fsspec", "remote").get_filesystem_class("https")
+        http_options = {"asynchronous": True, "skip_instance_cache": True, "use_listings_cache": False}
+        return Hub(fs_class(**options), stall_s, _http_fs(http_class, http_options, stall_s))
+    if scheme in ("az", "abfs", "abfss"):
+        options["loop"] = asyncio.get_running_loop()  # without one it starts fsspec's thread
+        return Azure(fs_class(**options), stall_s)
     return Backend(fs_class(**options), stall_s)
+
+
+def _http_fs(fs_class: Any, options: dict[str, Any], stall_s: float) -> Any:
+    aiohttp = need("aiohttp", "remote")
+    options["client_kwargs"] = {
+        **_user_config(fs_class, "client_kwargs"),
+        "timeout": aiohttp.ClientTimeout(total=None, sock_connect=stall_s, sock_read=stall_s),
+        "auto_decompress": False,
+        "read_bufsize": _READ_NBYTES,
+    }
+    return fs_class(**options)
 
 
 def _user_config(fs_class: Any, option: str) -> dict[str, Any]:

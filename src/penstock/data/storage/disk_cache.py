@@ -41,10 +41,10 @@ _LOCK = "lock"
 _MAX_NAME = 100
 
 
-def default_folder() -> str:
-    """Return the folder of the user's cache, for copies without another folder."""
+def user_folder(name: str) -> str:
+    """Return a folder in the user's cache: "remote" for copies without another folder."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return os.path.join(home, "penstock", "remote")
+    return os.path.join(home, "penstock", name)
 
 
 def copy_name(url: str, nbytes: int, version: str) -> str:

@@ -1,4 +1,4 @@
-"""Translates HTTP statuses and the errors of fsspec, botocore and aiohttp to penstock's own.
+"""Translates HTTP statuses and the errors of storage clients to penstock's own.
 
 TransientError    a retry may succeed: 5xx, 408, 425, 429, throttling, timeouts, connections that break
 SourceError       it will not: other 4xx, unknown hosts, invalid certificates, missing credentials
@@ -14,6 +14,14 @@ from penstock.core.errors import SourceError
 from penstock.data.storage.retries import TransientError
 
 _TRANSIENT_CODES = {"RequestTimeout", "RequestTimeoutException", "SlowDown", "InternalError", "ServiceUnavailable"}
+_CREDENTIALS = {
+    "s3": "AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; FSSPEC_S3_ANON=true for public files",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS, or `gcloud auth application-default login`; "
+    "FSSPEC_GS_TOKEN=anon for public files",
+    "az": "AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+    "hf": "HF_TOKEN, or `hf auth login`",
+}
+_SAME_AS = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
 _TRANSIENT_STATUSES = {408, 425, 429}
 
 
@@ -40,16 +48,22 @@ def http_error(url: str, status: int, code: str = "", wait_s: float = 0.0) -> Ex
     if status >= 500 or status in _TRANSIENT_STATUSES or code in _TRANSIENT_CODES or "Throttl" in code:
         return TransientError(f"the server answered {description}", wait_s)
     if status in (401, 403):
-        return SourceError(
-            f"{redact_url(url)} may not be read ({description}); check that the credentials are valid for this "
-            "file: for S3 AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; FSSPEC_S3_ANON=true for a public "
-            "bucket"
-        )
+        return credentials_error(url, description)
     if status in (404, 410):
         return SourceError(f"there is no file {redact_url(url)} ({description})")
     if status in (412, 416):
         return file_changed(url)
     return SourceError(f"{redact_url(url)} cannot be read: the server answered {description}")
+
+
+def credentials_error(url: str, description: str) -> SourceError:
+    """Return the error for a file that the credentials do not open."""
+    scheme = url.partition("://")[0]
+    places = _CREDENTIALS.get(_SAME_AS.get(scheme, scheme))
+    return SourceError(
+        f"{redact_url(url)} may not be read ({description}); check that the credentials are valid for this file"
+        + (f": {places}" if places else "")
+    )
 
 
 def translate_error(url: str, error: BaseException) -> Exception:
@@ -60,14 +74,9 @@ def translate_error(url: str, error: BaseException) -> Exception:
         # A response that was cut or garbled. aiohttp gives these errors the code 400, which no server sent.
         return TransientError(description)
     for cause in causes:
-        answer = getattr(cause, "response", None)
-        if isinstance(answer, dict):  # botocore's ClientError
-            status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0
-            code = str(answer.get("Error", {}).get("Code", ""))
-            return http_error(url, status or (int(code) if code.isdecimal() else 400), code)
-        status = getattr(cause, "status", None) or getattr(cause, "code", None)
-        if isinstance(status, int) and 400 <= status < 600:
-            return http_error(url, status)
+        answered = _answer_error(url, cause)
+        if answered is not None:
+            return answered
     for cause in causes:
         if isinstance(cause, FileNotFoundError):
             return SourceError(f"there is no file {redact_url(url)}")
@@ -82,6 +91,22 @@ def translate_error(url: str, error: BaseException) -> Exception:
     if isinstance(error, OSError) or _is_connection_error(error):
         return TransientError(description)
     return SourceError(f"{redact_url(url)} cannot be read: {description}")
+
+
+def _answer_error(url: str, cause: BaseException) -> Exception | None:
+    """Return the error for an answer of a server that a client's error carries."""
+    answer = getattr(cause, "response", None)
+    found = getattr(cause, "status_code", None) or getattr(answer, "status_code", None)
+    if isinstance(found, int) and 400 <= found < 600:  # of Azure and the Hugging Face Hub
+        return http_error(url, found, str(getattr(cause, "error_code", None) or ""))
+    if isinstance(answer, dict):  # botocore's ClientError
+        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0
+        code = str(answer.get("Error", {}).get("Code", ""))
+        return http_error(url, status or (int(code) if code.isdecimal() else 400), code)
+    status = getattr(cause, "status", None) or getattr(cause, "code", None)
+    if isinstance(status, int) and 400 <= status < 600:
+        return http_error(url, status)
+    return None
 
 
 def is_range_error(error: BaseException) -> bool:
@@ -99,7 +124,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_connection_error(error: BaseException) -> bool:
-    """Return whether an error of aiohttp or botocore is about the connection, and not about the request."""
+    """Return whether an error of a client is about the connection, and not about the request."""
     passing = {
         "ClientPayloadError",
         "ClientConnectionError",
@@ -108,5 +133,8 @@ def _is_connection_error(error: BaseException) -> bool:
         "ResponseStreamingError",
         "IncompleteReadError",
         "ResponseParserError",
+        "TransportError",  # of httpx and google-auth
+        "ServiceRequestError",  # of Azure
+        "ServiceResponseError",
     }
     return any(kind.__name__ in passing for kind in type(error).__mro__)

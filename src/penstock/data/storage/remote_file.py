@@ -46,10 +46,34 @@ def file_versions(urls: Sequence[str], retries: Retries) -> list[FileVersion]:
         SourceError: one does not exist, or cannot be read.
         ExtraError: a package is missing.
     """
+    return each(urls, retries, lambda backend, url: backend.file_version(url))
+
+
+def put(path: str, url: str, retries: Retries, *, overwrite: bool) -> bool:
+    """Upload a file of this machine; return False if there is one at `url` that may not be replaced.
+
+    Raises:
+        SourceError: it cannot be written.
+    """
+    return _query(url, retries, lambda backend: backend.put(path, url, overwrite=overwrite))
+
+
+def each(urls: Sequence[str], retries: Retries, ask: Callable[[Backend, str], Awaitable[_Result]]) -> list[_Result]:
+    """Return what `ask` returns of each URL; several are asked for concurrently.
+
+    Raises:
+        SourceError: one does not exist, or cannot be read.
+        ExtraError: a package is missing.
+    """
     if not urls:  # no reason to start a thread
         return []
     loop_thread, lookups = acquire(), asyncio.Semaphore(_MAX_LOOKUPS)
-    futures = [loop_thread.start(_version(loop_thread, url, retries, lookups)) for url in urls]
+
+    async def ask_one(url: str) -> _Result:
+        async with lookups:
+            return await query_async(loop_thread, url, retries, lambda backend: ask(backend, url))
+
+    futures = [loop_thread.start(ask_one(url)) for url in urls]
     try:
         return [future.result() for future in futures]
     finally:
@@ -278,11 +302,6 @@ def _query(url: str, retries: Retries, ask: Callable[[Backend], Awaitable[_Resul
         return loop_thread.call(query_async(loop_thread, url, retries, ask))
     finally:
         loop_thread.release()
-
-
-async def _version(loop_thread: EventLoopThread, url: str, retries: Retries, lookups: asyncio.Semaphore) -> FileVersion:
-    async with lookups:
-        return await query_async(loop_thread, url, retries, lambda backend: backend.file_version(url))
 
 
 async def query_async(

@@ -18,7 +18,7 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 from urllib.parse import unquote
@@ -28,10 +28,14 @@ from penstock.core.units import to_nbytes
 from penstock.data.storage import remote_file
 from penstock.data.storage.backends import FileVersion
 from penstock.data.storage.cache_fill import CopyingFile
-from penstock.data.storage.disk_cache import DiskCache, copy_name, default_folder
+from penstock.data.storage.disk_cache import DiskCache, copy_name, user_folder
+from penstock.data.storage.listings import listed
 from penstock.data.storage.object_batch import ObjectRequest, fetch
 from penstock.data.storage.partial_copy import PartialCopy
 from penstock.data.storage.retries import Retries
+
+Names = list[str]
+"""`Storage.list` hides the name."""
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -94,7 +98,7 @@ class Storage:
         found = []
         for one in map(strip_file_scheme, expand_braces(os.fspath(path))):
             if is_remote(one):
-                found += remote_file.glob(one, self._retries()) if _has_wildcards(one) else [one]
+                found += self._listed("glob", one, remote_file.glob) if _has_wildcards(one) else [one]
             elif not re.search(r"[*?\[]", one) or os.path.lexists(one):
                 found.append(one)
             else:
@@ -112,7 +116,7 @@ class Storage:
         path = strip_file_scheme(path)
         if is_remote(path):
             folder = path.rstrip("/") + "/"
-            found = remote_file.find(folder, self._retries())
+            found = self._listed("find", folder, remote_file.find)
             return [url for url in found if "/." not in f"/{url.removeprefix(folder)}"]
         names: list[str] = []
         for folder, folders, files in os.walk(path):
@@ -208,8 +212,11 @@ class Storage:
                 raise SourceError(f"there is no file {path!r}")
             return path
         version = remote_file.file_versions([path], self._retries())[0]
-        cache = DiskCache(self.cache or default_folder(), self.cache_nbytes)
+        cache = DiskCache(self.cache or user_folder("remote"), self.cache_nbytes)
         return cache.path(_copy_name(path, version), version.nbytes, lambda copy: self._download(path, version, copy))
+
+    def _listed(self, kind: str, url: str, ask: Callable[[str, Retries], Names]) -> Names:
+        return listed(kind, url, lambda: ask(url, self._retries()))
 
     def _open_remote(self, url: str, *, copies: bool) -> BinaryIO:
         return self._open_version(url, remote_file.file_versions([url], self._retries())[0], copies=copies)

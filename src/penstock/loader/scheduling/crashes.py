@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from numbers import Integral
 from typing import Any
 
 from penstock.core.errors import WorkerKilledError, WorkerStartError
 from penstock.data.source import Source
+from penstock.data.stream import Stream
 from penstock.loader.workers.pool import Task, WorkerCrash
 from penstock.loader.workers.worker_spec import WorkerSpec
 
@@ -56,7 +56,8 @@ class CrashCounter:
         if self._crashes[shard, batch] >= self.most:
             raise WorkerKilledError(
                 f"DataLoader worker (pid {crash.pid}) {crash.cause} {self.most} workers have died on batch {batch} "
-                f"of this epoch, in the stream of worker {shard}; an iterable dataset cannot be read around it"
+                f"of this epoch, in the stream of worker {shard}{self._path_of(batch)}; an iterable dataset cannot be "
+                "read around it"
             )
 
     def should_quarantine(self, task: Task, crash: WorkerCrash) -> bool:
@@ -75,11 +76,19 @@ class CrashCounter:
 
     def quarantine_error(self, index: Any, crash: WorkerCrash) -> WorkerKilledError:
         """Return the error that is raised in place of a quarantined sample."""
-        dataset = self._worker_spec.dataset
-        is_known = isinstance(dataset, Source) and isinstance(index, Integral)
-        of = f" of {dataset.where_is(index % len(dataset))}" if is_known else ""
+        place = self._path_of(index)
         return WorkerKilledError(
-            f"DataLoader worker (pid {crash.pid}) {crash.cause} It was making sample {index!r}{of}, on which "
+            f"DataLoader worker (pid {crash.pid}) {crash.cause} It was making sample {index!r}{place}, on which "
             f"{self.most} workers have died. Look at that sample (out of memory? a crash in its decoder?), "
             "or pass errors='skip' to leave such samples out"
         )
+
+    def _path_of(self, index: Any) -> str:
+        """Return which file of one of our sources it was, as a clause."""
+        dataset = self._worker_spec.dataset
+        if not isinstance(dataset, Source | Stream):
+            return ""
+        try:
+            return f" of {dataset.path_of(index)}" if isinstance(dataset, Source) else f" of {dataset.where}"
+        except Exception:  # noqa: BLE001  all indices of a batch, or no index at all
+            return f" of {dataset.where}"

@@ -1,7 +1,8 @@
 """ByteCounter: counts the bytes that tensors hold, by role, while a program runs on real or fake tensors.
 
-Every storage that an operation makes is counted from then until its finalizer runs. What happens inside an operation is
-not seen: the workspace of a fused kernel is invisible.
+Every storage that an operation makes is counted from then until its finalizer runs, with its size as it is changed
+(FSDP2 frees and allocates gathered layers so). Operations of tensors that consist of others (DTensor) are counted as
+what they do with those. What happens inside an operation is not seen: the workspace of a fused kernel is invisible.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -20,12 +21,18 @@ from penstock.core.units import round_up
 from penstock.distributed.rank_group import local_tensor
 from penstock.memory.model_tensors import storage_key
 
-Role = Literal["weights", "gradients", "optimizer", "activations", "temporaries", "inputs"]
-ROLES: tuple[Role, ...] = ("weights", "gradients", "optimizer", "activations", "temporaries", "inputs")
+Role = Literal["weights", "gradients", "optimizer", "activations", "temporaries", "inputs", "communication"]
+ROLES: tuple[Role, ...] = (
+    *("weights", "gradients", "optimizer", "activations", "temporaries", "inputs", "communication"),
+)
 
 ALLOCATOR_GRAIN_NBYTES = 512
 """The least that an allocation takes from CUDA's caching allocator."""
 
+_COMMUNICATES = ("c10d::", "fsdp::")
+"""Operations whose tensors are buffers of communication. (Functional collectives give activations.)"""
+
+_OF_ONE_TYPE = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 _WITH_WORKSPACE = ("convolution", "lstm", "gru", "rnn", "cudnn", "miopen")
 
 
@@ -73,6 +80,24 @@ class ByteCounter(TorchDispatchMode):
         self._grain_nbytes = grain_nbytes
         self._blocks: dict[int, _Block] = {}
         self._at_peak: list[_Block] = []
+        self._resize: list[Any] = []
+
+    def __enter__(self) -> Self:
+        resize = torch.UntypedStorage.resize_
+        self._resize.append(resize)
+
+        def resized(storage: Any, nbytes: int) -> Any:
+            result = resize(storage, nbytes)
+            self._count_resized(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        torch.UntypedStorage.resize_ = self._resize.pop()  # type: ignore[method-assign]
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -94,6 +119,11 @@ class ByteCounter(TorchDispatchMode):
             return tensor
 
         return torch.autograd.graph.saved_tensors_hooks(saved, lambda tensor: tensor)
+
+    def label_kept(self) -> None:
+        """Count temporaries that still live as activations."""
+        for block in self._blocks.values():
+            block.role = "activations" if block.role == "temporaries" else block.role
 
     def by_role(self) -> dict[Role, int]:
         """Return the bytes by role at the moment of the peak."""
@@ -118,8 +148,14 @@ class ByteCounter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.item_value is not None and func is torch.ops.aten._local_scalar_dense.default:
             return self.item_value
-        result = func(*args, **(kwargs or {}))
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # it is called again with the tensors that such a one consists of
         name = func.name()
+        if name in _OF_ONE_TYPE:
+            _reject_mixed_types(name, args)
+        result = func(*args, **(kwargs or {}))
+        if name == "_c10d_functional::wait_tensor":
+            return args[0]  # a fake one makes a copy, which the real one does not
         self.multiplies = self.multiplies or _is_product(name)
         self.workspace_bound = 0
         if _takes_workspace(name, result, products=self._runs_on_cpu):
@@ -128,11 +164,19 @@ class ByteCounter(TorchDispatchMode):
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._count(leaf, None)
+        if name.startswith(_COMMUNICATES):
+            self._label_communication([args, kwargs, result])
         self.bound = max(self.bound, self.live + self.workspace_bound)
         if self.live > self.peak:
             self.peak = self.live
             self._at_peak = list(self._blocks.values())
         return result
+
+    def _label_communication(self, tree: Any) -> None:
+        for leaf in tree_leaves(tree):
+            block = self._blocks.get(_key(leaf)) if isinstance(leaf, Tensor) else None
+            if block is not None and block.role == "temporaries":
+                block.role = "communication"
 
     def _count(self, tensor: Tensor, role: Role | None) -> None:
         if self._device is not None and tensor.device != self._device:
@@ -141,16 +185,28 @@ class ByteCounter(TorchDispatchMode):
             storage = local_tensor(tensor).untyped_storage()
         except NotImplementedError:  # sparse tensors have none
             return
-        key = storage._cdata
-        block = self._blocks.get(key)
+        block = self._blocks.get(storage._cdata)
         if block is None:
-            block = self._blocks[key] = _Block(
-                round_up(storage.nbytes(), self._grain_nbytes), role or "temporaries", self.module
-            )
-            self.live += block.nbytes
-            weakref.finalize(storage, self._forget, key)
+            self._add(storage, role or "temporaries")
+            weakref.finalize(storage, self._forget, storage._cdata)
         elif role is not None:
             block.role = role
+
+    def _count_resized(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage as freed and made anew, so that what was held before keeps its size in the past."""
+        old = self._blocks.get(storage._cdata)
+        if old is not None:
+            self._forget(storage._cdata)
+        elif self._device is not None and storage.device != self._device:
+            return
+        else:
+            weakref.finalize(storage, self._forget, storage._cdata)
+        self._add(storage, "communication" if old is None or old.role == "temporaries" else old.role)
+
+    def _add(self, storage: torch.UntypedStorage, role: Role) -> None:
+        block = _Block(round_up(storage.nbytes(), self._grain_nbytes), role, self.module)
+        self._blocks[storage._cdata] = block
+        self.live += block.nbytes
 
     def _forget(self, key: int) -> None:
         self.live -= self._blocks.pop(key).nbytes
@@ -180,6 +236,13 @@ def _workspace_allowance(name: str, args: Any, kwargs: Any, result: Any) -> int:
 
 def _is_product(name: str) -> bool:
     return any(word in name for word in ("::mm", "::addmm", "::bmm", "::baddbmm"))
+
+
+def _reject_mixed_types(name: str, args: Any) -> None:
+    """Raise what real tensors would: fake ones are multiplied whatever their types are."""
+    types = {one.dtype for one in args if isinstance(one, Tensor)}
+    if len(types) > 1:
+        raise RuntimeError(f"{name} of {' and '.join(sorted(map(str, types)))}")
 
 
 def _key(tensor: Tensor) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.core.errors import OptionError
 from penstock.core.tree import like_mapping
-from penstock.memory.microbatch.split import Split, count_samples, is_list_of_samples, part_bounds, split_batch
+from penstock.memory.microbatch.split import is_list_of_samples, part_bounds
 
 Dims = int | Mapping[str, int | None]
 """One dimension for all tensors, or one per field; None for a field that goes to every part as it is."""
@@ -124,22 +124,6 @@ class BatchDims:
                 f"{path} has {_rows(array, dim, path)} samples in dimension {dim}, and others have {size}"
             )
         return array[(slice(None),) * (dim % array.ndim) + (part,)]
-
-
-def choose_cutting(
-    split: Split | None, batch_size: Callable[[Any], int] | None, batch_dims: Dims | None
-) -> tuple[Split, Callable[[Any], int]]:
-    """Return how batches are cut, and how their samples are counted.
-
-    Raises:
-        OptionError: both were said in two ways.
-    """
-    if batch_dims is None:
-        return split or split_batch, batch_size or count_samples
-    if split is not None or batch_size is not None:
-        raise OptionError("batch_dims= says how to cut and count; pass it, or split= and batch_size=, not both")
-    dims = BatchDims(batch_dims)
-    return dims.split, dims.count
 
 
 def _arrays(value: Any, path: str) -> Iterator[tuple[str, Any]]:

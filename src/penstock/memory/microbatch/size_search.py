@@ -25,6 +25,11 @@ class MicroBatchSizes:
         self._patience = patience
         self._buckets: dict[tuple[Any, ...], _BucketSizes] = {}
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether anything keeps a micro-batch from being a whole batch."""
+        return bool(self._buckets) or self._max_samples != math.inf or self._limit != math.inf
+
     def count_parts(self, bucket: tuple[Any, ...], size: int) -> int:
         """Return into how many parts to cut a batch of `size` samples."""
         fewest = max(1, math.ceil(size / min(self._max_samples, self._limit)))

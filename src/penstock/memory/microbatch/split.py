@@ -37,9 +37,14 @@ def count_samples(batch: Any) -> int:
     >>> count_samples({"positions": torch.zeros(1, 3), "x": torch.zeros(8, 3), "scale": torch.tensor(2.0)})
     8
     """
-    sizes = [int(tensor.shape[0]) for tensor in arrays_of(batch) if tensor.ndim > 0]
-    if sizes:
-        return next((size for size in sizes if size != 1), 1)
+    found = 0
+    for tensor in arrays_of(batch):
+        if tensor.ndim > 0:
+            found = 1
+            if tensor.shape[0] != 1:
+                return int(tensor.shape[0])
+    if found:
+        return 1
     raise OptionError(
         f"a batch of type {type(batch).__name__} has no tensor whose first dimension could be its samples; {_REMEDY}"
     )

@@ -1,7 +1,8 @@
 """checkpoint_blocks: the blocks of a model compute again in backward what they would else save.
 
 This uses torch's non-reentrant `checkpoint`. While a block is computed again, BatchNorm does not count the batch a
-second time. With `offload`, what is still saved (the inputs of the blocks) waits in host memory, by `save_on_cpu`.
+second time. With `offload`, what is still saved (the inputs of the blocks) waits in host memory, by `save_on_cpu`. With
+`selective`, the results of products, convolutions and attention are kept, and only the rest is computed again.
 Sources: torch.utils.checkpoint, torch.autograd.graph.save_on_cpu.
 """
 
@@ -15,7 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+_PRODUCTS = ("::mm", "::addmm", "::bmm", "::baddbmm", "::_scaled_mm", "::convolution", "::_scaled_dot_product_")
+"""In the names of operations that take long for the bytes that they make."""
 
 Saving = Callable[[], contextlib.AbstractContextManager[Any]]
 """Makes the context under which the inputs of a block are saved."""
@@ -46,7 +50,9 @@ def blocks_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return found
 
 
-def checkpoint_blocks(model: nn.Module, *, offload: bool = False, saving: Saving | None = None) -> int:
+def checkpoint_blocks(
+    model: nn.Module, *, offload: bool = False, selective: bool = False, saving: Saving | None = None
+) -> int:
     """Checkpoint the blocks of `model` from now on, in training; return how many there are.
 
     The model's parameters, buffers and their names stay as they are.
@@ -54,6 +60,7 @@ def checkpoint_blocks(model: nn.Module, *, offload: bool = False, saving: Saving
     Args:
         model: changed in place; blocks that are checkpointed already stay so.
         offload: whether the inputs of blocks wait in (pinned, where there is an accelerator) host memory.
+        selective: whether the results of products, convolutions and attention are kept.
         saving: in place of torch's `save_on_cpu`.
     """
     blocks = blocks_of(model)
@@ -61,17 +68,20 @@ def checkpoint_blocks(model: nn.Module, *, offload: bool = False, saving: Saving
         saving = functools.partial(torch.autograd.graph.save_on_cpu, pin_memory=torch.accelerator.is_available())
     for _, block in blocks:
         forward = getattr(block.forward, "_penstock_forward", block.forward)
-        block.forward = _Checkpointed(block, forward, saving)
+        block.forward = _Checkpointed(block, forward, saving, selective=selective)
     return len(blocks)
 
 
 class _Checkpointed:
     """A block's forward. It is a class and not a closure, so that a model can still be copied and pickled."""
 
-    def __init__(self, block: nn.Module, forward: Callable[..., Any], saving: Saving | None) -> None:
+    def __init__(
+        self, block: nn.Module, forward: Callable[..., Any], saving: Saving | None, *, selective: bool
+    ) -> None:
         self._block = block
         self._penstock_forward = forward
         self._saving = saving
+        self._selective = selective
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or not self._block.training:
@@ -81,15 +91,31 @@ class _Checkpointed:
                 self._penstock_forward,
                 *args,
                 use_reentrant=False,
-                context_fn=functools.partial(_contexts, self._block),
+                context_fn=functools.partial(_contexts, self._block, selective=self._selective),
                 **kwargs,
             )
 
 
 def _contexts(
-    block: nn.Module,
+    block: nn.Module, *, selective: bool
 ) -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:
-    return contextlib.nullcontext(), _preserving_statistics(block)
+    if not selective:
+        return contextlib.nullcontext(), _preserving_statistics(block)
+    first, again = create_selective_checkpoint_contexts(_keep_products)
+    return first, _both(_preserving_statistics(block), again)
+
+
+def _keep_products(_: object, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    is_product = any(word in operation.name() for word in _PRODUCTS)
+    return CheckpointPolicy.MUST_SAVE if is_product else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@contextlib.contextmanager
+def _both(
+    outer: contextlib.AbstractContextManager[Any], inner: contextlib.AbstractContextManager[Any]
+) -> Iterator[None]:
+    with outer, inner:
+        yield
 
 
 @contextlib.contextmanager

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from penstock.memory.accounting.byte_counter import ROLES, ByteCounter, Role
 
@@ -106,11 +106,9 @@ class TimelineCounter(ByteCounter):
             self._log.append(self.workspace_bound)
         return result
 
-    def _count(self, tensor: Tensor, role: Role | None) -> None:
-        before = len(self._blocks)
-        super()._count(tensor, role)
-        if len(self._blocks) > before:
-            self._log.append(next(reversed(self._blocks.values())))
+    def _add(self, storage: torch.UntypedStorage, role: Role) -> None:
+        super()._add(storage, role)
+        self._log.append(self._blocks[storage._cdata])
 
     def _forget(self, key: int) -> None:
         self._log.append(self._blocks[key])

@@ -1,9 +1,10 @@
 """plan: the peak memory of a training step, by role, predicted for every way to run it.
 
 The step runs on fake tensors, which have sizes and hold no bytes, on the fake CPU: it needs no GPU and no memory. Each
-variant is a micro-batch size, with or without checkpointed blocks, with or without their inputs offloaded. A first,
-small step allocates the optimizer's state. Models that decide by the values of tensors cannot run that way, nor can
-operators without support for fake tensors. Such steps are measured on real tensors, and the operator is reported.
+variant is a micro-batch size, with or without checkpointed blocks, with or without their inputs offloaded. For many
+ranks, the step is that of one of them, whose collectives do nothing. A first, small step allocates the optimizer's
+state. Models that decide by the values of tensors cannot run that way, nor can operators without support for fake
+tensors. Such steps are measured on real tensors, and the operator is reported.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from penstock.memory.accounting.byte_counter import ALLOCATOR_GRAIN_NBYTES
 from penstock.memory.microbatch.split import Split, count_samples, split_batch
 from penstock.memory.model_tensors import LossFunction
 from penstock.memory.planning.fake_run import MODES, FakeRun, Mode, Progress, error_text
-from penstock.memory.planning.step_variants import Plan
+from penstock.memory.planning.parallel_layout import Parallelize, ParallelLayout, Shard
+from penstock.memory.planning.step_variants import Plan, StepVariant
 from penstock.memory.planning.verify_plan import verify_plan
 from penstock.memory.recovery.optimizer_state import reject_closure_optimizer
 
@@ -42,6 +44,14 @@ def plan(
     split: Split = split_batch,
     batch_size: Callable[[Any], int] = count_samples,
     modes: Sequence[Mode] = MODES,
+    ranks: int = 1,
+    shard: Shard = "fsdp2",
+    tensor_parallel: int = 1,
+    replicas: int = 2,
+    parallelize: Parallelize | None = None,
+    gradient_as_bucket_view: bool = False,
+    forward_only: bool = False,
+    allow_bf16: bool = False,
     verify: bool = True,
     progress: Progress | None = None,
 ) -> Plan:
@@ -60,14 +70,31 @@ def plan(
         budget: as in "70GiB", or bytes; by default what the accelerator has free.
         split: `(batch, parts) -> batches`, for batches that `split_batch` cannot cut.
         batch_size: `batch -> samples`, for batches whose samples are not the first dimension of their first tensor.
-        modes: which of "plain", "checkpointed", "offloaded" and "state offloaded" to predict. Where the model does not
-            run with checkpointed blocks, the plan has a warning.
+        modes: which of "plain", "selective" (checkpointed blocks keep the results of products, convolutions and
+            attention), "checkpointed", "offloaded" and "state offloaded" to predict. Where the model does not run with
+            checkpointed blocks, the plan has a warning.
+        ranks: the peak is that of one of so many ranks, with gathered layers and buffers of communication. `model` and
+            `optimizer` are those of one process, not sharded; `batch` is what one rank gets (with `tensor_parallel`:
+            what the ranks that share layers get together).
+        shard: "fsdp2" calls `fully_shard` for each block of the model (modules with children, in a ModuleList or
+            Sequential) and for the model; "hsdp" does so in `replicas` groups; "ddp" has the whole model and buckets
+            for all gradients on each rank.
+        tensor_parallel: how many ranks share each layer, as `parallelize` says.
+        replicas: for "hsdp".
+        parallelize: a plan for torch's `parallelize_module`; or `(model, mesh) -> None` with a mesh of the dimensions
+            "replicate", "shard" and "tensor" that there are, which may call `fully_shard` with options of its own.
+        gradient_as_bucket_view: the option of DistributedDataParallel, for "ddp".
+        forward_only: whether to plan evaluation or inference: `loss_fn` returns any output, which is held (with its
+            caches of keys and values), and there is neither backward nor an optimizer. The outputs of micro-batches
+            are joined, as `EvalStep` does.
+        allow_bf16: whether to predict, too, a step with parameters, gradients and the optimizer's state in bfloat16.
+            Its results differ: small updates are lost by rounding.
         verify: whether to run the choice, where the model lies on an accelerator.
         progress: called with how many steps were run, and how many there are.
 
     Raises:
-        OptionError: the budget is not a size, or is missing where there is no accelerator; or the optimizer needs a
-            closure.
+        OptionError: the budget is not a size, or is missing where there is no accelerator; the optimizer needs a
+            closure; the ranks cannot be arranged like that; or a step on many ranks does not run without values.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
@@ -80,36 +107,70 @@ def plan(
     reject_closure_optimizer(optimizer)
     limit_nbytes = _parse_budget(budget)
     on_device = any(p.device.type not in ("cpu", "meta") for p in model.parameters())
-    run = FakeRun(
-        model,
-        loss_fn,
-        batch,
-        optimizer,
-        split=split,
-        count_samples=batch_size,
-        modes=modes,
-        grain_nbytes=ALLOCATOR_GRAIN_NBYTES if on_device else 1,
-        products_nbytes=max((blas_workspace_nbytes(p.device) for p in model.parameters()), default=0),
-        progress=progress,
+    layout = ParallelLayout(
+        ranks=ranks,
+        shard=shard,
+        tensor_parallel=tensor_parallel,
+        replicas=replicas,
+        parallelize=parallelize,
+        gradient_as_bucket_view=gradient_as_bucket_view,
     )
+    variants: list[StepVariant] = []
+    notes: list[str] = []
     measured = ""
-    try:
-        variants = run.run(fake=True)
-    except OptionError:
-        raise
-    except Exception as error:  # noqa: BLE001  the user's code on fake tensors; on real ones its own errors are raised
-        measured = _why_measured(error)
-        variants = run.run(fake=False)
+    for bf16 in (False, True) if allow_bf16 else (False,):
+        run = FakeRun(
+            model,
+            loss_fn,
+            batch,
+            None if forward_only else optimizer,
+            split=split,
+            count_samples=batch_size,
+            modes=modes,
+            layout=layout if ranks > 1 else None,
+            bf16=bf16,
+            forward_only=forward_only,
+            grain_nbytes=ALLOCATOR_GRAIN_NBYTES if on_device else 1,
+            products_nbytes=max((blas_workspace_nbytes(p.device) for p in model.parameters()), default=0),
+            progress=progress,
+        )
+        try:
+            more, why = _run(run, on_many_ranks=ranks > 1)
+        except Exception as error:
+            if not bf16:
+                raise
+            notes.append(f"the model does not run with its parameters in bfloat16: {error_text(error)}")
+            continue
+        variants += more
+        measured = measured or why
+        notes += run.warnings()
+    if allow_bf16:
+        notes.append("updates that are small beside a weight or a moment are lost in bf16")
     empty = Plan(
         budget_nbytes=limit_nbytes,
         variants=(),
         choice=None,
         relative_error=RELATIVE_ERROR,
         measured=measured,
-        warnings=tuple(run.warnings()),
+        warnings=tuple(dict.fromkeys(notes)),
     )
     found = empty.choose(tuple(variants))
-    return verify_plan(found, model, loss_fn, batch, split) if on_device and verify else found
+    verifies = on_device and verify and ranks == 1 and not forward_only
+    return verify_plan(found, model, loss_fn, batch, split) if verifies else found
+
+
+def _run(run: FakeRun, *, on_many_ranks: bool) -> tuple[list[StepVariant], str]:
+    """Return the variants, and why they were measured."""
+    try:
+        return run.run(fake=True), ""
+    except OptionError:
+        raise
+    except Exception as error:
+        # The user's code on fake tensors; on real ones its own errors are raised.
+        if on_many_ranks:
+            text = f"the step of a rank does not run on tensors without values: {error_text(error)}"
+            raise OptionError(f"{text}; plan it for one rank, where it can be measured") from error
+        return run.run(fake=False), _why_measured(error)
 
 
 def _why_measured(error: Exception) -> str:

@@ -123,6 +123,9 @@ class StepMeter:
         products_nbytes: what the library for matrix products takes once, where the model runs.
         runs_on_cpu: whether the model will run there.
         host: where activations go when they are offloaded.
+        held: buffers of communication that are held all the time.
+        warms_up: whether each step runs once more before it is measured: DTensor infers shapes with operations on
+            whole tensors, the first time.
     """
 
     def __init__(
@@ -135,6 +138,8 @@ class StepMeter:
         products_nbytes: int,
         runs_on_cpu: bool,
         host: FakeHost,
+        held: Sequence[Tensor] = (),
+        warms_up: bool = False,
     ) -> None:
         self._model, self._optimizer, self._batch = copies
         self._loss_fn = loss_fn
@@ -143,11 +148,17 @@ class StepMeter:
         self._products_nbytes = products_nbytes
         self._runs_on_cpu = runs_on_cpu
         self._host = host
+        self._held = held
+        self._warms_up = warms_up
         self._params, self._buffers = list(self._model.parameters()), list(self._model.buffers())
         self._gradients: list[Tensor | None] = []
         """Of the first step."""
         self._stacks: list[Stack] = []
         """Those whose layers are proven to be equal."""
+        self._forward_counter: ByteCounter | None = None
+        """Of all forwards, so that what the model keeps of one is known in the next."""
+        self._keeps_products = False
+        """Whether what is held after forward was kept by selective checkpointing, which autograd does not see."""
         self._confirmed: set[str] = set()
         """Modes in which six layers did what five and four predict."""
         self._multiplies = False
@@ -196,6 +207,9 @@ class StepMeter:
         """
         counter = self._counter(ByteCounter)
         static = counter.live
+        self._keeps_products = mode == "selective"
+        if self._warms_up:
+            self._forward_backward(self._counter(ByteCounter), micro_batches, accumulates=accumulates)
         held = self._backward_of_few_layers(micro_batches, counter, accumulates=accumulates, mode=mode)
         if held is None:
             self._host.nbytes = 0
@@ -217,6 +231,37 @@ class StepMeter:
             backward_roles=held.roles,
             step_roles=roles,
             offloaded=held.offloaded,
+        )
+
+    def forward(self, part: Any, parts: int) -> StepBytes:
+        """Compute outputs of `parts` micro-batches like this one, which are joined in the end.
+
+        The first time shows what the model keeps: caches of its own.
+        """
+        counter = self._forward_counter = self._forward_counter or self._counter(ByteCounter)
+        with torch.no_grad(), counter:
+            self._loss_fn(self._model, part)
+            counter.reset_peak()
+            static = counter.live
+            output = self._loss_fn(self._model, part)
+        held, roles, with_output = counter.peak, counter.by_role(), counter.live
+        del output
+        nbytes = with_output - counter.live
+        more = max((parts - 1) * nbytes, static + 2 * parts * nbytes - held) if parts > 1 else 0
+        workspace = self._products_nbytes if counter.multiplies else 0
+        self.workspace_ops |= counter.workspace_ops
+        peak, bound = held + more + workspace, counter.bound + more + workspace
+        roles["temporaries"] += more + workspace
+        return StepBytes(
+            static=static + workspace,
+            state=0,
+            backward_peak=peak,
+            backward_bound=bound,
+            step_peak=0,
+            step_bound=0,
+            backward_roles=roles,
+            step_roles=roles,
+            offloaded=0,
         )
 
     def count_flops(self) -> Flops:
@@ -258,6 +303,7 @@ class StepMeter:
         counter.watch([*self._params, *self._buffers], "weights")
         counter.watch((leaf for leaf in arrays_of(self._batch) if isinstance(leaf, Tensor)), "inputs")
         counter.watch(self._state(), "optimizer")
+        counter.watch(self._held, "communication")
         return counter
 
     def _restore_gradients(self) -> None:
@@ -277,6 +323,8 @@ class StepMeter:
                 begin(number, "forward")
                 with counter, counter.label_saved_tensors():
                     loss = self._loss_fn(self._model, part)[0]
+                if self._keeps_products:
+                    counter.label_kept()
                 begin(number, "backward")
                 with counter:
                     loss.backward()

@@ -12,6 +12,7 @@ from penstock.core.errors import OptionError
 from penstock.core.units import size_text
 from penstock.memory.accounting.byte_counter import Role
 from penstock.memory.planning.activation_checkpointing import checkpoint_blocks
+from penstock.memory.planning.bf16_training import to_bf16
 from penstock.memory.planning.optimizer_offload import offload_state
 
 
@@ -31,8 +32,14 @@ class StepVariant:
     offload: bool
     """Whether the inputs of the blocks wait in host memory."""
 
+    selective: bool = False
+    """Whether checkpointed blocks keep the results of products, convolutions and attention."""
+
     offload_state: bool = False
     """Whether the optimizer's state waits in host memory while gradients are computed."""
+
+    bf16: bool = False
+    """Whether parameters, gradients and the optimizer's state are in bfloat16."""
 
     peak_nbytes: int
     """The most device memory that the step holds."""
@@ -60,7 +67,13 @@ class StepVariant:
 
     def describe(self) -> str:
         """Return the variant as text: "64 x 4, checkpointed"."""
-        words = {"checkpointed": self.checkpoint, "offloaded": self.offload, "state offloaded": self.offload_state}
+        words = {
+            "checkpointed": self.checkpoint and not self.selective,
+            "selectively checkpointed": self.selective,
+            "offloaded": self.offload,
+            "state offloaded": self.offload_state,
+            "bf16": self.bf16,
+        }
         more = [word for word, is_on in words.items() if is_on]
         parts = f" x {self.parts}" if self.parts > 1 else ""
         return ", ".join([f"{self.micro_batch}{parts}", *more])
@@ -99,23 +112,28 @@ class Plan:
         """
         if self.choice is None:
             raise OptionError(f"no variant of this step fits {size_text(self.budget_nbytes)}; {self._smallest_text()}")
+        if self.choice.bf16:
+            to_bf16(model, optimizer)
         if self.choice.offload_state:
             if optimizer is None:
                 raise OptionError("the choice offloads the optimizer's state: call plan.apply(model, optimizer)")
             offload_state(optimizer)
         if self.choice.checkpoint:
-            checkpoint_blocks(model, offload=self.choice.offload)
+            checkpoint_blocks(model, offload=self.choice.offload, selective=self.choice.selective)
         return self.choice.micro_batch
 
     def render(self) -> str:
         """Return the plan as text."""
         head = f"{'micro-batch':50} {'peak':>10}  {'weights':>9} {'gradients':>9} {'optimizer':>9} {'activations':>11}"
-        lines = [head + f" {'other':>9} {'slower':>7}"]
+        has_ranks = any(variant.by_role["communication"] for variant in self.variants)
+        lines = [head + f" {'other':>9}{' communication' if has_ranks else ''} {'slower':>7}"]
         for variant in self.variants:
             roles = variant.by_role
             other = roles["temporaries"] + roles["inputs"]
+            shared = f" {size_text(roles['communication']):>13}" if has_ranks else ""
             cells = f"{size_text(roles['weights']):>9} {size_text(roles['gradients']):>9} "
-            cells += f"{size_text(roles['optimizer']):>9} {size_text(roles['activations']):>11} {size_text(other):>9}"
+            cells += f"{size_text(roles['optimizer']):>9} {size_text(roles['activations']):>11} "
+            cells += f"{size_text(other):>9}{shared}"
             up_to = f"  to {size_text(variant.bound_nbytes)}" if variant.bound_nbytes > variant.peak_nbytes else ""
             fits = up_to + ("" if self.fits(variant) else "  does not fit")
             mark = ">" if variant is self.choice else " "
@@ -130,7 +148,7 @@ class Plan:
 
     def choose(self, variants: tuple[StepVariant, ...]) -> Plan:
         """Return the plan with these variants, and the fastest that fits as its choice."""
-        ordered = tuple(sorted(variants, key=lambda variant: (variant.slowdown, variant.peak_nbytes)))
+        ordered = tuple(sorted(variants, key=lambda variant: (variant.slowdown, variant.bf16, variant.peak_nbytes)))
         return replace(self, variants=ordered, choice=next(filter(self.fits, ordered), None))
 
     def fits(self, variant: StepVariant) -> bool:

@@ -53,7 +53,7 @@ def verify_plan(
     gauge = gauge or functools.partial(measure_allocator_peak, accelerators_of(model)[0])
     for _ in range(_TRIES):
         variant = plan.choice
-        if variant is None:
+        if variant is None or variant.bf16:
             return plan
         try:
             outcome = attempt(functools.partial(_measure, variant, model, loss_fn, batch, split, gauge))
@@ -130,7 +130,7 @@ def _running_as(variant: StepVariant, model: nn.Module) -> Iterator[None]:
     forwards = [(block, block.__dict__.get("forward")) for _, block in blocks_of(model)]
     try:
         if variant.checkpoint:
-            checkpoint_blocks(model, offload=variant.offload)
+            checkpoint_blocks(model, offload=variant.offload, selective=variant.selective)
         yield
     finally:
         for block, forward in forwards:

@@ -24,7 +24,7 @@ MAX_TRIES = 6
 """Consecutive failures of one thing before giving up."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AttemptResult(Generic[T]):
     """The value that an attempt returned, or the failure that ended it."""
 
@@ -39,7 +39,7 @@ def attempt(body: Callable[[], T]) -> AttemptResult[T]:
     2
     """
     try:
-        return AttemptResult(value=body())
+        return AttemptResult(body())
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -51,21 +51,21 @@ def attempt(body: Callable[[], T]) -> AttemptResult[T]:
     return AttemptResult(failure=failure)
 
 
-def retry(body: Callable[[], object], log: FailureLog | None = None) -> Failure | None:
-    """Run `body` until it succeeds; return the last failure if it never does.
+def retry(body: Callable[[], T], log: FailureLog | None = None) -> AttemptResult[T]:
+    """Run `body` until it succeeds; return its value, or the last failure if it never does.
 
     Args:
         body: takes little memory, and may be called again after a failure anywhere in it.
         log: records every failure.
     """
-    failure = None
+    result = AttemptResult[T]()
     for _ in range(MAX_TRIES):
-        failure = attempt(body).failure
-        if failure is None:
-            return None
+        result = attempt(body)
+        if result.failure is None:
+            break
         if log is not None:
-            log.record(failure)
-    return failure
+            log.record(result.failure)
+    return result
 
 
 def clear_frames(error: BaseException) -> None:

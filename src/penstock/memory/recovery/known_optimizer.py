@@ -20,7 +20,6 @@ from torch.optim import Optimizer
 
 from penstock.memory.model_tensors import storage_key
 from penstock.memory.recovery.failure import FailureLog
-from penstock.memory.recovery.optimizer_state import nbytes_by_accelerator
 from penstock.memory.recovery.random_state import RandomState
 from penstock.memory.recovery.resume_optimizer import PartialStepError, StepResumption
 from penstock.memory.recovery.state_tree import StateTree, is_leaf, refill
@@ -49,6 +48,8 @@ class StepKind:
     stage: Stage = Stage.NEW
     changes: list[int] = field(default_factory=list)
     """How often a step changes each tensor."""
+    is_counted: bool = False
+    """Whether version counters show all of these changes, and steps are seen to be equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +110,6 @@ class KnownOptimizer:
         self._held = [*compress(flat, self._selected)]
         """All that has content of its own; what has none, numbers say, may change from step to step."""
         self._kinds: dict[bytes, StepKind] = {}
-        params = [param for group in optimizer.param_groups for param in group["params"]]
-        self.needed = nbytes_by_accelerator(params)
-        """Bytes that the temporaries of a step may take."""
 
     def begin(self) -> BegunStep | None:
         """Return what there is before a step; None if it is not what there was when the step became known."""

@@ -41,9 +41,12 @@ def is_tensorwise(optimizer: Optimizer) -> bool:
 
 def has_step_hooks(optimizer: Optimizer) -> bool:
     """Return whether there are hooks, which must run once per step."""
-    names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # which some that are not torch's lack
-    own = any(getattr(optimizer, name, None) for name in names)
-    return bool(own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)
+    return bool(
+        _global_optimizer_pre_hooks
+        or _global_optimizer_post_hooks
+        or getattr(optimizer, "_optimizer_step_pre_hooks", None)  # which some that are not torch's lack
+        or getattr(optimizer, "_optimizer_step_post_hooks", None)
+    )
 
 
 def stepped_params(optimizer: Optimizer) -> list[Tensor]:

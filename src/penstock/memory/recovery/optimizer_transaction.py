@@ -54,6 +54,7 @@ _MOST_KINDS = 64
 """Kinds of steps (which parameters have gradients) that are remembered, as of a model with experts."""
 
 _class: Any = Tensor
+_params_of = operator.itemgetter("params")
 _grad_of, _version = _class.grad.__get__, _class._version.__get__
 """As `map(attrgetter(...), tensors)`, in half of its time."""
 
@@ -166,7 +167,7 @@ class StepTransaction:
     def _held_now(self) -> tuple[list[Any], bytes]:
         """Return all parameters, with what their states hold, and which of the parameters have gradients."""
         optimizer = self.optimizer
-        params = [*chain.from_iterable(group["params"] for group in optimizer.param_groups)]
+        params = [*chain.from_iterable(map(_params_of, optimizer.param_groups))]
         kind = bytes(map(operator.is_, map(_grad_of, params), repeat(None)))
         return [*params, *chain.from_iterable(map(dict.values, optimizer.state.values()))], kind
 

@@ -29,7 +29,7 @@ _LOOKED_AT = 4 * 17
 """The bytes of the position and of the first words."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RandomState:
     """The random states that a step may draw from: torch's on the CPU and on devices, NumPy's, Python's.
 
@@ -37,18 +37,17 @@ class RandomState:
     out of memory.
     """
 
-    generators: tuple[_GeneratorState, ...]
+    generators: list[_GeneratorState]
     numpy: _NumpyState | None
     python: Any
 
     @classmethod
     def now(cls, devices: Iterable[torch.device]) -> RandomState:
         """Return the current states; `devices` are accelerators."""
-        generators = (torch.default_generator, *map(_generator_of, devices))
         return cls(
-            generators=tuple(_GeneratorState(generator, generator.get_state()) for generator in generators),
-            numpy=_numpy_twister.now() if "numpy.random" in sys.modules else None,
-            python=_python_twister.now(),
+            [*map(_GeneratorState, (torch.default_generator, *map(_generator_of, devices)))],
+            _numpy_twister.now() if "numpy.random" in sys.modules else None,
+            _python_twister.now(),
         )
 
     def restore(self) -> None:
@@ -61,9 +60,9 @@ class RandomState:
 
 
 class _GeneratorState:
-    def __init__(self, generator: torch.Generator | _ModulesGenerator, state: Tensor) -> None:
+    def __init__(self, generator: torch.Generator | _ModulesGenerator) -> None:
         self.generator = generator
-        self.state = state
+        self.state = generator.get_state()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _GeneratorState) and self._bytes() == other._bytes()
@@ -108,30 +107,28 @@ class _Twister:
         self._peek = peek
         self._get_state = get_state
         self._is_covered = is_covered
-        self._last: tuple[Any, Any] = None, None
+        self._seen: Any = None
+        self._state: Any = None
 
     def now(self) -> Any:
         """Return the current state."""
-        seen, (last, state) = self._peek(), self._last
-        if seen is None or seen != last or not self._is_covered(state):
-            state = self._get_state()
-            self._last = seen, state
-        return state
+        seen = self._peek()
+        if seen is None or seen != self._seen:
+            self._state = self._get_state()
+            self._seen = seen if self._is_covered(self._state) else None
+        return self._state
 
 
 class _Memory:
     """The bytes of a generator's state, read where they lie."""
 
-    def __init__(self) -> None:
-        self._owner: Any = None
-        self._bytes = memoryview(b"")
+    owner: Any = None
+    view = memoryview(b"")
 
-    def of(self, owner: Any, address: Callable[[], int]) -> memoryview:
-        """Return the state of `owner`, which is kept alive."""
-        if owner is not self._owner:
-            self._bytes = memoryview((ctypes.c_char * _NBYTES).from_address(address())).cast("B")
-            self._owner = owner
-        return self._bytes
+    def find(self, owner: Any, address: int) -> None:
+        """Look at the state of `owner`, which is kept alive."""
+        self.view = memoryview((ctypes.c_char * _NBYTES).from_address(address)).cast("B")
+        self.owner = owner
 
 
 _numpy_memory, _python_memory = _Memory(), _Memory()
@@ -141,9 +138,11 @@ def _peek_numpy() -> tuple[bytes, bytes] | None:
     """Return the first words, and the position, which is the last."""
     numpy_random = sys.modules["numpy.random"]
     generator = numpy_random.get_bit_generator()
-    if type(generator) is not numpy_random.MT19937:
-        return None
-    state = _numpy_memory.of(generator, lambda: generator.ctypes.state_address)
+    if generator is not _numpy_memory.owner:
+        if type(generator) is not numpy_random.MT19937:
+            return None
+        _numpy_memory.find(generator, generator.ctypes.state_address)
+    state = _numpy_memory.view
     return bytes(state[: _LOOKED_AT - 4]), bytes(state[-4:])
 
 
@@ -152,8 +151,9 @@ def _peek_python() -> tuple[bytes, float | None] | None:
     if not _can_peek_python():
         return None
     generator: Any = random._inst
-    state = _python_memory.of(generator, lambda: id(generator) + object.__basicsize__)
-    return bytes(state[:_LOOKED_AT]), generator.gauss_next
+    if generator is not _python_memory.owner:
+        _python_memory.find(generator, id(generator) + object.__basicsize__)
+    return bytes(_python_memory.view[:_LOOKED_AT]), generator.gauss_next
 
 
 @functools.cache

@@ -32,11 +32,11 @@ class SavedBuffers:
 
     def save(self) -> None:
         """Copy them. May be called again after it has failed."""
-        self.discard()
+        self._is_saved = False
         dicts = [*map(_buffers_of, self._modules)]
         held = [*chain.from_iterable(dicts), *chain.from_iterable(map(dict.values, dicts))]
         is_same = len(held) == len(self._held) and all(map(operator.is_, held, self._held))
-        if not is_same or self._forms() != self._saved_forms:  # one may be resized, or get other data, in place
+        if not is_same or (held and self._forms() != self._saved_forms):  # one may be resized in place
             self._walk(held)
         if self._buffers:
             torch._foreach_copy_(self._copies, self._buffers)

@@ -40,11 +40,11 @@ class SavedGradients:
 
     def save(self) -> None:
         """Copy those that there are; mostly there are none. May be called again after it has failed."""
-        self.discard()
         if self._params is None:
             self._params = list(self._meant())
-        self._save(self._params)
-        self._save(leaf for reference in self._leaves if (leaf := reference()) is not None)
+        self._saved = []  # freed first: there may be no room for both
+        if self._params or self._leaves:
+            self._save([*self._params, *(leaf for one in self._leaves if (leaf := one()) is not None)])
         self._is_saved = True
 
     def discard(self) -> None:

@@ -37,6 +37,8 @@ class StepProof(TorchDispatchMode):
         """How often each watched storage was changed."""
         self._watched = watched
         self._is_provable = True
+        self.is_visible = True
+        """Whether all operations were torch's own, whose schemas say what they change."""
         self._position = 0
         self._changed_at: dict[int, int] = {}
         """The last change of each watched storage."""
@@ -63,7 +65,7 @@ class StepProof(TorchDispatchMode):
         written = [storage_key(one) for one in written_tensors(func, args, kwargs)]
         made = {storage_key(one) for one in tree_leaves(result) if isinstance(one, Tensor)} - read
         if func.namespace not in ("aten", "prims", "profiler"):  # a kernel of somebody's, or ranks that meet
-            self._is_provable = False
+            self.is_visible = self._is_provable = False
         if any(key in self._watched for key in written):
             self._change(func, written, sources, makes_more=bool(made))
         else:

@@ -97,14 +97,18 @@ class WatchedState:
             self._forget_unreachable(self._tree)
             candidates = [t for t in self._uncopied(self._tree) if not isinstance(t, nn.Parameter)]
             self._tensors = self._changing + [t for t in candidates if t.nbytes <= _MOST_NBYTES and _is_plain(t)]
-        self._copy()
-        undo: list[Callable[[], object]] = [
-            functools.partial(refill, one, dict(one) if isinstance(one, dict) else list(one))
-            for one in self._containers
-        ]
-        undo += [functools.partial(put, get()) for get, put in (*self._names, *self._objects, *self._generators)]
-        self._versions = list(map(_version, self._params))
-        self._undo, self._is_saved = undo, True
+        if self._tensors or self._copies:
+            self._copy()
+        self._undo = []
+        if self._containers:
+            self._undo += [
+                functools.partial(refill, one, dict(one) if isinstance(one, dict) else list(one))
+                for one in self._containers
+            ]
+        if accesses := [*self._names, *self._objects, *self._generators]:
+            self._undo += [functools.partial(put, get()) for get, put in accesses]
+        self._versions = [*map(_version, self._params)]
+        self._is_saved = True
 
     def _forget_unreachable(self, tree: StateTree) -> None:
         """Drop what has been replaced since, so that it is not kept alive."""

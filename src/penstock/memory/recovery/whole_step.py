@@ -3,9 +3,16 @@
 **Careful**: the step runs from a copy of all that can be reached from the optimizer, and is undone if it fails. That
 takes as much memory again as parameters, gradients and moments, and the time to read and write them. Where the device
 has no room for the copies, they are made on the host. **Resumable**: the step runs as it is, and is resumed if it
-fails. A step is careful until steps of the same parameters, moments and gradients were proven to be resumable
-(`known_optimizer.py`), and in any case where an accelerator has no room for the temporaries of a step, while a dispatch
-mode sees its operations, with hooks, and from the first failure on.
+fails. That takes proof from two careful steps of the same parameters, moments and gradients (`known_optimizer.py`).
+**Hopeful**: the step runs as it is, although nothing is proven. If it fails, it is begun again where version counters
+show that nothing had changed, is resumed where each of its operations shows that this is right, and else is refused:
+`PartialStepError`, and never weights that are wrong without a word.
+
+The first steps are careful. Proven ones are resumable from then on, and others hopeful, but only until memory has run
+out anywhere in the training step, in forward or backward too: from then on these are careful again. So what may be
+refused is a failure that comes out of the blue, and only once. Steps are careful in any case where an accelerator has
+no room for the temporaries of a step, and while a dispatch mode sees their operations; and those that are like no step
+before, until eight in a row were.
 """
 
 from __future__ import annotations
@@ -21,7 +28,7 @@ from penstock.memory.model_tensors import storage_key
 from penstock.memory.recovery.attempt import attempt, clear_frames, free_memory, retry
 from penstock.memory.recovery.failure import Failure, FailureLog
 from penstock.memory.recovery.known_optimizer import BegunStep, KnownOptimizer, Stage
-from penstock.memory.recovery.optimizer_state import has_room, has_step_hooks
+from penstock.memory.recovery.optimizer_state import has_room, has_step_hooks, nbytes_by_accelerator
 from penstock.memory.recovery.random_state import RandomState
 from penstock.memory.recovery.resume_optimizer import PartialStepError
 from penstock.memory.recovery.state_tree import StateTree
@@ -30,6 +37,8 @@ from penstock.memory.recovery.step_proof import StepProof
 _MOST_TRIES = 8
 """Steps in a row before each of which the optimizer was another one than before, until it is compared no more."""
 _HOST = torch.device("cpu")
+_Known = tuple[KnownOptimizer, BegunStep] | None
+"""A step that has begun; None where it is like no other."""
 
 
 class WholeStep:
@@ -46,9 +55,12 @@ class WholeStep:
         self._copies: list[Tensor] = []
         self._known: KnownOptimizer | None = None
         self._tries_left = _MOST_TRIES
+        self._needed: dict[torch.device, int] = {}
+        """Bytes that the temporaries of a step may take."""
         self._is_careful = False
         """Whether a step has failed before, or was not like those before it."""
-        self._interrupted: tuple[KnownOptimizer, BegunStep, list[int]] | None = None
+        self._interrupted: tuple[_Known, list[int]] = None, []
+        """What was interrupted, and the versions of what it changes."""
         self._is_lost = False
         """Whether a step was begun that has neither ended nor been undone."""
 
@@ -65,58 +77,89 @@ class WholeStep:
         known = self._known
         begun = None if known is None else known.begin()
         if known is None or begun is None:
-            self._run_from_tree()
-        elif begun.kind.stage is Stage.RESUMABLE and self._is_undisturbed() and has_room(known.needed):
-            self._run_resumable(known, begun)
+            self._known = None  # what it holds may have been replaced
+            if self._tries_left or not self._is_hopeful():
+                self._run_from_tree()
+            else:
+                self._run_uncopied(None)
+        elif self._needs_no_copy(begun.kind.stage):
+            self._run_uncopied((known, begun))
         else:
             self._run_from_copies(known, begun)
+
+    def _needs_no_copy(self, stage: Stage) -> bool:
+        if stage is Stage.RESUMABLE:
+            return self._is_undisturbed() and has_room(self._needed)
+        return stage is Stage.UNPROVEN and self._is_hopeful()
 
     def _is_undisturbed(self) -> bool:
         """Return whether steps may be resumed, and learned about."""
         return not self._is_careful and not _is_observed() and not has_step_hooks(self._optimizer)
 
-    # ── resumable ───────────────────────────────────────────────────────────────────────────────────────────
+    def _is_hopeful(self) -> bool:
+        """Return whether steps that nothing is proven of run without a copy."""
+        is_seen = self._is_careful or self._log.count or torch._C._len_torch_dispatch_stack()
+        return not is_seen and has_room(self._needed)
 
-    def _run_resumable(self, known: KnownOptimizer, begun: BegunStep) -> None:
+    # ── resumable, or hopeful ───────────────────────────────────────────────────────────────────────────────
+
+    def _run_uncopied(self, known: _Known) -> None:
         self._copies = []
         self._is_lost = True
         try:
             self._optimizer.step()
-            self._is_careful = begun.changes() != begun.kind.changes
+            if known is not None and known[1].kind.stage is Stage.RESUMABLE:
+                self._is_careful = known[1].changes() != known[1].kind.changes
             self._is_lost = False
             return
         except BaseException as error:
             self._is_careful = True
             if not is_out_of_memory(error):
-                self._interrupted = known, begun, begun.versions_now()
+                self._interrupted = known, [] if known is None else known[1].versions_now()
                 raise
             self._log.record(Failure.of(error))
             caught = error
+        text = str(caught)
         clear_frames(caught)
         del caught
         free_memory()
-        known.resume(begun, self._log)
-        self._is_lost = False
+        self._finish(known, text)
+
+    def _finish(self, known: _Known, text: str) -> None:
+        """Do a step to its end that has failed without a copy."""
+        if known is None or not known[1].kind.is_counted:
+            raise PartialStepError(
+                f"{text}; it is not known what a step of {type(self._optimizer).__name__} changes, and it is copied "
+                "only from the first time on that memory runs out"
+            )
+        optimizer, begun = known
+        if any(begun.changes()) or begun.has_moved():
+            optimizer.resume(begun, self._log)
+            self._is_lost = False
+        else:
+            optimizer.put_back(begun)
+            self._is_lost = False
+            self.run()  # carefully now
 
     def _resume_interrupted(self) -> None:
         """Resume a step that something else than memory has interrupted (Ctrl-C, say), if nothing changed since."""
-        interrupted, self._interrupted = self._interrupted, None
-        if interrupted is None or interrupted[2] != interrupted[1].versions_now():
+        (known, versions), self._interrupted = self._interrupted, (None, [])
+        if known is None or versions != known[1].versions_now():
             raise PartialStepError("it was interrupted before")
-        interrupted[0].resume(interrupted[1], self._log)
-        self._is_lost = False
+        self._finish(known, "it was interrupted")
 
     # ── careful ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _run_from_copies(self, known: KnownOptimizer, begun: BegunStep) -> None:
-        self._tries_left = _MOST_TRIES
+        if begun.kind.stage is not Stage.NEW:
+            self._tries_left = _MOST_TRIES
         self._copy(begun.tensors)
         try:
             self._step_and_learn(begun)
         except BaseException as error:
             self._is_careful = True
             known.put_back(begun)
-            if retry(lambda: self._restore(begun.tensors)) is not None:
+            if retry(lambda: self._restore(begun.tensors)).failure is not None:
                 raise PartialStepError(str(error)) from error
             raise
 
@@ -137,14 +180,15 @@ class WholeStep:
             with proof:
                 self._optimizer.step()
             is_same = len(set(keys)) == len(keys) and [proof.changes[key] for key in keys] == kind.changes
-            is_resumable = is_same and proof.is_resumable and not begun.has_moved()
-            kind.stage = Stage.RESUMABLE if is_resumable else Stage.UNPROVEN
+            kind.is_counted = is_same and not begun.has_moved() and proof.is_visible
+            kind.stage = Stage.RESUMABLE if kind.is_counted and proof.is_resumable else Stage.UNPROVEN
         else:
             self._optimizer.step()
+            if not self._is_careful and not torch._C._len_torch_dispatch_stack():
+                kind.stage = Stage.UNPROVEN  # hooks, or a compiler, stay
 
     def _run_from_tree(self) -> None:
         """Step with all that can be reached from the optimizer looked for anew."""
-        self._known = None
         tree = StateTree(self._optimizer)
         dense = [tensor for tensor in tree.tensors if tensor.layout is torch.strided]
         sparse = [tensor for tensor in tree.tensors if tensor.layout is not torch.strided]
@@ -163,11 +207,13 @@ class WholeStep:
             if versions != [tensor._version for tensor in sparse]:
                 raise PartialStepError(str(error)) from error
             tree.restore()
-            if retry(lambda: self._restore(dense)) is not None:
+            if retry(lambda: self._restore(dense)).failure is not None:
                 raise PartialStepError(str(error)) from error
             before.restore()
             raise
-        if self._tries_left and not tree.unknown:
+        params = [param for group in self._optimizer.param_groups for param in group["params"]]
+        self._needed = nbytes_by_accelerator(params)
+        if self._tries_left:
             self._tries_left -= 1
             known = KnownOptimizer(self._optimizer, StateTree(self._optimizer))
             self._known = known if known.is_plain else None

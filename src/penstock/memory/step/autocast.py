@@ -29,6 +29,11 @@ class Autocast:
             self._options = {"dtype": wanted} if isinstance(wanted, torch.dtype) else dict(wanted)
             self._options.setdefault("device_type", devices[0].type if devices else "cpu")
 
+    @property
+    def is_off(self) -> bool:
+        """Whether losses are computed in full precision."""
+        return self._options is None
+
     def __call__(self) -> contextlib.AbstractContextManager[object]:
         """Return a context for the model's own device."""
         return contextlib.nullcontext() if self._options is None else torch.autocast(**self._options)

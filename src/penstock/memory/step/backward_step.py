@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Unpack
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from penstock.core.errors import OptionError
-from penstock.memory.microbatch.batch_dims import Dims
-from penstock.memory.microbatch.split import LayerNames, Split
+from penstock.memory.microbatch.cutting import CuttingOptions
 from penstock.memory.step.guarded_backward import GuardedBackward, Scale, sum_of_losses
 from penstock.memory.step.guarded_optimizer import guard_optimizer
 from penstock.memory.step.loss_weights import Weight
@@ -60,26 +59,10 @@ class BackwardStep:
         optimizer: Optimizer | None = None,
         backward: Callable[[Tensor], object] = Tensor.backward,
         weight: Weight | Literal["sum"] | None = None,
-        micro_batch: int | None = None,
-        split: Split | None = None,
-        batch_size: Callable[[Any], int] | None = None,
-        batch_dims: Dims | None = None,
-        also: Sequence[Any] = (),
-        allow_batch_dependent: LayerNames = (),
+        **cutting: Unpack[CuttingOptions],
     ) -> None:
         self._model, self._loss_fn, self._backward = model, loss_fn, backward
-        self._guarded = GuardedBackward(
-            model,
-            optimizer,
-            weight=weight,
-            backward=backward,
-            micro_batch=micro_batch,
-            split=split,
-            batch_size=batch_size,
-            batch_dims=batch_dims,
-            also=also,
-            allow_batch_dependent=allow_batch_dependent,
-        )
+        self._guarded = GuardedBackward(model, optimizer, weight=weight, backward=backward, **cutting)
         if optimizer is not None:
             guard_optimizer(optimizer, model)
 

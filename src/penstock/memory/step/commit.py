@@ -8,11 +8,9 @@ begun again as a whole. Gradients that were changed in part nevertheless must be
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,8 +36,7 @@ class CommitStageError(Exception):
         self.failure = failure
 
 
-@dataclass(frozen=True, slots=True)
-class _Stage:
+class _Stage(NamedTuple):
     name: str
     run: Callable[[], object]
     retries_ops: bool = False
@@ -72,12 +69,11 @@ class Commit:
         self._factor = factor
         self._clip_grad_norm = clip_grad_norm
         self._log = log
-        self._stages = self._make_stages(scaler)
         self._grads: list[Tensor] = []
-        if any(stage.retries_ops for stage in self._stages):
+        self._stages = self._make_stages(scaler)
+        if self._stages[0].retries_ops:
             params = [p for group in self.param_groups for p in group["params"]]
             self._grads = [local_tensor(p.grad) for p in params if p.grad is not None]
-        self._storages = set(map(storage_key, self._grads))
         self.stepped = False
         """Whether the optimizer was stepped: the scaler skips a step whose gradients are infinite."""
 
@@ -120,8 +116,11 @@ class Commit:
 
     def _run_stage(self, stage: _Stage) -> None:
         for tries_left in reversed(range(MAX_TRIES)):
-            retrying = RetryOps(self._storages, self._log) if stage.retries_ops else None
-            failure = attempt(functools.partial(_run_within, retrying, stage)).failure
+            retrying, run = None, stage.run
+            if stage.retries_ops:
+                retrying = RetryOps(set(map(storage_key, self._grads)), self._log)
+                run = functools.partial(_run_within, retrying, stage)
+            failure = attempt(run).failure
             if failure is None:
                 return
             self._log.record(failure)
@@ -155,6 +154,6 @@ class Commit:
                     grad.mul_(own)
 
 
-def _run_within(retrying: RetryOps | None, stage: _Stage) -> None:
-    with retrying or contextlib.nullcontext():
+def _run_within(retrying: RetryOps, stage: _Stage) -> None:
+    with retrying:
         stage.run()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from penstock.core.errors import OptionError
 from penstock.core.host import available_nbytes
@@ -84,31 +87,37 @@ class _Run:
     buffers: dict[str, Tensor]
 
 
+def _eager() -> contextlib.AbstractContextManager[object]:
+    """Return a context in which compiled models run as written, so that their compiler does not see an observer."""
+    if "torch._dynamo" not in sys.modules:  # which takes seconds to import
+        return contextlib.nullcontext()
+    eager: contextlib.AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return eager
+
+
 class CutChecker:
     """Compares gradients, and leaves gradients, buffers and random states as they were.
 
     Args:
         runner: computes losses and cuts batches.
-        modules: whose parameters are compared.
-        gradients: of all parameters that the loss may reach.
-        watched: what else a loss may change, with the parameters of all modules.
+        optimizer: whose parameters' gradients are compared too.
+        loss_fn: what the losses depend on beside the model and what goes with it, if that is known.
         backward: computes the gradients of a loss.
     """
 
     def __init__(
         self,
         runner: MicroBatchRunner,
-        modules: Sequence[nn.Module],
-        gradients: SavedGradients,
-        watched: WatchedState,
+        optimizer: Optimizer | None,
+        loss_fn: Callable[..., Any] | None,
         backward: Callable[[Tensor], object] = Tensor.backward,
     ) -> None:
         self._runner = runner
         self._backward = backward
-        self._modules = modules
-        self._gradients = gradients
-        self._buffers = SavedBuffers(*modules)
-        self._watched = watched
+        self._modules = runner.modules
+        self._gradients = SavedGradients(self._modules, optimizer, with_stepped=True)
+        self._buffers = SavedBuffers(*self._modules)
+        self._watched = WatchedState(runner.model, loss_fn, (runner.model, *runner.cutting.also), is_watching=True)
 
     def check_if_affordable(self, batch: Any) -> CutCheck | None:
         """Do what `check` does, where the host has room for the gradients."""
@@ -134,14 +143,15 @@ class CutChecker:
         observer = CouplingObserver(size, self._runner.devices)
         inputs = _SequenceFirst(self._modules, size)
         try:
-            with inputs:
+            with inputs, _eager():
                 whole = self._run([batch], observer)
             now = RandomState.now(self._runner.devices)
             is_certain = not observer.has_drawn and (now.numpy, now.python) == (before.numpy, before.python)
             changed = [name for name, version in self._versions().items() if versions.get(name) != version]
             self._watched.restore()
             before.restore()
-            parted = self._run(cut, CouplingObserver(size, self._runner.devices))
+            with _eager():
+                parted = self._run(cut, CouplingObserver(size, self._runner.devices))
         finally:
             self._restore(before)
         cause = _cause(batch, size, observer.seen, inputs.found, changed)

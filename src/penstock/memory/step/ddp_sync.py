@@ -63,7 +63,7 @@ class DdpSync:
         total, *counts = vote.sums
         if any(0 < count < self._ranks.size for count in counts):
             lacking = [p for p, count in zip(params, counts, strict=True) if count and p.grad is None]
-            failure = retry(functools.partial(_make_zero_gradients, lacking))
+            failure = retry(functools.partial(_make_zero_gradients, lacking)).failure
             if self._ranks.vote(failed=failure is not None, minimum=0, addends=()).failed:
                 self._raise_failures("" if failure is None else failure.text)
         self._ranks.all_reduce_sum([param.grad for param in params if param.grad is not None])

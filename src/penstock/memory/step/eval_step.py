@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
 
 from penstock.core.tree import call_with
-from penstock.memory.microbatch.batch_dims import Dims, choose_cutting
+from penstock.distributed.rank_group import reject_ranks
+from penstock.memory.microbatch.cutting import Cutting, CuttingOptions
 from penstock.memory.microbatch.join import join_outputs
-from penstock.memory.microbatch.split import LayerNames, Split
 from penstock.memory.step.forward_guard import Attempt, ForwardGuard
 
 
@@ -41,7 +41,7 @@ class EvalStep:
         allow_batch_dependent: layers that may see smaller parts although their result depends on them.
 
     Raises:
-        OptionError: micro_batch is out of range, or an option contradicts another.
+        OptionError: micro_batch is out of range, an option contradicts another, or the model's ranks communicate.
 
     Example:
         >>> model = nn.Linear(3, 2).eval()
@@ -56,26 +56,16 @@ class EvalStep:
         forward: Callable[[Any, Any], Any] | None = None,
         *,
         join: Callable[[Sequence[Any], Sequence[int]], Any] | None = None,
-        micro_batch: int | None = None,
-        split: Split | None = None,
-        batch_size: Callable[[Any], int] | None = None,
-        batch_dims: Dims | None = None,
-        also: Sequence[Any] = (),
-        allow_batch_dependent: LayerNames = (),
+        **cutting: Unpack[CuttingOptions],
     ) -> None:
         self.model = model
         self._forward = forward or call_with
         self._join = join or join_outputs
-        _, self._count = choose_cutting(split, batch_size, batch_dims)
-        self._guard = ForwardGuard(
-            model,
-            micro_batch=micro_batch,
-            split=split,
-            batch_size=batch_size,
-            batch_dims=batch_dims,
-            also=also,
-            allow_batch_dependent=allow_batch_dependent,
+        reject_ranks(
+            model, "pass the module of a DistributedDataParallel, and evaluate a sharded model without EvalStep"
         )
+        self._cutting = Cutting(**cutting)
+        self._guard = ForwardGuard(model, self._cutting)
 
     def __call__(self, batch: Any) -> Any:
         """Return the model's output for a batch.
@@ -99,5 +89,9 @@ class EvalStep:
         # What a failed attempt made is only in this frame, which ends with it.
         with attempt:
             outputs = [self._forward(self.model, part) for part in attempt.parts]
-            return self._join(outputs, [self._count(part) for part in attempt.parts]) if outputs[1:] else outputs[0]
+            return (
+                self._join(outputs, [self._cutting.count(part) for part in attempt.parts])
+                if outputs[1:]
+                else outputs[0]
+            )
         return None

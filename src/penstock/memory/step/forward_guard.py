@@ -8,17 +8,13 @@ from typing import Any
 
 from torch import nn
 
-from penstock.core.errors import OptionError
 from penstock.device.oom import is_out_of_memory
 from penstock.memory.explain import OutOfMemoryError, explain_failure
-from penstock.memory.microbatch.batch_dims import Dims, choose_cutting
+from penstock.memory.microbatch.cutting import Cutting
 from penstock.memory.microbatch.size_search import MicroBatchSizes
 from penstock.memory.microbatch.split import (
-    LayerNames,
-    Split,
     batch_dependent_layers,
     bucket_of,
-    count_samples,
     explain_batch_dependence,
     explain_single_row,
     mixes_single_rows,
@@ -68,39 +64,18 @@ class ForwardGuard:
 
     Args:
         model: whose buffers are restored.
-        micro_batch: the most samples at once to begin with; None for the whole batch.
-        split: `(batch, parts) -> batches`.
-        batch_size: `batch -> samples`.
-        batch_dims: which dimension of a batch's tensors has the samples.
-        also: what else to put back.
-        allow_batch_dependent: layers that may see smaller micro-batches although their result depends on them.
-
-    Raises:
-        OptionError: micro_batch is out of range, or an option contradicts another.
+        cutting: how batches are cut.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        micro_batch: int | None,
-        split: Split | None,
-        batch_size: Callable[[Any], int] | None,
-        batch_dims: Dims | None,
-        also: Sequence[Any],
-        allow_batch_dependent: LayerNames,
-    ) -> None:
-        if micro_batch is not None and micro_batch < 1:
-            raise OptionError(f"micro_batch must be at least 1, not {micro_batch}")
+    def __init__(self, model: nn.Module, cutting: Cutting) -> None:
         self._model = model
-        self._split, self._batch_size = choose_cutting(split, batch_size, batch_dims)
-        self._allow_batch_dependent = allow_batch_dependent
-        self._sizes = MicroBatchSizes(micro_batch)
-        self._modules = [model, *(one for one in also if isinstance(one, nn.Module))]
+        self._cutting = cutting
+        self._sizes = MicroBatchSizes(cutting.micro_batch)
+        self._modules = cutting.modules_with(model)
         self._buffers = SavedBuffers(*self._modules)
         self._devices = accelerators_of(model)
         # an optimizer's step inside of an attempt must not pass for a change that can be put back
-        self._watched = WatchedState(model, None, also, is_watching=True, copies_params=False)
+        self._watched = WatchedState(model, None, cutting.also, is_watching=True, copies_params=False)
 
     def attempts(self, batch: Any) -> Iterator[Attempt]:
         """Yield tries, each to be entered with `with`, until one succeeds.
@@ -108,7 +83,7 @@ class ForwardGuard:
         Raises:
             OutOfMemoryError: a single sample does not fit, or the batch must not be cut.
         """
-        size, bucket = self._batch_size(batch), bucket_of(batch)
+        size, bucket = self._cutting.count(batch), bucket_of(batch)
         before = RandomState.now(self._devices)
         self._save()
         self._retry(self._buffers.save)
@@ -116,7 +91,7 @@ class ForwardGuard:
         retried: set[int] = set()
         while True:
             parts = self._sizes.count_parts(bucket, size)
-            attempt = Attempt(self._split(batch, parts) if parts > 1 else [batch])
+            attempt = Attempt(self._cutting.cut(batch, parts) if parts > 1 else [batch])
             yield attempt
             micro_batch = -(-size // parts)
             if attempt.failure is None:
@@ -151,9 +126,9 @@ class ForwardGuard:
         """Forget it after one that has not."""
 
     def _check_may_cut(self, batch: Any, size: int, failure: Failure) -> None:
-        dependent = batch_dependent_layers(self._model, self._allow_batch_dependent)
+        dependent = batch_dependent_layers(self._model, self._cutting.allow_batch_dependent)
         why = explain_batch_dependence(dependent) if dependent else ""
-        if not why and self._batch_size is count_samples and mixes_single_rows(batch, size):
+        if not why and self._cutting.is_guessed and mixes_single_rows(batch, size):
             why = explain_single_row(size, is_known=False)
         if why:
             raise OutOfMemoryError(f"{self._explain(failure)}\nThe batch was not cut: {why}.")
@@ -167,7 +142,7 @@ class ForwardGuard:
             ) from None
 
     def _retry(self, body: Callable[[], None]) -> None:
-        failure = retry(body)
+        failure = retry(body).failure
         if failure is not None:
             raise OutOfMemoryError(self._explain(failure))
 

@@ -146,7 +146,7 @@ class FsdpSync:
 
     def _complete_with_zeros(self) -> None:
         """Take part in the collectives that are left, if they are known; else the others wait in their next vote."""
-        if self._schedule.is_known and (failure := retry(self._schedule.complete_with_zeros)) is not None:
+        if self._schedule.is_known and (failure := retry(self._schedule.complete_with_zeros).failure) is not None:
             raise OutOfMemoryError(failure.text)
 
     def _vote(

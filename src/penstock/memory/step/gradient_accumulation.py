@@ -12,21 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
-import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from penstock.core.errors import OptionError
 from penstock.memory.explain import OutOfMemoryError, explain_failure
-from penstock.memory.microbatch.headroom import headroom_of
-from penstock.memory.microbatch.size_search import MicroBatchSizes
-from penstock.memory.microbatch.split import bucket_of
 from penstock.memory.model_tensors import drop_gradients, drop_input_gradients
 from penstock.memory.recovery.attempt import attempt, clear_frames, retry
 from penstock.memory.recovery.change_line import find_change_line
@@ -35,42 +29,11 @@ from penstock.memory.recovery.random_state import RandomState
 from penstock.memory.recovery.saved_buffers import SavedBuffers
 from penstock.memory.recovery.saved_gradients import SavedGradients
 from penstock.memory.recovery.watched_state import ChangedInPlaceError, WatchedState
-from penstock.memory.step.cut_check import CutCheck
+from penstock.memory.step.cut_policy import CutPolicy, WindowBatch
 from penstock.memory.step.fsdp_sync import FsdpSync, ShortageError
 from penstock.memory.step.micro_batch_runner import MicroBatchRunner
 
-_ONE_VALUE = "Expected more than 1 value per channel when training"
-"""What torch says where a batch norm is given a single value."""
-_NO_VARIANCE = "a batch norm has no variance of a single sample"
-
-
-@dataclass(slots=True, eq=False)
-class _WindowBatch:
-    batch: Any
-    size: int
-    bucket: tuple[Any, ...]
-    before: RandomState
-    continues: bool
-    """Whether nothing was drawn between the previous batch of the window and this one."""
-    after: RandomState | None = None
-    loss: Tensor | None = None
-    """The sum of its losses, detached."""
-    weight: Any = 0
-    parts: int = 1
-
-    @property
-    def micro_batch(self) -> int:
-        """Samples in its largest part."""
-        return -(-self.size // self.parts)
-
-    def reset(self) -> None:
-        """Forget the losses of earlier attempts."""
-        self.loss, self.weight = None, 0
-
-    def add(self, loss: Tensor, weight: Any) -> None:
-        """Add the losses of a part."""
-        self.loss = loss if self.loss is None else self.loss + loss
-        self.weight = self.weight + weight
+T = TypeVar("T")
 
 
 class GradientAccumulation:
@@ -80,11 +43,10 @@ class GradientAccumulation:
         runner: runs micro-batches of the model.
         optimizer: whose gradients are accumulated.
         accumulate: batches in a window.
-        max_micro_batch: the most samples in a micro-batch; None for the whole batch.
         log: records every failure survived.
         fsdp: the ranks among which the model is sharded, if it is.
+        policy: how batches are cut.
         watched: what else an attempt may change.
-        also: further modules that losses are computed with.
     """
 
     def __init__(
@@ -93,41 +55,32 @@ class GradientAccumulation:
         optimizer: Optimizer,
         *,
         accumulate: int,
-        max_micro_batch: int | None,
         log: FailureLog,
         fsdp: FsdpSync | None,
+        policy: CutPolicy,
         watched: WatchedState,
-        also: Sequence[nn.Module],
     ) -> None:
         self._runner = runner
         self._optimizer = optimizer
         self.accumulate = accumulate
         self._log = log
         self._fsdp = fsdp
-        self._buffers = SavedBuffers(runner.model, *also)
+        self.policy = policy
+        self._buffers = SavedBuffers(*runner.modules)
         self._watched = watched
-        self._gradients = SavedGradients((runner.model, *also), optimizer, with_stepped=False)
-        self._max_micro_batch = max_micro_batch
-        self._least = 1
-        """The fewest samples in a part of a batch that is cut."""
-        self._window: list[_WindowBatch] = []
+        self._gradients = SavedGradients(runner.modules, optimizer, with_stepped=False)
+        self._window: list[WindowBatch] = []
         self._done = 0
         """How many batches of the window the gradients hold."""
         self._is_replay = False
         self._last_part: Any = None
         """A micro-batch that was run before, of a sharded model."""
-        self.sizes = MicroBatchSizes(max_micro_batch)
-        self.headroom = headroom_of(runner.devices)
         self.estimated_weight = 1.0
         """What losses are divided by."""
         self.is_estimate_shared = False
         """Whether the ranks have agreed on it; else each window has its own."""
         self.micro_batch: int | None = None
         """Samples in the largest part of the last batch."""
-        self.check_cut: Callable[[Any], CutCheck | None] | None = None
-        """Checks, before the first cut, that cutting does not change gradients."""
-        self.refuses_cut = False
-        """Whether one that does is refused; else it is checked, and warned of, when memory was what asked for it."""
 
     def __len__(self) -> int:
         return len(self._window)
@@ -152,15 +105,9 @@ class GradientAccumulation:
     def add(self, batch: Any) -> None:
         """Add a batch to the window; None on a rank that has none left."""
         before = RandomState.now(self._runner.devices)
-        self._window.append(
-            _WindowBatch(
-                batch,
-                0 if batch is None else self._runner.count_samples(batch),
-                bucket_of(batch),
-                before,
-                continues=bool(self._window) and before == self._window[-1].after,
-            )
-        )
+        size = 0 if batch is None else self._runner.count_samples(batch)
+        continues = bool(self._window) and before == self._window[-1].after
+        self._window.append(WindowBatch(batch, size, before, continues))
 
     def compute(self) -> Tensor:
         """Add to the gradients what they lack of the window, with as many attempts as it takes.
@@ -177,7 +124,7 @@ class GradientAccumulation:
             try:
                 is_done, failure = self._attempt()
             except ValueError as error:
-                if not self._needs_two_samples(error):
+                if not self.policy.avoids_lone_samples(error, self._window[: self._done + 1]):
                     raise
                 clear_frames(error)
                 self.roll_back()
@@ -191,21 +138,10 @@ class GradientAccumulation:
             self.roll_back()
             if failure is None:
                 continue  # another rank failed, and decides for itself what follows
-            if failed.micro_batch in retried and failed.parts == 1 and (why := self._runner.why_not_cut(failed.batch)):
-                raise OutOfMemoryError(f"{self.explain(failure)}\nThe batch was not cut: {why}.")
-            if failed.micro_batch in retried and failed.parts > 1 and failed.parts == failed.size // self._least:
-                raise OutOfMemoryError(f"{self.explain(failure)}\nIt was not cut further: {_NO_VARIANCE}.")
-            if not self.sizes.retry_or_shrink(failed.bucket, failed.micro_batch, retried):
+            if why := self.policy.why_not_smaller(failed, retried):
+                raise OutOfMemoryError(f"{self.explain(failure)}\n{why}")
+            if not self.policy.sizes.retry_or_shrink(failed.bucket, failed.micro_batch, retried):
                 raise OutOfMemoryError(self.explain(failure))
-
-    def _needs_two_samples(self, error: ValueError) -> bool:
-        """Return whether an error says that a batch norm was given a single value, because of how a batch was cut."""
-        if self._fsdp is not None or self._least > 1 or _ONE_VALUE not in str(error):
-            return False
-        if not any(one.parts > max(1, one.size // 2) for one in self._window[: self._done + 1]):
-            return False
-        self._least = 2
-        return True
 
     def roll_back(self) -> None:
         """Undo what the window's attempts have changed, so that it can be attempted again."""
@@ -248,17 +184,18 @@ class GradientAccumulation:
 
     def largest_fitting(self) -> float:
         """Return the largest micro-batch that is believed to fit, for all batches of the window."""
-        return min(self.sizes.largest_fitting(one.bucket) for one in self._window)
+        return min(self.policy.sizes.largest_fitting(one.bucket) for one in self._window)
 
-    def retry(self, body: Callable[[], object], what: str) -> None:
-        """Run `body`, which needs hardly any memory and may be called again, until it succeeds.
+    def retry(self, body: Callable[[], T], what: str) -> T | None:
+        """Return what `body` does, which needs hardly any memory and may be called again until it succeeds.
 
         Raises:
             OutOfMemoryError: it never does.
         """
-        failure = retry(body, self._log)
-        if failure is not None:
-            raise OutOfMemoryError(f"{what}: {self.explain(failure)}")
+        result = retry(body, self._log)
+        if result.failure is not None:
+            raise OutOfMemoryError(f"{what}: {self.explain(result.failure)}")
+        return result.value
 
     def explain(self, failure: Failure) -> str:
         """Return a text about `failure`, with what would have helped."""
@@ -319,79 +256,28 @@ class GradientAccumulation:
         if not self.is_estimate_shared:
             self.estimated_weight = float(max(1, self._window[0].size) * self.accumulate)
 
-    def _run_batch(self, one: _WindowBatch) -> None:
+    def _run_batch(self, one: WindowBatch) -> None:
         if self._fsdp is not None:
             self._run_on_all_ranks(one, self._fsdp)
         elif one.batch is not None:
-            one.parts = self._count_parts(one)
+            one.parts = self.policy.count_parts(one)
             one.reset()
             for part in self._runner.cut(one.batch, one.parts):
-                one.add(*self._runner.run(part, self.estimated_weight, self._before_backward()))
+                one.add(*self._runner.run(part, self.estimated_weight, self._before_backward))
         if one.batch is not None:
             self.micro_batch = one.micro_batch
-            self.sizes.record_success(one.bucket, one.micro_batch)
+            if self.policy.sizes.is_limited:
+                self.policy.sizes.record_success(one.bucket, self.micro_batch)
 
-    def _before_backward(self) -> Callable[[Tensor], None] | None:
-        return self._gradients.find_in_graph if self._gradients.looks_at_graph else None
-
-    def _count_parts(self, one: _WindowBatch) -> int:
-        parts = 1
-        if one.batch is not None:
-            parts = self.sizes.count_parts(one.bucket, one.size)
-            if self._least > 1 and parts > max(1, one.size // self._least):
-                parts = self._without_lone_samples(one)
-            if self._fsdp is not None:  # an out-of-memory on one rank would cost all ranks their attempt
-                parts = max(parts, math.ceil(one.size / self.headroom.max_samples(one.bucket)))
-        self._check_may_cut(one, parts)
-        return parts
-
-    def _without_lone_samples(self, one: _WindowBatch) -> int:
-        parts = max(1, one.size // self._least)
-        limit = self._max_micro_batch
-        if limit is not None and -(-one.size // parts) > limit:
-            raise OptionError(
-                f"a batch of {one.size} samples in micro-batches of {limit} has one with a single sample, and "
-                f"{_NO_VARIANCE}; choose a larger micro_batch="
-            )
-        return parts
-
-    def _check_may_cut(self, one: _WindowBatch, parts: int) -> None:
-        if parts == 1:
-            return
-        if why := self._runner.why_not_cut(one.batch):
-            raise OptionError(f"this batch would be cut into micro-batches, and {why}")
-        is_for_memory = not math.isinf(self.sizes.largest_fitting(one.bucket))
-        if self.check_cut is None or one.batch is None or not (self.refuses_cut or is_for_memory):
-            return
-        found = self._check_cut(one.batch, max(1, min(parts, one.size // 2)), self.check_cut)
-        if found is not None and self.refuses_cut:
-            raise OptionError(f"this batch would be cut into micro-batches, and {found}")
-        self.check_cut = None
-        if found is not None:
-            warnings.warn(f"memory ran out, so batches are cut from now on, and {found}", stacklevel=2)
-
-    def _check_cut(self, batch: Any, parts: int, check: Callable[[Any], CutCheck | None]) -> CutCheck | None:
-        """Return what is certainly wrong with cutting a part of `batch` that fits; None where nothing is."""
-        if self._runner.is_batch_dependent():
-            return None  # which the user has allowed
-        try:
-            found = attempt(lambda: check(self._runner.cut(batch, parts)[0])).value
-        except Exception:
-            if self.refuses_cut:
-                raise
-            return None  # a batch is trained on in any case
-        return found if found is not None and found.is_certain and not found.is_same else None
+    def _before_backward(self, loss: Tensor) -> None:
+        if self._gradients.looks_at_graph:
+            self._gradients.find_in_graph(loss)
 
     def _mean_loss(self) -> Tensor:
         """Return the mean loss of the last batch."""
-        found: list[Tensor] = []
-
-        def divide() -> None:
-            last = self._window[-1]
-            found[:] = [torch.zeros(()) if last.loss is None else _ratio(last.loss, last.weight)]
-
-        self.retry(divide, "dividing the loss")
-        return found[0]
+        loss = self.retry(self._window[-1].mean_loss, "dividing the loss")
+        assert loss is not None
+        return loss
 
     def _roll_back(self) -> None:
         drop_gradients(self._optimizer)
@@ -409,19 +295,19 @@ class GradientAccumulation:
 
     # ── sharded models ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _run_on_all_ranks(self, one: _WindowBatch, fsdp: FsdpSync) -> None:
+    def _run_on_all_ranks(self, one: WindowBatch, fsdp: FsdpSync) -> None:
         """Run a batch of a sharded model, in the same number of parts on every rank."""
         one.reset()
-        one.parts = fsdp.agree_on_parts(self._count_parts(one))
-        self._check_may_cut(one, one.parts)
+        one.parts = fsdp.agree_on_parts(self.policy.count_parts(one))
+        self.policy.check(one, one.parts)
         own: list[Any] = []
         divisor = self.estimated_weight / fsdp.size
         for number in range(one.parts):
-            with self.headroom.measure(one.bucket, one.micro_batch):
+            with self.policy.headroom.measure(one.bucket, one.micro_batch):
                 fsdp.run_micro_batch(functools.partial(self._run_part_of, one, own, number, divisor))
         self._last_part = own[-1] if own else self._last_part
 
-    def _run_part_of(self, one: _WindowBatch, own: list[Any], number: int, divisor: float) -> None:
+    def _run_part_of(self, one: WindowBatch, own: list[Any], number: int, divisor: float) -> None:
         """Run this rank's part of a micro-batch. All that may fail happens in here, where the other ranks learn of it.
 
         A rank that has no samples left meets the others with earlier samples, times zero.
@@ -429,7 +315,7 @@ class GradientAccumulation:
         if one.batch is not None and not own:
             own.extend(self._runner.cut(one.batch, one.parts))
         if number < len(own):
-            one.add(*self._runner.run(own[number], divisor, self._before_backward()))
+            one.add(*self._runner.run(own[number], divisor, self._before_backward))
         elif self._last_part is not None:
             self._runner.run_without_effect(self._last_part)
         else:
@@ -446,10 +332,3 @@ class GradientAccumulation:
             f"{self.explain(failure)}\nIt happened inside a sharded model, which torch {torch.__version__} cannot "
             "reset (2.13 can); begin with a smaller micro_batch="
         )
-
-
-def _ratio(loss: Tensor, weight: Any) -> Tensor:
-    """Return the mean loss; 0 of nothing."""
-    if isinstance(weight, Tensor):
-        return torch.where(weight == 0, torch.zeros_like(loss), loss / weight)
-    return loss / weight if weight else torch.zeros_like(loss)

@@ -8,17 +8,15 @@ seen when the parts' shares have to be found out (`loss_weights.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from penstock.core.errors import OptionError
-from penstock.distributed.rank_group import reject_parallel
 from penstock.memory.explain import OutOfMemoryError
-from penstock.memory.microbatch.batch_dims import Dims, choose_cutting
-from penstock.memory.microbatch.split import LayerNames, Split
+from penstock.memory.microbatch.cutting import Cutting, CuttingOptions
 from penstock.memory.step.forward_guard import Attempt
 from penstock.memory.step.loss_weights import CutRefusedError, LossWeights, Weight
 from penstock.memory.step.oom_guard import OOMGuard
@@ -38,36 +36,12 @@ class GuardedBackward:
         *,
         weight: Weight | Literal["sum"] | None = None,
         backward: Callable[[Tensor], object] = Tensor.backward,
-        micro_batch: int | None = None,
-        split: Split | None = None,
-        batch_size: Callable[[Any], int] | None = None,
-        batch_dims: Dims | None = None,
-        also: Sequence[Any] = (),
-        allow_batch_dependent: LayerNames = (),
+        **cutting: Unpack[CuttingOptions],
     ) -> None:
-        reject_parallel(model)
-        self._guard = OOMGuard(
-            model,
-            optimizer,
-            micro_batch=micro_batch,
-            split=split,
-            batch_size=batch_size,
-            batch_dims=batch_dims,
-            also=also,
-            allow_batch_dependent=allow_batch_dependent,
-        )
-        cut, count = choose_cutting(split, batch_size, batch_dims)
-        self.count_samples = count
-        self._weights = LossWeights(
-            model,
-            optimizer,
-            weight,
-            backward=backward,
-            split=cut,
-            count_samples=count,
-            also=also,
-            is_checked=not allow_batch_dependent,
-        )
+        self._guard = OOMGuard(model, optimizer, **cutting)
+        how = Cutting(**cutting)
+        self.count_samples = how.count
+        self._weights = LossWeights(model, optimizer, weight, backward, how)
 
     @property
     def largest_fitting(self) -> int | None:

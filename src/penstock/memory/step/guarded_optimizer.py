@@ -54,7 +54,7 @@ def guard_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
         outer = self.__dict__["step"]  # a scheduler, for one, wraps it once more
         self.step = before  # type: ignore[method-assign]
         try:
-            failure = retry(transaction.step, log)
+            failure = retry(transaction.step, log).failure
         except PartialStepError as error:
             raise OutOfMemoryError(
                 f"the optimizer's step failed in its middle ({error}), and its weights and moments are inconsistent "

@@ -19,12 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from penstock.memory.microbatch.split import Split, arrays_of
-from penstock.memory.model_tensors import accelerators_of
+from penstock.memory.microbatch.cutting import Cutting
+from penstock.memory.microbatch.split import arrays_of
 from penstock.memory.recovery.attempt import MAX_TRIES, attempt
-from penstock.memory.recovery.saved_gradients import SavedGradients
-from penstock.memory.recovery.watched_state import WatchedState
-from penstock.memory.step.autocast import Autocast
 from penstock.memory.step.cut_check import CutCheck, CutChecker
 from penstock.memory.step.micro_batch_runner import MicroBatchRunner
 
@@ -51,10 +48,7 @@ class LossWeights:
         optimizer: whose parameters' gradients are compared too.
         weight: what the loss is a mean of, or "sum", if that was said.
         backward: computes the gradients of a loss.
-        split: `(batch, parts) -> batches`.
-        count_samples: `batch -> samples`.
-        also: what else a loss may change.
-        is_checked: whether gradients are compared at all.
+        cutting: how batches are cut. Gradients are not compared where layers may depend on the other samples.
     """
 
     def __init__(
@@ -62,15 +56,11 @@ class LossWeights:
         model: nn.Module,
         optimizer: Optimizer | None,
         weight: Weight | Literal["sum"] | None,
-        *,
         backward: Callable[[Tensor], object],
-        split: Split,
-        count_samples: Callable[[Any], int],
-        also: Sequence[Any],
-        is_checked: bool,
+        cutting: Cutting,
     ) -> None:
-        self._model, self._optimizer, self._also, self._backward = model, optimizer, also, backward
-        self._split, self._count_samples = split, count_samples
+        self._model, self._optimizer, self._backward, self._cutting = model, optimizer, backward, cutting
+        count_samples, is_checked = cutting.count, not cutting.allow_batch_dependent
         self._is_said = weight is not None
         rules: dict[str, _Rule] = {
             "samples": lambda batch: (count_samples, False),
@@ -110,9 +100,9 @@ class LossWeights:
 
     def _check(self, batch: Any, parts: Sequence[Any], see_loss: Callable[[Any], Tensor]) -> None:
         """Keep the rules under which a piece that fits has the gradients of its parts."""
-        size = self._count_samples(batch)
-        pieces = self._split(batch, max(1, min(len(parts), size // 2)))
-        piece = max(pieces, key=lambda one: self._ambiguity(one, self._split(one, 2)))
+        size, cut = self._cutting.count(batch), self._cutting.cut
+        pieces = cut(batch, max(1, min(len(parts), size // 2)))
+        piece = max(pieces, key=lambda one: self._ambiguity(one, cut(one, 2)))
         checks: dict[str, CutCheck] = {}
         for name, rule in self._rules.items():
             check = self._check_rule(rule, piece, see_loss)
@@ -132,7 +122,7 @@ class LossWeights:
             raise CutRefusedError(f"{least}; or the loss is a mean of something else: pass weight=")
         self._rules = {name: self._rules[name] for name in kept}
         self._is_left = False
-        self._told_apart = self._ambiguity(piece, self._split(piece, 2))
+        self._told_apart = self._ambiguity(piece, cut(piece, 2))
         if self._ambiguity(batch, parts) > max(_NEGLIGIBLE, 4 * self._told_apart):
             raise CutRefusedError(f"the loss may be a mean of {' or of '.join(kept)}, which differ here; pass weight=")
         self._told_apart = max(self._told_apart, self._ambiguity(batch, parts))
@@ -149,16 +139,13 @@ class LossWeights:
         runner = MicroBatchRunner(
             self._model,
             loss_fn,
-            split=lambda batch, parts: [part for part in self._split(batch, parts) if count(part)],
-            count_samples=self._count_samples,
-            allow_batch_dependent=(),
-            autocast=Autocast(None, accelerators_of(self._model)),
-            scaler=None,
+            Cutting(
+                split=lambda batch, parts: [part for part in self._cutting.cut(batch, parts) if count(part)],
+                batch_size=self._cutting.count,
+                also=self._cutting.also,
+            ),
         )
-        modules = [self._model, *(one for one in self._also if isinstance(one, nn.Module))]
-        gradients = SavedGradients(modules, self._optimizer, with_stepped=True)
-        watched = WatchedState(self._model, None, (self._model, *self._also), is_watching=True)
-        checker = CutChecker(runner, modules, gradients, watched, self._backward)
+        checker = CutChecker(runner, self._optimizer, None, self._backward)
         tries = (attempt(functools.partial(checker.check, piece)).value for _ in range(MAX_TRIES))
         return next(filter(None, tries), None)
 

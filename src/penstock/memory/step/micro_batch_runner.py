@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.errors import OptionError
+from penstock.memory.microbatch.cutting import Cutting
 from penstock.memory.microbatch.split import (
-    LayerNames,
-    Split,
     arrays_of,
     batch_dependent_layers,
     bucket_of,
@@ -20,7 +19,6 @@ from penstock.memory.microbatch.split import (
     explain_single_row,
     mixes_single_rows,
 )
-from penstock.memory.microbatch.split import count_samples as guess_samples
 from penstock.memory.model_tensors import LossFunction, accelerators_of
 from penstock.memory.recovery.attempt import attempt
 from penstock.memory.recovery.random_state import RandomState
@@ -38,10 +36,8 @@ class MicroBatchRunner:
     Args:
         model: what this rank runs.
         loss_fn: `(model, batch) -> (sum of losses, how many they are)`.
-        split: `(batch, parts) -> batches`.
-        count_samples: `batch -> samples`.
-        allow_batch_dependent: layers that may see smaller micro-batches although their result depends on them.
-        autocast: the contexts in which losses are computed.
+        cutting: how batches are cut.
+        autocast: what `TrainStep` was given.
         scaler: scales losses before backward, if there is one.
     """
 
@@ -49,38 +45,34 @@ class MicroBatchRunner:
         self,
         model: nn.Module,
         loss_fn: LossFunction,
-        *,
-        split: Split,
-        count_samples: Callable[[Any], int],
-        allow_batch_dependent: LayerNames,
-        autocast: Autocast,
-        scaler: torch.amp.GradScaler | None,
+        cutting: Cutting,
+        autocast: torch.dtype | dict[str, Any] | None = None,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         self.model = model
+        self.cutting = cutting
+        self.modules = cutting.modules_with(model)
+        """The model, and what else losses are computed with."""
         self.devices = accelerators_of(model)
-        self.count_samples = count_samples
+        self.count_samples = cutting.count
         self._loss_fn = loss_fn
-        self._split = split
-        self._allow_batch_dependent = allow_batch_dependent
-        self._is_guessed = count_samples is guess_samples
         self._takes_samples: dict[tuple[Any, ...], bool | None] = {}
         """By bucket of batches with tensors of one row: whether the model's input has a row for each sample."""
-        self._autocast = autocast
+        self._autocast = Autocast(autocast, self.devices)
         self._scaler = scaler
         self._begin: tuple[tuple[Any, ...], Tensor, int] | None = None
         """The gradient of a loss, as it is before backward, with what it depends on, and its version."""
 
     def cut(self, batch: Any, parts: int) -> Sequence[Any]:
         """Return the micro-batches of `batch`."""
-        return self._split(batch, parts) if parts > 1 else [batch]
+        return self.cutting.cut(batch, parts) if parts > 1 else [batch]
 
     def run(
-        self, part: Any, divisor: float, before_backward: Callable[[Tensor], None] | None = None
+        self, part: Any, divisor: float, before_backward: Callable[[Tensor], object] = lambda loss: None
     ) -> tuple[Tensor, Any]:
         """Add the gradients of `part`, its losses divided by `divisor`; return the sum of its losses and its weight."""
         loss, weight = self.compute_loss(part)
-        if before_backward is not None:
-            before_backward(loss)
+        before_backward(loss)
         if self._scaler is not None:
             self._scaler.scale(loss / divisor).backward()
         else:
@@ -100,6 +92,8 @@ class MicroBatchRunner:
 
     def compute_loss(self, part: Any) -> tuple[Tensor, Any]:
         """Return the sum of the losses of `part`, and its weight."""
+        if self._autocast.is_off:
+            return _check_loss(self._loss_fn(self.model, part))
         with self._autocast():
             return _check_loss(self._loss_fn(self.model, part))
 
@@ -125,10 +119,11 @@ class MicroBatchRunner:
 
     def why_not_cut(self, batch: Any) -> str:
         """Return why a batch must not be cut; empty where it may be."""
-        dependent = batch_dependent_layers(self.model, self._allow_batch_dependent)
+        dependent = batch_dependent_layers(self.model, self.cutting.allow_batch_dependent)
         if dependent:
             return explain_batch_dependence(dependent)
-        if batch is None or not self._is_guessed or not mixes_single_rows(batch, size := self.count_samples(batch)):
+        size = 0 if batch is None else self.count_samples(batch)
+        if not self.cutting.is_guessed or not mixes_single_rows(batch, size):
             return ""
         bucket = bucket_of(batch)
         if bucket not in self._takes_samples:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Unpack
 
 from torch import nn
 from torch.optim import Optimizer
 
+from penstock.distributed.rank_group import reject_parallel
 from penstock.memory.explain import explain_failure
-from penstock.memory.microbatch.batch_dims import Dims
-from penstock.memory.microbatch.split import LayerNames, Split
+from penstock.memory.microbatch.cutting import Cutting, CuttingOptions
 from penstock.memory.recovery.failure import Failure
 from penstock.memory.recovery.joined_optimizers import reject_gradient_hooks
 from penstock.memory.recovery.saved_gradients import SavedGradients
@@ -38,7 +37,7 @@ class OOMGuard(ForwardGuard):
             `TrainStep`.
 
     Raises:
-        OptionError: micro_batch is out of range, or something is stepped in backward.
+        OptionError: micro_batch is out of range, the model is parallel, or something is stepped in backward.
 
     Example:
         >>> model = nn.Linear(3, 1)
@@ -53,27 +52,9 @@ class OOMGuard(ForwardGuard):
         1.0
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer | None = None,
-        *,
-        micro_batch: int | None = None,
-        split: Split | None = None,
-        batch_size: Callable[[Any], int] | None = None,
-        batch_dims: Dims | None = None,
-        also: Sequence[Any] = (),
-        allow_batch_dependent: LayerNames = (),
-    ) -> None:
-        super().__init__(
-            model,
-            micro_batch=micro_batch,
-            split=split,
-            batch_size=batch_size,
-            batch_dims=batch_dims,
-            also=also,
-            allow_batch_dependent=allow_batch_dependent,
-        )
+    def __init__(self, model: nn.Module, optimizer: Optimizer | None = None, **cutting: Unpack[CuttingOptions]) -> None:
+        reject_parallel(model)
+        super().__init__(model, Cutting(**cutting))
         self._optimizer = optimizer
         reject_gradient_hooks(list(model.parameters()))
         self._gradients = SavedGradients(self._modules, optimizer, with_stepped=True)

@@ -89,19 +89,17 @@ class StepWindow:
         self._commit: Commit | None = None
         self.steps = self.batches = self.skipped = 0
 
-    @property
-    def is_open(self) -> bool:
-        """Whether another batch may be added; else the window has to be finished first."""
-        return self._state is WindowState.OPEN
-
     def add(self, batch: Any) -> Tensor:
         """Add a batch and its gradients; finish the window if it is full. Return the batch's mean loss.
 
         If this fails before the window is full, the batch has had no effect.
         """
+        if self._state is not WindowState.OPEN:
+            self.finish()  # the step of an earlier call, which failed after its gradients were complete
         try:
             self._accumulation.add(batch)
-            self._share_estimate()
+            if self._ranks is not None:
+                self._share_estimate(self._ranks)
             try:
                 loss = self._accumulation.compute()
             except BaseException as failed:
@@ -124,19 +122,15 @@ class StepWindow:
     def finish(self) -> None:
         """Take the window from its state to COMMITTED, and open the next. After an error, call it again to resume."""
         while self._state is not WindowState.COMMITTED:
-            self._state = self._advance()
+            if self._state is WindowState.ATTEMPT:
+                self._state = self._attempt()
+            elif self._state is WindowState.REDUCE:
+                self._state = self._reduce()
+            else:
+                self._state = self._step()
         self._open_next()
 
     # ── transitions ─────────────────────────────────────────────────────────────────────────────────────────
-
-    def _advance(self) -> WindowState:
-        """Do what the state asks for; return the state that follows."""
-        if self._state is WindowState.ATTEMPT:
-            return self._attempt()
-        if self._state is WindowState.REDUCE:
-            return self._reduce()
-        assert self._state is WindowState.STEP
-        return self._step()
 
     def _attempt(self) -> WindowState:
         if not self._accumulation.is_complete:
@@ -167,7 +161,7 @@ class StepWindow:
             self._report_failure(error)
             raise
         self._weight, self._factor = totals.weight, totals.factor
-        accumulation.sizes.limit(totals.micro_batch)
+        accumulation.policy.sizes.limit(totals.micro_batch)
         return WindowState.STEP
 
     def _step(self) -> WindowState:
@@ -216,7 +210,7 @@ class StepWindow:
         if self._ranks is None:
             return
         if not isinstance(error, RankError):
-            self._share_estimate()
+            self._share_estimate(self._ranks)
             self._ranks.report_failure(error)
         self._give_up()
 
@@ -235,11 +229,11 @@ class StepWindow:
 
     # ── weights ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _share_estimate(self) -> None:
+    def _share_estimate(self, ranks: DdpSync | FsdpSync) -> None:
         """Agree with all ranks on the estimated weight of the first window; later ones take that of the one before."""
         accumulation = self._accumulation
-        if self._ranks is not None and not accumulation.is_estimate_shared:
-            samples = self._ranks.sum_over_ranks(accumulation.last_size)
+        if not accumulation.is_estimate_shared:
+            samples = ranks.sum_over_ranks(accumulation.last_size)
             accumulation.estimated_weight = max(1.0, samples * accumulation.accumulate)
             accumulation.is_estimate_shared = True
 

@@ -21,7 +21,8 @@ from torch.optim import Optimizer
 from penstock.core.errors import OptionError
 from penstock.distributed.rank_group import RankGroup, is_sharded, rank_group_of
 from penstock.memory.explain import OutOfMemoryError
-from penstock.memory.microbatch.batch_dims import Dims, choose_cutting
+from penstock.memory.microbatch.batch_dims import Dims
+from penstock.memory.microbatch.cutting import Cutting
 from penstock.memory.microbatch.size_search import MicroBatchSizes
 from penstock.memory.microbatch.split import LayerNames, Split
 from penstock.memory.model_tensors import LossFunction, accelerators_of
@@ -30,10 +31,9 @@ from penstock.memory.recovery.attempt import attempt
 from penstock.memory.recovery.failure import Failure, FailureLog
 from penstock.memory.recovery.joined_optimizers import as_one_optimizer, reject_gradient_hooks
 from penstock.memory.recovery.optimizer_transaction import transaction_of
-from penstock.memory.recovery.saved_gradients import SavedGradients
 from penstock.memory.recovery.watched_state import WatchedState
-from penstock.memory.step.autocast import Autocast
 from penstock.memory.step.cut_check import CutCheck, CutChecker
+from penstock.memory.step.cut_policy import CutPolicy
 from penstock.memory.step.ddp_sync import DdpSync
 from penstock.memory.step.fsdp_sync import FsdpSync
 from penstock.memory.step.gradient_accumulation import GradientAccumulation
@@ -73,7 +73,8 @@ class TrainStep:
         optimizer: any that needs no closure, of torch's or not; or several of them as a list, which are stepped one
             after the other (with a scaler: all of them, or none). What an optimizer keeps is put back after a failure
             in its step, wherever it keeps it. For an optimizer that is not torch's that takes a copy of parameters,
-            gradients and moments: in its first steps, and in all of them if they cannot be proven to be resumable.
+            gradients and moments: in its first steps, and, if they cannot be proven to be resumable, in all after the
+            first out-of-memory (which is refused, where it comes in the middle of such a step and cannot be resumed).
         loss_fn: `(model, batch) -> (loss_sum, weight)`: a sum over samples or tokens, and their count. The gradient
             is that of the sum of all sums divided by the sum of all counts, however a batch is cut.
         micro_batch: the most samples that go through the model at once: a number, None for the whole batch, or "auto"
@@ -142,36 +143,32 @@ class TrainStep:
         devices = accelerators_of(model)
         self._is_to_plan = micro_batch == "auto" and (budget is not None or bool(devices))
         self._budget = budget
-        self._split, self._batch_size = split, batch_size = choose_cutting(split, batch_size, batch_dims)
+        self._cutting = cutting = Cutting(
+            micro_batch=None if micro_batch is None or isinstance(micro_batch, str) else int(micro_batch),
+            split=split,
+            batch_size=batch_size,
+            batch_dims=batch_dims,
+            also=also,
+            allow_batch_dependent=tuple(allow_batch_dependent),
+        )
         self._log = FailureLog()
+        self._turn = [True]
+        """Taken by a call, as a lock that can be copied."""
         self._transaction = transaction_of(optimizer, log=self._log)
         scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._sync = sync = None if ranks is None else _make_sync(model, ranks, optimizer, scaler, clip_grad_norm)
         fsdp = sync if isinstance(sync, FsdpSync) else None
-        modules = [self._inner, *(one for one in also if isinstance(one, nn.Module))]
-        self._runner = MicroBatchRunner(
-            self._inner,
-            loss_fn,
-            split=split,
-            count_samples=batch_size,
-            allow_batch_dependent=tuple(allow_batch_dependent),
-            autocast=Autocast(autocast, devices),
-            scaler=scaler,
-        )
+        self._runner = MicroBatchRunner(self._inner, loss_fn, cutting, autocast, scaler)
+        self._checker = CutChecker(self._runner, optimizer, loss_fn)
         self._accumulation = GradientAccumulation(
             self._runner,
             optimizer,
             accumulate=accumulate,
-            max_micro_batch=None if micro_batch is None or isinstance(micro_batch, str) else int(micro_batch),
             log=self._log,
             fsdp=fsdp,
+            policy=CutPolicy(self._runner, self._checker if fsdp is None else None, refuses=micro_batch == "auto"),
             watched=WatchedState(self._inner, loss_fn, also, is_watching=fsdp is None),
-            also=modules[1:],
         )
-        self._checker = self._make_checker(loss_fn, modules, also)
-        if fsdp is None:
-            self._accumulation.check_cut = self._checker.check_if_affordable
-            self._accumulation.refuses_cut = micro_batch == "auto"
         hooks = (after_step,) if callable(after_step) else tuple(after_step)
         hooks = hooks if scheduler is None else (scheduler.step, *hooks)
         self._window = self._make_window(scaler, None if fsdp is not None else clip_grad_norm, hooks)
@@ -189,10 +186,21 @@ class TrainStep:
             OutOfMemoryError: a single sample does not fit, or the optimizer's step does not. The batch has had no
                 effect then.
             RankError: another rank has given up.
+            OptionError: it is being called already.
         """
-        if not self._window.is_open:
-            self._window.finish()  # the step of an earlier call, which failed after its gradients were complete
-        if self._is_to_plan and batch is not None and self._batch_size(batch):
+        try:
+            self._turn.pop()
+        except IndexError:
+            raise OptionError(
+                "this TrainStep is being called already, by another thread or by what it calls; let them take turns"
+            ) from None
+        try:
+            return self._step(batch)
+        finally:
+            self._turn.append(True)
+
+    def _step(self, batch: Any) -> Tensor:
+        if self._is_to_plan and batch is not None and self._cutting.count(batch):
             self._plan_micro_batch(batch)
         return self._window.add(batch)
 
@@ -247,11 +255,6 @@ class TrainStep:
             last_failure=self._log.last,
         )
 
-    def _make_checker(self, loss_fn: LossFunction, modules: Sequence[nn.Module], also: Sequence[Any]) -> CutChecker:
-        gradients = SavedGradients(modules, self.optimizer, with_stepped=True)
-        watched = WatchedState(self._inner, loss_fn, (self._inner, *also), is_watching=True)
-        return CutChecker(self._runner, modules, gradients, watched)
-
     def _make_window(
         self,
         scaler: torch.amp.GradScaler | None,
@@ -279,8 +282,8 @@ class TrainStep:
                 batch,
                 self.optimizer,
                 budget=self._budget,
-                split=self._split,
-                batch_size=self._batch_size,
+                split=self._cutting.cut,
+                batch_size=self._cutting.count,
                 modes=("plain",),
                 verify=False,
             )
@@ -292,7 +295,7 @@ class TrainStep:
             )
             return
         smallest = min(found.variants, key=lambda variant: variant.peak_nbytes)
-        self._accumulation.sizes = MicroBatchSizes((found.choice or smallest).micro_batch)
+        self._accumulation.policy.sizes = MicroBatchSizes((found.choice or smallest).micro_batch)
 
 
 def _check(micro_batch: int | Literal["auto"] | None, accumulate: int, scheduler: object) -> None:

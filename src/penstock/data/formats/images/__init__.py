@@ -16,4 +16,10 @@ def _load() -> Implementation:
     )
 
 
-IMAGES = Format(name="images", suffixes=(".jpg", ".jpeg", ".png", ".webp"), load=_load, reads_folder_trees=True)
+IMAGES = Format(
+    name="images",
+    suffixes=(".jpg", ".jpeg", ".png", ".webp"),
+    load=_load,
+    reads_folder_trees=True,
+    writes_folders=True,
+)

@@ -6,25 +6,28 @@
 Samples are in the order of their keys; shorter keys come first, so that 2 comes before 10. Entries that describe the
 others (`NOT_SAMPLES`: a length, a list of keys) are left out. No value is ever unpickled.
 
-Files are read without LMDB's C library, which trusts every page number that it finds and is brought down by a damaged
-file. The tree is walked once (see btree.py): when a file is opened if it is small, else when its first sample is read.
-A sample is then one read of a file, by any thread of any process. As without a lock in LMDB, nobody may write a file
-while it is read. Only `LMDBWriter` needs the package.
+Keys that are no numbers are listed when the first sample is read; see keys.py. A batch is read in one transaction; a
+pass in order follows a cursor. Nobody may write a file while it is read.
+
+LMDB's C code trusts a file, and a damaged one may bring the process down. What environment.py checks on opening finds
+files that are cut off. The rest is for `check=True`, or for the loader, whose workers may die: it names the sample.
 """
 
 from __future__ import annotations
 
-import operator
+import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from penstock.core.errors import RecordError, SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
-from penstock.data.formats.lmdb.btree import OVERFLOW, PAGE, KeyTree
+from penstock.data.formats.lmdb.environment import Environment, find_problem, open_environment
+from penstock.data.formats.lmdb.keys import Keys, check_values, list_keys, numbered_keys
 from penstock.data.formats.lmdb.sample_codec import MAGIC, pack, unpack, why_unsupported
 from penstock.data.optional import need
 from penstock.data.sample_batch import put_in_order, samples_of
@@ -38,8 +41,8 @@ NOT_SAMPLES = frozenset(
 """Keys of entries that describe the others."""
 
 _COMMIT_NBYTES = 16 << 20
-_SMALL_NBYTES = 1 << 20
-"""A value up to this is read without asking first whether the file has it."""
+_BLOCK = 1 << 14
+"""Samples that a pass in order reads in one transaction."""
 
 
 def open_files(
@@ -49,6 +52,7 @@ def open_files(
     errors: Errors,
     *,
     database: str | None = None,
+    check: bool = False,
     max_record_nbytes: int = 1 << 30,
 ) -> LMDBSource:
     """Open databases, one after another, as a source.
@@ -59,13 +63,92 @@ def open_files(
         fields: which fields samples have.
         errors: unused: reading a broken sample raises RecordError.
         database: the name of a database inside the files; None for the files' own.
+        check: read all pages of the files first, without LMDB's C code, which a damaged file may crash: for files of
+            unknown origin, at some 50 MB/s.
         max_record_nbytes: the most bytes that a value may have.
 
     Raises:
-        SourceError: one is not there, or is damaged where its keys are. Of a large one, reading raises the latter.
+        SourceError: one is not there, is truncated, or with `check` damaged anywhere.
+        ExtraError: the lmdb package is not installed.
     """
-    files = [KeyTree(_data_file(path, storage), database, NOT_SAMPLES) for path in paths]
+    files = [_File(_data_file(path, storage), database, check=check) for path in paths]
     return LMDBSource(files, paths[0] if len(paths) == 1 else f"{paths[0]} and others", fields, max_record_nbytes)
+
+
+class _File:
+    """A database of a file."""
+
+    def __init__(self, path: str, database: str | None, *, check: bool = False) -> None:
+        self.path = os.path.abspath(path)
+        self.database = database
+        problem = find_problem(self.path) if check else ""
+        if problem:
+            raise SourceError(f"{path} is damaged: {problem}")
+        self.nbytes = os.path.getsize(self.path)
+        self.environment: PerProcess[Environment] = PerProcess(partial(open_environment, self.path), _release)
+        environment = self.environment.get()
+        try:
+            with environment.begin(database, buffers=True) as reading:
+                self.count = int(reading.stat(environment.database(database))["entries"])
+                if self.count > self.nbytes:
+                    raise SourceError(f"{path} states {self.count} entries, which need more bytes than it has")
+                self.count -= sum(reading.get(key) is not None for key in NOT_SAMPLES)
+                cursor = reading.cursor()
+                check_values(environment, [cursor.item() for is_there in (cursor.last(), cursor.first()) if is_there])
+            with environment.begin(database) as reading:
+                self._keys: Keys | None = numbered_keys(reading.cursor(), self.count, NOT_SAMPLES)
+        except environment.failure as error:
+            raise environment.error(error) from error
+
+    def keys(self) -> Keys:
+        """Return its keys.
+
+        Raises:
+            SourceError: the file is damaged, or holds databases.
+        """
+        if self._keys is None:  # two threads may both list them: a lock would have to cross forks
+            environment = self.environment.get()
+            try:
+                self._keys = list_keys(environment, self.database, NOT_SAMPLES)
+            except environment.failure as error:
+                raise environment.error(error) from error
+        return self._keys
+
+    def values(self, numbers: list[int], most: int, as_type: type = bytes) -> tuple[list[bytes], list[Any]]:
+        """Return keys and their values, read in one transaction.
+
+        Args:
+            numbers: of the samples.
+            most: the most bytes that a value may have.
+            as_type: bytes, or bytearray.
+
+        Raises:
+            RecordError: a value is not there, or is too long.
+        """
+        keys, environment = self.keys().take(numbers), self.environment.get()
+        copies = as_type is bytes and self.nbytes <= most
+        try:
+            with environment.begin(self.database, buffers=not copies) as reading:
+                values = list(map(reading.get, keys))
+                if not all(values) and None in values:
+                    at = values.index(None)
+                    raise self.broken(keys[at], "it is missing; its neighbours are there, and as many entries")
+                if not copies:
+                    for key, value in zip(keys, values, strict=True):
+                        if len(value) > most:
+                            raise self.broken(key, f"{len(value)} bytes are more than max_record_nbytes={most}")
+                    values = list(map(as_type, values))
+                return keys, values
+        except environment.failure as error:
+            raise self.broken(b", ".join(keys)[:80], str(error)) from error
+
+    def broken(self, key: bytes, reason: str) -> RecordError:
+        """Return the error for a value."""
+        return RecordError(self.path, -1, key, reason)
+
+
+def _release(_: Environment) -> None:
+    """It is closed when nobody has it any more: another source or thread may be reading."""
 
 
 class LMDBSource(Source):
@@ -73,161 +156,104 @@ class LMDBSource(Source):
 
     reads_batches = True
 
-    def __init__(self, files: Sequence[KeyTree], where: str, fields: Selection, max_record_nbytes: int) -> None:
+    def __init__(self, files: Sequence[_File], where: str, fields: Selection, max_record_nbytes: int) -> None:
         self.where = where
         self._files = tuple(files)
         self._fields = fields
-        self._max_record_nbytes = max_record_nbytes
+        self._most = max_record_nbytes
         self._parts = ConcatIndex(file.count for file in files)
-        self._descriptors = [PerProcess(partial(_open, one.path), os.close) for one in files]
         self._packed: dict[int, bool] = {}
         """By file, as far as they were read: whether samples are `sample_codec`'s."""
 
     def __len__(self) -> int:
         return len(self._parts)
 
+    def begin_epoch(self, number: int) -> int | None:
+        """List the keys, so that the workers do not have to."""
+        for file in self._files:
+            file.keys()
+        return super().begin_epoch(number)
+
     def read(self, index: int) -> Sample:
         """Return a sample; its arrays are its own, and may be written to."""
         file, number = self._parts.locate(index)
-        value = self._value(file, number)
-        if not self._is_packed(file):
-            key = self._files[file].index().key(number)
-            return self._fields.take({"key": key, "value": bytes(value)}, self.where)
-        try:
-            return self._fields.take(unpack(value), self.where)
-        except SourceError as error:
-            raise self._broken(file, number, str(error)) from error
+        return self._read_file(file, [number])[0]
 
-    def raw(self, index: int) -> bytearray:
-        """Return a sample's value as the file has it."""
-        return self._value(*self._parts.locate(index))
+    def read_many(self, indices: np.ndarray) -> list[Sample]:
+        """Return samples, those of a file read in one transaction."""
+        parts = self._parts.split(indices)
+        return put_in_order([(at, self._read_file(file, own.tolist())) for file, at, own in parts], len(indices))
+
+    def _read_file(self, number: int, numbers: list[int]) -> list[Sample]:
+        file = self._files[number]
+        if self._is_packed(number):
+            samples = []
+            for key, value in zip(*file.values(numbers, self._most, bytearray), strict=True):
+                try:
+                    samples.append(unpack(value))
+                except SourceError as error:
+                    raise file.broken(key, str(error)) from error
+        else:
+            samples = samples_of(["key", "value"], file.values(numbers, self._most))
+        if self._fields.chosen is None:
+            return samples
+        return [self._fields.take(sample, self.where) for sample in samples]
+
+    def ready(self, indices: np.ndarray) -> np.ndarray:
+        """Return none: LMDB may crash on each."""
+        return indices[:0]
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Yield all samples, in order; see `Source`."""
+        if self._fields.chosen is not None or not all(map(self._can_follow_cursor, range(len(self._files)))):
+            yield from super().__iter__()
+            return
+        start, self._start = self._start, 0
+        while start < len(self):
+            number, own = self._parts.locate(start)
+            file, end = self._files[number], self._parts.starts[number + 1]
+            block = range(start, min(start + _BLOCK, end))
+            environment, key = file.environment.get(), b""
+            first, last = map(file.keys().key, (own, own + len(block) - 1))
+            self._stop, self._left = block.stop, itertools.repeat(None, len(block))
+            try:
+                with environment.begin(file.database) as reading:
+                    cursor = reading.cursor()
+                    cursor.set_key(first)
+                    for _, (key, value) in zip(self._left, cursor, strict=False):
+                        yield {"key": key, "value": value}
+            except environment.failure as error:
+                raise environment.error(error) from error
+            if key != last:
+                raise SourceError(f"{file.path}: {key!r} is its sample {own + len(block) - 1}, and not {last!r}")
+            start = block.stop
+        self._stop = 0
+
+    def _can_follow_cursor(self, number: int) -> bool:
+        file = self._files[number]
+        return not file.count or (file.nbytes <= self._most and file.keys().is_in_order and not self._is_packed(number))
+
+    def _is_packed(self, number: int) -> bool:
+        found = self._packed.get(number)
+        if found is None:
+            _, (value,) = self._files[number].values([0], self._most)
+            found = self._packed[number] = value.startswith(MAGIC)
+        return found
+
+    def path_of(self, index: Any) -> str:
+        """Return the file that a sample is read from."""
+        return self._files[self._parts.locate(index)[0]].path
 
     def close(self) -> None:
         """Close this process's files."""
-        for descriptor in self._descriptors:
-            descriptor.close()
-
-    def read_many(self, indices: np.ndarray) -> list[Sample]:
-        """Return samples; values that lie close together are read at once."""
-        found = []
-        for file, places, own in self._parts.split(indices):
-            values = self._values(file, own)
-            if self._is_packed(file):
-                samples = [self._fields.take(unpack(bytearray(value)), self.where) for value in values]
-            else:
-                samples = samples_of(["key", "value"], [self._files[file].index().take_keys(own), values])
-                if self._fields.chosen is not None:
-                    samples = [self._fields.take(sample, self.where) for sample in samples]
-            found.append((places, samples))
-        return put_in_order(found, len(indices))
-
-    def ready(self, indices: np.ndarray) -> np.ndarray:
-        """Return the samples if all of them are small."""
-        sizes = [self._files[file].index().sizes[own] for file, _, own in self._parts.split(indices)]
-        return indices if all((one <= _SMALL_NBYTES // 16).all() for one in sizes) else indices[:0]
-
-    def _values(self, file: int, numbers: np.ndarray) -> list[bytes]:
-        """Return several values; what is odd about one is found by reading them one by one."""
-        try:
-            values = self._read_values(file, numbers)
-        except OSError:
-            values = None
-        return [bytes(self._value(file, number)) for number in numbers.tolist()] if values is None else values
-
-    def _read_values(self, file: int, numbers: np.ndarray) -> list[bytes] | None:
-        index = self._files[file].index()
-        places, sizes = index.places[numbers], index.sizes[numbers]
-        on_overflow = places % index.page_nbytes == PAGE.size
-        begins = places - np.where(on_overflow, PAGE.size, 0)
-        begin, end = int(begins.min()), int((places + sizes).max())
-        if (sizes > min(_SMALL_NBYTES, self._max_record_nbytes)).any():
-            return None
-        descriptor, heads = self._descriptors[file].get(), (places - begins).tolist()
-        if end - begin > 2 * int(sizes.sum()):
-            spans = zip(begins.tolist(), (places + sizes - begins).tolist(), strict=True)
-            found = [os.pread(descriptor, nbytes, at) for at, nbytes in spans]
-            values = [data[head:] if head else data for data, head in zip(found, heads, strict=True)]
-            pages = [data[:head] for data, head in zip(found, heads, strict=True)]
-        else:
-            data = os.pread(descriptor, end - begin, begin)
-            starts = (places - begin).tolist()
-            values = [data[start : start + size] for start, size in zip(starts, sizes.tolist(), strict=True)]
-            pages = [data[start - head : start] for start, head in zip(starts, heads, strict=True)]
-        is_whole = all(map(operator.eq, map(len, values), sizes.tolist()))
-        if is_whole and on_overflow.any():
-            numbered = zip(pages, (begins // index.page_nbytes).tolist(), sizes.tolist(), heads, strict=True)
-            is_whole = all(
-                not head or _holds(page, number, size, index.page_nbytes) for page, number, size, head in numbered
-            )
-        return values if is_whole else None
-
-    def _is_packed(self, file: int) -> bool:
-        found = self._packed.get(file)
-        if found is None:
-            try:
-                found = self._value(file, 0).startswith(MAGIC)
-            except RecordError:
-                found = False
-            self._packed[file] = found
-        return found
-
-    def _value(self, file: int, number: int) -> bytearray:
-        one = self._files[file].index()
-        place, nbytes = int(one.places[number]), int(one.sizes[number])
-        if nbytes > self._max_record_nbytes:
-            raise self._broken(
-                file, number, f"{nbytes} bytes are more than max_record_nbytes={self._max_record_nbytes}"
-            )
-        page, within = divmod(place, one.page_nbytes)
-        on_overflow = within == PAGE.size  # no node of a leaf begins there: its places of nodes do
-        descriptor = self._descriptors[file].get()
-        head = bytearray(PAGE.size if on_overflow else 0)
-        try:
-            if nbytes > _SMALL_NBYTES and place + nbytes > os.fstat(descriptor).st_size:
-                raise OSError("it is truncated")
-            value = bytearray(nbytes)
-            found = os.preadv(descriptor, [head, value], place - len(head)) - len(head)
-            if found < nbytes:
-                _fill(descriptor, memoryview(value)[max(0, found) :], place + max(0, found))
-        except OSError as error:
-            raise self._broken(file, number, f"its {nbytes} bytes cannot be read: {error}") from error
-        if on_overflow and not _holds(head, page, nbytes, one.page_nbytes):
-            raise self._broken(file, number, f"page {page} does not hold its {nbytes} bytes")
-        return value
-
-    def _broken(self, file: int, number: int, reason: str) -> RecordError:
-        one = self._files[file].index()
-        return RecordError(self._files[file].path, int(one.places[number]), one.key(number), reason)
-
-
-def _holds(head: bytes | bytearray, page: int, nbytes: int, page_nbytes: int) -> bool:
-    """Return whether a page begins a value of some bytes."""
-    own, _, flags, low, high = PAGE.unpack(head)
-    return bool(own == page and flags & OVERFLOW and (low | high << 16) * page_nbytes >= PAGE.size + nbytes)
+        for file in self._files:
+            file.environment.close()
 
 
 def _data_file(path: str, storage: Storage) -> str:
     """Return the file that a path stands for."""
     local = storage.local(path)
     return os.path.join(local, "data.mdb") if os.path.isdir(local) else local
-
-
-def _open(path: str) -> int:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise SourceError(f"{path} cannot be opened: {error}") from error
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-    return descriptor
-
-
-def _fill(descriptor: int, rest: memoryview, place: int) -> None:
-    """Read what a first read has not given: it may give less than was asked for."""
-    while rest:
-        found = os.preadv(descriptor, [rest], place)
-        if not found:
-            raise OSError("it is truncated")
-        rest, place = rest[found:], place + found
 
 
 class LMDBWriter:
@@ -322,11 +348,8 @@ def concat_files(parts: Sequence[str], path: str) -> None:
     database = _Database(path, _COMMIT_NBYTES)
     try:
         for part in parts:
-            source = LMDBSource([KeyTree(_data_file(part, Storage()), None, NOT_SAMPLES)], part, Selection(), 1 << 40)
-            try:
-                for number in range(len(source)):
-                    database.add(bytes(source.raw(number)))
-            finally:
-                source.close()
+            file = _File(_data_file(part, Storage()), None)
+            for number in range(file.count):
+                database.add(file.values([number], 1 << 40)[1][0])
     finally:
         database.close()

@@ -1,4 +1,4 @@
-"""The wire format of tf.train.Example, read and written without TensorFlow and without protobuf.
+"""tf.train.Example and SequenceExample, parsed by protobuf (but see example_fast_path.py), without TensorFlow.
 
     Example          1: Features                      SequenceExample   1: Features (the context)   2: FeatureLists
     Features         1: entries of a map: 1: name, 2: Feature
@@ -9,13 +9,14 @@
     FloatList        1: float32, packed (one field, 4 bytes each) or each a field
     Int64List        1: varints, packed or each a field
 
-`protobuf` reads the fields of a message. As its specification wants it, unknown fields are left out, the last of
-several entries with one name counts, and a message that comes twice is both together.
+Maps are declared as what they are on the wire, repeated entries, of which the last one with a name counts; their values
+as bytes, of which all parts together are the value: only what is wanted is parsed, and equal steps are one array.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -23,18 +24,12 @@ import numpy as np
 from penstock.data.formats.tfrecord.protobuf_wire import (
     WORD,
     MalformedError,
-    after,
     field,
-    floats,
-    int64s,
-    signed,
-    span,
-    tagged,
     usual_inside,
     usual_span,
-    varint,
     varint_of,
 )
+from penstock.data.optional import need
 
 Values = list[bytes] | list[int] | np.ndarray
 """A feature's values: bytes, integers (a list where they are few, else an int64 array), or a float32 array."""
@@ -42,11 +37,50 @@ Values = list[bytes] | list[int] | np.ndarray
 Steps = list[Values] | np.ndarray
 """The values of each step: an array (steps, values) where all have as many numbers."""
 
-_SUBMESSAGE = 0x0A  # field 1, with a length
-_SECOND = 0x12  # field 2, with a length
-_UNPACKED_FLOAT = 0x0D
-_UNPACKED_INT = 0x08
-_KINDS = {0x0A: "bytes", 0x12: "float", 0x1A: "int"}
+_FLOATS, _INTS = 0x12, 0x1A
+_FEW = 128
+_FIELDS = {
+    "BytesList": ["*bytes value"],
+    "FloatList": ["*float value"],
+    "Int64List": ["*int64 value"],
+    "Feature": ["?BytesList bytes_list", "?FloatList float_list", "?Int64List int64_list"],
+    "FeatureList": ["*Feature steps"],
+    "Entry": ["string name", "*bytes parts"],
+    "Map": ["*Entry entries"],
+    "Example": ["Map features"],
+    "SequenceExample": ["bytes context", "Map lists"],
+}
+"""The messages, with their fields in the order of their numbers: * is repeated, of those with ? the last one counts."""
+
+
+@cache
+def _message(name: str) -> Any:
+    """Return the class of a message."""
+    protos = need("google.protobuf.descriptor_pb2", "tfrecord")
+    file = protos.FileDescriptorProto(name="penstock.proto", package="penstock", syntax="proto3")
+    for own, fields in _FIELDS.items():
+        made = file.message_type.add(name=own)
+        for number, text in enumerate(fields, 1):
+            kind, label = text.lstrip("*?").split()
+            one = made.field.add(name=label, number=number, label=3 if text[0] == "*" else 1)
+            if kind in _FIELDS:
+                one.type_name = f".penstock.{kind}"
+            one.type = 11 if kind in _FIELDS else {"bytes": 12, "string": 9, "float": 2, "int64": 3}[kind]
+            if text[0] == "?":
+                one.oneof_index = 0
+        if fields[0][0] == "?":
+            made.oneof_decl.add(name="kind")
+    pool = need("google.protobuf.descriptor_pool", "tfrecord").DescriptorPool()
+    pool.Add(file)
+    factory = need("google.protobuf.message_factory", "tfrecord")
+    return factory.GetMessageClass(pool.FindMessageTypeByName(f"penstock.{name}"))
+
+
+def _parse(name: str, data: bytes) -> Any:
+    try:
+        return _message(name).FromString(data)
+    except need("google.protobuf.message", "tfrecord").DecodeError as error:
+        raise MalformedError(f"it is no {name}: {error}") from error
 
 
 def parse_features(record: bytes, wanted: Container[str] | None = None) -> dict[str, Values]:
@@ -60,20 +94,13 @@ def parse_features(record: bytes, wanted: Container[str] | None = None) -> dict[
 
     Raises:
         MalformedError: it is no such message.
+        ExtraError: protobuf is not installed.
 
     >>> parse_features(serialize_example({"label": [7], "text": [b"a", b"b"]}))
     {'label': [7], 'text': [b'a', b'b']}
     """
-    found: dict[str, Values | None] = {}
-    at, end = 0, len(record)
-    while at < end:
-        tag, at = tagged(record, at, end)
-        if tag == _SUBMESSAGE:
-            at, stop = span(record, at, end)
-            _read_map(record, at, stop, found, wanted)
-            at = stop
-        else:
-            at = after(record, at, end, tag)
+    parts = _wanted_parts(_parse("Example", record).features, wanted)
+    found = {name: _values(_parse("Feature", data)) for name, data in parts.items()}
     return {name: values for name, values in found.items() if values is not None}
 
 
@@ -82,27 +109,50 @@ def parse_feature_lists(record: bytes, wanted: Container[str] | None = None) -> 
 
     Raises:
         MalformedError: it is no such message.
+        ExtraError: protobuf is not installed.
     """
     found: dict[str, Steps] = {}
-    at, end = 0, len(record)
-    while at < end:
-        tag, at = tagged(record, at, end)
-        if tag != _SECOND:
-            at = after(record, at, end, tag)
-            continue
-        at, stop = span(record, at, end)
-        while at < stop:
-            tag, at = tagged(record, at, stop)
-            if tag != _SUBMESSAGE:
-                at = after(record, at, stop, tag)
-                continue
-            at, entry = span(record, at, stop)
-            name, spans = _entry(record, at, entry)
-            if wanted is None or name in wanted:
-                alike = _equal_steps(record, *spans[0]) if len(spans) == 1 else None
-                found[name] = alike if alike is not None else [one for span in spans for one in _steps(record, *span)]
-            at = entry
+    for name, data in _wanted_parts(_parse("SequenceExample", record).lists, wanted).items():
+        alike = _equal_steps(data)
+        steps = () if alike is not None else map(_values, _parse("FeatureList", data).steps)
+        found[name] = alike if alike is not None else [[] if step is None else step for step in steps]
     return found
+
+
+def _wanted_parts(entries: Any, wanted: Container[str] | None) -> dict[str, bytes]:
+    return {one.name: b"".join(one.parts) for one in entries.entries if wanted is None or one.name in wanted}
+
+
+def _values(feature: Any) -> Values | None:
+    kind = feature.WhichOneof("kind")
+    if kind is None:
+        return None
+    values = getattr(feature, kind).value
+    if kind == "float_list":
+        return np.array(values, np.float32)
+    return np.array(values, np.int64) if kind == "int64_list" and len(values) > _FEW else list(values)
+
+
+def _equal_steps(data: bytes) -> np.ndarray | None:
+    """Return the steps as one array, if they are packed numbers and differ in nothing else; None if not."""
+    try:
+        kind_at, stop = usual_span(data, 0, len(data))
+        kind = data[kind_at]
+        begin = usual_inside(data, usual_inside(data, kind_at, stop, kind), stop, 0x0A)
+    except (IndexError, ValueError):
+        return None
+    if len(data) % stop or begin == stop:
+        return None
+    rows = np.frombuffer(data, np.uint8).reshape(-1, stop)
+    head, values = rows[:, :begin], rows[:, begin:]
+    if (head != head[0]).any():
+        return None
+    if kind == _FLOATS and (stop - begin) % 4 == 0:
+        return np.ascontiguousarray(values).view("<f4")
+    return values.astype(np.int64) if kind == _INTS and (values < 0x80).all() else None
+
+
+# ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def serialize_example(features: Mapping[str, Sequence[bytes] | Sequence[int] | np.ndarray]) -> bytes:
@@ -128,153 +178,3 @@ def serialize_entry(name: str, values: Sequence[bytes] | Sequence[int] | np.ndar
     else:
         feature = field(3, field(1, b"".join(varint_of(int(value) % WORD) for value in values)))
     return field(1, field(1, name.encode()) + field(2, feature))
-
-
-# ── reading ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _read_map(data: bytes, at: int, end: int, found: dict[str, Values | None], wanted: Container[str] | None) -> None:
-    while at < end:
-        tag, at = tagged(data, at, end)
-        if tag != _SUBMESSAGE:
-            at = after(data, at, end, tag)
-            continue
-        at, stop = span(data, at, end)
-        name, spans = _entry(data, at, stop)
-        if wanted is None or name in wanted:
-            found[name] = _feature(data, spans)
-        at = stop
-
-
-def _entry(data: bytes, at: int, end: int) -> tuple[str, list[tuple[int, int]]]:
-    """Return a map entry's name, and where its value's parts lie: all of them together are the value."""
-    name, spans = b"", []
-    while at < end:
-        tag, at = tagged(data, at, end)
-        if tag == _SUBMESSAGE:
-            at, stop = span(data, at, end)
-            name, at = data[at:stop], stop
-        elif tag == _SECOND:
-            at, stop = span(data, at, end)
-            spans.append((at, stop))
-            at = stop
-        else:
-            at = after(data, at, end, tag)
-    try:
-        return name.decode(), spans
-    except UnicodeDecodeError as error:
-        raise MalformedError(f"the name {name[:40]!r} of a feature is no UTF-8") from error
-
-
-def _equal_steps(data: bytes, at: int, end: int) -> np.ndarray | None:
-    """Return the steps as one array, if they are packed numbers and differ in nothing else; None if not."""
-    try:
-        kind_at, stop = usual_span(data, at, end)
-        kind = data[kind_at]
-        begin = usual_inside(data, usual_inside(data, kind_at, stop, kind), stop, _SUBMESSAGE)
-    except (IndexError, ValueError):
-        return None
-    if (end - at) % (stop - at) or begin == stop:
-        return None
-    rows = np.frombuffer(data, np.uint8, end - at, at).reshape(-1, stop - at)
-    head, values = rows[:, : begin - at], rows[:, begin - at :]
-    if (head != head[0]).any():
-        return None
-    if _KINDS.get(kind) == "float" and (stop - begin) % 4 == 0:
-        return np.ascontiguousarray(values).view("<f4")
-    if _KINDS.get(kind) == "int" and (values < 0x80).all():
-        return values.astype(np.int64)
-    return None
-
-
-def _steps(data: bytes, at: int, end: int) -> list[Values]:
-    steps: list[Values] = []
-    while at < end:
-        tag, at = tagged(data, at, end)
-        if tag == _SUBMESSAGE:
-            at, stop = span(data, at, end)
-            values = _feature(data, [(at, stop)])
-            steps.append([] if values is None else values)
-            at = stop
-        else:
-            at = after(data, at, end, tag)
-    return steps
-
-
-def _feature(data: bytes, spans: list[tuple[int, int]]) -> Values | None:
-    kind = ""
-    parts: list[Any] = []
-    for at, end in spans:
-        while at < end:
-            tag, at = tagged(data, at, end)
-            if tag not in _KINDS:
-                at = after(data, at, end, tag)
-                continue
-            if _KINDS[tag] != kind:  # of several kinds the last one counts
-                kind, parts = _KINDS[tag], []
-            at, stop = span(data, at, end)
-            parts += _READERS[kind](data, at, stop)
-            at = stop
-    if not kind:
-        return None
-    if len(parts) == 1:
-        only: Values = parts[0]
-        return only
-    if kind == "float":
-        return np.concatenate([np.zeros(0, np.float32), *parts])
-    if any(isinstance(part, np.ndarray) for part in parts):
-        return np.concatenate([np.asarray(part, np.int64) for part in parts])
-    return [value for part in parts for value in part]
-
-
-def _bytes_list(data: bytes, at: int, end: int) -> list[Values]:
-    values: list[bytes] = []
-    while at < end:
-        tag, at = tagged(data, at, end)
-        if tag == _SUBMESSAGE:
-            at, stop = span(data, at, end)
-            values.append(data[at:stop])
-            at = stop
-        else:
-            at = after(data, at, end, tag)
-    return [values]
-
-
-def _float_list(data: bytes, at: int, end: int) -> list[Values]:
-    parts: list[Values] = []
-    while at < end:
-        tag, at = tagged(data, at, end)
-        if tag == _SUBMESSAGE:
-            at, stop = span(data, at, end)
-            parts.append(floats(data, at, stop))
-            at = stop
-        elif tag == _UNPACKED_FLOAT:
-            if at + 4 > end:
-                raise MalformedError("a float ends in its middle")
-            parts.append(np.frombuffer(data, "<f4", 1, at))
-            at += 4
-        else:
-            at = after(data, at, end, tag)
-    return parts
-
-
-def _int64_list(data: bytes, at: int, end: int) -> list[Values]:
-    parts: list[Values] = []
-    while at < end:
-        tag, at = tagged(data, at, end)
-        if tag == _SUBMESSAGE:
-            at, stop = span(data, at, end)
-            parts.append(int64s(data, at, stop))
-            at = stop
-        elif tag == _UNPACKED_INT:
-            value, at = varint(data, at, end)
-            parts.append([signed(value)])
-        else:
-            at = after(data, at, end, tag)
-    return parts
-
-
-_READERS = {"bytes": _bytes_list, "float": _float_list, "int": _int64_list}
-
-
-# ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────

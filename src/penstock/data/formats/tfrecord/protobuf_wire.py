@@ -1,4 +1,4 @@
-"""protobuf's wire format: a message is fields in any order, each a tag and a value.
+"""What the fast paths read of protobuf's wire format: a message is fields in any order, each a tag and a value.
 
 The tag is a varint of `number << 3 | type`. By its type the value is a varint (0), 8 bytes (1), a varint of a length
 and as many bytes (2), a group up to its end (3, 4), or 4 bytes (5). A varint has 7 bits in a byte, the lowest first,
@@ -13,7 +13,6 @@ import numpy as np
 WORD = 1 << 64
 _FEW_NBYTES = 128
 """Up to here a loop over varints is faster than NumPy's first calls."""
-_DEEPEST = 100
 _SUBMESSAGE = 0x0A  # field 1, with a length
 _FLOAT: np.dtype = np.dtype("<f4")
 
@@ -81,36 +80,6 @@ def _few_int64s(data: bytes) -> list[int]:
     return values
 
 
-def tagged(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return a field's tag, and where its value begins.
-
-    Raises:
-        MalformedError: it is no tag.
-    """
-    tag = data[at]
-    if tag < 0x80:
-        return tag, at + 1
-    tag, at = varint(data, at, end)
-    if tag >= 1 << 32:
-        raise MalformedError("the number of a field is too large")
-    return tag, at
-
-
-def span(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return where a value with a length begins and ends.
-
-    Raises:
-        MalformedError: there is less.
-    """
-    length = data[at] if at < end else 0x80
-    at += 1
-    if length >= 0x80:
-        length, at = varint(data, at - 1, end)
-    if length > end - at:
-        raise MalformedError(f"a field is {length} bytes long, and {end - at} are left")
-    return at, at + length
-
-
 def varint(data: bytes, at: int, end: int) -> tuple[int, int]:
     """Return an integer of 64 bits without a sign, and where it ends.
 
@@ -162,41 +131,6 @@ def usual_inside(record: bytes, at: int, end: int, tag: int) -> int:
 def signed(value: int) -> int:
     """Return the signed integer that has these 64 bits."""
     return value - WORD if value >= WORD >> 1 else value
-
-
-def after(data: bytes, at: int, end: int, tag: int, depth: int = 0) -> int:
-    """Return where an unknown field ends, whose tag has been read.
-
-    Raises:
-        MalformedError: it is no field, or ends in its middle.
-    """
-    kind = tag & 7
-    if tag < 8:
-        raise MalformedError("a field has the number 0")
-    if kind == 0:
-        _, at = varint(data, at, end)
-    elif kind in (1, 5):
-        at += 8 if kind == 1 else 4
-    elif kind == 2:
-        _, at = span(data, at, end)
-    elif kind == 3 and depth < _DEEPEST:
-        return _after_group(data, at, end, tag, depth + 1)
-    else:
-        raise MalformedError(f"a field has the type {kind}, where none can be")
-    if at > end:
-        raise MalformedError("a field ends in its middle")
-    return at
-
-
-def _after_group(data: bytes, at: int, end: int, begun: int, depth: int) -> int:
-    while at < end:
-        tag, at = tagged(data, at, end)
-        if tag & 7 == 4:
-            if tag >> 3 != begun >> 3:
-                break
-            return at
-        at = after(data, at, end, tag, depth)
-    raise MalformedError("a group has no end")
 
 
 # ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,4 +13,10 @@ def _load() -> Implementation:
     )
 
 
-ZARR = Format(name="zarr", suffixes=(".zarr",), load=_load, folder_markers=("zarr.json", ".zgroup", ".zarray"))
+ZARR = Format(
+    name="zarr",
+    suffixes=(".zarr",),
+    load=_load,
+    folder_markers=("zarr.json", ".zgroup", ".zarray"),
+    writes_folders=True,
+)

@@ -1,0 +1,104 @@
+"""Remote folders are listed once for each `penstock.open`, and with `distributed=` once for all ranks of the job.
+
+A bucket of a million objects takes a thousand requests, one after another: to guess the format would make them twice,
+and each rank again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+
+from penstock.core.errors import OptionError, PenstockError, SourceError
+from penstock.distributed.rank import rank_and_world_size
+
+
+@dataclass(frozen=True, slots=True)
+class _Listings:
+    group: ProcessGroup | None = None
+    is_shared: bool = False
+    known: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+
+
+_current: ContextVar[_Listings | None] = ContextVar("_current", default=None)
+
+
+@contextmanager
+def kept_listings(distributed: bool | ProcessGroup | DeviceMesh) -> Iterator[None]:
+    """Keep what is listed in the `with` block, in this thread.
+
+    Args:
+        distributed: whether all ranks of the job, or of a group or mesh, come by: then its first one lists for all.
+
+    Raises:
+        OptionError: there are several ranks, and torch.distributed is not initialized; or this one is not in the group.
+    """
+    listings = _Listings()
+    if distributed is not False:
+        group = None if isinstance(distributed, bool) else distributed
+        rank, size = rank_and_world_size(group)
+        if rank < 0:
+            raise OptionError("distributed= is a process group that this process is not in; give the one that it is in")
+        if not (dist.is_available() and dist.is_initialized()):
+            if size > 1:
+                raise OptionError(
+                    f"there are {size} ranks, and torch.distributed does not know them yet; call init_process_group "
+                    "before penstock.open(..., distributed=True)"
+                )
+        else:
+            listings = _Listings(group.get_group() if isinstance(group, DeviceMesh) else group, is_shared=size > 1)
+    token = _current.set(listings)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def listed(kind: str, url: str, make: Callable[[], list[str]]) -> list[str]:
+    """Return a listing that is kept, or else what `make` returns here or on the first rank.
+
+    Args:
+        kind: "find" or "glob".
+        url: of the folder, or the pattern.
+        make: lists.
+
+    Raises:
+        SourceError: the folder cannot be listed.
+        OptionError: the first rank lists something else.
+    """
+    listings = _current.get()
+    if listings is None:
+        return make()
+    key = kind, url
+    if key not in listings.known:
+        listings.known[key] = _broadcast(key, make, listings.group) if listings.is_shared else make()
+    return listings.known[key]
+
+
+def _broadcast(key: tuple[str, str], make: Callable[[], list[str]], group: ProcessGroup | None) -> list[str]:
+    first = 0 if group is None else dist.get_global_rank(group, 0)
+    told: list[tuple[tuple[str, str], list[str] | str]] = [(key, "")]
+    failure: Exception | None = None
+    if dist.get_rank() == first:
+        try:
+            told = [(key, make())]
+        except Exception as error:  # noqa: BLE001 - the others wait for an answer, whatever it is
+            failure, told = error, [(key, str(error) if isinstance(error, PenstockError) else repr(error))]
+    dist.broadcast_object_list(told, src=first, group=group)
+    if failure is not None:
+        raise failure
+    found_key, found = told[0]
+    if found_key != key:
+        raise OptionError(
+            f"with distributed= one rank lists for all, and rank {first} opens {found_key[1]} while this one opens "
+            f"{key[1]}; leave it out where ranks open different paths"
+        )
+    if isinstance(found, str):
+        raise SourceError(f"{found} (on rank {first}, which lists for all)")
+    return found
