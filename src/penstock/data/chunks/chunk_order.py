@@ -17,8 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock.data.concat_ranges import concat_ranges
-
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 """Source: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, 2014 (the finalizer of SplitMix64)."""
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -89,7 +87,7 @@ class ChunkOrder:
 
     def _draw(self, kept: np.ndarray, added: np.ndarray) -> None:
         """Draw some blocks, and forget those that are not to be kept."""
-        kept_places = concat_ranges(self._places[np.searchsorted(self._drawn, kept)], self._sizes(kept))
+        kept_places = _ranges(self._places[np.searchsorted(self._drawn, kept)], self._sizes(kept))
         self._indices = np.concatenate([self._indices[kept_places], self._shuffled(added)])
         self._drawn = np.concatenate([kept, added])
         self._places = np.cumsum(self._sizes(self._drawn)) - self._sizes(self._drawn)
@@ -103,7 +101,7 @@ class ChunkOrder:
     def _shuffled(self, blocks: np.ndarray) -> np.ndarray:
         """Return the indices of some blocks, each block's in random order."""
         sizes = self._sizes(blocks)
-        slots = concat_ranges(self._blocks[blocks], sizes)
+        slots = _ranges(self._blocks[blocks], sizes)
         chunks = np.searchsorted(self._slots, slots, "right") - 1
         indices = self._firsts[chunks] + (slots - self._slots[chunks])
         keys = self._hashed(slots) >> _PLACE_BITS << _PLACE_BITS
@@ -175,3 +173,14 @@ class _Stretches:
         rounds, lane = np.divmod(number, width)
         found: np.ndarray = self._slots[self._row[stretch] + lane] + rounds * block + inside
         return found
+
+
+def _ranges(begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return consecutive numbers, `sizes` of them from each of `begins` on.
+
+    >>> _ranges(np.array([5, 0]), np.array([2, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    ends = np.cumsum(sizes)
+    found: np.ndarray = np.repeat(begins - (ends - sizes), sizes) + np.arange(ends[-1] if len(ends) else 0)
+    return found
