@@ -68,13 +68,15 @@ class ChunkedRows:
         """Return whether no chunk of these rows has to be read."""
         numbers = np.arange(wanted.start, wanted.stop) if isinstance(wanted, slice) else wanted
         cache = self._cache
-        return cache is None or all(cache.holds((*self._key, at)) for at in set((numbers // self._rows).tolist()))
+        return cache is None or all(
+            cache.peek((*self._key, at)) is not None for at in set((numbers // self._rows).tolist())
+        )
 
     def _span(self, start: int, stop: int) -> np.ndarray:
         rows = self._rows
         number = start // rows
         if start < stop <= (number + 1) * rows:
-            if self._cache is not None and stop - start == rows and not self._cache.holds((*self._key, number)):
+            if self._cache is not None and stop - start == rows and self._cache.peek((*self._key, number)) is None:
                 chunk = self._read(number)  # nobody else has it, and nobody needs it again
                 return chunk if chunk.flags.writeable else chunk.copy()
             return self._chunk(number)[start - number * rows : stop - number * rows].copy()
