@@ -92,7 +92,7 @@ class NumberedSamples(Dataset[Any]):
         size = 1 if self._gathers else end
         while start < end:
             stop = min(start + size, end)
-            samples = self._read_ahead(start, stop) if self._gathers else None
+            samples = self._read_ahead(start, stop)
             self._left = iter(samples or ())
             if samples is None:
                 for index in range(start, stop):
@@ -116,15 +116,16 @@ class NumberedSamples(Dataset[Any]):
     def _gathers(self) -> bool:
         return self.reads_batches and not self.parts
 
-    def _read_block(self, block: range) -> list[Any] | None:
+    def read_block(self, block: range) -> list[Any] | None:
+        """Return samples that are read together; None where they have to be read alone, or one of them is broken."""
         try:
-            return self.read_many(np.arange(block.start, block.stop, block.step))
+            return self.read_many(np.arange(block.start, block.stop, block.step)) if self._gathers else None
         except SourceError:  # raised again by the sample that it belongs to
             return None
 
     def _read_ahead(self, start: int, stop: int) -> list[Any] | None:
         try:
-            return self.read_range(start, stop)
+            return self.read_range(start, stop) if self._gathers else None
         except SourceError:  # raised again by the sample that it belongs to
             return None
 

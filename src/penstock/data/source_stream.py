@@ -48,7 +48,7 @@ class SourceStream(Stream):
         start, stop = (int(at) for at in self._starts[int(shard.name) : int(shard.name) + 2])
         for at in range(start + first, stop, step * _READ_TOGETHER):
             block = range(at, min(stop, at + step * _READ_TOGETHER), step)
-            samples = self._source._read_block(block) if self._source._gathers else None
+            samples = self._source.read_block(block)
             for number, index in enumerate(block):
                 try:
                     yield self._source[index] if samples is None else samples[number]
