@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,37 @@ def test_workers_that_cannot_load_torch_end_a_loop_and_threads_need_not_load_it(
     assert "workers have ended like this before they made anything" in ours, done.stderr
     assert threads == "8"
     assert "[WinError 1455] The paging file is too small" in done.stderr
+
+
+class Locked(torch.utils.data.Dataset[int]):
+    """Sample 2 takes a lock of the training process; nobody releases it in a worker."""
+
+    def __init__(self, lock: Any) -> None:
+        self.lock, self.is_waiting = lock, torch.multiprocessing.get_context("fork").Event()
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2:
+            self.is_waiting.set()
+            with self.lock:
+                pass
+        return index
+
+
+def test_a_lock_that_was_held_when_workers_were_forked_hangs_the_loop_and_timeout_names_the_sample() -> None:
+    assert _is_on_the_page("The loop hangs")
+    lock = threading.Lock()
+    dataset = Locked(lock)
+    options: dict[str, Any] = {"batch_size": 2, "num_workers": 1, "multiprocessing_context": "fork", "timeout": 4}
+    with lock:
+        batches = iter(penstock.DataLoader(dataset, **options))
+        assert next(batches).tolist() == [0, 1]
+    dataset.is_waiting.wait()
+    with pytest.raises(RuntimeError, match=r"timed out.*is at sample 2"):
+        next(batches)
+    del batches
 
 
 class Activations(torch.nn.Module):
