@@ -467,7 +467,7 @@ def test_verify_compares_existing_files_and_reports_where_they_differ(tmp_path: 
     with pytest.raises(SourceError, match=r"differ: sample 30: field 'y' has other values"):
         convert(one, tmp_path / "3.lmdb", verify=True, workers=workers)
     write_samples(tmp_path / "4.lmdb", make_samples(49))
-    with pytest.raises(SourceError, match=r"differ: one has more than 49 samples"):
+    with pytest.raises(SourceError, match=r"differ: the second has 49 samples, and the first has more"):
         convert(one, tmp_path / "4.lmdb", verify=True, workers=workers)
 
 

@@ -41,7 +41,8 @@ class CompareTask:
         for one, other in pair:
             number = self.first + checksum.samples
             if one is None or other is None:
-                return f"one has {'more' if other is None else 'fewer'} than {number} samples", checksum
+                shorter, longer = ("first", "second") if one is None else ("second", "first")
+                return f"the {shorter} has {number} samples, and the {longer} has more", checksum
             if text := describe_difference(one, other):
                 return f"sample {number}: {text}", checksum
             before = checksum.nbytes
