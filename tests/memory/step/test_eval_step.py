@@ -190,3 +190,8 @@ def test_outputs_that_are_mappings_and_dataclasses_stay_what_they_are(device: st
     assert torch.equal(found["logits"], found.logits)
     outputs = [*penstock.infer(step, DataLoader(BATCH, batch_size=6), device=device)]
     assert torch.allclose(torch.cat([one.logits for one in outputs]), found.logits)
+
+
+def test_an_argument_that_there_is_not_is_an_error_that_names_the_class() -> None:
+    with pytest.raises(TypeError, match="EvalStep has no argument 'microbatch'; it takes micro_batch, split"):
+        EvalStep(nn.Linear(3, 2), microbatch=4)  # type: ignore[call-arg]

@@ -48,6 +48,18 @@ class Cutting:
     count: Callable[[Any], int] = field(init=False)
     """`batch -> samples`."""
 
+    @classmethod
+    def of(cls, caller: str, options: CuttingOptions) -> Cutting:
+        """Return what a class was given.
+
+        Raises:
+            TypeError: there is no such option.
+            OptionError: micro_batch is out of range, or how to cut was said in two ways.
+        """
+        for name in options.keys() - CuttingOptions.__annotations__.keys():
+            raise TypeError(f"{caller} has no argument {name!r}; it takes {', '.join(CuttingOptions.__annotations__)}")
+        return cls(**options)
+
     def __post_init__(self) -> None:
         given: object = self.micro_batch
         if given is not None and not (isinstance(given, Integral) and int(given) >= 1):

@@ -49,8 +49,11 @@ class ParallelLayout:
     def __post_init__(self) -> None:
         if self.shard not in get_args(Shard):
             raise OptionError(f"shard is one of {', '.join(get_args(Shard))}, not {self.shard!r}")
+        for name in ("ranks", "tensor_parallel", "replicas"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name} must be at least 1, not {getattr(self, name)}")
         groups = self.tensor_parallel * (self.replicas if self.shard == "hsdp" else 1)
-        if min(self.ranks, self.tensor_parallel, self.replicas) < 1 or self.ranks % groups:
+        if self.ranks % groups:
             raise OptionError(
                 f"{self.ranks} ranks cannot be cut into tensor_parallel={self.tensor_parallel}"
                 f"{f' and replicas={self.replicas}' if self.shard == 'hsdp' else ''}; make ranks a multiple of {groups}"

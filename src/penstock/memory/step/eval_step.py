@@ -64,7 +64,7 @@ class EvalStep:
         reject_ranks(
             model, "pass the module of a DistributedDataParallel, and evaluate a sharded model without EvalStep"
         )
-        self._cutting = Cutting(**cutting)
+        self._cutting = Cutting.of("EvalStep", cutting)
         self._guard = ForwardGuard(model, self._cutting)
 
     def __call__(self, batch: Any) -> Any:

@@ -39,7 +39,7 @@ class GuardedBackward:
         **cutting: Unpack[CuttingOptions],
     ) -> None:
         self._guard = OOMGuard(model, optimizer, **cutting)
-        how = Cutting(**cutting)
+        how = Cutting.of("BackwardStep", cutting)
         self.count_samples = how.count
         self._weights = LossWeights(model, optimizer, weight, backward, how)
 

@@ -54,7 +54,7 @@ class OOMGuard(ForwardGuard):
 
     def __init__(self, model: nn.Module, optimizer: Optimizer | None = None, **cutting: Unpack[CuttingOptions]) -> None:
         reject_parallel(model)
-        super().__init__(model, Cutting(**cutting))
+        super().__init__(model, Cutting.of("OOMGuard", cutting))
         self._optimizer = optimizer
         reject_gradient_hooks(list(model.parameters()))
         self._gradients = SavedGradients(self._modules, optimizer, with_stepped=True)

@@ -63,8 +63,9 @@ class Environment:
 
     def error(self, error: Exception) -> SourceError:
         """Return our error for one of the package's."""
-        hint = "; close it there" if "already open" in str(error) else ""
-        return SourceError(f"{self.path} cannot be read by LMDB: {error}{hint}")
+        text = str(error).rstrip(".")
+        hint = "; close it there" if "already open" in text else ""
+        return SourceError(f"{self.path} cannot be read by LMDB: {text}{hint}")
 
     def begin(self, database: str | None, *, buffers: bool = False) -> Any:
         """Begin to read: return a transaction.
