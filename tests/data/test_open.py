@@ -66,6 +66,12 @@ def test_a_folder_of_several_formats_is_not_guessed(tmp_path: Path) -> None:
         (".", {"format": "parquet"}, SourceError, "holds no parquet"),
         ("a.jsonl", {"format": "excel"}, SourceError, "no format 'excel'; there are images, hdf5"),
         ("a.jsonl", {"size": 3}, OptionError, "jsonl has no option size=; it has .*dtypes="),
+        (
+            "a.jsonl",
+            {"distributed": "yes"},
+            OptionError,
+            "distributed must be True, False, a process group .*not 'yes'",
+        ),
         ("a.jsonl", {"errors": "ignore"}, OptionError, "neither 'raise' nor 'skip'"),
         ("a.jsonl", {"storage": penstock.Storage(), "cache": "copies"}, OptionError, "give the storage its cache"),
         ("a.jsonl", {"fields": ["z"]}, SourceError, "no field 'z'; it has 'x', 'y'"),

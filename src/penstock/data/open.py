@@ -6,9 +6,6 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torch.distributed import ProcessGroup
-from torch.distributed.device_mesh import DeviceMesh
-
 from penstock.core.errors import OptionError
 from penstock.core.units import to_nbytes
 from penstock.data.schema import Errors, Selection
@@ -17,6 +14,7 @@ from penstock.data.source import Source
 from penstock.data.storage.listings import kept_listings
 from penstock.data.storage.storage import Storage
 from penstock.data.stream import Stream
+from penstock.distributed.rank import Distributed
 
 
 def open(
@@ -28,7 +26,7 @@ def open(
     cache: str | os.PathLike[str] | None = None,
     cache_nbytes: int | str = 32 << 30,
     storage: Storage | None = None,
-    distributed: bool | ProcessGroup | DeviceMesh = False,
+    distributed: Distributed = False,
     **options: Any,
 ) -> Source | Stream:
     """Open a folder, a file or many as a dataset whose samples are dicts of fields.

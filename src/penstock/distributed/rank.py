@@ -1,4 +1,4 @@
-"""rank_and_world_size: this process's rank in its job. Imports only core, so that worker processes may use it."""
+"""rank_and_world_size, place_in: the rank in a job or a group. Imports only core: worker processes may use it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from penstock.core.errors import OptionError
 from penstock.core.ranks import Ranks
+
+Distributed = bool | dist.ProcessGroup | DeviceMesh
+"""What `distributed=` may be."""
 
 
 def rank_and_world_size(group: dist.ProcessGroup | DeviceMesh | None = None) -> tuple[int, int]:
@@ -30,6 +33,22 @@ def rank_and_world_size(group: dist.ProcessGroup | DeviceMesh | None = None) -> 
         return dist.get_rank(group), dist.get_world_size(group)
     ranks = Ranks.of(os.environ, os.getppid())
     return ranks.rank, ranks.world_size
+
+
+def place_in(distributed: Distributed) -> tuple[int, int]:
+    """Return (rank, world size) among the ranks that an argument `distributed=` means: of the job, or of a group.
+
+    Raises:
+        OptionError: it is something else, or a group that this process is not in.
+    """
+    given: object = distributed
+    is_member = given != dist.GroupMember.NON_GROUP_MEMBER  # what new_group returns elsewhere is no ProcessGroup
+    if is_member and not isinstance(given, (bool, dist.ProcessGroup, DeviceMesh)):
+        raise OptionError(f"distributed must be True, False, a process group or a DeviceMesh, not {given!r}")
+    rank, world_size = rank_and_world_size(None if isinstance(distributed, bool) else distributed)
+    if not is_member or rank < 0:
+        raise OptionError("distributed= is a process group that this process is not in; give the one that it is in")
+    return rank, world_size
 
 
 def _group_of(mesh: DeviceMesh) -> dist.ProcessGroup:

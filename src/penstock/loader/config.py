@@ -10,8 +10,6 @@ from multiprocessing.context import BaseContext
 from typing import Any, Literal
 
 import torch
-from torch.distributed import ProcessGroup
-from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import IterableDataset
 
 from penstock.core.errors import OptionError
@@ -20,7 +18,7 @@ from penstock.core.units import to_nbytes
 from penstock.data.source import Source
 from penstock.data.stream import Stream
 from penstock.device import Device, device_of
-from penstock.distributed.rank import rank_and_world_size
+from penstock.distributed.rank import Distributed, place_in, rank_and_world_size
 from penstock.loader.sampling.sharding import Uneven, check_uneven
 from penstock.loader.to_device.pinning import PinMemory
 from penstock.loader.workers.stateful import is_stateful
@@ -28,7 +26,6 @@ from penstock.loader.workers.worker_spec import ErrorPolicy, WorkerSpec
 
 WorkerType = Literal["process", "thread", "ray"]
 DispatchOption = Literal["auto", "demand", "round_robin"]
-Distributed = bool | ProcessGroup | DeviceMesh
 
 _MOST_AUTO_WORKERS = 8
 """How many workers num_workers="auto" means where the number cannot change during an epoch."""
@@ -299,13 +296,9 @@ def _worker_numbers(
 
 def _place(dataset: Any, distributed: Distributed) -> tuple[int, int]:
     """Return this process's rank and the number of ranks that share out the samples."""
-    if not isinstance(distributed, (bool, ProcessGroup, DeviceMesh)):
-        raise OptionError(f"distributed must be True, False, a process group or a DeviceMesh, not {distributed!r}")
+    rank, world_size = place_in(distributed)
     if not distributed and not isinstance(dataset, IterableDataset):
         return 0, 1
-    rank, world_size = rank_and_world_size(None if isinstance(distributed, bool) else distributed)
-    if rank < 0:
-        raise OptionError("distributed= is a process group that this process is not in; give the one that it is in")
     if world_size < rank_and_world_size()[1] and isinstance(dataset, Stream) and dataset.draws_order:
         raise OptionError(
             "this stream is shuffled without a seed, by the random state of each rank, so ranks that are not in the "

@@ -21,7 +21,8 @@ from penstock.core.host import cores_of_rank
 from penstock.core.interrupts import uninterrupted_finalizer
 from penstock.core.stats import LoaderStatistics
 from penstock.device import Device
-from penstock.loader.config import Distributed, LoaderConfig, WorkerType, auto_workers, check_can_distribute
+from penstock.distributed.rank import Distributed
+from penstock.loader.config import LoaderConfig, WorkerType, auto_workers, check_can_distribute
 from penstock.loader.fallback import why_torch_iterator
 from penstock.loader.iterator import LoaderIterator
 from penstock.loader.runtime import LoaderRuntime

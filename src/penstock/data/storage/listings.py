@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from penstock.core.errors import OptionError, PenstockError, SourceError
-from penstock.distributed.rank import rank_and_world_size
+from penstock.distributed.rank import Distributed, place_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ _current: ContextVar[_Listings | None] = ContextVar("_current", default=None)
 
 
 @contextmanager
-def kept_listings(distributed: bool | ProcessGroup | DeviceMesh) -> Iterator[None]:
+def kept_listings(distributed: Distributed) -> Iterator[None]:
     """Keep what is listed in the `with` block, in this thread.
 
     Args:
@@ -40,11 +40,9 @@ def kept_listings(distributed: bool | ProcessGroup | DeviceMesh) -> Iterator[Non
         OptionError: there are several ranks, and torch.distributed is not initialized; or this one is not in the group.
     """
     listings = _Listings()
+    _, size = place_in(distributed)
     if distributed is not False:
         group = None if isinstance(distributed, bool) else distributed
-        rank, size = rank_and_world_size(group)
-        if rank < 0:
-            raise OptionError("distributed= is a process group that this process is not in; give the one that it is in")
         if not (dist.is_available() and dist.is_initialized()):
             if size > 1:
                 raise OptionError(
