@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from one_rank import be_rank
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock
@@ -172,8 +173,7 @@ def test_a_worker_that_dies_in_a_later_pass_is_replaced_in_that_pass(method: str
 def test_ranks_divide_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     for rank in range(3):
-        for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 3}.items():
-            monkeypatch.setenv(name, str(value))
+        be_rank(monkeypatch, rank, 3)
         stream = pickle.loads(pickle.dumps(numbers(7, 7, order=ReadOrder(shuffle=True, seed=1))))
         share = list(stream)
         assert len(share) == len(stream)

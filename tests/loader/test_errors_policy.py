@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from one_rank import be_rank
 from sample_sets import Raising
 from torch.utils.data import IterableDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -181,7 +182,7 @@ def test_a_rank_does_not_end_with_fewer_batches_than_the_others(
 
 def test_ranks_that_may_have_other_batches_need_the_states_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def loader(rank: int) -> DataLoader[Any]:
-        monkeypatch.setattr("penstock.loader.config.rank_and_world_size", lambda group=None: (rank, 2))
+        be_rank(monkeypatch, rank, 2)
         return DataLoader(Raising(40), 1, errors="skip", distributed=True, uneven="join")
 
     states, seen = [], []

@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from one_rank import be_rank
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -285,7 +287,7 @@ def test_workers_that_are_killed_before_and_after_a_state_lose_nothing(
 
 
 def of_rank(monkeypatch: pytest.MonkeyPatch, rank: int, world: int, *args: Any, **kwargs: Any) -> DataLoader[Any]:
-    monkeypatch.setattr("penstock.loader.config.rank_and_world_size", lambda group=None: (rank, world))
+    be_rank(monkeypatch, rank, world)
     return DataLoader(*args, distributed=True, **kwargs)
 
 
@@ -697,9 +699,7 @@ def test_a_pending_batch_is_in_pythons_own_numbers() -> None:
 
 def test_a_sampler_that_shares_out_by_itself_goes_on_with_each_ranks_own_state(monkeypatch: pytest.MonkeyPatch) -> None:
     def loader(rank: int, world: int) -> DataLoader[Any]:
-        monkeypatch.setattr("penstock.loader.config.rank_and_world_size", lambda group=None: (rank, world))
-        for module in ("sampling.unknown_order", "state_dict", "checkpoint.state", "checkpoint.dataset_fingerprint"):
-            monkeypatch.setattr(f"penstock.loader.{module}.rank_and_world_size", lambda: (rank, world))
+        be_rank(monkeypatch, rank, world)
         return DataLoader(Numbers(20), 2, sampler=range(rank, 20, 2))
 
     cuts = [cut(loader(rank, 2), 2) for rank in range(2)]
@@ -713,9 +713,10 @@ def test_a_sampler_that_shares_out_by_itself_goes_on_with_each_ranks_own_state(m
         loader(0, 1).load_state_dict(cuts[0][1])
 
 
-def test_a_process_outside_of_the_group_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_outside_of_the_group_is_told() -> None:
+    outside: Any = dist.GroupMember.NON_GROUP_MEMBER
     with pytest.raises(OptionError, match="a process group that this process is not in"):
-        of_rank(monkeypatch, -1, -1, Numbers(4))
+        DataLoader(Numbers(4), distributed=outside)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -825,7 +826,7 @@ def test_a_folder_that_moved_a_filled_cache_and_another_ranks_part_are_gone_on_w
     other = DataLoader(Files("/there/too", NAMES, 8), 4)
     other.load_state_dict(state)
     assert [name.rpartition("/")[2] for batch in other for name in batch] == NAMES[4:]
-    monkeypatch.setattr("penstock.loader.checkpoint.state.rank_and_world_size", lambda: (1, 2))
+    be_rank(monkeypatch, 1, 2)
     DataLoader(Files("/here", NAMES[::-1]), 4).load_state_dict(state)
 
 

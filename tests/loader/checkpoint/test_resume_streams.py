@@ -10,6 +10,7 @@ import torch
 from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from one_rank import be_rank
 
 import penstock
 from penstock import DataLoader, StateError
@@ -59,8 +60,7 @@ def test_every_record_comes_once_over_changing_ranks_and_workers(
             stream = penstock.open(shards)
             if shuffle != "no":
                 stream = stream.shuffle(seed=4 if shuffle == "seed" else None, shuffle_block=5, interleave=2)
-            monkeypatch.setattr("penstock.data.stream.rank_and_world_size", lambda group=None, at=(rank, world): at)
-            monkeypatch.setattr("penstock.loader.config.rank_and_world_size", lambda group=None, at=(rank, world): at)
+            be_rank(monkeypatch, rank, world)
             torch.manual_seed(6)
             loader = DataLoader(stream, 2, num_workers=workers, snapshot_every_n_steps=every)
             if states:
@@ -116,7 +116,7 @@ def test_epochs_of_a_stream_are_counted_on(shards: list[str]) -> None:
 
 def test_states_of_other_ranks_are_asked_for(monkeypatch: pytest.MonkeyPatch, shards: list[str]) -> None:
     def loader(rank: int, world: int) -> DataLoader[Any]:
-        monkeypatch.setattr("penstock.loader.config.rank_and_world_size", lambda group=None: (rank, world))
+        be_rank(monkeypatch, rank, world)
         return DataLoader(penstock.open(shards), 2)
 
     one = loader(0, 2)
@@ -132,7 +132,7 @@ def on_three_ranks(monkeypatch: pytest.MonkeyPatch, shards: list[str], state: di
     """Return what each of three ranks gets after the state of one."""
     rest = []
     for rank in range(3):
-        monkeypatch.setattr("penstock.loader.config.rank_and_world_size", lambda group=None, at=rank: (at, 3))
+        be_rank(monkeypatch, rank, 3)
         other = DataLoader(penstock.open(shards), 2, num_workers=2)
         other.load_state_dict([state])
         rest.append(numbers(other))
