@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import process_tree_cpu
 from benchmarks.adapters import Epochs
 
 CACHE_LINE_NBYTES = 64
@@ -23,6 +24,8 @@ class EpochTiming:
     seconds: float
     cpu_s: float
     batches: int
+    tree_cpu_s: float = 0.0
+    """The CPU time of the process and of its workers."""
 
 
 class Consumer:
@@ -58,12 +61,13 @@ class Consumer:
 def time_epoch(epochs: Epochs, consume: Consumer) -> EpochTiming:
     """Run one epoch and return its timing."""
     gc.collect()
-    batches = 0
+    batches, before = 0, process_tree_cpu.cpu_s()
     cpu, start = time.process_time(), time.perf_counter()
     for batch in epochs:
         consume(batch)
         batches += 1
-    return EpochTiming(seconds=time.perf_counter() - start, cpu_s=time.process_time() - cpu, batches=batches)
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    return EpochTiming(seconds=seconds, cpu_s=cpu, batches=batches, tree_cpu_s=process_tree_cpu.cpu_s() - before)
 
 
 def arrays(batch: Any) -> Iterator[np.ndarray]:

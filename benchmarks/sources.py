@@ -1,9 +1,12 @@
-"""Each format beside its usual reader: `python -m benchmarks.sources [--quick] [--formats ...] [--json FILE]`.
+"""Each format beside its usual reader: `python -m benchmarks.sources [--skilled] [--quick] [--json FILE]`.
 
 The usual reader (`usual_readers`) in torch's DataLoader, and `penstock.open` in penstock's: the same files, batch size
 and number of workers, whole epochs, interleaved, after one warm-up epoch. The files are in the page cache. The loop
 reads one byte of every cache line of each batch. If penstock is less than 1.5 times as fast as the usual reader, the
 ceiling is measured, too: plain processes that only make the samples.
+
+With `--skilled` it is the readers of those who know a format well instead (`skilled_readers`), as far as they are
+installed, each in a process of its own; and the CPU time of all processes beside the wall time.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,8 @@ from benchmarks.epoch_timing import Consumer, EpochTiming, time_epoch
 from benchmarks.fresh_process import forked
 from benchmarks.interleaved import interleave
 from benchmarks.machine_facts import facts
+from benchmarks.served import PeerFailedError, served
+from benchmarks.skilled_readers import READERS
 from benchmarks.workloads import Workload
 
 OURS = "penstock"
@@ -62,6 +67,7 @@ class Case:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sources", description=__doc__.partition("\n")[0])
+    parser.add_argument("--skilled", action="store_true", help="beside readers that use a format well")
     parser.add_argument("--quick", action="store_true", help="fewer samples and rounds")
     parser.add_argument("--formats", nargs="*", choices=sorted(CASES), help="only these")
     parser.add_argument("--workers", type=int, default=2)
@@ -74,11 +80,18 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
             case = CASES[name](Path(folder), 1 if arguments.quick else 4)
-            results.append(forked(partial(_measure, case, arguments.workers, 3 if arguments.quick else 5)))
-        console.print(_summarize(results[-1]), style="dim")
+            rounds = 3 if arguments.quick else 5
+            if arguments.skilled:
+                skilled = partial(_measure_skilled, case, Path(folder), arguments.workers, rounds)
+                found_here, notes = forked(skilled)
+                console.print(*notes, sep="\n", style="dim", end="\n" if notes else "")
+                results += found_here
+            else:
+                results.append(forked(partial(_measure, case, arguments.workers, rounds)))
+        console.print(*map(_summarize, results[-2:]), sep="\n", style="dim")
         if arguments.json:
             found = {
-                "benchmark": "sources",
+                "benchmark": "skilled" if arguments.skilled else "sources",
                 "quick": arguments.quick,
                 "workers": arguments.workers,
                 "machine": facts(),
@@ -87,7 +100,8 @@ def main() -> None:
             }
             arguments.json.parent.mkdir(parents=True, exist_ok=True)
             arguments.json.write_text(json.dumps(found, indent=1) + "\n")
-    _print(results, arguments.workers, time.perf_counter() - started)
+    report = _print_skilled if arguments.skilled else _print
+    report(results, arguments.workers, time.perf_counter() - started)
 
 
 def _measure(case: Case, workers: int, rounds: int) -> Result:
@@ -108,6 +122,37 @@ def _measure(case: Case, workers: int, rounds: int) -> Result:
     figures = {**figures, "ceiling": ran.figures(lambda one: case.samples / one.seconds)["ceiling"]}
     targets = [Target(against=case.reader, at_least=TIMES), Target(against="ceiling", at_least=OF_CEILING)]
     return compare(case.name, case.name, "samples/s", figures, targets, [])
+
+
+def _measure_skilled(case: Case, folder: Path, workers: int, rounds: int) -> tuple[list[Result], list[str]]:
+    """Return the figures in wall time and in CPU time, and what could not be measured."""
+    torch.set_num_threads(1)
+    runs: dict[str, Callable[[], EpochTiming]] = {OURS: partial(time_epoch, case.ours(workers), Consumer("touch"))}
+    notes = []
+    with ExitStack() as stack:
+        for reader in READERS:
+            if reader.format != case.name:
+                continue
+            if why := reader.why_unavailable():
+                notes.append(f"{case.name}: {reader.name} is left out: {why}")
+                continue
+            here = replace(reader, folder=folder, workers=workers)
+            workload = Workload(name=case.name, dataset=[], batch_size=case.batch_size, batches=1)  # it has its files
+            try:
+                runs[reader.name] = stack.enter_context(served(here, workload, "touch"))
+            except PeerFailedError as error:
+                notes.append(f"{case.name}: {reader.name} did not start: {error}")
+        warm_up = interleave(runs, 1)
+        ran = interleave({name: runs[name] for name in warm_up.rounds}, rounds)
+        runs.clear()
+    results = [
+        compare(case.name, case.name, unit, ran.figures(figure), [], [])
+        for unit, figure in (
+            ("samples/s", lambda one: case.samples / one.seconds),
+            ("samples/CPU s", lambda one: case.samples / one.tree_cpu_s),
+        )
+    ]
+    return results, [*notes, *warm_up.notes, *ran.notes]
 
 
 @contextmanager
@@ -423,6 +468,24 @@ def _print(results: list[Result], workers: int, seconds: float) -> None:
     print(
         f"sources: {TIMES} times the usual reader or {OF_CEILING} of the ceiling in "
         f"{sum(map(_meets_target, results))} of {len(results)}, missed: {names}; {seconds:.0f} s"
+    )
+
+
+def _print_skilled(results: list[Result], workers: int, seconds: float) -> None:
+    table = Table(title=f"{workers} workers; ratios are the rounds' median (least … most)")
+    for head in ("format", "penstock", "unit", "times", "beside"):
+        table.add_column(head)
+    medians = []
+    for result in results:
+        mine = f"{statistics.median(result.figures[OURS]):,.0f}"
+        for other, ratios in result.ratios.items():
+            medians.append(statistics.median(ratios))
+            times = f"{medians[-1]:.2f} ({min(ratios):.2f} … {max(ratios):.2f})"
+            table.add_row(result.name, mine, result.unit, times, other)
+    Console(width=150).print(table)
+    print(
+        f"sources: level with skilled readers or ahead in {sum(one >= 1 for one in medians)} of {len(medians)}, the "
+        f"least {min(medians, default=1.0):.2f}; {seconds:.0f} s"
     )
 
 

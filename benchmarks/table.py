@@ -84,14 +84,16 @@ def markdown_table(report: dict[str, Any], name: str = "check") -> str:
     """
     if report.get("benchmark") == "scale":
         return scale_table(report, name)
+    if report.get("benchmark") == "everyday":
+        return _everyday_table(report, name)
     kinds = {
         "articles": _articles_table,
         "device": _device_table,
-        "everyday": _everyday_table,
         "fit": _fit_table,
         "plan_peers": _plan_peers_table,
         "readers": _readers_table,
         "sources": _sources_table,
+        "skilled": _skilled_table,
         "tune": _tune_table,
     }
     return kinds.get(report.get("benchmark", ""), _loader_table)(report)
@@ -154,12 +156,14 @@ def _device_table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _everyday_table(report: dict[str, Any]) -> str:
+def _everyday_table(report: dict[str, Any], name: str) -> str:
+    """Return the loops' ratios: `inline` and `workers` name those without and with workers, any other name both."""
     machine = report["machine"]
     rows: dict[str, dict[str, dict[str, str]]] = {}
     for result in map(Result.from_json, report["results"]):
-        name, _, workers = result.name.rpartition(", ")
-        rows.setdefault(name, {}).setdefault(workers, {})[result.unit] = _range(result.ratios["torch"], 2)
+        loop, _, workers = result.name.rpartition(", ")
+        if name not in ("inline", "workers") or (workers == "inline") == (name == "inline"):
+            rows.setdefault(loop, {}).setdefault(workers, {})[result.unit] = _range(result.ratios["torch"], 2)
     workers = list(dict.fromkeys(number for row in rows.values() for number in row))
     heads = [f"{number}, {unit}" for number in workers for unit in ("wall", "CPU")]
     lines = [
@@ -170,10 +174,10 @@ def _everyday_table(report: dict[str, Any]) -> str:
         f"| loop | {' | '.join(heads)} |",
         f"| --- |{' --- |' * len(heads)}",
     ]
-    for name, row in rows.items():
+    for loop, row in rows.items():
         found = (row.get(number, {}) for number in workers)
         cells = [one.get(unit, "") for one in found for unit in ("samples/s", "samples/CPU s")]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        lines.append(f"| {loop} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -221,6 +225,17 @@ def _sources_table(report: dict[str, Any]) -> str:
         for other, ratios in result.ratios.items():
             usual = re.sub(r",? in torch's DataLoader$", "", other)
             lines.append(f"| {result.name} | {usual} | {_range(ratios, 1)} | {mine} |")
+    return "\n".join(lines)
+
+
+def _skilled_table(report: dict[str, Any]) -> str:
+    lines = ["| format | beside | of its speed (least … most) | of its samples per CPU second | penstock, samples/s |"]
+    lines.append("| --- | --- | --- | --- | --- |")
+    results = list(map(Result.from_json, report["results"]))
+    for wall, cpu in zip(results[::2], results[1::2], strict=True):
+        mine = number_text(Spread.of(wall.figures[OURS]).median)
+        for other, ratios in wall.ratios.items():
+            lines.append(f"| {wall.name} | {other} | {_range(ratios, 2)} | {_range(cpu.ratios[other], 2)} | {mine} |")
     return "\n".join(lines)
 
 

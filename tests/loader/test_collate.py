@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_sets import Pair
 from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import collate
 
 from penstock.loader.batch_writer import BatchWriter, arena_needed, merge
-from penstock.loader.collate import collate_samples
+from penstock.loader.collate import collate_samples, fast_map
 from penstock.loader.transport.arena import Arena
 
 
@@ -138,6 +139,13 @@ def test_the_tensors_lie_in_the_arena() -> None:
 def test_a_small_batch_needs_no_arena() -> None:
     assert arena_needed((torch.zeros(3), 1), 8) == (0, False)
     assert arena_needed((torch.zeros(1000), 1), 8)[0] >= 32_000
+
+
+@pytest.mark.parametrize("kind", [int, float])
+def test_labels_lie_in_torchs_memory_or_the_heap_gives_the_pages_of_pictures_back(kind: type) -> None:
+    batch = collate([(torch.zeros(2), kind(number)) for number in range(3)], collate_fn_map=fast_map())
+    assert batch[1].tolist() == [0, 1, 2]
+    assert batch[1].untyped_storage().resizable()
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 4), (40_000,)])

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from penstock.loader.transport.arena import Arena, ArenaFullError
@@ -70,14 +71,25 @@ def _stack_usual(batch: Any, *, collate_fn_map: Any = None) -> Any:
 def _integers(batch: Any, *, collate_fn_map: Any = None) -> Any:
     if set(map(type, batch)) == {int}:
         with contextlib.suppress(OverflowError):
-            return torch.from_numpy(np.fromiter(batch, np.int64, len(batch)))
+            return _filled(batch, torch.int64)
     return _TORCH_MAP[int](batch, collate_fn_map=collate_fn_map)
 
 
 def _floats(batch: Any, *, collate_fn_map: Any = None) -> Any:
     if set(map(type, batch)) == {float}:
-        return torch.from_numpy(np.fromiter(batch, np.float64, len(batch)))
+        return _filled(batch, torch.float64)
     return _TORCH_MAP[float](batch, collate_fn_map=collate_fn_map)
+
+
+def _filled(numbers: Any, dtype: torch.dtype) -> Tensor:
+    """Return a tensor of numbers, in memory of torch's: a block of another size between large ones costs page faults.
+
+    Where the C heap puts the next batch depends on it: with NumPy's memory, batches of pictures with labels had 50 to
+    250 page faults each, where torch had none.
+    """
+    filled = torch.empty(len(numbers), dtype=dtype)
+    filled.numpy()[:] = numbers
+    return filled
 
 
 def _dicts(batch: Any, *, collate_fn_map: Any) -> Any:
