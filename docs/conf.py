@@ -48,7 +48,7 @@ def fill_in(_app: object, page: str, source: list[str]) -> None:
             text = text.replace(f"<!-- {mark} -->", make())
     for mark in re.findall(r"<!-- file: (.+) -->", text):  # of the repository's root
         words = (ROOT / mark).read_text(encoding="utf-8")
-        words = re.sub(r"\]\((?![a-z]+:|#)(docs/)?", lambda found: "](" if found[1] else f"]({up}", words)
+        words = re.sub(r"\]\((?![a-z]+:|#)(docs/(?=\w))?", lambda found: "](" if found[1] else f"]({up}", words)
         text = text.replace(f"<!-- file: {mark} -->", words)
     programs = "../" * page.count("/") + "examples.md"
     text = re.sub(rf"\]\({re.escape(up)}examples(?:/(\w+)\.py)?\)", rf"]({programs}#\g<1>py)", text).replace(
