@@ -151,6 +151,72 @@ def test_a_misspelt_command_is_recognised(word: str, meant: str, capsys: pytest.
     assert f"there is no {word!r}; did you mean {meant!r}?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("train.py --epochs 3", "did you mean `penstock run train.py`?"),
+        ("run --basline train.py", "did you mean --baseline?"),
+        ("doctor --secnods 3 train.py", "did you mean --seconds?"),
+        ("report a b c", "unrecognized arguments: c; `penstock report --help`"),
+    ],
+)
+def test_a_line_that_is_nearly_right_is_answered_with_the_right_one(
+    line: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(line.split())
+    assert ended.value.code == 2
+    assert meant in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("run trian.py", "did you mean 'train.py'?"),
+        ("run train", "did you mean 'train.py'?"),
+        ("run elsewhere/train.py", "give a .py file, or -m and a module"),
+        ("run python3.12 train.py", "leave out python3.12"),
+        ("run torchrun train.py", "torchrun ... -m penstock run train.py"),
+        ("tune nearly_right.py", "an object of that script is nearly_right:NAME"),
+        ("tune nearly_right:loader", "it has make_loader"),
+    ],
+)
+def test_what_is_not_there_is_answered_with_what_is(
+    line: str, meant: str, tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "nearly_right.py").write_text("import json\ndef make_loader(): ...\n")
+    assert cli.main(line.split()) == 2
+    assert meant in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "noted"),
+    [
+        ("train.py --baseline", True),
+        ("train.py --tune", False),
+        ("--baseline train.py", False),
+        ("-m train --tune", False),
+    ],
+)
+def test_an_option_behind_the_script_is_noted_unless_the_script_has_it(
+    line: str, noted: bool, tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("penstock.launch.run", lambda *_, **__: 0)
+    (tmp_path / "train.py").write_text("parser.add_argument('--tune')")
+    assert cli.main(["run", *line.split()]) == 0
+    assert ("--baseline stands after train.py" in capsys.readouterr().err) is noted
+
+
+def test_no_command_at_all_shows_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    text = capsys.readouterr().err
+    assert [verb.name for verb in cli.VERBS if f"\n    {verb.name} " not in text] == []
+
+
 def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--version"])

@@ -61,7 +61,7 @@ def test_the_program_starts_twice_and_ends_once_with_its_own_output_only(tmp_pat
 def test_a_program_too_short_to_be_compared_is_reported_so(tmp_path: Path) -> None:
     run = penstock(tmp_path, "run", "--baseline", script(tmp_path, LOOP).name, "5", "0", "2")
     assert run.returncode == 0
-    assert "no comparison: the program is too short: it has 0 batches after the first 10" in run.stderr
+    assert "no comparison: the program is too short: torch's DataLoader had 0 batches after the first 10" in run.stderr
 
 
 def test_a_program_that_fails_is_run_all_the_same(tmp_path: Path) -> None:

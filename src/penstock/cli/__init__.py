@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from inspect import getdoc
+from typing import NoReturn
 
 from penstock import __version__
 from penstock.cli.convert import Convert
@@ -17,7 +18,7 @@ from penstock.cli.doctor import Doctor
 from penstock.cli.inspect import Inspect
 from penstock.cli.plan import Plan
 from penstock.cli.report import Report
-from penstock.cli.run import Run
+from penstock.cli.run import Run, options_of
 from penstock.cli.tune import Tune
 from penstock.cli.verb import Verb
 from penstock.cli.watch import Watch
@@ -29,25 +30,14 @@ VERBS: tuple[Verb, ...] = (Run(), Watch(), Doctor(), Tune(), Plan(), Report(), C
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (without the program's name) and return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="penstock", description="Faster data loading, memory planning and measurements for PyTorch training."
-    )
-    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
-    verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for verb in VERBS:
-        text = getdoc(verb) or ""
-        sub = verbs.add_parser(
-            verb.name,
-            help=text.splitlines()[0],
-            description=text,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        verb.add_arguments(sub)
-        sub.set_defaults(verb=verb)
-    words = list(sys.argv[1:] if argv is None else argv)
-    _suggest(parser, words)
-    args = parser.parse_args(words)
+    parser, words = command_parser(), list(sys.argv[1:] if argv is None else argv)
+    if not words:
+        parser.print_help(sys.stderr)
+        return 2
+    _suggest_command(parser, words[0])
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        _refuse(args.parser, unknown)
     if isinstance(args.verb, Run):  # the program handles interrupts and its stdout itself
         return _run_verb(args)
     try:
@@ -68,11 +58,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _suggest(parser: argparse.ArgumentParser, words: list[str]) -> None:
+def command_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line; docs/conf.py makes the reference of the commands from it."""
+    parser = argparse.ArgumentParser(
+        prog="penstock", description="Faster data loading, memory planning and measurements for PyTorch training."
+    )
+    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
+    verbs = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for verb in VERBS:
+        text = getdoc(verb) or ""
+        sub = verbs.add_parser(
+            verb.name,
+            help=text.splitlines()[0],
+            description=text,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        verb.add_arguments(sub)
+        sub.set_defaults(verb=verb, parser=sub)
+    return parser
+
+
+def _suggest_command(parser: argparse.ArgumentParser, word: str) -> None:
     """End with what was probably meant, if the first word is neither a command nor an option."""
     known = ["--help", "--version", *(verb.name for verb in VERBS)]
-    if words and words[0] not in [*known, "-h"] and (meant := difflib.get_close_matches(words[0], known, 1)):
-        parser.error(f"there is no {words[0]!r}; did you mean {meant[0]!r}?")
+    if word in [*known, "-h"]:
+        return
+    if word.endswith(".py"):
+        parser.error(f"there is no command {word!r}; did you mean `penstock run {word}`?")
+    if meant := difflib.get_close_matches(word, known, 1):
+        parser.error(f"there is no {word!r}; did you mean {meant[0]!r}?")
+
+
+def _refuse(parser: argparse.ArgumentParser, unknown: list[str]) -> NoReturn:
+    """End with the words that a command does not take, and the option that the first of them is close to."""
+    meant = difflib.get_close_matches(unknown[0], options_of(parser), 1)
+    hint = f"; did you mean {meant[0]}?" if meant else f"; `{parser.prog} --help` has what it takes"
+    parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
 def _run_verb(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import sys
 from dataclasses import asdict
 
 from penstock.cli.examined_program import is_object, load_loop
-from penstock.cli.run import command_of
+from penstock.cli.run import command_of, note_late_options
 from penstock.core.errors import PenstockError
 
 
@@ -60,6 +60,8 @@ class Doctor:
         args.command = command_of(args.module, args.command)
         if args.command and is_object(args.command):
             args.command = _take_options(args)
+        elif args.command:
+            note_late_options(args.parser, args.command)
         if args.transfer:
             return _transfer(args)
         if args.seconds <= 0:

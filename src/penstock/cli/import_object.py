@@ -21,7 +21,9 @@ def import_object(name: str) -> Any:
     """
     module, _, attribute = name.partition(":")
     if not (module and attribute):
-        raise PenstockError(f"expected module:object, as in train:step, got {name!r}")
+        stem = module.removesuffix(".py")
+        hint = f"; an object of that script is {stem}:NAME" if stem != module else ""
+        raise PenstockError(f"expected module:object, as in train:step, got {name!r}{hint}")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -35,7 +37,9 @@ def import_object(name: str) -> Any:
     try:
         return getattr(imported, attribute)
     except AttributeError as error:
-        raise PenstockError(f"{name!r} cannot be imported ({error}); give module:object, as in train:step") from error
+        own = [each for each, value in vars(imported).items() if getattr(value, "__module__", None) == module]
+        has = f"it has {', '.join(own[:8])}" if own else "give module:object, as in train:step"
+        raise PenstockError(f"{name!r} cannot be imported ({error}); {has}") from error
 
 
 def print_own_traceback(error: BaseException) -> None:

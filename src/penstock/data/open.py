@@ -29,7 +29,7 @@ def open(
     distributed: Distributed = False,
     **options: Any,
 ) -> Source | Stream:
-    """Open a folder, a file or many as a dataset whose samples are dicts of fields.
+    r"""Open a folder, a file or many as a dataset whose samples are dicts of fields.
 
     Args:
         path: a folder of images or of files of one format, a file, a URL that fsspec knows, wildcards or braces as in
@@ -45,7 +45,8 @@ def open(
             own then.
         distributed: all ranks of the job (or of a process group, or of a mesh of one dimension) open this path here, at
             the same time: the first one lists remote folders and wildcards, and the others get its list.
-        **options: the format's own; see its module. Those that are bytes (`..._nbytes`) may be text as in "1GiB".
+        **options: the format's own: `size=` of images, `index=True` of TFRecord ...; docs/formats.md lists all, and so
+            does the error for one that it has not. Those that are bytes (`..._nbytes`) may be text as in "1GiB".
 
     Returns:
         A `Source` (random access: `len`, indices) or a `Stream` (iterable).
@@ -54,6 +55,15 @@ def open(
         SourceError: there is nothing, or nothing of a known format.
         ExtraError: a package is missing; the message names the extra that brings it.
         OptionError: the format has no such option, or a size is none; or `distributed` does not fit the ranks.
+
+    Example:
+        >>> import pathlib
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = pathlib.Path(folder, "train.csv").write_text("text,label\na cat,0\na dog,1\n")
+        ...     stream = open(f"{folder}/train.csv", fields={"y": "label"}, dtypes={"label": "int64"})
+        ...     [int(sample["y"]) for sample in stream]
+        [0, 1]
     """
     _check_fields(fields)
     if errors not in ("raise", "skip"):

@@ -56,8 +56,8 @@ class BaselineRun:
             self._problem = f"with torch's loader the program ended with exit code {code} ({last_line})"
         else:
             self._problem = (
-                f"the program is too short: it has {batches} batches after the first {WARMUP_BATCHES}, and "
-                f"{MIN_BATCHES} are needed"
+                f"the program is too short: torch's DataLoader had {batches} batches after the first {WARMUP_BATCHES}, "
+                f"and {MIN_BATCHES} are needed; a loader that the program imports from penstock is not compared"
             )
 
     def install(self) -> None:

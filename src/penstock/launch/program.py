@@ -10,8 +10,10 @@ import builtins
 import importlib.util
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
@@ -37,10 +39,19 @@ def load_program(command: Sequence[str]) -> Program:
     if path.is_dir() or path.suffix in (".zip", ".pyz"):
         return _folder_or_zip(command)
     if not path.is_file():
-        raise ScriptError(
-            f"there is no script {command[0]!r} in {Path.cwd().name}/; give a .py file, or -m and a module"
-        )
+        raise ScriptError(f"there is no script {command[0]!r} in {Path.cwd().name}/; {_what_to_give(command)}")
     return _script(command)
+
+
+def _what_to_give(command: Sequence[str]) -> str:
+    """Return what was probably meant by a path where no script is."""
+    path, rest = Path(command[0]), " ".join(command[1:])
+    if rest and path.name in ("torchrun", "accelerate", "deepspeed"):
+        return f"launchers start penstock: {path.name} ... -m penstock run train.py"
+    if rest and re.fullmatch(r"python[\d.]*|uv", path.name):
+        return f"leave out {path.name}: it is run by {sys.executable}"
+    near = get_close_matches(path.name, [each.name for each in path.parent.glob("*.py")], 1)
+    return f"did you mean {str(path.with_name(near[0]))!r}?" if near else "give a .py file, or -m and a module"
 
 
 def trim_traceback(trace: TracebackType | None) -> TracebackType | None:

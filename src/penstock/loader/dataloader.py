@@ -69,20 +69,35 @@ class DataLoader(TorchDataLoader[T_co]):
     keeping batches is safe (`list(loader)` works; batches that exceed `ring_bytes` are copied out).
 
     Args:
-        dataset: and all that follow up to `in_order`: as in torch's DataLoader.
-        num_workers: also "auto": the number of workers changes while the loop runs, until the step does not wait. It
-            is at most one for each core that this process may use (by affinity and cgroup quota) and at most 16; at
-            most 32 where workers are seen to wait (for a disk, a network) more than they compute; and none where making
-            a batch takes less time than fetching it. Where samples may depend on their worker, which is everywhere but
-            on demand (see `dispatch`), the number changes only between epochs, and the batches of an epoch are torch's
-            for its number; the first epoch's is one fewer than the cores, at most 8, or more if worker 0 waits while it
-            makes the first batch, and as many as a quarter of the available memory holds. For an iterable dataset it is
-            one fewer than the cores, at most 8.
-            `statistics().workers_reason` gives the reason. No
-            worker is started, whatever the number, for tensors, arrays, numbers, and a TensorDataset, Subset or
-            ConcatDataset of them, with torch's collate function and batches of at most 1 MiB: gathering such a batch
-            takes less time than handing it over. `dispatch="round_robin"` has the workers nonetheless.
+        dataset: `dataset[index]` and `len(dataset)`, or an iterable dataset. This argument and all that follow up to
+            `in_order` mean what they mean in torch's DataLoader; what penstock adds to one is said with it.
+        batch_size: samples of a batch; None hands out samples one by one, as they are.
+        shuffle: a new random order in each epoch.
+        sampler: yields the indices of an epoch, in place of `shuffle`.
+        batch_sampler: yields lists of indices, in place of `batch_size`, `shuffle`, `sampler` and `drop_last`.
+        num_workers: how many workers make batches; 0: this process makes them. "auto": the number changes while the
+            loop runs, until the step does not wait. It is at most one for each core that this process may use (by
+            affinity and cgroup quota) and at most 16; at most 32 where workers are seen to wait (for a disk, a network)
+            more than they compute; and none where making a batch takes less time than fetching it. Where samples may
+            depend on their worker, which is everywhere but on demand (see `dispatch`), the number changes only between
+            epochs, and the batches of an epoch are torch's for its number; the first epoch's is one fewer than the
+            cores, at most 8, or more if worker 0 waits while it makes the first batch, and as many as a quarter of the
+            available memory holds. For an iterable dataset it is one fewer than the cores, at most 8.
+            `statistics().workers_reason` gives the reason. No worker is started, whatever the number, for tensors,
+            arrays, numbers, and a TensorDataset, Subset or ConcatDataset of them, with torch's collate function and
+            batches of at most 1 MiB: gathering such a batch takes less time than handing it over.
+            `dispatch="round_robin"` has the workers nonetheless.
             (least, most), for worker_type="ray" only: the same, between these bounds.
+        collate_fn: makes a batch of a list of samples; by default tensors, arrays and numbers are stacked.
+        drop_last: leave out a last batch that is not full.
+        timeout: the seconds that a batch may take before WorkerTimeoutError; 0 for any.
+        worker_init_fn: is called with the worker's number when a worker begins.
+        multiprocessing_context: "fork", "forkserver", "spawn", or a context: how worker processes are started.
+        generator: draws the order and the seeds of workers; by default torch's global one.
+        prefetch_factor: how many batches each worker may be ahead; 2 by default.
+        persistent_workers: keep workers from epoch to epoch.
+        pin_memory_device: torch's; deprecated there.
+        in_order: hand out batches in the order of the sampler; False: as they are ready.
         worker_type: "process"; "thread" for datasets that release the GIL (`worker_init_fn` is called once in each
             thread, and changes no random state: threads share those of the process); or "ray": actors on the machines
             of the Ray cluster to which this machine belongs ("ray://host:port": the cluster behind that client server).

@@ -282,6 +282,24 @@ def test_a_run_whose_epochs_were_short_should_keep_its_workers() -> None:
     assert names == ["short-epochs"]
 
 
+def test_workers_that_were_chosen_because_samples_wait_are_not_too_many() -> None:
+    stages = StageTimes(fetch_s=1.0, step_s=50.0)
+    asked = _run(stages=stages, worker_type="process", workers=13)
+    assert [one.name for one in findings_of_run(asked)] == ["too-many-workers"]
+    chosen = _run(stages=stages, worker_type="process", workers=13, workers_reason="auto: the step waited")
+    assert findings_of_run(chosen) == ()
+
+
+@pytest.mark.parametrize(("fetch_s", "is_advised"), [(3.0, True), (60.0, False)])
+def test_no_workers_are_advised_against_transport_only_where_samples_take_less(
+    fetch_s: float, is_advised: bool
+) -> None:
+    stages = StageTimes(fetch_s=fetch_s, wait_s=5.0, transport_s=10.0, step_s=15.0)
+    (finding,) = findings_of_run(_run(stages=stages, worker_type="process", workers=32, workers_reason="auto"))
+    assert finding.name == "transport-bound"
+    assert ("num_workers=0" in finding.remedy) is is_advised
+
+
 def test_a_run_whose_memory_grew_has_a_finding() -> None:
     stages = StageTimes(fetch_s=1.0, step_s=50.0)
     moments = tuple(

@@ -40,6 +40,16 @@ class Tokenized:
         ExtraError: the package `tokenizers` is not installed; when the first sample is made.
         SourceError: the file is no tokenizer; a sample has no such field, or it is no text.
         OptionError: a dtype that holds no integers, `max_length` below 1, or a token that the tokenizer does not have.
+
+    Example:
+        >>> import pathlib
+        >>> import tempfile
+        >>> import tokenizers
+        >>> words = tokenizers.models.WordLevel({"a": 0, "cat": 1, "?": 2}, unk_token="?")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     tokenizers.Tokenizer(words).save(f"{folder}/tokenizer.json")
+        ...     Tokenized(f"{folder}/tokenizer.json")({"text": "cat", "label": 3})
+        {'label': 3, 'tokens': array([1])}
     """
 
     def __init__(

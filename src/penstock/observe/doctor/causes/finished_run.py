@@ -160,9 +160,10 @@ def _remedy(stage: Waiting, loader: LoaderRecord, record: RunRecord) -> str:
     if stage == "collate":
         return f"return tensors or arrays of one shape from __getitem__, so that they can be stacked; {doctor}"
     if stage == "transport":
-        return {"process": "num_workers=0, or a larger batch_size", "inline": "a larger batch_size"}.get(
-            counted.worker_type, doctor
-        )
+        inline_s = counted.stages.fetch_s + counted.stages.collate_s
+        is_cheaper_inline = counted.worker_type == "process" and inline_s < counted.stall_fraction * counted.loop_s
+        larger = "num_workers=0, or a larger batch_size" if is_cheaper_inline else "a larger batch_size"
+        return larger if counted.worker_type in ("process", "inline") else doctor
     if counted.worker_type == "inline":
         return f"num_workers={_more_workers(loader, record)}" if record.cpus > 1 else f"make samples cheaper; {doctor}"
     if counted.workers < record.cpus:
@@ -173,6 +174,8 @@ def _remedy(stage: Waiting, loader: LoaderRecord, record: RunRecord) -> str:
 def _too_many_workers(loader: LoaderRecord, record: RunRecord) -> Finding | None:
     counted = loader.statistics
     if counted.worker_type != "process" or counted.workers < max(record.cpus + 2, 2 * record.cpus):
+        return None
+    if counted.workers_reason.startswith("auto"):  # chosen because samples were seen to wait
         return None
     return Finding(
         name="too-many-workers",
