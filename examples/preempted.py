@@ -14,7 +14,11 @@ A SLURM job that is asked two minutes before its time ends, and queues itself ag
     while ! wait; do :; done                            # the signal interrupts `wait`
     [ -z "$again" ] || scontrol requeue "$SLURM_JOB_ID"
 
-With one process per GPU under srun, and no torchrun, `--signal=USR1@120` without `B:` reaches the ranks by itself.
+With one process per GPU (`--ntasks-per-node=8`), and no torchrun, the lines of srun are:
+
+    export MASTER_ADDR="$(scontrol show hostnames | head -n 1)" MASTER_PORT=29500
+    srun bash -c 'RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID \\
+        exec python examples/preempted.py' &
 """
 
 import argparse

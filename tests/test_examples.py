@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import effort
 import pytest
+from slurm import JOB, Slurm
+
+import penstock
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("preloaded_python")]
 
@@ -60,3 +72,87 @@ def test_a_signal_to_one_rank_stops_both_at_one_step_and_the_next_run_has_what_i
     assert run("--batch-size", "500") == dict.fromkeys("01", f"finished after step {step + -(-left // 1000)}")
     seen = [number for path in tmp_path.glob("seen.*") for number in json.loads(path.read_text())]
     assert sorted(seen) == list(range(20_000))
+
+
+@pytest.fixture
+def slurm() -> Iterator[Slurm]:
+    with tempfile.TemporaryDirectory(prefix="slurm-") as folder:  # short, for a socket's name
+        cluster = Slurm(Path(folder))
+        yield cluster
+        cluster.close()
+
+
+def job_of_the_page(tmp_path: Path, port: int, *, torchrun: bool) -> Path:
+    """Write the job script of examples/preempted.py, with one process on each of two nodes and more samples."""
+    page = ast.get_docstring(ast.parse((EXAMPLES / "preempted.py").read_text())) or ""
+    *_, job, _, srun = (textwrap.dedent(part) for part in page.split("\n\n"))
+    assert job.startswith("#!/bin/bash\n")
+    assert srun.count("srun") == 1
+    if not torchrun:
+        job = re.sub(r"(?s)srun torchrun.*?&\n", lambda _: srun + "\n", job)
+    program = f"{EXAMPLES / 'preempted.py'} --samples 20000 --batch-size 1 --try 0:3:SIGSTOP"
+    for word, instead in (
+        ("examples/preempted.py", program), ("--nproc-per-node 8", "--nproc-per-node 1"), ("29500", str(port))
+    ):  # fmt: skip
+        assert word in job or "nproc" in word
+        job = job.replace(word, instead)
+    path = tmp_path / "job.sh"
+    path.write_text(job)
+    return path
+
+
+def stopped_in(folder: Path) -> int:
+    """Return the process in `folder` that has stopped itself, when there is one."""
+    while True:
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                state = entry.joinpath("stat").read_text().rpartition(")")[2].split()[0]
+                if state == "T" and os.readlink(entry / "cwd") == str(folder):
+                    return int(entry.name)
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "torchrun",
+    [
+        pytest.param(True, id="srun torchrun"),
+        pytest.param(
+            False,
+            id="srun python",
+            marks=pytest.mark.skipif(effort.PROFILE != "thorough", reason="starts Pythons of its own: make thorough"),
+        ),
+    ],
+)
+def test_the_job_for_slurm_on_the_page_stops_saves_and_continues_when_it_is_queued_again(
+    tmp_path: Path, slurm: Slurm, torchrun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    job, log = job_of_the_page(tmp_path, port, torchrun=torchrun), tmp_path / "log"
+    running = slurm.sbatch(job, log)
+    rank = stopped_in(tmp_path)  # after two whole steps, so that all ranks watch for signals
+    os.kill(rank, signal.SIGCONT)
+    running.send_signal(signal.SIGUSR1)
+    assert running.wait() == 0, log.read_text()
+    assert slurm.requeued == [JOB], log.read_text()
+    said = log.read_text()
+    (step,) = {int(found) for found in re.findall(r"^rank \d: stopped after step (\d+)$", said, re.MULTILINE)}
+    order = [int(sample) for sample in penstock.DataLoader(range(20_000), shuffle=True, seed=0)]  # type: ignore[arg-type]
+    assert seen(tmp_path, step) == [order[rank : 2 * step : 2] for rank in (0, 1)]
+    if not torchrun:
+        return  # the second run has nothing more of it, and Python starts twice as slowly as under torchrun
+    job.write_text(job.read_text().replace("--batch-size 1", "--batch-size 500"))
+    assert slurm.sbatch(job, log).wait() == 0, log.read_text()
+    assert slurm.requeued == [JOB]  # not once more
+    last = step + -(-(20_000 - 2 * step) // 1000)
+    rest = [sample for samples in seen(tmp_path, last) for sample in samples]
+    assert sorted(rest) == sorted(order[2 * step :])
+
+
+def seen(folder: Path, step: int) -> list[list[int]]:
+    """Return the samples of both ranks in the run that ended after this step."""
+    files = [folder / f"preempted/seen.{step}.{rank}.json" for rank in (0, 1)]
+    return [json.loads(file.read_text()) for file in files]

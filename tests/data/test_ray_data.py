@@ -76,6 +76,54 @@ def test_rows_and_batches_are_those_of_ray_data(on_cluster) -> None:
     assert said == ["[(300, 4, 5), (300, 4, 5), (300, 4, 5)] ['id', 'image']\nTrue\n"]
 
 
+def test_batches_are_iter_torch_batches_own_wherever_blocks_end(on_cluster) -> None:
+    said = on_cluster(
+        """
+        import pyarrow as pa
+        ray.data.DataContext.get_current().execution_options.preserve_order = True
+
+        def column(first, count, number):
+            return pa.array([None if number == 1 and i == 2 else first + i for i in range(count)], pa.int64())
+
+        sizes = [7, 40, 3, 1, 50, 25]  # rows of the blocks
+        starts = [sum(sizes[:number]) for number in range(len(sizes))]
+        blocks = [
+            pa.table({"n": column(start, size, number), "x": pa.array(np.arange(start, start + size) / 3)})
+            for number, (start, size) in enumerate(zip(starts, sizes))
+        ]
+        numbers = ray.data.from_arrow(blocks)
+        tensors = ray.data.from_numpy([np.random.rand(size, 3, 2).astype(np.float32) for size in sizes])
+        flags = ray.data.from_items([{"flag": i % 3 == 0} for i in range(60)], override_num_blocks=4)
+        many = numbers.map_batches(lambda batch: batch, batch_size=4)  # blocks of several pieces
+        for name, ds in {"numbers": numbers, "tensors": tensors, "flags": flags, "many": many}.items():
+            kept = ds.materialize()
+            for rows in (1, 10, 25, 64, 200):
+                for drop_last in (False, True):
+                    options = {"batch_size": rows, "drop_last": drop_last}
+                    theirs = list(kept.iter_torch_batches(**options))
+                    for writable in (True, False):
+                        ours = list(penstock.ray_dataset(kept, writable=writable, **options))
+                        assert len(ours) == len(theirs), (name, options, len(ours), len(theirs))
+                        for one, other in zip(ours, theirs):
+                            assert list(one) == list(other)
+                            for key in one:
+                                torch.testing.assert_close(one[key], other[key], rtol=0, atol=0, equal_nan=True)
+                for batch in penstock.ray_dataset(kept, batch_size=rows):
+                    for tensor in batch.values():
+                        tensor.fill_(1)  # the program's own memory: the next epoch has what this one had
+        shuffled = penstock.ray_dataset(
+            numbers, batch_size=10, columns=["x"], local_shuffle_buffer_size=50, local_shuffle_seed=0
+        )
+        batches = list(shuffled)
+        mixed = torch.cat([batch["x"] for batch in batches])
+        assert [len(batch["x"]) for batch in batches] == [10] * 12 + [6]
+        assert sorted(mixed.tolist()) == (torch.arange(126, dtype=torch.float64) / 3).tolist() != mixed.tolist()
+        print("equal")
+        """
+    )
+    assert said == ["equal\n"]
+
+
 def test_ranks_share_out_one_execution_so_that_each_row_comes_once_an_epoch(on_cluster, tmp_path) -> None:
     said = on_cluster(
         f"""

@@ -23,11 +23,11 @@ pytestmark = [
 COUNT, GLOBAL_BATCH, SAVED, STEPS = 56, 8, 5, 12
 
 
-def train(folder: Path, world: int, steps: int) -> list[dict[str, Any]]:
-    """Train until step `steps` on so many ranks, and return what each rank has got."""
+def train(folder: Path, world: int, steps: int, replica: int = 1) -> list[dict[str, Any]]:
+    """Train until step `steps` on so many ranks, `replica` of them tensor-parallel; return what each rank has got."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world),
-        str(Path(__file__).with_name("titan.py")), str(folder), str(steps),
+        str(Path(__file__).with_name("titan.py")), str(folder), str(steps), str(replica),
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     run = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
@@ -70,12 +70,23 @@ def test_the_order_goes_on_from_torchtitans_checkpoint(saved: Path, tmp_path: Pa
     folder = tmp_path / "again"
     shutil.copytree(saved, folder)
     ranks = train(folder, world, STEPS)
-    first, second = orders()
-    expected = [*first[SAVED * GLOBAL_BATCH :], *second[: (STEPS - COUNT // GLOBAL_BATCH) * GLOBAL_BATCH]]
-    assert global_batches(ranks) == [
-        {*expected[at : at + GLOBAL_BATCH]} for at in range(0, len(expected), GLOBAL_BATCH)
-    ]
+    assert global_batches(ranks) == what_is_left()
     in_second = STEPS - COUNT // GLOBAL_BATCH
     each = GLOBAL_BATCH // world
     for number, rank in enumerate(ranks):
-        assert rank["digest"] == [1, in_second, digest_of(second[number::world][: in_second * each], each), 0]
+        mine = orders()[1][number::world][: in_second * each]
+        assert rank["digest"] == [1, in_second, digest_of(mine, each), 0]
+
+
+def test_tensor_parallel_ranks_get_the_same_and_their_checkpoint_goes_on_without_them(tmp_path: Path) -> None:
+    ranks = train(tmp_path, 4, SAVED, replica=2)
+    first, _ = orders()
+    assert [rank["seen"] for rank in ranks] == [first[rank // 2 :: 2][: SAVED * 4] for rank in range(4)]
+    assert global_batches(train(tmp_path, 4, STEPS)) == what_is_left()
+
+
+def what_is_left() -> list[set[int]]:
+    """Return the samples of each step after the checkpoint, of all ranks."""
+    first, second = orders()
+    expected = [*first[SAVED * GLOBAL_BATCH :], *second[: (STEPS - COUNT // GLOBAL_BATCH) * GLOBAL_BATCH]]
+    return [{*expected[at : at + GLOBAL_BATCH]} for at in range(0, len(expected), GLOBAL_BATCH)]

@@ -1,7 +1,7 @@
 """What each rank of test_titan.py runs: torchtitan's own trainer, with penstock's loader in its dataloader's place.
 
-`titan.py FOLDER STEPS`, under torchrun. The debug model, FSDP2, the loop and the checkpoints are torchtitan's own, on
-CPUs (see titan_on_cpu.py).
+`titan.py FOLDER STEPS TP`, under torchrun; TP ranks are one replica, by tensor parallelism. The debug model, FSDP2, the
+loop and the checkpoints are torchtitan's own, on CPUs (see titan_on_cpu.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from titan_on_cpu import use_sums_only
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import Dataset
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.tokenizer import BaseTokenizer
@@ -51,9 +52,11 @@ class PenstockDataLoader(BaseDataLoader):
     class Config(BaseDataLoader.Config):
         workers: int = 1
 
-    def __init__(self, config: Config, *, local_batch_size: int, **others: Any) -> None:
+    def __init__(self, config: Config, *, local_batch_size: int, dp_world_size: int, **others: Any) -> None:
+        replica = dist.get_world_size() // dp_world_size  # ranks that need the same batches
+        mesh = init_device_mesh("cpu", (dp_world_size, replica), mesh_dim_names=("dp", "replica"))
         self.loader = penstock.DataLoader(
-            Sequences(), local_batch_size, shuffle=True, seed=1, num_workers=config.workers, distributed=True
+            Sequences(), local_batch_size, shuffle=True, seed=1, num_workers=config.workers, distributed=mesh["dp"]
         )
         self.seen: list[int] = []
 
@@ -90,14 +93,15 @@ class NoTokenizer(BaseTokenizer):
         return 2048
 
 
-def main(folder: Path, steps: int) -> None:
+def main(folder: Path, steps: int, replica: int) -> None:
     """Train until step `steps`, from the checkpoint that is there, and write what this rank has got."""
     world = int(os.environ["WORLD_SIZE"])
     config: Trainer.Config = llama3_debugmodel()
     config.dump_folder = str(folder)
     config.tokenizer = NoTokenizer.Config()
     config.dataloader = PenstockDataLoader.Config(workers=1 if steps < 9 else 0)
-    config.training.local_batch_size = GLOBAL_BATCH // world
+    config.training.local_batch_size = GLOBAL_BATCH * replica // world
+    config.parallelism.tensor_parallel_degree = replica
     config.training.seq_len = LENGTH
     config.training.steps = steps
     for layer in config.model_spec.model.layers:
@@ -121,4 +125,4 @@ def main(folder: Path, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -3,12 +3,17 @@
 Ray reads and processes ahead, so the loader needs no workers (`num_workers=0`). penstock's DataLoader adds pinned
 batches, and copies them to a device ahead of time. Every rank of `torch.distributed` gets a share of one execution
 (`streaming_split`), so that each row goes to one rank, once an epoch.
+
+Ray hands over blocks, and batches are cut from them here, which costs less than handing each through Ray's threads. A
+batch is copied once, because its memory is Ray's store: what a program writes there changes the data of the next epoch,
+and of other programs. (Rejected: a copy-on-write mapping of the store. The page faults of a batch that is read cost as
+much as copying it, and several times as much where it is written to.)
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +38,7 @@ def ray_dataset(
     drop_last: bool = False,
     local_shuffle_buffer_size: int | None = None,
     local_shuffle_seed: int | None = None,
+    writable: bool = True,
 ) -> RayDataset:
     """Return a dataset for a DataLoader, of the rows of a Ray Data dataset.
 
@@ -48,10 +54,13 @@ def ray_dataset(
         ds: a `ray.data.Dataset` or `ray.data.DataIterator`.
         batch_size: rows of a batch.
         columns: those that are wanted; all by default.
-        prefetch_batches: how many batches Ray fetches to this machine ahead of time.
+        prefetch_batches: how many of its blocks Ray fetches to this machine ahead of time
+            (batches, with a local shuffle).
         drop_last: leave out the last batch when it is not full; with `batch_size` only.
         local_shuffle_buffer_size: shuffle rows on this machine, in a buffer of this many rows.
         local_shuffle_seed: of that shuffle.
+        writable: False leaves out the copy of each batch, for programs that only read batches or move them
+            to a device: tensors then are views of Ray's store, as those of `iter_torch_batches`.
 
     Raises:
         ExtraError: ray is not installed.
@@ -69,25 +78,34 @@ def ray_dataset(
         raise OptionError("drop_last is about batches: give batch_size, or pass drop_last=True to the DataLoader")
     options = {
         "prefetch_batches": prefetch_batches,
-        "drop_last": drop_last,
         "local_shuffle_buffer_size": local_shuffle_buffer_size,
         "local_shuffle_seed": local_shuffle_seed,
     }
-    return RayDataset(ds, batch_size, None if columns is None else tuple(columns), options)
+    chosen = None if columns is None else list(columns)
+    return RayDataset(ds, batch_size, chosen, options, drop_last=drop_last, writable=writable)
 
 
 class RayDataset(IterableDataset[dict[str, Any]]):
     """Rows or batches of a Ray Data dataset, an epoch each time it is iterated; see `ray_dataset`."""
 
     def __init__(
-        self, ds: Any, batch_size: int | None, columns: tuple[str, ...] | None, options: dict[str, Any]
+        self,
+        ds: Any,
+        batch_size: int | None,
+        columns: list[str] | None,
+        options: dict[str, Any],
+        *,
+        drop_last: bool,
+        writable: bool,
     ) -> None:
         super().__init__()
         self._batch_size = batch_size
         self._columns = columns
         self._options = options
+        self._drop_last = drop_last
+        self._writable = writable
         self._is_whole = isinstance(ds, need("ray.data", "ray").Dataset)
-        self._ds = ds.select_columns(list(columns)) if self._is_whole and columns is not None else ds
+        self._ds = ds.select_columns(columns) if self._is_whole and columns is not None else ds
         self._share: Any = None
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -100,28 +118,87 @@ class RayDataset(IterableDataset[dict[str, Any]]):
             self._share = _rank_share(self._ds) if self._is_whole else self._ds
         return self._batches() if self._batch_size is not None else self._rows()
 
-    def _read(self, rows: int) -> Iterator[dict[str, Any]]:
-        batches = self._share.iter_batches(batch_size=rows, batch_format="numpy", **self._options)
-        for batch in batches:
-            yield batch if self._columns is None else {name: batch[name] for name in self._columns}
-
     def _batches(self) -> Iterator[dict[str, Any]]:
         assert self._batch_size is not None
-        for batch in self._read(self._batch_size):
-            yield {name: _tensor(values) for name, values in batch.items()}
+        return self._read(self._batch_size)
 
     def _rows(self) -> Iterator[dict[str, Any]]:
-        for batch in self._read(_BLOCK_ROWS):
-            columns = {name: _tensor(values) for name, values in batch.items()}
+        for columns in self._read(_BLOCK_ROWS):
             for row in range(len(next(iter(columns.values()), ()))):
                 yield {name: values[row] for name, values in columns.items()}
 
+    def _read(self, rows: int) -> Iterator[dict[str, Any]]:
+        """Yield the columns of so many rows, and of the rest."""
+        accessor = need("ray.data.block", "ray").BlockAccessor
+        if self._options["local_shuffle_buffer_size"] is None:
+            blocks = self._share.iter_batches(batch_size=None, batch_format="pyarrow", **self._options)
+            tables = _tables_of(rows, blocks, accessor)
+        else:
+            tables = self._share.iter_batches(batch_size=rows, batch_format="pyarrow", **self._options)
+        for table in tables:
+            if self._drop_last and table.num_rows < rows:
+                return
+            chosen = table if self._columns is None else table.select(self._columns)
+            arrays = accessor.for_block(chosen).to_batch_format("numpy")
+            yield {name: _values(array, chosen[name] if self._writable else None) for name, array in arrays.items()}
 
-def _tensor(values: Any) -> Any:
-    """Return a column's numbers as a tensor that may be written to; a list of what are no numbers of one shape."""
+
+def _tables_of(rows: int, blocks: Iterable[Any], accessor: Any) -> Iterator[Any]:
+    """Yield Arrow tables of so many rows, views of the blocks, and a last one of what is left."""
+    parts: list[Any] = []
+    missing = rows
+    for block in blocks:
+        at = 0
+        while block.num_rows - at >= missing:
+            yield _joined([*parts, block.slice(at, missing)], accessor)
+            at, missing = at + missing, rows
+            parts.clear()
+        if at < block.num_rows:
+            parts.append(block.slice(at))
+            missing -= block.num_rows - at
+    if parts:
+        yield _joined(parts, accessor)
+
+
+def _joined(tables: list[Any], accessor: Any) -> Any:
+    """Return one table of all; columns of tensors whose shapes differ become what Ray makes of them."""
+    if len(tables) == 1:
+        return tables[0]
+    builder = accessor.for_block(tables[0]).builder()
+    for table in tables:
+        builder.add_block(table)
+    return builder.build()
+
+
+def _values(values: Any, column: Any) -> Any:
+    """Return a column's numbers as a tensor; a list of what are no numbers of one shape.
+
+    Args:
+        values: the array that Ray makes of `column`: a view of it, or numbers that it has copied already.
+        column: in Arrow; None for a view that is not to be written to.
+    """
     if values.dtype.kind not in "biuf":
         return values.tolist()
-    return torch.from_numpy(values if values.flags.writeable else np.array(values))
+    if values.flags.writeable:
+        return torch.from_numpy(values)
+    if column is not None and _lies_in(values, column):
+        return torch.from_numpy(np.array(values))
+    return torch.from_numpy(np.asarray(_Unlocked(values)))
+
+
+def _lies_in(values: np.ndarray, column: Any) -> bool:
+    """Return whether an array is a view of a column, rather than a copy."""
+    at = values.ctypes.data
+    buffers = (buffer for chunk in column.chunks for buffer in chunk.buffers() if buffer is not None)
+    return any(buffer.address <= at < buffer.address + buffer.size for buffer in buffers)
+
+
+class _Unlocked:
+    """An array as one that may be written to: torch warns of others, also where nobody will."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+        self.__array_interface__ = {**values.__array_interface__, "data": (values.ctypes.data, False)}
 
 
 def _rank_share(ds: Any) -> Any:

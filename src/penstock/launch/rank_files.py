@@ -3,8 +3,11 @@
     <folder>/ranks-<launch>/<rank>.json     {"pid", "start_ticks": see process_state.py,
                                              "ended": whether the record is final, "record": as in run.json, or null}
 
+    <folder>/ranks-<launch>/reported        the report of all is being written, or was
+
 No rank waits for another. Every rank that ends merges the records that exist, and the last one finds all of them. A
-killed rank leaves the record that it saved last.
+killed rank leaves the record that it saved last. Where several are killed at once, the first whose supervisor notices
+is the last rank that ends, since nobody runs any more; the others have nothing to add.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import contextlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,6 +89,9 @@ class RankFiles:
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _end(self, record: RunRecord | None) -> FinalState:
+        reported = self._folder / "reported"
+        if record is None and reported.exists():
+            return FinalState(None, False)
         entries, own = _read(self._folder), self._ranks.rank
         missing: dict[int, str] = {}
         if record is None:
@@ -108,6 +115,8 @@ class RankFiles:
                 missing[rank] = _KILLED
         if not records:
             return FinalState(None, is_last)
+        if is_last:
+            reported.touch()
         return FinalState(merge_ranks(records, missing) if self._ranks.world_size > 1 else records[own], is_last)
 
     def _saved_record(self, entries: dict[int, dict[str, Any]]) -> tuple[RunRecord | None, dict[int, str]]:
@@ -117,7 +126,10 @@ class RankFiles:
         record = from_json(entry["record"]) if entry["record"] is not None else None
         if entry["ended"]:
             return record, {}
-        return (replace(record, error=_KILLED) if record is not None else None), {own: _KILLED}
+        if record is None:
+            return None, {own: _KILLED}
+        wall_s = max(record.wall_s, time.time() - record.started_unix_ns / 1e9)  # until now, rather than when it saved
+        return replace(record, error=_KILLED, wall_s=wall_s), {own: _KILLED}
 
     def _write(self, record: RunRecord | None, *, ended: bool) -> None:
         entry = {

@@ -56,6 +56,16 @@ def test_missing_ranks_are_named_with_the_reason() -> None:
     assert "rank 1: 10 samples in 5 batches, 2 samples/s, waited for data 20 % of the time, exit code 3" in text
 
 
+def test_the_rank_that_ended_first_is_why_the_run_ended() -> None:
+    records = {
+        0: replace(rank("00.000", error="it was killed"), wall_s=9.5, exit_code=None),  # by torchrun
+        1: replace(rank("00.000", exit_code=1, error="RuntimeError: connection closed by peer"), wall_s=9.2),
+        2: replace(rank("01.000", exit_code=3, error="ValueError: x"), wall_s=8.1),
+    }
+    merged = merge_ranks(records, {0: "it was killed"})
+    assert (merged.exit_code, merged.error) == (3, "rank 2: ValueError: x")
+
+
 def test_of_64_ranks_the_report_has_those_that_failed_and_those_that_waited_most() -> None:
     records = {number: rank("00.000") for number in range(63)}
     slow = LoaderStatistics(batches=5, samples=10, stages=StageTimes(wait_s=3.0, step_s=2.0), worker_type="process")

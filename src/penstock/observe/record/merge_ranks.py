@@ -36,16 +36,19 @@ def merge_ranks(records: Mapping[int, RunRecord], missing: Mapping[int, str]) ->
     """
     ranks = sorted({*records, *missing})
     lowest = records[min(records)]
-    codes = [record.exit_code for _, record in sorted(records.items())]
-    failed = [code for code in codes if code]
+    codes = [record.exit_code for record in records.values()]
     started = {rank: _unix_s(record) for rank, record in records.items()}
     earliest = min(started, key=lambda rank: started[rank])
+    # What ended first is the reason why the others ended: their connections break, and torchrun kills them.
+    by_end = sorted(records, key=lambda rank: started[rank] + records[rank].wall_s)
+    failed = [code for rank in by_end if (code := records[rank].exit_code)]
+    errors = [f"rank {rank}: {error}" for rank in by_end if (error := records[rank].error)]
     return replace(
         lowest,
         started=records[earliest].started,
         wall_s=max(started[rank] - started[earliest] + record.wall_s for rank, record in records.items()),
         exit_code=failed[0] if failed else None if None in codes or set(ranks) > set(records) else 0,
-        error=next((f"rank {rank}: {record.error}" for rank, record in sorted(records.items()) if record.error), None),
+        error=errors[0] if errors else None,
         memory=_memory([record.memory for record in records.values()]),
         device_memory=_device_memory([record.device_memory for record in records.values()]),
         loaders=tuple(

@@ -1,0 +1,52 @@
+"""The files of ranks end as one report, whichever rank ends last."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from penstock.core.ranks import Ranks
+from penstock.launch.rank_files import RankFiles
+from penstock.observe.record.run_record import RunRecord
+
+
+def files_of(folder: Path, rank: int, world: int) -> RankFiles:
+    ranks = Ranks(rank=rank, world_size=world, local_rank=rank, local_world_size=world, launch="one")
+    return RankFiles(folder, ranks)
+
+
+def killed(folder: Path, rank: int, world: int) -> None:
+    """Save a rank's record, in a process that then ends without a word."""
+    child = os.fork()
+    if child == 0:
+        try:
+            files = files_of(folder, rank, world)
+            files.begin()
+            started = time.time_ns() - 10**9
+            files.save(
+                RunRecord(command=("x",), wall_s=0.5, started="2026-01-01T00:00:00+00:00", started_unix_ns=started)
+            )
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+def test_of_ranks_that_are_killed_together_one_reports_and_has_all_of_them(tmp_path: Path) -> None:
+    for rank in range(3):
+        killed(tmp_path, rank, 3)
+    first = files_of(tmp_path, 1, 3).end(None)  # as the supervisors do, in any order
+    assert first.is_last
+    assert first.record is not None
+    assert first.record.error is not None
+    assert first.record.error.startswith("rank 1: it was killed")
+    assert first.record.ranks[1].wall_s >= 1.0  # until it was noticed, not until it saved
+    assert [rank.missing_reason[:13] for rank in first.record.ranks] == ["it was killed"] * 3
+    for rank in (0, 2):
+        other = files_of(tmp_path, rank, 3).end(None)
+        assert (other.record, other.is_last) == (None, False)
+    files_of(tmp_path, 1, 3).remove()
+    late = files_of(tmp_path, 0, 3).end(None)
+    assert late.record is None
+    files_of(tmp_path, 0, 3).remove()
+    assert not list(tmp_path.iterdir())
