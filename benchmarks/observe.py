@@ -9,9 +9,9 @@ each way has its own polls. A lap does not end before the poll that began in it.
 
 The result is samples per second, and samples per second of CPU (this process and its workers), over all laps of one
 way, as a fraction of the laps alone. No lap is left out: a memory measurement is rare and long, and a median of short
-laps would not show it. Beside it stands how long a trace's own calls take, timed one by one in such laps, less what calls
-take that record nothing: below a percent, laps differ by more than a trace takes. The confidence bounds are bootstrapped from blocks of 50 rounds (percentiles 2.5 and 97.5 of
-4000 draws); the median of the blocks' fractions is printed beside them.
+laps would not show it. The confidence bounds are bootstrapped from blocks of 50 rounds (percentiles 2.5 and 97.5 of
+4000 draws); the median of the blocks' fractions is printed beside them. How long the trace's own calls take is timed
+call by call as well, less what calls take that record nothing.
 """
 
 from __future__ import annotations

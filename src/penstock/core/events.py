@@ -120,7 +120,5 @@ def _events_of(record: _Record) -> Iterator[Event]:
     if made:
         at_ns, fetch_ns, collate_ns, samples = made
         made_ns = at_ns + fetch_ns + collate_ns
-        yield Event(
-            "make", at_ns, made_ns, epoch, batch, fetch_ns=fetch_ns, collate_ns=collate_ns, samples=samples
-        )
+        yield Event("make", at_ns, made_ns, epoch, batch, fetch_ns=fetch_ns, collate_ns=collate_ns, samples=samples)
     yield Event("next", began_ns, ended_ns, epoch, batch)
