@@ -43,7 +43,7 @@ _MadeFields = tuple[int, int, int, int]
 _Record = tuple[Any, ...]
 """An `EventFields`, or a turn of the loop: five numbers, and those of a `_MadeFields` if the loop made the batch."""
 
-_EVENT_FIELDS = len(Event._fields)
+_TURN_LENGTHS = 5, 9
 
 
 class Recorder:
@@ -111,7 +111,7 @@ class Recorder:
 
 
 def _events_of(record: _Record) -> Iterator[Event]:
-    if len(record) == _EVENT_FIELDS:
+    if len(record) not in _TURN_LENGTHS:
         yield Event(*record)
         return
     stepped_ns, began_ns, ended_ns, epoch, batch, *made = record
