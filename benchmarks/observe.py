@@ -10,7 +10,8 @@ each way has its own polls. A lap does not end before the poll that began in it.
 The result is samples per second, and samples per second of CPU (this process and its workers), over all laps of one
 way, as a fraction of the laps alone. No lap is left out: a memory measurement is rare and long, and a median of short
 laps would not show it. The confidence bounds are bootstrapped from blocks of 50 rounds (percentiles 2.5 and 97.5 of
-4000 draws); the median of the blocks' fractions is printed beside them.
+4000 draws); the median of the blocks' fractions is printed beside them. How long the trace's own calls take is timed
+call by call as well, less what calls take that record nothing.
 """
 
 from __future__ import annotations
@@ -57,6 +58,34 @@ ALONE, AGAIN = Way("alone", 0), Way("alone again", 0)
 OBSERVED, TRACED = Way("observed", 1), Way("observed, with a trace", 1, traced=True)
 OFTEN = Way("polled ten times as often, a tenth of the loss", 10)
 WAYS = (ALONE, AGAIN, OBSERVED, TRACED, OFTEN)
+
+
+class TimedRecorder:
+    """Times each call of a recorder that is full, or of one that records nothing.
+
+    Args:
+        recorder: None for one that records nothing.
+    """
+
+    def __init__(self, recorder: Recorder | None) -> None:
+        self._recorder = recorder
+        self.calls_ns: dict[str, list[int]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        record = getattr(self._recorder, name) if self._recorder is not None else lambda *values: None
+        calls_ns, clock = self.calls_ns.setdefault(name, []), time.perf_counter_ns
+
+        def timed(*values: Any) -> None:
+            began = clock()
+            record(*values)
+            calls_ns.append(clock() - began)
+
+        setattr(self, name, timed)
+        return timed
+
+    def us_per_batch(self, batches: int) -> float:
+        """Return the medians of the calls, each as often as a batch has it."""
+        return sum(np.median(calls) * len(calls) for calls in self.calls_ns.values()) / batches / 1e3
 
 
 @dataclass
@@ -145,6 +174,8 @@ class Loop:
         self._recorder = Recorder(KEPT_EVENTS)
         for stamp in range(KEPT_EVENTS):  # a trace that is full costs most
             self._recorder.add_turn(stamp, stamp, stamp, 0, stamp)
+        self._timed, self._empty = TimedRecorder(self._recorder), TimedRecorder(None)
+        self._timed_batches = 0
         self._batches = self._without_end()
         next(self._batches)
         self._poller_clock = time.pthread_getcpuclockid(poller.ident)
@@ -173,6 +204,18 @@ class Loop:
         self._to_next_poll_s[way] -= way.pace * lap.seconds
         self._set_back((1 - way.pace) * lap.seconds)
         return lap
+
+    def time_trace(self, batches: int = 100) -> None:
+        """Time what a trace's calls take, in so many batches each of a loop that is traced and one that is not."""
+        for recorder in (self._timed, self._empty):
+            self._counters.recorder = recorder  # type: ignore[assignment]
+            for _ in range(batches):
+                next(self._batches)
+        self._timed_batches += batches
+
+    def trace_calls_us(self) -> float:
+        """Return what the calls of a trace take for a batch, in microseconds."""
+        return self._timed.us_per_batch(self._timed_batches) - self._empty.us_per_batch(self._timed_batches)
 
     def _set_back(self, seconds: float) -> None:
         """Set back the clock by which the poller finds what is due, while it rests."""
@@ -233,6 +276,7 @@ def _row(session: Session, workers: int, most_s: float) -> dict[str, Any]:
             order.shuffle(ways)
             for way in ways:
                 block[way].add(loop.lap(way))
+        loop.time_trace()
         blocks.append(block)
     seconds = {way: sum(block[way].seconds for block in blocks) for way in WAYS}
     observed_s = sum(way.pace * seconds[way] for way in WAYS)
@@ -241,6 +285,7 @@ def _row(session: Session, workers: int, most_s: float) -> dict[str, Any]:
         "rounds": BLOCK_ROUNDS * len(blocks),
         "samples_per_s_alone": sum(block[ALONE].samples for block in blocks) / seconds[ALONE],
         "trace_cpu_us_per_batch": 1e6 * (_cpu_s_per_batch(blocks, TRACED) - _cpu_s_per_batch(blocks, OBSERVED)),
+        "trace_calls_us_per_batch": loop.trace_calls_us(),
         "poller_cpu_share": sum(block[way].poller_cpu_s for block in blocks for way in WAYS) / observed_s,
         "ways": {
             way.name: {
@@ -293,7 +338,8 @@ def _print(found: dict[str, Any]) -> None:
         print(
             f"{row['workers']} workers: {row['samples_per_s_alone']:,.0f} samples/s alone; {row['rounds']} rounds; "
             f"the poller thread's CPU: {row['poller_cpu_share']:.3%} of a core; "
-            f"a trace: {row['trace_cpu_us_per_batch']:.2f} µs of CPU for each batch"
+            f"a trace: {row['trace_calls_us_per_batch']:.2f} µs for its calls for each batch, "
+            f"{row['trace_cpu_us_per_batch']:.2f} µs of CPU more in its laps"
         )
         for name, way in row["ways"].items():
             for of, what in (("of_samples_per_s", "per second"), ("of_samples_per_cpu_s", "per second of CPU")):

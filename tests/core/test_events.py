@@ -31,3 +31,14 @@ def test_a_turn_of_the_loop_is_the_step_before_it_and_the_next_batch() -> None:
     recorder.add_turn(16, 20, 21, 3, 2)
     assert [event.batch for event in recorder.events()] == [0, 1, 2]
     assert recorder.dropped == 2
+
+
+def test_a_batch_that_the_loop_made_is_part_of_its_turn_and_of_no_other() -> None:
+    recorder = Recorder(max_records=2)
+    recorder.made = 11, 3, 1, 32
+    recorder.add_turn(0, 10, 16, 0, 0)
+    recorder.add_turn(16, 20, 21, 0, 1)
+    make = Event("make", 11, 15, 0, 0, fetch_ns=3, collate_ns=1, samples=32)
+    assert recorder.events()[:2] == (make, Event("next", 10, 16, 0, 0))
+    assert [event.kind for event in recorder.events()[2:]] == ["step", "next"]
+    assert recorder.dropped == 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 EventKind = Literal["step", "next", "wait", "make"]
 """The program's own step; getting the next batch; the part of that spent blocked; a worker making (part of) a batch."""
@@ -39,14 +39,19 @@ class Event(NamedTuple):
 
 EventFields = tuple[EventKind, int, int, int, int, int, int, int, int, int, int]
 """The fields of an `Event`."""
-_TurnFields = tuple[int, int, int, int, int]
+_MadeFields = tuple[int, int, int, int]
+_Record = tuple[Any, ...]
+"""An `EventFields`, or a turn of the loop: five numbers, and those of a `_MadeFields` if the loop made the batch."""
+
+_TURN_LENGTHS = 5, 9
 
 
 class Recorder:
     """Keeps the events of the first and the last batches, `max_records` in all, so that memory is bounded.
 
     Called by the iterating thread only, for each batch. So nothing is made of what is recorded before it is asked
-    for: a record is a plain tuple of numbers, which the garbage collector stops tracking.
+    for: a record is a plain tuple of numbers, which the garbage collector stops tracking. The memory that it takes is
+    most of its cost, by what that displaces from the caches, so a batch that the loop makes itself has one record.
 
     Example:
         >>> recorder = Recorder(max_records=4)
@@ -58,9 +63,11 @@ class Recorder:
 
     def __init__(self, max_records: int = 100_000) -> None:
         self._max_first = max_records // 2
-        self._first: list[EventFields | _TurnFields] = []
-        self._last: deque[EventFields | _TurnFields] = deque(maxlen=max_records - max_records // 2)
+        self._first: list[_Record] = []
+        self._last: deque[_Record] = deque(maxlen=max_records - max_records // 2)
         self._seen = 0
+        self.made: _MadeFields | tuple[()] = ()
+        """Set before `add_turn`, if the loop itself makes the batch: when it began, fetch, collate, samples."""
 
     def add(self, event: EventFields) -> None:
         """Record one event."""
@@ -80,11 +87,16 @@ class Recorder:
 
     def add_turn(self, stepped_ns: int, began_ns: int, ended_ns: int, epoch: int, batch: int) -> None:
         """Record the step from `stepped_ns` (0: none) to `began_ns`, and getting `batch` from then to `ended_ns`."""
+        record: _Record = (stepped_ns, began_ns, ended_ns, epoch, batch)
+        if self.made:
+            record += self.made
+            self.made = ()
+            self._seen += 1
         self._seen += 2 if stepped_ns else 1
         if len(self._first) < self._max_first:
-            self._first.append((stepped_ns, began_ns, ended_ns, epoch, batch))
+            self._first.append(record)
         else:
-            self._last.append((stepped_ns, began_ns, ended_ns, epoch, batch))
+            self._last.append(record)
 
     @property
     def dropped(self) -> int:
@@ -98,11 +110,15 @@ class Recorder:
         )
 
 
-def _events_of(record: EventFields | _TurnFields) -> Iterator[Event]:
-    if len(record) != 5:
+def _events_of(record: _Record) -> Iterator[Event]:
+    if len(record) not in _TURN_LENGTHS:
         yield Event(*record)
         return
-    stepped_ns, began_ns, ended_ns, epoch, batch = record
+    stepped_ns, began_ns, ended_ns, epoch, batch, *made = record
     if stepped_ns:
         yield Event("step", stepped_ns, began_ns, epoch, batch - 1)
+    if made:
+        at_ns, fetch_ns, collate_ns, samples = made
+        made_ns = at_ns + fetch_ns + collate_ns
+        yield Event("make", at_ns, made_ns, epoch, batch, fetch_ns=fetch_ns, collate_ns=collate_ns, samples=samples)
     yield Event("next", began_ns, ended_ns, epoch, batch)

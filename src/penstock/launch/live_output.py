@@ -16,7 +16,7 @@ from penstock.observe.record.run_record import RunRecord
 _STDERR = 2
 _LINE_PERIOD_S = 5.0
 _SAVE_PERIOD_S = 2.0
-_SAVE_TIME_FRACTION = 1 / 1000
+_SAVE_TIME_FRACTION = 1 / 2000
 """Saving the record for the case that this process is killed takes at most this fraction of its time."""
 
 

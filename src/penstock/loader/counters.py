@@ -63,8 +63,11 @@ class Counters:
         left = _KEPT_INDICES - len(self.skipped_indices)
         self.skipped_indices.extend(index for index, _ in skipped[:left])
 
-    def snapshot(self, *, ring: RingCounts, worker_type: str, start_method: str, workers: int) -> LoaderStatistics:
-        """Return the counters as they are now."""
+    def snapshot(
+        self, *, ring: RingCounts, worker_type: str, start_method: str, workers: int, digests: bool = True
+    ) -> LoaderStatistics:
+        """Return the counters as they are now; without `digests`, those that need not be computed first."""
+        log = self.digests if digests else None
         no_digest = "an iterator that is not penstock's ran this loader" if self.begun_ns else ""
         return LoaderStatistics(
             epochs=self.epochs,
@@ -100,6 +103,6 @@ class Counters:
             uploading_nbytes=self.uploading_nbytes,
             pinning=self.pinning,
             prefetch=self.prefetch,
-            index_digests=self.digests.digests() if self.digests is not None else (),
+            index_digests=log.digests() if log is not None else (),
             index_digest_reason=self.digests.reason if self.digests is not None else no_digest,
         )

@@ -131,6 +131,47 @@ def test_a_fixed_number_beyond_the_cores_stays_if_the_next_epoch_is_faster(gains
     assert gains or (policy.fixed, policy.fixed_reason) == (2, "28 made no more than 1")
 
 
+def _epochs(policy: AutoscalePolicy, batches_per_s: Callable[[int], float], epochs: int) -> list[int]:
+    """Run epochs of 100 batches whose step takes no time; return how many workers each has had."""
+    had = []
+    for _ in range(epochs):
+        workers = policy.choose()
+        had.append(workers)
+        passed_ns = int(1e9 / batches_per_s(workers))
+        timing = BatchTiming(
+            number=0, step_ns=1, handling_ns=0, wait_ns=passed_ns, work_ns=workers * passed_ns, busy_ns=workers * MS
+        )
+        for _ in range(100):
+            policy.note(timing)
+    return had
+
+
+@pytest.mark.parametrize("cold", [1.0, 1.3])
+def test_behind_a_lock_a_fixed_number_goes_back_to_where_it_began_and_is_tried_ever_more_rarely(cold: float) -> None:
+    policy = AutoscalePolicy(workers=1, most=2, fixed=1, most_waiting=32)
+    policy.plan_first(int(cold * 40 * MS), 4 * MS, batches=100, most=32)
+    assert policy.choose() > 10  # a batch computes for a tenth of its time: who could know that the rest is a lock?
+    had = _epochs(policy, lambda workers: 25 * (1 - 0.01 * (workers - 1)), 100)
+    assert max(had[1:]) <= 3
+    assert had.count(2) >= 93
+    tried = [epoch for epoch, workers in enumerate(had) if workers == 3]
+    assert [later - now for now, later in pairwise(tried)][:2] == [18, 34]
+
+
+def test_a_fixed_number_that_only_seemed_to_bring_nothing_comes_back() -> None:
+    policy = AutoscalePolicy(workers=1, most=2, fixed=1, most_waiting=32)
+    policy.plan_first(20 * MS, MS, batches=100, most=32)  # a first batch that took a quarter of the next ones' time
+    first = policy.fixed
+    had = _epochs(policy, lambda workers: 12 * min(workers, 6), 6)
+    assert had == [first, 2, first, first, first, first]
+    assert policy.fixed_reason == f"{first} made more than 2"
+
+
+def test_within_the_cores_too_a_fixed_number_that_made_less_goes_back() -> None:
+    policy = AutoscalePolicy(workers=1, most=16, fixed=2, most_waiting=32)
+    assert _epochs(policy, lambda workers: 100 / workers**0.1, 8) == [2, 16, 2, 2, 2, 2, 2, 2]
+
+
 def test_workers_that_make_no_more_together_go_and_are_tried_ever_more_rarely() -> None:
     history = Loop(auto(), 1, lambda workers: 30 * max(1, workers / 2)).run(2000)
     assert history[-1] == 2

@@ -61,6 +61,12 @@ def _names(found: Measurements) -> list[str]:
     return [finding.name for finding in diagnose(found).findings]
 
 
+@pytest.mark.parametrize(("batch_s", "verdict"), [(0.005, "decode-bound"), (0.05, "healthy")])
+def test_a_loop_that_lived_on_batches_made_ahead_is_not_healthy(batch_s: float, verdict: str) -> None:
+    # It hardly waited, loading free was not tried, and two workers need 40 ms for a batch.
+    assert diagnose(_loop(_trial(AS_IS, batch_s, 0.02 * batch_s))).verdict.name == verdict
+
+
 def test_the_largest_part_of_loading_is_the_bottleneck() -> None:
     verdict = diagnose(_loop()).verdict
     assert (verdict.name, verdict.gain, verdict.is_measured) == ("decode-bound", 8.0, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -39,6 +40,7 @@ from penstock.observe.doctor.probes import worker_noise
 from penstock.observe.doctor.probes.step_calls import StepCallRecorder
 from penstock.observe.doctor.rendering import render
 from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.doctor.trials.batch_source import BatchSource
 from penstock.observe.doctor.trials.evaluation_loaders import EvaluationLoaders
 from penstock.observe.record.finding import Finding
 
@@ -640,6 +642,28 @@ def test_tensors_of_a_dataset_in_memory_are_compared_too() -> None:
     rows = torch.randn(50, 128)
     data = TensorDataset(torch.cat([rows, rows[:5]]))
     assert "of 55 samples of TensorDataset that were compared, 5 are" in _of(_shuffled(data))["samples-twice"].evidence
+
+
+def test_samples_that_two_parts_of_the_training_share_are_named_by_part() -> None:
+    rows = torch.randn(60, 128)
+    both = ConcatDataset([TensorDataset(rows[:40]), TensorDataset(rows[30:])])
+    finding = _of(_shuffled(both))["samples-twice"]
+    assert "of 70 samples of TensorDataset and TensorDataset that were compared, 10 are" in finding.evidence
+    assert "30 of part 1 and 0 of part 2, 31 of part 1 and 1 of part 2" in finding.evidence
+    assert "look at dataset[30] of part 1 and dataset[0] of part 2;" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("samples", "options", "why"),
+    [
+        (3, {"drop_last": True}, "drop_last=True leaves out the only one, of 3 samples where batch_size is 4; take"),
+        (0, {}, "give it a dataset and a sampler that have samples"),
+    ],
+)
+def test_an_epoch_without_a_batch_says_why(samples: int, options: dict[str, Any], why: str) -> None:
+    loader = DataLoader(TensorDataset(torch.zeros(samples, 2)), batch_size=4, **options)
+    with pytest.raises(RuntimeError, match=re.escape(f"an epoch of this loader has no batch: {why}")):
+        BatchSource("as is", lambda: loader).next_batch()
 
 
 # ── noise ───────────────────────────────────────────────────────────────────────────────────────────────────

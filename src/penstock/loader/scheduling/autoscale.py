@@ -65,6 +65,13 @@ _NO_LONGER_TINY = 1.5
 _WAITING = 0.5
 """A first batch that computes for a smaller fraction of its time gets more workers than there are cores."""
 
+_CLEARLY_USEFUL = 1.5
+"""More than there are cores, for what one batch has shown, stay if they make this multiple of what that promised for
+fewer: the first batch of a worker takes longer than the next ones."""
+
+_RETRY_EPOCHS = 8
+"""A fixed number that did not help is tried again after so many epochs, doubled every time it did not help."""
+
 _UNKNOWN_LENGTH = 100
 """How many batches an epoch is thought to have where nobody knows."""
 
@@ -126,22 +133,29 @@ class AutoscalePolicy:
         self._unevaluated_ns = (0, 0)
         """Time passed, and time waited, since the timings were evaluated last."""
         self._handling_ns: float | None = None
-        self._before: tuple[int, float] | None = None
-        """While more workers are on trial: how many there were, and how many batches they made in a nanosecond."""
+        self._before: tuple[int, float, float] | None = None
+        """While more workers are on trial: how many there were, how many batches they made in a nanosecond, and which
+        multiple of those more must make to stay."""
         self._trial_ns: list[int] = []
         """The work of each batch that they have made."""
         self._ceiling = self.most_waiting
         self._ceiling_for = 0
-        self._ceiling_work_ns = 0.0
-        """The work of a batch when the ceiling was found; with other work it is another question."""
+        self._ceiling_work_ns = 0, 0.0
+        """The workers that were kept when the ceiling was found, and the work of their batches; with other work it is
+        another question. Other numbers of workers have other work where they wait for each other."""
         self._retry_after = _RETRY_AFTER
         self._calm_for = 0
         self._calm_wanted = _WINDOW
         self._since_fewer = _MAX_RETRY_AFTER
         self._totals = [0, 0, 0, 0, 0]
         """Of an epoch with a fixed number: batches, the loop's own time, waiting, work, busy."""
-        self._fixed_before: tuple[int, float] | None = None
-        """While a fixed number beyond the cores is on trial: the one before, and its batches per nanosecond."""
+        self._fixed_before: tuple[int, float, float] | None = None
+        """While a fixed number is on trial: the one before, its batches per nanosecond, and which multiple of those
+        the new one must make to stay."""
+        self._fixed_ceiling: int | None = None
+        """What was best when more did not help."""
+        self._fixed_ceiling_for = 0
+        self._retry_epochs = _RETRY_EPOCHS
 
     # ── while the number may change ─────────────────────────────────────────────────────────────────────────
 
@@ -204,7 +218,8 @@ class AutoscalePolicy:
             self._consider_fewer(summary)
 
     def _consider_more(self, summary: _Summary) -> None:
-        if not 1 / _COST_CHANGE < summary.typical_ns / max(1.0, self._ceiling_work_ns) < _COST_CHANGE:
+        kept, kept_ns = self._ceiling_work_ns
+        if self.workers == kept and not 1 / _COST_CHANGE < summary.typical_ns / max(1.0, kept_ns) < _COST_CHANGE:
             self._ceiling, self._retry_after = self.most_waiting, _RETRY_AFTER
         ceiling = min(self._ceiling, self._allowed(summary.busy))
         if self._lost_ns < _START_NS or self.workers >= ceiling:
@@ -215,9 +230,12 @@ class AutoscalePolicy:
         if self._since_fewer < 4 * self._calm_wanted:
             self._calm_wanted = min(_MAX_RETRY_AFTER, 2 * self._calm_wanted)
         if self.workers:
-            # The most expensive one: when costs have just risen, the others are out of date.
-            highest_ns = max(timing.work_ns for timing in [*self._timings][-_MIN_BATCHES:])
-            self._before = (self.workers, self.workers / max(1, highest_ns))
+            work_ns = [timing.work_ns for timing in self._timings]
+            # The most expensive one: when costs have just risen, the others are out of date. Of workers that wait for
+            # each other, some batches always take longer.
+            typical_ns = max(work_ns[-_MIN_BATCHES:]) if self.workers <= self.most else statistics.mean(work_ns)
+            gain = _USEFUL if len(work_ns) >= _MIN_BATCHES else _CLEARLY_USEFUL
+            self._before = self.workers, self.workers / max(1, typical_ns), gain
         has_failed = self._retry_after > _RETRY_AFTER  # what more workers wait for may be each other, so one will show
         wanted = min(ceiling, self.workers + 1 if has_failed else max(self.workers + 1, math.ceil(summary.needed)))
         self._change(wanted, f"the step waited {summary.stalled:.0%} of the time for {self._workers_text()}")
@@ -233,7 +251,7 @@ class AutoscalePolicy:
             self._since_fewer = 0
             self._change(enough, f"the work of a batch fills {summary.needed:.1f} workers while the step runs")
 
-    def _is_worth_it(self, summary: _Summary, fewer: int, capacity: float) -> bool:
+    def _is_worth_it(self, summary: _Summary, fewer: int, capacity: float, gain: float) -> bool:
         """Keep more workers if they make more; if not, or not yet known, return False.
 
         If not, a disk, a lock or the cores are the bottleneck.
@@ -243,12 +261,12 @@ class AutoscalePolicy:
             return False
         work_ns = statistics.mean(self._trial_ns) if waits else summary.typical_ns
         self._before = None
-        if self.workers / max(1.0, work_ns) >= _USEFUL * capacity:
+        if self.workers / max(1.0, work_ns) >= gain * capacity:
             self._retry_after = _RETRY_AFTER
             return True
         more = self.workers
         self._ceiling, self._ceiling_for = fewer, self._retry_after
-        self._ceiling_work_ns = fewer / capacity
+        self._ceiling_work_ns = fewer, fewer / capacity
         self._retry_after = min(_MAX_RETRY_AFTER, 2 * self._retry_after)
         self._change(fewer, f"{more} made no more than {fewer}")
         return False
@@ -306,7 +324,7 @@ class AutoscalePolicy:
         if workers <= self.fixed:
             self.fixed_reason = "a guess: more would not pay for the time that it takes to start them"
             return
-        self._fixed_before = self.fixed, self.fixed / max(1, work_ns)
+        self._fixed_before = self.fixed, self.fixed / max(1, work_ns), _CLEARLY_USEFUL
         self.fixed, self.fixed_reason = workers, f"the first batch waited for {1 - busy:.0%} of its time"
 
     def note(self, timing: BatchTiming) -> None:
@@ -321,25 +339,45 @@ class AutoscalePolicy:
         if batches < _WINDOW:
             return self.fixed
         rate = batches / max(1, loop_ns + wait_ns)
+        needed, stalled = work_ns / max(1, loop_ns), wait_ns / max(1, wait_ns + loop_ns)
+        if self._fixed_before is not None and not self._fixed_stays(rate, stalled, *self._fixed_before):
+            return self.fixed
         # Starting n workers takes n * _START_NS, and they make the epoch in work / n.
         most = max(self.most, min(self._allowed(busy_ns / max(1, work_ns)), math.isqrt(work_ns // _START_NS)))
-        if self._fixed_before is not None:
-            (fewer, rate_of_fewer), more, self._fixed_before = self._fixed_before, self.fixed, None
-            if rate < _USEFUL * rate_of_fewer and wait_ns > STALLED * (wait_ns + loop_ns):
-                self.most_waiting = self.fixed = max(fewer, self.most)
-                self.fixed_reason = f"{more} made no more than {fewer}"
-                return self.fixed
-        needed, stalled = work_ns / max(1, loop_ns), wait_ns / max(1, wait_ns + loop_ns)
+        if self._fixed_ceiling is not None:
+            most = min(most, self._fixed_ceiling)
+            self._fixed_ceiling_for -= 1
+            if self._fixed_ceiling_for == 0:
+                self._fixed_ceiling = None
         enough = max(1, math.ceil(_SPARE * needed))
         if stalled > STALLED and self.fixed < most:
             before = self.fixed
-            self.fixed = min(most, max(self.fixed + 1, math.ceil(needed)))
-            self._fixed_before = (before, rate) if self.fixed > self.most else None
+            has_failed = self._retry_epochs > _RETRY_EPOCHS
+            self.fixed = min(most, before + max(1, before // 4) if has_failed else max(before + 1, math.ceil(needed)))
+            self._fixed_before = before, rate, _USEFUL
             self.fixed_reason = f"the step waited {stalled:.0%} of the last epoch"
         elif stalled <= STALLED and enough < self.fixed:
             self.fixed = enough
             self.fixed_reason = f"the work of a batch filled {needed:.1f} workers in the last epoch"
         return self.fixed
+
+    def _fixed_stays(self, rate: float, stalled: float, before: int, rate_before: float, gain: float) -> bool:
+        """Keep the number that the last epoch had if it paid; if not, go back, and measure that as well."""
+        present, self._fixed_before = self.fixed, None
+        if rate >= gain * rate_before or stalled <= STALLED:
+            if present > before:
+                self._retry_epochs = _RETRY_EPOCHS
+            return True
+        if present < before:
+            self.fixed, self.fixed_reason = before, f"{before} made more than {present}"
+        else:
+            self.fixed = max(before, self.most) if present > self.most else before
+            self.fixed_reason = f"{present} made no more than {before}"
+            self._fixed_before = present, rate, 1 / _USEFUL
+        self._fixed_ceiling = self.fixed
+        self._fixed_ceiling_for = self._retry_epochs
+        self._retry_epochs *= 2
+        return False
 
 
 class _Summary:

@@ -99,10 +99,7 @@ class DirectScheduler(InlineScheduler):
         counters.nbytes += _nbytes_of(batch)
         self.consumed, self.consumed_since = self.consumed_since, []
         if counters.recorder is not None:
-            fetch_ns, collate_ns = fetched - began, ended - fetched
-            counters.recorder.add(
-                ("make", began, ended, counters.epochs, self._number, 0, -1, fetch_ns, collate_ns, 0, self._count)
-            )
+            counters.recorder.made = (began, fetched - began, ended - fetched, self._count)
         return batch
 
     def _make_batch(self, indices: Any) -> Any:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.events import Recorder
 from penstock.loader.counters import Counters
 from penstock.loader.loop_snapshot import LoopSnapshot
 from penstock.loader.sampling.stream_cursor import Consumed
@@ -93,7 +92,8 @@ class InlineScheduler:
             self._waiting.rotate(-1)
             self.consumed, self.consumed_since = self.consumed_since, []
             if counters.recorder is not None:
-                _record(counters.recorder, fetched, counters.epochs, self._number)
+                made = fetched.began_ns, fetched.fetch_ns, fetched.collate_ns, fetched.samples
+                counters.recorder.made = made
             counters.batches += 1
             counters.samples += fetched.samples
             if slot is not None and fetched.arena is not None:
@@ -149,8 +149,3 @@ class InlineScheduler:
         self._slot = slot
         self._ring.commit(slot, 0)
         return self._ring.lend(slot)
-
-
-def _record(recorder: Recorder, fetched: FetchResult, epoch: int, number: int) -> None:
-    began, fetch, collate = fetched.began_ns, fetched.fetch_ns, fetched.collate_ns
-    recorder.add(("make", began, began + fetch + collate, epoch, number, 0, -1, fetch, collate, 0, fetched.samples))

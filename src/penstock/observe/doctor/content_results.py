@@ -30,10 +30,10 @@ class TypeChange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepeatedSamples:
-    """Samples that one dataset returned with the same content for different indices."""
+    """Samples that one dataset returned with the same content for different indices, or two of the training's."""
 
     dataset: str
-    """The class of the dataset."""
+    """The class of the dataset, or of both."""
 
     checked: int
     """How many samples were compared."""
@@ -43,6 +43,9 @@ class RepeatedSamples:
 
     examples: tuple[tuple[int, int], ...]
     """Pairs of indices."""
+
+    parts: tuple[int, int] | None = None
+    """Of the datasets that the training consists of, the two that the indices are of, from 0; None: one dataset's."""
 
 
 Extent = Literal["partly", "inside", "same"]

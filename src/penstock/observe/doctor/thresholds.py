@@ -86,6 +86,9 @@ class Thresholds:
     hidden_loading_fraction: float = _threshold(
         0.7, "of the step's time", "fewer workers hide loading if it needs less; the rest is a margin for slow batches"
     )
+    unhidden_loading: float = _threshold(
+        2.0, "times the step", "where loading free was not tried, a loop cannot hide what takes this much longer"
+    )
     inline_batch_s: float = _threshold(
         0.003, "s per batch", "transporting a batch from a worker costs up to this, so a cheaper one needs no worker"
     )

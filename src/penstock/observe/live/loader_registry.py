@@ -109,8 +109,8 @@ class RegisteredLoader:
         has_own = self._class.__iter__ is not DataLoader.__iter__ or not self._has_runtime
         return "own" if has_own or self._torch_iterator is not None else "subclass"
 
-    def statistics(self) -> LoaderStatistics:
-        """Return the loader's counters, or the last ones if it is gone."""
+    def statistics(self, *, digests: bool = True) -> LoaderStatistics:
+        """Return the loader's counters, or the last ones if it is gone; `digests` as in `Counters.snapshot`."""
         from penstock.loader.dataloader import find_runtime
 
         loader, counters = self._loader(), self._used_counters()
@@ -118,11 +118,15 @@ class RegisteredLoader:
         if counters is self._generator_counters:
             self._last = self._own_statistics()
         elif runtime is not None:
-            self._last = runtime.statistics()
+            self._last = runtime.statistics(digests=digests)
         else:
             last = self._last
             self._last = counters.snapshot(
-                ring=last.ring, worker_type=last.worker_type, start_method=last.start_method, workers=last.workers
+                ring=last.ring,
+                worker_type=last.worker_type,
+                start_method=last.start_method,
+                workers=last.workers,
+                digests=digests,
             )
         return self._last
 

@@ -100,7 +100,7 @@ class RunPoller:
         self._taken = taken
         # Before their counters are read: a loader that finishes in between is read once more at the next poll.
         finished = [loader for loader in self._open if loader.is_finished]
-        counters = {loader: loader.statistics() for loader in self._open}
+        counters = {loader: loader.statistics(digests=False) for loader in self._open}
         if finished:
             self._open = [loader for loader in self._open if loader not in finished]
             last = [counters[loader] for loader in finished]

@@ -35,11 +35,22 @@ def loading_matters(measured: Measurements) -> bool:
     if waits_for_processors(measured):
         return False
     if free is None:
-        return fraction >= THRESHOLDS.stall_fraction
+        return fraction >= THRESHOLDS.stall_fraction or _cannot_be_hidden(measured)
     if free.median < THRESHOLDS.worthwhile_gain:
         return False
     is_certain = fraction >= THRESHOLDS.certain_stall_fraction
     return is_certain or (fraction >= THRESHOLDS.stall_fraction and free.low > 1.0)
+
+
+def _cannot_be_hidden(measured: Measurements) -> bool:
+    """Return whether all workers together need far longer for a batch than the step.
+
+    A loop that was measured for a short time may have lived on batches that were made ahead.
+    """
+    now, samples, workers = measured.as_is, measured.samples, measured.settings.num_workers
+    if now is None or samples is None or not now.step_s or not workers:
+        return False
+    return samples.batch_s / workers > THRESHOLDS.unhidden_loading * now.step_s
 
 
 def waits_for_processors(measured: Measurements) -> bool:

@@ -58,7 +58,9 @@ def _pairs(shared: SharedSamples) -> str:
 def samples_twice(measured: Measurements) -> Finding | None:
     """Different indices of the dataset hold the same sample."""
     seen = required(measured.repeated_samples)
-    pairs = ", ".join(f"{one} and {other}" for one, other in seen.examples)
+    of_first, of_second = ("", "") if seen.parts is None else (f" of part {part + 1}" for part in seen.parts)
+    pairs = ", ".join(f"{one}{of_first} and {other}{of_second}" for one, other in seen.examples)
+    one, other = seen.examples[0]
     return Finding(
         name="samples-twice",
         cause="Different indices of the dataset hold the same sample, so it counts more than others.",
@@ -67,7 +69,7 @@ def samples_twice(measured: Measurements) -> Finding | None:
             f"one, byte for byte and before any transform: {pairs}"
         ),
         remedy=(
-            f"look at dataset[{seen.examples[0][0]}] and dataset[{seen.examples[0][1]}]; remove copies, before data is "
+            f"look at dataset[{one}]{of_first} and dataset[{other}]{of_second}; remove copies, before data is "
             "split into sets, or change nothing where they are there on purpose (oversampling)"
         ),
         is_uncertain=True,

@@ -157,25 +157,32 @@ def _read(origins: Sequence[Origin], reader: ContentReader) -> Iterator[tuple[st
 
 
 def _repeated(own: Sequence[Origin], reader: ContentReader) -> RepeatedSamples | None:
-    """Return the samples of one dataset that have the same content; of several datasets, of that with most of them."""
-    found = []
-    for dataset in _datasets(own):
-        if isinstance(dataset, StreamSamples):  # it may well have several epochs in one
-            continue
-        first: dict[bytes, int] = {}
-        pairs: list[tuple[int, int]] = []
-        read = list(_read([one for one in own if one.dataset is dataset], reader))
-        for _, index, digest in read:
-            before = first.setdefault(digest, index)
-            if before != index and reader.is_telling(digest):
-                pairs.append((before, index))
-        if pairs:
-            found.append(
-                RepeatedSamples(
-                    dataset=type(dataset).__name__,
-                    checked=len(read),
-                    repeated=len(pairs),
-                    examples=tuple(pairs[:_SHOWN]),
-                )
-            )
-    return max(found, key=lambda one: one.repeated, default=None)
+    """Return the samples that have the same content: those of the one or two datasets that have most of them.
+
+    Two datasets that are the same but for their transforms are there on purpose.
+    """
+    first: dict[bytes, tuple[int, int]] = {}
+    pairs: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    # A stream may well have several epochs in one.
+    datasets = [dataset for dataset in _datasets(own) if not isinstance(dataset, StreamSamples)]
+    read = [list(_read([one for one in own if one.dataset is dataset], reader)) for dataset in datasets]
+    for part, samples in enumerate(read):
+        for _, index, digest in samples:
+            at, before = first.setdefault(digest, (part, index))
+            if (at, before) != (part, index) and reader.is_telling(digest):
+                pairs.setdefault((at, part), []).append((before, index))
+    pairs = {
+        (at, part): found
+        for (at, part), found in pairs.items()
+        if at == part or not reader.is_same_data(datasets[at], datasets[part])
+    }
+    parts = max(pairs, key=lambda these: len(pairs[these]), default=None)
+    if parts is None:
+        return None
+    return RepeatedSamples(
+        dataset=" and ".join(type(datasets[part]).__name__ for part in sorted(set(parts))),
+        checked=sum(len(read[part]) for part in set(parts)),
+        repeated=len(pairs[parts]),
+        examples=tuple(pairs[parts][:_SHOWN]),
+        parts=parts if parts[0] != parts[1] else None,
+    )

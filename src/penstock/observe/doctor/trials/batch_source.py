@@ -118,9 +118,7 @@ class BatchSource:
                 self._iterator = iterate_unpatched(self.loader)  # type: ignore[arg-type]
                 self._note_workers()
         else:
-            raise RuntimeError(
-                "an epoch of this loader has no batch; give it a dataset and a sampler that have samples"
-            )
+            raise RuntimeError(f"an epoch of this loader has no batch: {_why_empty(self.loader)}")
         if is_restart:
             self._restarts_s.append(time.perf_counter() - began)
         if self.startup_s is None:
@@ -244,6 +242,16 @@ class PausableDataset:
     def _getitems(self, indices: Any) -> Any:
         self.running.wait()
         return self._dataset.__getitems__(indices)
+
+
+def _why_empty(loader: DataLoader[Any] | None) -> str:
+    samples = len(loader.dataset) if loader is not None and hasattr(loader.dataset, "__len__") else 0
+    if loader is not None and loader.drop_last and 0 < samples < (loader.batch_size or 0):
+        return (
+            f"drop_last=True leaves out the only one, of {samples} samples where batch_size is {loader.batch_size}; "
+            "take drop_last=True out, or lower batch_size"
+        )
+    return "give it a dataset and a sampler that have samples"
 
 
 def _no_loader() -> DataLoader[Any]:
