@@ -31,7 +31,8 @@ def section(folder: Path, name: str) -> str:
 
 def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     heads = list(heads)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows))
+    escaped = ([cell.replace("|", "\\|") for cell in cells] for cells in rows)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *escaped))
 
 
 def _spread(values: list[float], digits: int) -> str:
