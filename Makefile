@@ -46,9 +46,12 @@ quick: $(READY)
 test: $(READY) browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(TESTS)
 
-# What needs a GPU, in benchmarks/results/gpu: call it again for what 9 minutes were too short for.
+GPU_PAGES := README.md docs/gpu.md docs/articles.md docs/articles.zh.md
+
+# What needs a GPU, in benchmarks/results/gpu, and the pages' tables of it: call it again for what 9 minutes were too short for.
 gpu: $(READY)
-	$(BIN)/python -m benchmarks.gpu --out benchmarks/results/gpu
+	$(BIN)/python -m benchmarks.gpu --out benchmarks/results/gpu; status=$$?; \
+	$(BIN)/python -m benchmarks.table --page $(GPU_PAGES) && exit $$status
 
 # The same with many more of hypothesis' examples, for a nightly run.
 thorough:

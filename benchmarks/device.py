@@ -1,4 +1,4 @@
-"""From host memory to the GPU: `python -m benchmarks.device [--quick] [--json FILE]`.
+"""From host memory to the GPU: `python -m benchmarks.device [--quick] [--json FILE [--resume]]`.
 
 **Costs**: what page-locking a slot, a fence behind all streams, and lending a slot take.
 **Link**: the bandwidth of a copy from a slot, from memory pinned by torch and from pageable
@@ -7,18 +7,18 @@ that lies on the GPU already (the upper bound), by torch's DataLoader with `pin_
 `.to(..., non_blocking=True)`, by penstock with `pin_memory=True` and a plain `.to`, and by penstock with `device=`. The
 four take turns; a ratio is taken within each round. The share of GPU time without work is 1 minus the ratio to the
 upper bound. **Corruption**: 10^5 batches from pinned slots, copied by the user on four streams that lag behind, the
-views dropped at once; every byte is compared on the GPU.
+views dropped at once; every byte is compared on the GPU. With --tiny, for tests, it needs no GPU: then it runs on the
+simulated one, and its figures mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
-from benchmarks.machine_facts import facts
-from benchmarks.workloads import Workload, clips, images, tokens
+from benchmarks.machine_facts import facts_with_gpu
+from benchmarks.row_file import RowFile, add_options
+from benchmarks.workloads import Pool, Workload, clips, images, tokens
 from penstock import DataLoader
 from penstock.core.shared_segment import PrivateSegment
 from penstock.device import Device, TensorSpec, device_of
@@ -37,26 +38,29 @@ from penstock.loader.transport.ring import Ring
 WORKERS = 8
 PARTS = ("costs", "link", "steps", "corruption")
 SIZES_MIB = (1, 4, 16, 64, 256)
+CUDA = torch.cuda.is_available()
+PLACE = "cuda" if CUDA else "cpu"
+"""Where models lie: the simulated device's memory is the host's."""
 
 
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.device", description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="three rounds of short epochs")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--tiny", action="store_true", help="sizes for a test, with or without a GPU")
+    add_options(parser)
     parser.add_argument("--workers", type=int, default=WORKERS)
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="only these")
     asked = parser.parse_args()
-    if not torch.cuda.is_available():
+    if not CUDA and not asked.tiny:
         sys.exit("benchmarks.device needs an NVIDIA GPU, and there is none here")
-    device = device_of("cuda")
-    rounds = 3 if asked.quick else 5
-    began = time.perf_counter()
+    device = device_of("cuda" if CUDA else "sim")
+    rounds, workers = (1, 1) if asked.tiny else (3 if asked.quick else 5, asked.workers)
     found: dict[str, Any] = {
         "benchmark": "device",
-        "quick": asked.quick,
-        "workers": asked.workers,
-        "machine": {**facts(), "gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda, "driver": _driver()},
+        "sizes": "tiny" if asked.tiny else "quick" if asked.quick else "full",
+        "workers": workers,
+        "machine": facts_with_gpu(),
         "date": time.strftime("%Y-%m-%d"),
         "costs": [],
         "link": [],
@@ -64,24 +68,22 @@ def main() -> None:
         "corruption": None,
     }
 
-    def write() -> None:
-        found["seconds"] = round(time.perf_counter() - began, 1)
-        if asked.json:
-            asked.json.parent.mkdir(parents=True, exist_ok=True)
-            asked.json.write_text(json.dumps(found, indent=1) + "\n")
-
-    if "costs" in asked.parts:
-        found["costs"] = costs(device)
-        write()
-    for size in SIZES_MIB if "link" in asked.parts else ():
-        found["link"].append(_link(device, size, rounds))
-        write()
-    for workload, step in _loops(quick=asked.quick) if "steps" in asked.parts else ():
-        found["steps"].append(_steps(workload, step, asked.workers, rounds))
-        write()
-    if "corruption" in asked.parts:
-        found["corruption"] = _corruption(10_000 if asked.quick else 100_000, asked.workers)
-        write()
+    file = RowFile(asked, found)
+    there = [row.get("mib", row.get("name")) for row in found["link"] + found["steps"]]
+    if "costs" in asked.parts and not found["costs"]:
+        found["costs"] = costs(device, (1,), 2) if asked.tiny else costs(device)
+        file.write()
+    for size in SIZES_MIB[: 1 if asked.tiny else None] if "link" in asked.parts else ():
+        if size not in there:
+            found["link"].append(_link(device, size, rounds))
+            file.write()
+    for name, make in (TINY_LOOPS if asked.tiny else LOOPS).items() if "steps" in asked.parts else ():
+        if name not in there:
+            found["steps"].append(_steps(*make(40 if asked.quick else 120), workers, rounds))
+            file.write()
+    if "corruption" in asked.parts and found["corruption"] is None:
+        found["corruption"] = _corruption(100 if asked.tiny else 10_000 if asked.quick else 100_000, workers)
+        file.write()
     _print(found)
 
 
@@ -141,7 +143,7 @@ def _link(device: Device, mib: int, rounds: int) -> dict[str, Any]:
     slot = torch.from_numpy(np.frombuffer(slab.memory, np.uint8))
     slot.fill_(1)
     pageable = torch.ones(nbytes, dtype=torch.uint8)
-    sources = {"slot": slot, "torch pinned": pageable.pin_memory(), "pageable": pageable}
+    sources = {"slot": slot, "torch pinned": pageable.pin_memory() if CUDA else pageable, "pageable": pageable}
     registration = device.register(slab.memory)
     target = device.empty(TensorSpec.of(slot))
     copies = max(4, (1 << 30) // nbytes)
@@ -160,14 +162,6 @@ def _link(device: Device, mib: int, rounds: int) -> dict[str, Any]:
 
 
 # ── steps ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _loops(*, quick: bool) -> Iterator[tuple[Workload, Callable[[], Callable[[Tensor], None]]]]:
-    """Yield workloads with the model that trains on them, in steps of some tens of milliseconds."""
-    batches = 40 if quick else 120
-    yield images(batches), lambda: _training(_convolutions(), lambda batch: batch)
-    yield tokens(batches), lambda: _training(_Transformer(), lambda batch: batch % 32_000)
-    yield clips(batches), lambda: _training(_volumes(), lambda batch: batch.float().div_(255).transpose(1, 2))
 
 
 def _convolutions() -> nn.Module:
@@ -212,12 +206,12 @@ def _volumes() -> nn.Module:
     )  # fmt: skip
 
 
-def _training(model: nn.Module, prepare: Callable[[Tensor], Tensor]) -> Callable[[Tensor], None]:
-    model = model.cuda().train()
+def _training(model: nn.Module, prepare: Callable[[Tensor], Tensor] = lambda batch: batch) -> Step:
+    model = model.to(PLACE).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
 
     def step(batch: Tensor) -> None:
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast(PLACE, torch.bfloat16):
             loss = model(prepare(batch)).float().pow(2).mean()
         loss.backward()
         optimizer.step()
@@ -226,32 +220,48 @@ def _training(model: nn.Module, prepare: Callable[[Tensor], Tensor]) -> Callable
     return step
 
 
-def _steps(
-    workload: Workload, training: Callable[[], Callable[[Tensor], None]], workers: int, rounds: int
-) -> dict[str, Any]:
-    step = training()
+def _few_rows(batches: int) -> Workload:
+    return Workload(name="tiny rows", dataset=Pool((16,), np.float32, 8), batch_size=4, batches=2)
+
+
+Step = Callable[[Tensor], None]
+LOOPS: dict[str, Callable[[int], tuple[Workload, Step]]] = {
+    "float images": lambda batches: (images(batches), _training(_convolutions())),
+    "tokens": lambda batches: (tokens(batches), _training(_Transformer(), lambda batch: batch % 32_000)),
+    "uint8 clips": lambda batches: (
+        clips(batches), _training(_volumes(), lambda batch: batch.float().div_(255).transpose(1, 2))
+    ),
+}  # fmt: skip
+"""Workloads by their name, with a model that trains on them in steps of some tens of milliseconds."""
+
+TINY_LOOPS: dict[str, Callable[[int], tuple[Workload, Step]]] = {
+    "tiny rows": lambda batches: (_few_rows(batches), _training(nn.Linear(16, 8)))
+}
+
+
+def _steps(workload: Workload, step: Step, workers: int, rounds: int) -> dict[str, Any]:
     options: dict[str, Any] = {
         "batch_size": workload.batch_size, "num_workers": workers, "persistent_workers": True
     }  # fmt: skip
-    resident = next(iter(TorchDataLoader(workload.dataset, batch_size=workload.batch_size))).cuda()
+    resident = next(iter(TorchDataLoader(workload.dataset, batch_size=workload.batch_size))).to(PLACE)
     feeds: dict[str, Callable[[], Iterator[Tensor]]] = {
         "resident": lambda: (resident for _ in range(workload.batches)),
     }
-    torchs = TorchDataLoader(workload.dataset, pin_memory=True, **options)
-    pinned = DataLoader(workload.dataset, pin_memory=True, **options)
-    ahead = DataLoader(workload.dataset, device="cuda", **options)
-    feeds["torch, pin_memory, non_blocking"] = lambda: (batch.to("cuda", non_blocking=True) for batch in torchs)
-    feeds["penstock, pin_memory, .to"] = lambda: (batch.to("cuda") for batch in pinned)
+    torchs = TorchDataLoader(workload.dataset, pin_memory=CUDA, **options)
+    pinned = DataLoader(workload.dataset, pin_memory=CUDA, **options)
+    ahead = DataLoader(workload.dataset, device="cuda" if CUDA else "sim", **options)
+    feeds["torch, pin_memory, non_blocking"] = lambda: (batch.to(PLACE, non_blocking=True) for batch in torchs)
+    feeds["penstock, pin_memory, .to"] = lambda: (batch.to(PLACE) for batch in pinned)
     feeds["penstock, device="] = lambda: iter(ahead)
     seconds: dict[str, list[float]] = {name: [] for name in feeds}
     for number in range(rounds + 1):
         names = list(feeds)
         for name in reversed(names) if number % 2 else names:
-            torch.cuda.synchronize()
+            _settle()
             start = time.perf_counter()
             for batch in feeds[name]():
                 step(batch)
-            torch.cuda.synchronize()
+            _settle()
             if number:
                 seconds[name].append(time.perf_counter() - start)
     rates = {name: [workload.samples / each for each in values] for name, values in seconds.items()}
@@ -266,6 +276,11 @@ def _steps(
         "uploads": ahead.statistics().uploads,
         "uploads_hidden": ahead.statistics().uploads_hidden,
     }
+
+
+def _settle() -> None:
+    if CUDA:
+        torch.cuda.synchronize()
 
 
 # ── corruption ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -286,29 +301,22 @@ class Numbers(Dataset[Tensor]):
 
 def _corruption(batches: int, workers: int) -> dict[str, int]:
     """Return how many batches were copied, and how many elements of them were wrong."""
-    streams = [torch.cuda.Stream() for _ in range(4)]
-    wrong = [torch.zeros((), dtype=torch.int64, device="cuda") for _ in streams]
-    rows = torch.arange(4, device="cuda", dtype=torch.int32)[:, None]
-    torch.cuda.synchronize()
-    loader = DataLoader(Numbers(4 * batches), batch_size=4, num_workers=workers, pin_memory=True)
+    streams = [torch.cuda.stream(torch.cuda.Stream()) if CUDA else nullcontext() for _ in range(4)]
+    wrong = [torch.zeros((), dtype=torch.int64, device=PLACE) for _ in streams]
+    rows = torch.arange(4, device=PLACE, dtype=torch.int32)[:, None]
+    _settle()
+    loader = DataLoader(Numbers(4 * batches), batch_size=4, num_workers=workers, pin_memory=CUDA)
     for number, batch in enumerate(loader):
-        with torch.cuda.stream(streams[number % 4]):
-            if number % 16 < 4:
+        with streams[number % 4]:
+            if CUDA and number % 16 < 4:
                 torch.cuda._sleep(1_000_000)  # so that copies begin long after their views have died
-            wrong[number % 4] += (batch.to("cuda", non_blocking=True) != rows + 4 * number).sum()
+            wrong[number % 4] += (batch.to(PLACE, non_blocking=True) != rows + 4 * number).sum()
     del batch
-    torch.cuda.synchronize()
+    _settle()
     return {"batches": batches, "wrong_elements": sum(int(one) for one in wrong)}
 
 
 # ── print ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _driver() -> str:
-    try:
-        return Path("/proc/driver/nvidia/version").read_text().splitlines()[0].split("  ")[1]
-    except (OSError, IndexError):
-        return "unknown"
 
 
 def _spread(values: list[float], digits: int) -> str:

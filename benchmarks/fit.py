@@ -1,4 +1,4 @@
-"""What TrainStep costs: `python -m benchmarks.fit [--quick] [--json FILE]`.
+"""What TrainStep costs: `python -m benchmarks.fit [--quick] [--json FILE [--resume]]`.
 
 **Overhead**: equal models are stepped by hand, by hand once more (which shows what the measure itself can tell apart)
 and by a TrainStep, on the GPU where there is one, else with one thread. In each round each of them takes a step, in an
@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import random
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.machine_facts import facts
+from benchmarks.machine_facts import facts_with_gpu
+from benchmarks.row_file import RowFile, add_options
 from penstock import TrainStep
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -42,33 +41,29 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fit", description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROW_S:.0f} s a row instead of {ROW_S:.0f}")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--tiny", action="store_true", help="one block of rounds a row, on small models, for a test")
+    add_options(parser)
     asked = parser.parse_args()
-    began = time.perf_counter()
     if DEVICE.type == "cpu":
         torch.set_num_threads(1)  # threads that wait for one another are where a shared machine is loudest
-    row_s = QUICK_ROW_S if asked.quick else ROW_S
-    gpu = {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda} if DEVICE.type == "cuda" else {}
+    row_s = 0.0 if asked.tiny else QUICK_ROW_S if asked.quick else ROW_S
     found: dict[str, Any] = {
         "benchmark": "fit",
-        "quick": asked.quick,
-        "machine": {**facts(), **gpu},
+        "sizes": "tiny" if asked.tiny else "quick" if asked.quick else "full",
+        "machine": facts_with_gpu(),
         "date": time.strftime("%Y-%m-%d"),
         "block_rounds": BLOCK_ROUNDS,
         "target": TARGET,
         "overhead": [],
     }
 
-    def write() -> None:
-        found["seconds"] = round(time.perf_counter() - began, 1)
-        if asked.json:
-            asked.json.parent.mkdir(parents=True, exist_ok=True)
-            asked.json.write_text(json.dumps(found, indent=1) + "\n")
-
-    for name in STEPPED:
+    file = RowFile(asked, found)
+    there = {(row["name"], row["optimizer"]) for row in found["overhead"]}
+    for name in ("short",) if asked.tiny else STEPPED:
         for optimizer in ("SGD", "AdamW", "own"):
-            found["overhead"].append(_overhead(name, optimizer, row_s))
-            write()
+            if (name, optimizer) not in there:
+                found["overhead"].append(_overhead(name, optimizer, row_s))
+                file.write()
     _print(found)
 
 
@@ -153,7 +148,7 @@ def _overhead(name: str, optimizer: str, row_s: float) -> dict[str, Any]:
     blocks: dict[str, dict[str, list[float]]] = {way: {"seconds": [], "cpu_s": []} for way in ways}
     _block(ways, order, shuffle)
     end = time.perf_counter() + row_s
-    while time.perf_counter() < end:
+    while not blocks[BY_HAND]["seconds"] or time.perf_counter() < end:
         for way, laps in _block(ways, order, shuffle).items():
             for clock, medians in blocks[way].items():
                 medians.append(statistics.median(lap[clock] for lap in laps))

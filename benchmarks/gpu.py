@@ -1,10 +1,11 @@
-"""All that needs a GPU, in one command: `python -m benchmarks.gpu --out DIR [--minutes 9] [part ...]`.
+"""All that needs a GPU, in one command: `python -m benchmarks.gpu --out DIR [--minutes 9] [--tiny] [part ...]`.
 
 Each part is a process of its own with a limit; parts come in the order of their worth. What a part has measured lies
 in DIR after every row, its output in `log.txt`, and how it ended in `gpu.json`. A second call goes on with what is
-missing.
-Nothing needs to be installed but the packages that penstock requires and, for the tests, pytest: run it in the
-repository with PYTHONPATH=src.
+missing, with rows too; a part that is done is begun again if it is named.
+Nothing needs to be installed but torch and NumPy: run it in the repository with PYTHONPATH=src. The tests need pytest,
+two of the cases Pillow and PyAV; what lacks them says so.
+With --tiny the parts, without the tests, take the same road in sizes that mean nothing, with or without a GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.machine_facts import facts
@@ -42,9 +44,17 @@ class Part:
     least_s: float = 20.0
     """It is not begun with less."""
 
+    needs: str | None = None
+    """The module that it cannot do without."""
+
 
 PARTS = (
-    Part(name="tests", command=("-m", "pytest", "tests/cuda", "-q", "-p", "no:cacheprovider"), limit_s=180),
+    Part(
+        name="tests",
+        command=("-m", "pytest", "tests/cuda", "-q", "-p", "no:cacheprovider"),
+        limit_s=180,
+        needs="pytest",
+    ),
     Part(name="corruption", command=("-m", "benchmarks.device", "--quick", "--parts", "corruption"), limit_s=90),
     Part(name="link", command=("-m", "benchmarks.device", "--quick", "--parts", "costs", "link"), limit_s=90),
     Part(name="steps", command=("-m", "benchmarks.device", "--quick", "--parts", "steps"), limit_s=240),
@@ -59,12 +69,15 @@ class Outcome:
     """How a part ended."""
 
     state: str
-    """done, failed, or out of time; what was measured until then is there."""
+    """done, failed, out of time, or left out; what was measured until then is there."""
 
     exit_code: int | None
     seconds: float
     summary: str
     """Its last line."""
+
+    failed: list[str] = field(default_factory=list)
+    """The tests that failed, as pytest names them."""
 
 
 def main(parts: Sequence[Part] = PARTS) -> int:
@@ -72,6 +85,7 @@ def main(parts: Sequence[Part] = PARTS) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--minutes", type=float, default=9.0, metavar="M", help="for all of it (default: %(default)g)")
+    parser.add_argument("--tiny", action="store_true", help="a dry run: sizes for a test, and no tests")
     parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(part.name for part in parts)}")
     asked = parser.parse_args()
     unknown = set(asked.parts) - {part.name for part in parts}
@@ -81,15 +95,18 @@ def main(parts: Sequence[Part] = PARTS) -> int:
     outcomes = _read(asked.out)
     end = time.monotonic() + 60 * asked.minutes
     for part in parts:
-        if asked.parts and part.name not in asked.parts:
+        if (asked.parts and part.name not in asked.parts) or (asked.tiny and part.name == "tests"):
             continue
-        if part.name in outcomes and outcomes[part.name].state == "done" and not asked.parts:
+        is_done = part.name in outcomes and outcomes[part.name].state == "done"
+        if is_done and not asked.parts:
             continue
+        if is_done:
+            (asked.out / f"{part.name}.json").unlink(missing_ok=True)
         left_s = end - time.monotonic()
         if left_s < part.least_s:
             print(f"{part.name}: not begun, {left_s:.0f} s are left; call again", flush=True)
             continue
-        outcomes[part.name] = _run(part, asked.out, min(part.limit_s, left_s))
+        outcomes[part.name] = _run(part, asked.out, min(part.limit_s, left_s), *["--tiny"] * asked.tiny)
         print(f"{part.name}: {outcomes[part.name].state}, {outcomes[part.name].summary}", flush=True)
         _write(asked.out, outcomes)
     done = sum(outcome.state == "done" for outcome in outcomes.values())
@@ -98,9 +115,11 @@ def main(parts: Sequence[Part] = PARTS) -> int:
     return 1 if failed else 0
 
 
-def _run(part: Part, out: Path, limit_s: float) -> Outcome:
+def _run(part: Part, out: Path, limit_s: float, *options: str) -> Outcome:
+    if part.needs is not None and find_spec(part.needs) is None:
+        return Outcome(state="left out", exit_code=None, seconds=0.0, summary=f"there is no {part.needs} here")
     began = time.monotonic()
-    results = () if part.name == "tests" else ("--json", str(out / f"{part.name}.json"))
+    results = () if part.name == "tests" else (*options, "--resume", "--json", str(out / f"{part.name}.json"))
     output = out / "part.txt"
     with output.open("wb") as file:
         process = subprocess.Popen(
@@ -118,10 +137,14 @@ def _run(part: Part, out: Path, limit_s: float) -> Outcome:
     log = out / "log.txt"
     before = log.read_text() if log.exists() else ""
     log.write_text(f"{before}── {part.name} ──\n{text}\n"[-LOG_NBYTES:])
+    for partial in out.glob(".*.json.*"):  # it was ended while it wrote
+        partial.unlink()
     state = "out of time" if code is None else "failed" if code else "done"
     lines = [line for line in text.splitlines() if line.strip()]
     seconds = round(time.monotonic() - began, 1)
-    return Outcome(state=state, exit_code=code, seconds=seconds, summary=lines[-1] if lines else "it printed nothing")
+    summary = lines[-1] if lines else "it printed nothing"
+    failed = [line.removeprefix("FAILED ") for line in lines if line.startswith("FAILED ")]
+    return Outcome(state=state, exit_code=code, seconds=seconds, summary=summary, failed=failed)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

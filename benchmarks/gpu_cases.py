@@ -1,4 +1,4 @@
-"""The programs of examples/ in a grid of settings: `python -m benchmarks.gpu_cases [--quick] [--tiny] [--json FILE]`.
+"""The programs of examples/ in a grid of settings: `python -m benchmarks.gpu_cases [--quick] [--json FILE [--resume]]`.
 
 Three cases, each with real decoding: **images** (JPEG files, the ResNet-50 of examples/images.py, channels_last, AMP on
 a GPU), **text** (windows of a token file, the GPT of examples/small_gpt.py) and **video** (clips that the decoder of
@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,9 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
 import penstock
-from benchmarks.machine_facts import facts
+from benchmarks.machine_facts import facts_with_gpu
 from benchmarks.process_tree_memory import process_tree_memory
+from benchmarks.row_file import RowFile, add_options
 from penstock.core.tree import map_leaves
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -257,7 +258,7 @@ def measure(case: Case, way: Way, rounds: int, bound_ms: float) -> dict[str, Any
 
 
 def run(
-    found: dict[str, Any],
+    rows: list[dict[str, Any]],
     write: Callable[[], None],
     *,
     tiny: bool,
@@ -265,36 +266,42 @@ def run(
     workers: int,
     names: Iterable[str] = tuple(CASES),
 ) -> None:
-    """Measure every case that can be measured here; `found` is written after each row."""
+    """Measure what can be measured here and `rows` lack, and write after each row."""
+    rows[:] = [row for row in rows if "loader" in row]  # what failed or was lacking is tried again
     for name in names:
         make, module = CASES[name]
+        there = [{key: row[key] for key in Way.__dataclass_fields__} for row in rows if row["case"] == name]
+        missing = [way for way in ways(sorted({0, workers})) if asdict(way) not in there]
+        if not missing:
+            continue
         if find_spec(module) is None:
-            found["cases"].append({"case": name, "lacks": module})
+            rows.append({"case": name, "lacks": module})
             write()
             continue
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-            case = make(Path(folder), tiny=tiny)
-            bound_ms = _resident_ms(case)
-            for way in ways(sorted({0, workers})):
-                found["cases"].append({"case": name, "resident_ms": bound_ms, **measure(case, way, rounds, bound_ms)})
+            try:
+                case = make(Path(folder), tiny=tiny)
+                bound_ms = _resident_ms(case)
+                for way in missing:
+                    rows.append({"case": name, "resident_ms": bound_ms, **measure(case, way, rounds, bound_ms)})
+                    write()
+            except Exception:  # noqa: BLE001
+                rows.append({"case": name, "failed": traceback.format_exc()})  # the other cases are still worth it
                 write()
 
 
-def main() -> None:
+def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_cases", description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one round instead of three")
     parser.add_argument("--tiny", action="store_true", help="sizes for a test")
     parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    add_options(parser)
     asked = parser.parse_args()
-    found: dict[str, Any] = {"benchmark": "gpu_cases", "machine": facts(), "device": DEVICE, "cases": []}
-
-    def write() -> None:
-        if asked.json:
-            asked.json.write_text(json.dumps(found, indent=1) + "\n")
-
-    run(found, write, tiny=asked.tiny, rounds=1 if asked.quick or asked.tiny else 3, workers=asked.workers)
+    sizes, workers = "tiny" if asked.tiny else "quick" if asked.quick else "full", 1 if asked.tiny else asked.workers
+    found: dict[str, Any] = {"benchmark": "gpu_cases", "sizes": sizes, "machine": facts_with_gpu(), "cases": []}
+    file = RowFile(asked, found)
+    run(found["cases"], file.write, tiny=asked.tiny, rounds=3 if sizes == "full" else 1, workers=workers)
     for row in found["cases"]:
         print(
             ", ".join(
@@ -302,8 +309,13 @@ def main() -> None:
             )
         )
     lacking = [f"{row['case']} (no {row['lacks']})" for row in found["cases"] if "lacks" in row]
-    print(f"gpu_cases: {len(found['cases']) - len(lacking)} rows; left out: {', '.join(lacking) or 'none'}")
+    failed = [row["case"] for row in found["cases"] if "failed" in row]
+    measured = len(found["cases"]) - len(lacking) - len(failed)
+    print(
+        f"gpu_cases: {measured} rows; left out: {', '.join(lacking) or 'none'}; failed: {', '.join(failed) or 'none'}"
+    )
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

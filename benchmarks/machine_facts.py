@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import torch
+
 import penstock
 
 PACKAGES = (
@@ -41,6 +43,20 @@ def facts() -> dict[str, str | int | float]:
         "date": datetime.now(UTC).date().isoformat(),
         **{package: found for package in PACKAGES if (found := _version(package))},
     }
+
+
+def facts_with_gpu() -> dict[str, str | int | float]:
+    """Return also what GPU there is; this begins to use it."""
+    if not torch.cuda.is_available():
+        return {**facts(), "gpu": "none"}
+    return {**facts(), "gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda or "?", "driver": _driver()}
+
+
+def _driver() -> str:
+    try:
+        return Path("/proc/driver/nvidia/version").read_text().splitlines()[0].split("  ")[1]
+    except (OSError, IndexError):
+        return "unknown"
 
 
 def _cpu_model() -> str:

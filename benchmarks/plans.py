@@ -1,4 +1,4 @@
-"""What plans are worth: `python -m benchmarks.plans [--tiny] [--json FILE]`.
+"""What plans are worth: `python -m benchmarks.plans [--tiny] [--json FILE [--resume]]`.
 
 For ten models, up to 7 billion parameters on a GPU, the plan's predicted peak is compared with the allocator's
 `max_memory_allocated` of a real step (target: within 5 %). Then the process may use no more than the plan's budget
@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.machine_facts import facts
+from benchmarks.machine_facts import facts_with_gpu
+from benchmarks.row_file import RowFile, add_options
 from penstock import OutOfMemoryError, TrainStep, plan
 from penstock.core.units import size_text
 
@@ -181,18 +179,21 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plans", description=__doc__.partition("\n")[0])
     parser.add_argument("--tiny", action="store_true", help="two small models, for a test")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    add_options(parser)
     asked = parser.parse_args()
-    began = time.perf_counter()
-    found: dict[str, Any] = {"benchmark": "plans", "machine": facts(), "device": str(DEVICE), "models": []}
+    found: dict[str, Any] = {
+        "benchmark": "plans", "sizes": "tiny" if asked.tiny else "full", "machine": facts_with_gpu(), "models": []
+    }  # fmt: skip
+    file = RowFile(asked, found)
+    there = {one["name"] for one in found["models"]}
     for name, (make, batch_of) in (TINY if asked.tiny else MODELS).items():
-        found["models"].append(row(name, make, batch_of))
-        if asked.json:
-            asked.json.write_text(json.dumps(found, indent=1) + "\n")
-        _print(found["models"][-1])
+        if name not in there:
+            found["models"].append(row(name, make, batch_of))
+            file.write()
+            _print(found["models"][-1])
     errors = [abs(one["error"]) for one in found["models"] if "error" in one]
     worst = f"off by {max(errors):.1%} at most (target 5 %)" if errors else "not compared: there is no GPU"
-    print(f"plans: {len(found['models'])} models; {worst}; {time.perf_counter() - began:.0f} s")
+    print(f"plans: {len(found['models'])} models; {worst}; {found['seconds']:.0f} s")
 
 
 def _print(one: dict[str, Any]) -> None:

@@ -3,7 +3,8 @@
 `python -m benchmarks.table FILE.json ...` prints the tables. `python -m benchmarks.table --page docs/data.md` replaces
 the text between each marker that names a file, such as `<!-- bench: benchmarks/results/loader-4core.json -->`, and the
 next `<!-- bench:end -->` with the table of that file. For a report with several tables, the marker also names the
-table: `<!-- bench: benchmarks/results/scale-4core.json check -->`.
+table: `<!-- bench: benchmarks/results/scale-4core.json check -->`. A marker may instead name the folder of
+`benchmarks.gpu` and a section of `gpu_tables`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks import gpu_tables
 from benchmarks.benchmark_result import OURS, Result, Spread, Target
 from benchmarks.scaling.tables import scale_table
 from penstock.core.units import size_text
@@ -88,7 +90,7 @@ def markdown_table(report: dict[str, Any], name: str = "check") -> str:
         return _everyday_table(report, name)
     kinds = {
         "articles": _articles_table,
-        "device": _device_table,
+        "device": gpu_tables.device_tables,
         "fit": _fit_table,
         "plan_peers": _plan_peers_table,
         "readers": _readers_table,
@@ -103,7 +105,11 @@ def fill_in_tables(text: str, folder: Path) -> str:
     """Return `text` with every marked table replaced by that of its file, which is looked up relative to `folder`."""
 
     def table(marker: re.Match[str]) -> str:
-        content = markdown_table(json.loads((folder / marker["file"]).read_text()), *filter(None, [marker["name"]]))
+        file, name = folder / marker["file"], marker["name"]
+        if file.suffix == ".json":
+            content = markdown_table(json.loads(file.read_text()), *filter(None, [name]))
+        else:
+            content = gpu_tables.section(file, name)
         return f"{marker['head']}\n{content}\n<!-- bench:end -->"
 
     head = r"(?P<head><!-- bench: (?P<file>\S+)( (?P<name>\w+))? -->)"
@@ -127,32 +133,6 @@ def _articles_table(report: dict[str, Any]) -> str:
         rate = number_text(Spread.of(row["samples_per_s"]).median)
         cells = (loop, f"`{row['setting']}`" if "=" in row["setting"] else row["setting"], rate)
         lines.append(f"| {' | '.join(cells)} | {_range(row['speed'], 2)} | {_range(row['cpu_ms_per_sample'], 3)} |")
-    return "\n".join(lines)
-
-
-def _device_table(report: dict[str, Any]) -> str:
-    machine = report["machine"]
-    ceiling = max(max(row["gb_per_s"]["torch pinned"]) for row in report["link"])
-    wrong = report["corruption"]
-    quick = " --quick" if report["quick"] else ""
-    lines = [
-        f"`python -m benchmarks.device{quick}` on {machine['gpu']}, driver {machine['driver']}, "
-        f"CUDA {machine['cuda']}, torch {machine['torch']}, {machine['cores']} cores, {report['date']}; medians of "
-        f"interleaved rounds, with their range. {wrong['wrong_elements']} wrong elements in {wrong['batches']} batches "
-        "copied by the user on four streams.",
-        "",
-        "| copied to the GPU | from a slot, GB/s | pinned by torch | pageable | slot ÷ best |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for row in report["link"]:
-        rates = row["gb_per_s"]
-        cells = [_range(rates[name], 1) for name in ("slot", "torch pinned", "pageable")]
-        lines.append(f"| {row['mib']} MiB | {' | '.join(cells)} | {Spread.of(rates['slot']).median / ceiling:.2f} |")
-    lines += ["", "| step | fed by | samples/s | of data that lies on the GPU |", "| --- | --- | --- | --- |"]
-    for row in report["steps"]:
-        for name, rates in row["samples_per_s"].items():
-            step = f"{row['name']}, {row['step_ms']:.1f} ms" if name == "resident" else ""
-            lines.append(f"| {step} | {name} | {_range(rates, 0)} | {_range(row['of_the_bound'][name], 3)} |")
     return "\n".join(lines)
 
 
@@ -333,8 +313,8 @@ def _missed(result: Result, target: Target) -> str:
 def main() -> None:
     """Print the Markdown table of each file given, or fill in the tables of a page."""
     if sys.argv[1:2] == ["--page"]:
-        page = Path(sys.argv[2])
-        page.write_text(fill_in_tables(page.read_text(), page.parent))
+        for page in map(Path, sys.argv[2:]):
+            page.write_text(fill_in_tables(page.read_text(), page.parent))
         return
     for name in sys.argv[1:]:
         print(markdown_table(json.loads(Path(name).read_text())), end="\n\n")

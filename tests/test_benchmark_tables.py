@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))  # the benchmarks are not part of the package
 
 from benchmarks import chart  # noqa: E402
 from benchmarks.observe import ALONE, OBSERVED, OFTEN, LapTiming, share_of_alone  # noqa: E402
-from benchmarks.table import fill_in_tables, markdown_table  # noqa: E402
+from benchmarks.table import fill_in_tables  # noqa: E402
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 
@@ -42,32 +42,6 @@ def test_a_figure_changed_by_hand_is_detected() -> None:
 def test_the_chart_is_of_the_committed_results() -> None:
     reports = {name: json.loads(path.read_text()) for name, path in chart.RESULTS.items()}
     assert chart.picture(reports) == chart.PICTURE.read_text()
-
-
-def test_a_report_from_a_gpu_becomes_a_table() -> None:
-    table = markdown_table(
-        {
-            "benchmark": "device",
-            "quick": False,
-            "date": "2026-01-01",
-            "machine": {"gpu": "a GPU", "driver": "1", "cuda": "13", "torch": "2.11", "cores": 16},
-            "link": [
-                {"mib": 64, "gb_per_s": {"slot": [49, 50, 51], "torch pinned": [50, 50, 50], "pageable": [9, 9, 9]}}
-            ],
-            "steps": [
-                {
-                    "name": "images",
-                    "step_ms": 12.0,
-                    "samples_per_s": {"resident": [100.0], "penstock, device=": [99.0]},
-                    "of_the_bound": {"resident": [1.0], "penstock, device=": [0.99]},
-                }
-            ],
-            "corruption": {"batches": 100_000, "wrong_elements": 0},
-        }
-    )
-    assert "| 64 MiB | 50.0 (49.0 … 51.0) | 50.0 (50.0 … 50.0) | 9.0 (9.0 … 9.0) | 1.00 |" in table
-    assert "|  | penstock, device= | 99 (99 … 99) | 0.990 (0.990 … 0.990) |" in table
-    assert "0 wrong elements in 100000 batches" in table
 
 
 @pytest.mark.usefixtures("preloaded_python")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,11 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import device, gpu, gpu_cases, plans
+from benchmarks import device, fit, gpu, gpu_cases, gpu_tables, plans
 from benchmarks.gpu import Part
+from benchmarks.row_file import RowFile
+from benchmarks.table import fill_in_tables
 from penstock import Sim
 
 WAYS = gpu_cases.ways
+WAY_NAMES = tuple(gpu_cases.Way.__dataclass_fields__)
 
 _WRITES = "import sys; open(sys.argv[-1], 'w').write('{}'); print('a row'); print('done: 1')"
 _PARTS = (
@@ -52,6 +58,137 @@ def test_each_part_ends_as_it_does_and_a_second_call_goes_on(
     assert not (tmp_path / "rows.json").exists()  # what is done is not done again
     assert _called(monkeypatch, tmp_path, "--minutes", "1", "rows") == 1
     assert (tmp_path / "rows.json").exists()
+
+
+def test_a_part_whose_package_is_missing_is_left_out_with_a_word(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu", "--out", str(tmp_path)])
+    assert (
+        gpu.main((Part(name="tests", command=("-m", "nothing"), limit_s=30, needs="a_module_that_is_not_there"),)) == 0
+    )
+    assert "tests: left out, there is no a_module_that_is_not_there here" in capsys.readouterr().out
+
+
+# ── the dry run ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _ran(monkeypatch: pytest.MonkeyPatch, part: str, out: Path) -> dict[str, Any]:
+    """Run a part as `benchmarks.gpu --tiny` calls it, in this process."""
+    command = next(one.command for one in gpu.PARTS if one.name == part)
+    module = importlib.import_module(command[1])
+    file = out / f"{part}.json"
+    monkeypatch.setattr(sys, "argv", [*command[1:], "--tiny", "--resume", "--json", str(file)])
+    assert not module.main()
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("part", "rows"),
+    [("corruption", "corruption"), ("link", "link"), ("steps", "steps"), ("plans", "models"), ("fit", "overhead")],
+)
+def test_every_part_runs_without_a_gpu_and_goes_on_with_the_rows_that_are_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, part: str, rows: str
+) -> None:
+    monkeypatch.setattr(fit, "BLOCK_ROUNDS", 2)
+    first = _ran(monkeypatch, part, tmp_path)
+    assert first["sizes"] == "tiny"
+    assert first[rows]
+    monkeypatch.setattr(device, "_steps", None)  # what is there is not measured again
+    monkeypatch.setattr(device, "_link", None)
+    monkeypatch.setattr(device, "_corruption", None)
+    monkeypatch.setattr(fit, "_overhead", None)
+    monkeypatch.setattr(plans, "row", None)
+    assert _ran(monkeypatch, part, tmp_path)[rows] == first[rows]
+
+
+def test_rows_of_another_machine_are_not_taken_over(tmp_path: Path) -> None:
+    asked = argparse.Namespace(json=tmp_path / "report.json", resume=True)
+
+    def report(gpu_name: str, date: str) -> dict[str, Any]:
+        return {"benchmark": "x", "sizes": "full", "machine": {"gpu": gpu_name, "date": date}, "rows": []}
+
+    first = RowFile(asked, report("one", "Monday"))
+    first.report["rows"].append(1)
+    first.write()
+    assert RowFile(asked, report("one", "Tuesday")).report["rows"] == [1]
+    assert RowFile(asked, report("another", "Monday")).report["rows"] == []
+
+
+# ── the pages ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+GRID = [
+    {
+        "case": "text", "loader": "torch", "num_workers": 8, "pin_memory": pinned, "non_blocking": free, "ahead": False,
+        "step_ms": 10.0 - pinned - free, "transfer_ms": 2.0 / (1 + pinned), "idle": 0.25, "host_nbytes": 1 << 30,
+    }
+    for pinned in (False, True) for free in (False, True)
+]  # fmt: skip
+MACHINE = {"gpu": "a GPU", "driver": "1", "cuda": "13", "torch": "2.11", "cores": 16, "date": "2026-01-01"}
+
+
+def _results(folder: Path) -> Path:
+    def put(part: str, benchmark: str, **rows: Any) -> None:
+        report = {"benchmark": benchmark, "sizes": "quick", "machine": MACHINE, **rows}
+        (folder / f"{part}.json").write_text(json.dumps(report))
+
+    ended = {"state": "done", "exit_code": 0, "seconds": 61.0, "summary": "== 25 passed in 61 s ==", "failed": []}
+    put("gpu", "gpu", parts={"tests": ended})
+    put("cases", "gpu_cases", cases=[*GRID, {"case": "video", "lacks": "av"}])
+    link = [{"mib": 64, "gb_per_s": {"slot": [49, 50, 51], "torch pinned": [50, 50, 50], "pageable": [9, 9, 9]}}]
+    put("link", "device", costs=[{"of": "register 1 MiB", "us": [3.0]}], link=link, steps=[], corruption=None)
+    rates = {"resident": [100.0], "penstock, device=": [97.0]}
+    step = {"name": "images", "step_ms": 12.0, "samples_per_s": rates}
+    put("steps", "device", steps=[{**step, "of_the_bound": {"resident": [1.0], "penstock, device=": [0.97]}}])
+    put("corruption", "device", corruption={"batches": 10_000, "wrong_elements": 0})
+    model = {"name": "MLP", "parameters": 67_000_000, "micro_batch": 16, "predicted": 3 << 30}
+    ran = {"measured": 2 << 30, "error": 0.5, "budget": 4 << 30, "recommended_runs": True, "twice_runs": False}
+    put("plans", "plans", models=[{**model, **ran}])
+    return folder
+
+
+def test_every_section_says_so_where_there_is_no_result(tmp_path: Path) -> None:
+    for name in gpu_tables.SECTIONS:
+        text = gpu_tables.section(tmp_path, name)
+        assert re.search(r"no gpu has run|no real gpu has run|not measured here|此处未测", text.lower()), name
+
+
+def test_the_sentence_has_what_was_reached_and_what_was_missed(tmp_path: Path) -> None:
+    said = gpu_tables.section(_results(tmp_path), "sentence")
+    assert said.startswith("On a GPU, 2026-01-01: tests: 25 passed in 61 s; 0 wrong elements in 10000 batches; ")
+    assert "copies from slots reach 1.00 (target 0.95, reached) of the link" in said
+    assert "`device=` reaches 0.970 (target 0.98, MISSED)" in said
+    assert "off by 50.0% at most (target 5 %, MISSED)" in said
+
+
+def test_the_articles_claims_stand_beside_what_was_measured(tmp_path: Path) -> None:
+    rows = gpu_tables.section(_results(tmp_path), "articles").splitlines()
+    cells = {row.split(" | ")[0].strip("| "): [cell.strip(" |") for cell in row.split(" | ")[2:]] for row in rows}
+    missing = "not measured here: run it"
+    assert cells["`pin_memory=True`: transfers 40 % faster"] == [missing, "+100%", missing]
+    assert cells["`non_blocking=True`: transfers 35 % faster"] == [missing, "+0%", missing]
+    assert cells["both: training time 25 % shorter"] == [missing, "-20.0%", missing]
+    assert cells["(the most that a faster transfer could save: its share of a step)"] == [missing, "20.0%", missing]
+
+
+def test_the_tables_have_the_rows_of_the_results(tmp_path: Path) -> None:
+    folder = _results(tmp_path)
+    shown = {name: gpu_tables.section(folder, name) for name in gpu_tables.SECTIONS}
+    assert "| 64 MiB | 50.0 (49.0 … 51.0) | 50.0 (50.0 … 50.0) | 9.0 (9.0 … 9.0) | 1.00 |" in shown["link"]
+    assert "|  | penstock, device= | 97 (97 … 97) | 0.970 (0.970 … 0.970) |" in shown["steps"]
+    assert "| MLP | 67.0 M | 16 | 3.0 GiB | 2.0 GiB | +50.0 % | yes | out of memory |" in shown["plans"]
+    assert "| text | torch | 8 | `pin_memory` `non_blocking` | 1.00 | 8.00 | 25% | 1.0 GiB |" in shown["cases"]
+    assert "| video | needs av |" in shown["cases"]
+    assert "| tests | done | 61 s | 25 passed in 61 s |" in shown["parts"]
+    assert "| register 1 MiB | 3.0 (3.0 … 3.0) |" in shown["costs"]
+
+
+def test_the_pages_are_what_the_committed_results_give() -> None:
+    for page in ("README.md", "docs/gpu.md", "docs/articles.md", "docs/articles.zh.md"):
+        text = (gpu.ROOT / page).read_text()
+        assert "results/gpu " in text
+        assert fill_in_tables(text, (gpu.ROOT / page).parent) == text
 
 
 def test_the_log_keeps_the_end_and_results_are_few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -103,14 +240,33 @@ def test_the_grid_is_written_row_by_row_and_says_what_is_lacking(monkeypatch: py
     monkeypatch.setitem(gpu_cases.CASES, "text", (lambda folder, *, tiny: numbers, "numpy"))
     monkeypatch.setitem(gpu_cases.CASES, "video", (gpu_cases.video_case, "a_module_that_is_not_there"))
     monkeypatch.setattr(gpu_cases, "ways", lambda workers: [w for w in WAYS(workers) if w.pin_memory == w.non_blocking])
-    found: dict[str, Any] = {"cases": []}
+    rows: list[dict[str, Any]] = []
     lengths: list[int] = []
-    gpu_cases.run(
-        found, lambda: lengths.append(len(found["cases"])), tiny=True, rounds=0, workers=0, names=["text", "video"]
-    )
+
+    def run() -> None:
+        names = ["text", "video"]
+        gpu_cases.run(rows, lambda: lengths.append(len(rows)), tiny=True, rounds=0, workers=0, names=names)
+
+    run()
     assert lengths == [1, 2, 3, 4, 5, 6]
-    assert found["cases"][-1] == {"case": "video", "lacks": "a_module_that_is_not_there"}
-    assert {row["loader"] for row in found["cases"][:-1]} == {"torch", "penstock"}
+    assert rows[-1] == {"case": "video", "lacks": "a_module_that_is_not_there"}
+    assert {row["loader"] for row in rows[:-1]} == {"torch", "penstock"}
+    first = rows.pop(2)
+    run()  # goes on with the row that is missing, and looks again for what was lacking
+    assert lengths[6:] == [5, 6]
+    assert {name: rows[4][name] for name in WAY_NAMES} == {name: first[name] for name in WAY_NAMES}
+
+
+def test_a_case_that_fails_is_written_and_the_next_one_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(folder: Path, *, tiny: bool) -> gpu_cases.Case:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setitem(gpu_cases.CASES, "images", (broken, "numpy"))
+    monkeypatch.setitem(gpu_cases.CASES, "text", (broken, "a_module_that_is_not_there"))
+    rows: list[dict[str, Any]] = []
+    gpu_cases.run(rows, lambda: None, tiny=True, rounds=0, workers=0, names=["images", "text"])
+    assert [row["case"] for row in rows] == ["images", "text"]
+    assert rows[0]["failed"].splitlines()[-1] == "RuntimeError: no such kernel"
 
 
 def test_the_grid_has_every_setting_of_torchs_and_one_more_of_ours() -> None:

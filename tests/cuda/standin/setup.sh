@@ -28,4 +28,9 @@ g++ -O1 -g -std=c++17 -fPIC -shared -fvisibility=default -Isite/nvidia/cu13/incl
 gcc -O1 -fPIC -shared "$here/fake_blas.c" -o libfakeblas.so -Wl,--version-script="$here/blas.map"
 gcc -O1 -fPIC -shared "$here/fake_blaslt.c" -o libfakeblaslt.so -Wl,--version-script="$here/blaslt.map"
 ln -sf libfakecuda.so libcuda.so.1
+# cuDNN asks for more of a driver than there is here. torch imports what is registered like this, and so does without it.
+mkdir -p site/standin-1.dist-info
+printf '[torch.backends]\nstandin = standin_without_cudnn:begin\n' > site/standin-1.dist-info/entry_points.txt
+printf 'Metadata-Version: 2.1\nName: standin\nVersion: 1\n' > site/standin-1.dist-info/METADATA
+printf 'def begin():\n    import torch\n\n    torch.backends.cudnn.enabled = False\n' > site/standin_without_cudnn.py
 echo "export PYTHONPATH=$dir/site LD_LIBRARY_PATH=$dir LD_PRELOAD=\"$dir/libfakeblas.so $dir/libfakeblaslt.so\" OMP_NUM_THREADS=1"

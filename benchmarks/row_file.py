@@ -1,0 +1,49 @@
+"""A report that is written after every row, and that a second call adds rows to (`--json FILE --resume`)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from penstock.core.atomic_write import write_text_atomic
+
+
+class RowFile:
+    """The report of a benchmark, and the file that it is kept in.
+
+    Args:
+        asked: what `add_options` parsed.
+        report: the report without a row: what is an empty list, or None, has rows later.
+    """
+
+    def __init__(self, asked: argparse.Namespace, report: dict[str, Any]) -> None:
+        self.report, self._file, self._began = report, asked.json, time.perf_counter()
+        seconds = 0.0
+        if asked.resume and self._file is not None and self._file.exists():
+            before = json.loads(self._file.read_text())
+            if _without_date(before) == _without_date(report):  # rows of another machine are another report's
+                report.update({name: before[name] for name, value in report.items() if value in ([], None)})
+                seconds = before["seconds"]
+        self._began -= seconds
+        report["seconds"] = seconds
+
+    def write(self) -> None:
+        """Write the rows that there are, with how long they took."""
+        self.report["seconds"] = round(time.perf_counter() - self._began, 1)
+        if self._file is not None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            write_text_atomic(self._file, json.dumps(self.report, indent=1) + "\n", "--json")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add --json and --resume."""
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--resume", action="store_true", help="go on with the rows that FILE lacks")
+
+
+def _without_date(report: dict[str, Any]) -> list[Any]:
+    machine = {name: value for name, value in report["machine"].items() if name != "date"}
+    return [report["benchmark"], report["sizes"], machine]
