@@ -105,8 +105,9 @@ class WatchedState:
                 functools.partial(refill, one, dict(one) if isinstance(one, dict) else list(one))
                 for one in self._containers
             ]
-        if accesses := [*self._names, *self._objects, *self._generators]:
-            self._undo += [functools.partial(put, get()) for get, put in accesses]
+        for accesses in (self._names, self._objects, self._generators):
+            if accesses:
+                self._undo += [functools.partial(put, get()) for get, put in accesses]
         self._versions = [*map(_version, self._params)]
         self._is_saved = True
 
