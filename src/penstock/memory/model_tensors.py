@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import operator
+from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -15,6 +18,9 @@ from penstock.distributed.rank_group import local_tensor
 LossFunction = Callable[[nn.Module, Any], tuple[Tensor, Any]]
 """`(model, batch) -> (sum of losses, how many they are)`."""
 
+_class: Any = Tensor
+_params_of, _set_grad = operator.itemgetter("params"), _class.grad.__set__
+
 
 def accelerators_of(model: nn.Module) -> list[torch.device]:
     """Return the accelerators that parameters are on."""
@@ -23,9 +29,8 @@ def accelerators_of(model: nn.Module) -> list[torch.device]:
 
 def drop_gradients(optimizer: Optimizer) -> None:
     """Do what `optimizer.zero_grad` does, without the operations with which it records itself in a profile."""
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            param.grad = None
+    params = chain.from_iterable(map(_params_of, optimizer.param_groups))
+    deque(map(_set_grad, params, repeat(None)), maxlen=0)  # a loop that is C
 
 
 def drop_input_gradients(batch: Any) -> None:

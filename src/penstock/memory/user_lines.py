@@ -19,9 +19,12 @@ _PACKAGES = ("site-packages", "dist-packages")  # which may lie inside of Python
 
 def is_users(file: str) -> bool:
     """Return whether a line of `file` is neither torch's, nor ours, nor Python's own library's."""
-    return not file.startswith((_TORCH, PACKAGE_FOLDER)) and (
-        not file.startswith(_PYTHON) or any(p in file for p in _PACKAGES)
-    )
+    return not file.startswith((_TORCH, PACKAGE_FOLDER)) and (not file.startswith(_PYTHON) or is_packaged(file))
+
+
+def is_packaged(file: str) -> bool:
+    """Return whether `file` is that of an installed package."""
+    return any(package in file for package in _PACKAGES)
 
 
 def line_text(file: str, number: int) -> str:

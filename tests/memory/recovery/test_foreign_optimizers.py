@@ -108,6 +108,26 @@ class UnderNoParameter(Foreign):
         return p.grad
 
 
+class InClosure(Foreign):
+    """Keeps what it remembers in a function's closure."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        moments: dict[Tensor, Tensor] = {}
+        calls = 0
+
+        def moved(p: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            moment = moments.setdefault(p, torch.zeros_like(p))
+            return moment.mul_(0.9).add_(p.grad) / calls
+
+        self.moved = moved
+
+    def direction(self, p: Tensor, group: dict[str, Any]) -> Tensor:
+        return self.moved(p)
+
+
 class Wrapper(torch.optim.Optimizer):
     """Has another optimizer inside, its groups as a property, and slow weights."""
 
@@ -162,7 +182,7 @@ class Container(torch.optim.Optimizer):
             one.step()
 
 
-FOREIGN = [InLists, InDicts, InGroups, InAttributes, UnderNoParameter, Wrapper, Scheduled, Container]
+FOREIGN = [InLists, InDicts, InGroups, InAttributes, UnderNoParameter, InClosure, Wrapper, Scheduled, Container]
 
 
 def sum_of_squares(model: nn.Module, batch: Tensor) -> tuple[Tensor, int]:

@@ -243,3 +243,81 @@ def test_what_cannot_be_put_back_is_refused() -> None:
     model = nn.Linear(4, 4)
     with pytest.raises(OptionError, match="also= takes modules, generators, and objects with state_dict"):
         TrainStep(model, torch.optim.SGD(model.parameters()), squares, also=[3])
+
+
+rng = np.random.default_rng(5)
+
+
+class DrawsFromAGlobal(nn.Module):
+    """Uses a generator that only the code of its forward names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x) * float(rng.normal())
+        return out
+
+
+class MovesItsKeys(nn.Module):
+    """Moves frozen weights towards others through `.data`, as MoCo's code does: no version counter tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for mine, other in zip(self.key.parameters(), self.query.parameters(), strict=True):
+            mine.data = mine.data * 0.9 + other.data * 0.1
+        out: Tensor = (self.query(x) * self.key(x)).tanh()
+        return out
+
+
+def with_a_default() -> Callable[..., Any]:
+    seen = {"n": 0}
+
+    def inner(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+        seen["n"] += 1
+        return model(x).square().sum() * seen["n"], len(x)
+
+    def loss_fn(model: nn.Module, x: Tensor, inner: Callable[..., Any] = inner) -> Any:
+        return inner(model, x)
+
+    return loss_fn
+
+
+@pytest.mark.parametrize("make", [DrawsFromAGlobal, MovesItsKeys, lambda: nn.Linear(4, 4)])
+def test_what_only_the_code_of_a_layer_or_a_default_refers_to_is_put_back(make: Callable[[], nn.Module]) -> None:
+    def trained(*fail_at: int) -> Any:
+        global rng
+        rng = np.random.default_rng(5)
+        torch.manual_seed(0)
+        model = make()
+        step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.1), with_a_default())
+        batches = [torch.randn(3, 4) for _ in range(4)]
+        losses = [step(batch) for batch in batches[:2]]
+        failing = FailAt(fail_at)
+        with failing:
+            losses.append(step(batches[2]))
+        losses.append(step(batches[3]))
+        return (model.state_dict(), losses), failing.count
+
+    expected, operations = trained()
+    for fail_at in range(operations):
+        assert_same(trained(fail_at)[0], expected)
+
+
+def test_weights_that_were_changed_through_data_before_anybody_had_looked_are_refused() -> None:
+    model = MovesItsKeys()
+    step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.1), squares)
+    calls: list[int] = []
+
+    def fail_once(*_: object) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    model.query.register_forward_hook(fail_once)
+    with pytest.raises(OutOfMemoryError, match=r"had changed key\.weight in place"):
+        step(torch.randn(3, 4))

@@ -92,6 +92,48 @@ def mixed_up(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
     return model(0.7 * x + 0.3 * x.flip(0)).pow(4).sum(), len(x)
 
 
+def normalised(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+    out = model(x).square().sum(1)
+    return (out * out.exp()).sum() / out.exp().sum() * len(x), len(x)
+
+
+def advantages(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+    out = model(x)[:, 0]
+    return ((out - out.mean()) / (out.std() + 1)).pow(4).sum(), len(x)
+
+
+def covariance(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+    out = model(x)
+    return (out.T @ out).square().sum(), len(x)
+
+
+def listwise(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+    return -model(x)[:, 0].log_softmax(0)[:3].sum(), len(x)
+
+
+def batchmean(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+    return F.kl_div(model(x).log_softmax(1), torch.full((len(x), 5), 0.2), reduction="batchmean"), len(x)
+
+
+def penalised(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+    return model(x).square().sum() + 3 * sum(p.square().sum() for p in model.parameters()), len(x)
+
+
+class Queue(nn.Module):
+    """Compares each batch with those before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("queue", torch.ones(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        scores = out @ self.queue.T
+        self.queue = torch.cat([out.detach(), self.queue])[:3]
+        return scores
+
+
 class Recurrent(nn.Module):
     """Takes (time, batch, features)."""
 
@@ -120,6 +162,13 @@ COUPLED: dict[str, tuple[Callable[[], nn.Module], Loss, Any, str]] = {
     "time first": (Recurrent, squares, TIME_FIRST, r"GRU \('layer'\) takes \(time, batch.*pass batch_dims=1"),
     "mixup": (make_net, mixed_up, rows(), r"samples are taken out of their places.*x\.flip\(0\)"),
     "batch norm": (lambda: make_net(nn.BatchNorm1d(6)), squares, rows(), "batch norm computes statistics"),
+    "normaliser": (make_net, normalised, rows(), r"is divided by another one.*out\.exp\(\)\.sum\(\)"),
+    "advantages": (make_net, advantages, rows(), r"a number computed from all samples.*out\.mean\(\)"),
+    "covariance": (make_net, covariance, rows(), r"a mean or the like over all samples.*out\.T @ out"),
+    "listwise": (make_net, listwise, rows(), r"a mean or the like over all samples.*log_softmax\(0\)"),
+    "batchmean": (make_net, batchmean, rows(), r"loss_fn returns a mean, at .*F\.kl_div"),
+    "penalty": (make_net, penalised, rows(), r"a penalty on weights is added once for each part.*p\.square"),
+    "queue": (Queue, squares, rows(), "forward changes the buffer queue, which later parts read"),
 }
 
 

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from penstock.memory.model_tensors import storage_key
 from penstock.memory.recovery.random_state import RandomState
 from penstock.memory.user_lines import users_line_now
 
@@ -22,6 +24,8 @@ _REPLACED = frozenset((*_MEANS, "bernoulli", "bernoulli_", "native_dropout"))
 _REDUCTIONS = frozenset(
     ("mean", "sum", "var", "std", "var_mean", "std_mean", "amax", "amin", "max", "min", "logsumexp", "cumsum")
 ) | frozenset(("_softmax", "_log_softmax", "sort", "topk", "norm", "linalg_vector_norm"))
+_ALONG = frozenset(("cumsum", "cumprod", "logcumsumexp", "logsumexp", "_softmax", "_log_softmax"))
+"""What couples samples also where there is one number of each."""
 _BATCH_NORMS = frozenset(("native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit", "batch_norm"))
 _EXCHANGES = frozenset(("flip", "roll", "index", "index_select", "gather", "topk", "sort"))
 _MEAN_LOSSES = frozenset(
@@ -43,12 +47,13 @@ class CouplingObserver(TorchDispatchMode):
     Args:
         size: samples in the batch; a tensor whose first dimension is that, or a multiple, is taken to have them there.
         devices: accelerators that random numbers may be drawn on.
+        params: of the model.
     """
 
-    def __init__(self, size: int, devices: Sequence[torch.device]) -> None:
+    def __init__(self, size: int, devices: Sequence[torch.device], params: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: dict[str, str] = {}
-        """The line, by "batch norm", "pairs", "reduction", "mean" and "exchange"."""
+        """The line, by "batch norm", "pairs", "reduction", "statistic", "ratio", "mean", "penalty" and "exchange"."""
         self.dtypes: set[torch.dtype] = set()
         """The types that were computed in, also under an autocast that is inside of the model."""
         self.is_observing = True
@@ -56,6 +61,10 @@ class CouplingObserver(TorchDispatchMode):
         """Whether random numbers were drawn that are not replaced: permutations, say."""
         self._size = size
         self._devices = devices
+        self._of_weights = {storage_key(one): one for one in params}
+        """Parameters, and what is computed from them alone; kept alive, so that no other gets their key."""
+        self._totals: dict[int, Tensor] = {}
+        """Single numbers that were computed from the samples."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -72,27 +81,56 @@ class CouplingObserver(TorchDispatchMode):
             self.has_drawn = True
         if isinstance(result, Tensor):
             self.dtypes.add(result.dtype)
-        kind = self._kind_of(name, args, kwargs, result) if self.is_observing else ""
-        if kind and kind not in self.seen:
-            self.seen[kind] = users_line_now()
+        if self.is_observing:
+            kind = self._kind_of(name, args, kwargs, result) or self._kind_of_number(name, args, result)
+            if kind and kind not in self.seen:
+                self.seen[kind] = users_line_now()
         return result
 
     def _kind_of(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> str:
         first = args[0] if args and isinstance(args[0], Tensor) else None
         if first is None or not first.ndim:
             return ""
-        if name in _BATCH_NORMS and first.shape[0] % self._size == 0 and any(arg is True for arg in args[5:8]):
+        is_part = first.shape[0] > 1 and self._size % first.shape[0] == 0
+        if name in _BATCH_NORMS and (is_part or self._has_rows(first)) and any(arg is True for arg in args[5:8]):
             return "batch norm"
         is_square = isinstance(result, Tensor) and tuple(result.shape) == (self._size, self._size)
         if is_square and tuple(first.shape) != tuple(result.shape):
             return "pairs"
-        if name in _REDUCTIONS and first.ndim > 1 and first.shape[0] % self._size == 0:
+        if name == "mm" and first.shape[1] == self._size and not self._has_rows(first):
+            return "reduction"  # a product that sums over samples
+        if name in _REDUCTIONS | _ALONG and (is_part or self._has_rows(first)):
             dims = args[1] if len(args) > 1 else kwargs.get("dim")
-            if dims == 0 or (isinstance(dims, (list, tuple)) and list(dims)[:1] == [0]):
+            is_first = dims == 0 or (isinstance(dims, (list, tuple)) and list(dims)[:1] == [0])
+            if is_first and (name in _ALONG if first.ndim == 1 else storage_key(first) not in self._of_weights):
                 return "reduction"
         if name in _MEAN_LOSSES and isinstance(result, (Tensor, tuple)) and _is_mean(name, args):
             return "mean"
         return "exchange" if name in _EXCHANGES and first.shape[0] == self._size else ""
+
+    def _has_rows(self, tensor: Tensor) -> bool:
+        return tensor.ndim > 0 and tensor.shape[0] > 0 and tensor.shape[0] % self._size == 0
+
+    def _kind_of_number(self, name: str, args: tuple[Any, ...], result: Any) -> str:
+        """Follow single numbers: of all samples, and of weights alone."""
+        tensors = [one for one in tree_leaves(args) if isinstance(one, Tensor)]
+        made = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
+        weights = [storage_key(one) in self._of_weights for one in tensors]
+        totals = [one.ndim == 0 and storage_key(one) in self._totals for one in tensors]
+        if tensors and all(weights):
+            self._of_weights.update((storage_key(one), one) for one in made)
+            return ""
+        rows = [self._has_rows(one) and not is_weight for one, is_weight in zip(tensors, weights, strict=True)]
+        if any(rows) or any(totals):
+            self._totals.update((storage_key(one), one) for one in made if one.ndim == 0)
+        if name == "div" and totals[:1] == [True]:
+            if all(totals) and len(totals) > 1:
+                return "ratio"
+            return "mean" if len(tensors) == 1 and self._size in args[1:] else ""
+        if any(totals) and any(rows):
+            return "statistic"
+        is_sum = name == "add" and all(one.ndim == 0 for one in tensors)
+        return "penalty" if is_sum and any(totals) and any(weights) else ""
 
 
 def _is_mean(name: str, args: tuple[Any, ...]) -> bool:

@@ -22,13 +22,10 @@ class MicroBatchSizes:
     def __init__(self, max_samples: int | None = None, patience: int = 64) -> None:
         self._max_samples = math.inf if max_samples is None else max_samples
         self._limit = math.inf
+        self.is_limited = max_samples is not None
+        """Whether anything keeps a micro-batch from being a whole batch."""
         self._patience = patience
         self._buckets: dict[tuple[Any, ...], _BucketSizes] = {}
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether anything keeps a micro-batch from being a whole batch."""
-        return bool(self._buckets) or self._max_samples != math.inf or self._limit != math.inf
 
     def count_parts(self, bucket: tuple[Any, ...], size: int) -> int:
         """Return into how many parts to cut a batch of `size` samples."""
@@ -67,6 +64,7 @@ class MicroBatchSizes:
 
     def record_failure(self, bucket: tuple[Any, ...], micro_batch: int) -> None:
         """Record that micro-batches of `micro_batch` samples ran out of memory."""
+        self.is_limited = True
         found = self._buckets.setdefault(bucket, _BucketSizes(fits=micro_batch, patience=self._patience))
         if found.is_probe:
             if found.fails is None or micro_batch >= found.fails:
@@ -103,6 +101,7 @@ class MicroBatchSizes:
     def limit(self, micro_batch: float) -> None:
         """Make no larger micro-batch from now on: another rank has room for no more."""
         self._limit = micro_batch
+        self.is_limited = self.is_limited or micro_batch != math.inf
 
 
 @dataclass(slots=True)

@@ -58,7 +58,7 @@ def retry(body: Callable[[], T], log: FailureLog | None = None) -> AttemptResult
         body: takes little memory, and may be called again after a failure anywhere in it.
         log: records every failure.
     """
-    result = AttemptResult[T]()
+    result: AttemptResult[T] = AttemptResult()
     for _ in range(MAX_TRIES):
         result = attempt(body)
         if result.failure is None:

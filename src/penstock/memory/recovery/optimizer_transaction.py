@@ -137,7 +137,7 @@ class StepTransaction:
     def _step_whole(self) -> None:
         counted = self._find_counted()
         if counted is not None:
-            if has_room(counted.needed):
+            if not counted.needed or has_room(counted.needed):
                 self._step_fast(counted)
                 return
         else:

@@ -1,10 +1,9 @@
 """RandomState: the states of all generators that a step may draw from, saved and restored.
 
 NumPy's and Python's states are 624 numbers each that pass through Python one by one. That takes a tenth of a
-millisecond in every step, and mostly nothing was drawn since. So a Mersenne Twister's position and its first words are
+millisecond in every step, and mostly nothing was drawn since. So a Mersenne Twister's position and words beside it are
 compared where they lie in memory, and `get_state` is called only for a generator where they have changed. Each draw
-moves the position, and where that begins anew all words are made anew: that the first sixteen stay has a chance of
-2^-512.
+moves the position, and where that begins anew all words are made anew: that 16 of them stay has a chance of 2^-512.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _WORDS = 624
 _NBYTES = 4 * (_WORDS + 1)
 """A Mersenne Twister's words, and its position among them."""
 _LOOKED_AT = 4 * 17
-"""The bytes of the position and of the first words."""
+"""The bytes of the position, and of the words beside it."""
 
 
 @dataclass(slots=True)
@@ -45,7 +44,7 @@ class RandomState:
     def now(cls, devices: Iterable[torch.device]) -> RandomState:
         """Return the current states; `devices` are accelerators."""
         return cls(
-            [*map(_GeneratorState, (torch.default_generator, *map(_generator_of, devices)))],
+            [_GeneratorState(torch.default_generator), *map(_GeneratorState, map(_generator_of, devices))],
             _numpy_twister.now() if "numpy.random" in sys.modules else None,
             _python_twister.now(),
         )
@@ -60,6 +59,8 @@ class RandomState:
 
 
 class _GeneratorState:
+    __slots__ = ("generator", "state")
+
     def __init__(self, generator: torch.Generator | _ModulesGenerator) -> None:
         self.generator = generator
         self.state = generator.get_state()
@@ -120,30 +121,29 @@ class _Twister:
 
 
 class _Memory:
-    """The bytes of a generator's state, read where they lie."""
+    """The bytes of a generator's state that are looked at, where they lie."""
 
     owner: Any = None
     view = memoryview(b"")
 
     def find(self, owner: Any, address: int) -> None:
         """Look at the state of `owner`, which is kept alive."""
-        self.view = memoryview((ctypes.c_char * _NBYTES).from_address(address)).cast("B")
+        self.view = memoryview((ctypes.c_char * _LOOKED_AT).from_address(address))
         self.owner = owner
 
 
 _numpy_memory, _python_memory = _Memory(), _Memory()
 
 
-def _peek_numpy() -> tuple[bytes, bytes] | None:
-    """Return the first words, and the position, which is the last."""
+def _peek_numpy() -> bytes | None:
+    """Return the last words, and the position, which follows them."""
     numpy_random = sys.modules["numpy.random"]
     generator = numpy_random.get_bit_generator()
     if generator is not _numpy_memory.owner:
         if type(generator) is not numpy_random.MT19937:
             return None
-        _numpy_memory.find(generator, generator.ctypes.state_address)
-    state = _numpy_memory.view
-    return bytes(state[: _LOOKED_AT - 4]), bytes(state[-4:])
+        _numpy_memory.find(generator, generator.ctypes.state_address + _NBYTES - _LOOKED_AT)
+    return _numpy_memory.view.tobytes()
 
 
 def _peek_python() -> tuple[bytes, float | None] | None:
@@ -153,7 +153,7 @@ def _peek_python() -> tuple[bytes, float | None] | None:
     generator: Any = random._inst
     if generator is not _python_memory.owner:
         _python_memory.find(generator, id(generator) + object.__basicsize__)
-    return bytes(_python_memory.view[:_LOOKED_AT]), generator.gauss_next
+    return _python_memory.view.tobytes(), generator.gauss_next
 
 
 @functools.cache

@@ -33,7 +33,7 @@ class SavedBuffers:
     def save(self) -> None:
         """Copy them. May be called again after it has failed."""
         self._is_saved = False
-        dicts = [*map(_buffers_of, self._modules)]
+        dicts = [*filter(None, map(_buffers_of, self._modules))]  # most modules have none
         held = [*chain.from_iterable(dicts), *chain.from_iterable(map(dict.values, dicts))]
         is_same = len(held) == len(self._held) and all(map(operator.is_, held, self._held))
         if not is_same or (held and self._forms() != self._saved_forms):  # one may be resized in place

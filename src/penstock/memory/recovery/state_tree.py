@@ -2,11 +2,12 @@
 
 Optimizers that are not torch's keep what they remember in many places: tensors in lists and dicts inside a parameter's
 state, in parameter groups, in attributes, in optimizers inside of them. The walk follows dicts, lists, tuples, sets,
-queues, and the attributes of objects and of tensors. Functions and methods are not looked into.
+queues, the attributes of objects and of tensors, and what the user's functions enclose. Methods are not looked into.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import io
@@ -27,10 +28,11 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from penstock.distributed.rank_group import local_tensor
+from penstock.memory.user_lines import is_users
 
 _LEAVES = (
     type(None), bool, int, float, complex, str, bytes, type, range, slice, property, enum.Enum, re.Pattern, np.generic,
-    np.dtype, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType,
+    np.dtype, types.ModuleType, types.BuiltinFunctionType, types.MethodType,
     types.MethodWrapperType, types.WrapperDescriptorType, functools.partial, weakref.ref, logging.Logger, io.IOBase,
     type(threading.Lock()), type(threading.RLock()), torch.dtype, torch.device, torch.layout, torch.memory_format,
     torch.Stream, torch.Event,
@@ -172,6 +174,15 @@ class StateTree:
     def _walk_python_random(self, value: random.Random) -> None:
         self._keep(value.getstate, value.setstate)
 
+    def _walk_function(self, value: types.FunctionType) -> None:
+        if self._only is not object or not is_users(value.__code__.co_filename):
+            return
+        for cell in value.__closure__ or ():
+            with contextlib.suppress(ValueError):  # an empty one
+                self._left.append(cell.cell_contents)
+                if isinstance(cell.cell_contents, (int, float)):
+                    self._undo.append(functools.partial(setattr, cell, "cell_contents", cell.cell_contents))
+
     def _walk_unknown(self, value: object) -> None:
         self.unknown.append(type(value))
 
@@ -186,9 +197,9 @@ def is_leaf(kind: type) -> bool:
 def refill(container: Any, content: Any) -> None:
     """Let a container hold other content; a dict with the same keys is changed only where it differs."""
     if isinstance(container, dict) and list(container) == list(content):
-        for key, value in content.items():
-            if container[key] is not value:
-                container[key] = value
+        for key, now in [*container.items()]:  # not by looking it up: that may make an object
+            if now is not content[key]:
+                container[key] = content[key]
         return
     container.clear()
     (container.update if isinstance(container, (dict, set)) else container.extend)(content)
@@ -203,6 +214,7 @@ _CONTAINERS: tuple[tuple[type | tuple[type, ...], _Walk], ...] = (
 _OTHERS: tuple[tuple[type, _Walk], ...] = (
     (Tensor, StateTree._walk_tensor),
     (np.ndarray, StateTree._walk_array),
+    (types.FunctionType, StateTree._walk_function),
     (torch.Generator, StateTree._walk_generator),
     (np.random.Generator, StateTree._walk_bit_generator),
     (np.random.RandomState, StateTree._walk_random_state),

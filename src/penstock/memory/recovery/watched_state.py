@@ -3,17 +3,19 @@
 Models carry hidden states over from batch to batch, count their calls, keep queues and moving averages, and draw from
 generators of their own; loss functions keep metrics. To copy all of that before each window would cost too much. So the
 first windows, and later ones ever more rarely, are compared with what was there before: objects by identity, tensors by
-their version counters. What has changed then is copied before each window from then on.
+their version counters, parameters by their norms too (of what is changed through `.data`, no counter tells). What has
+changed then is copied before each window from then on.
 
-Looked into are the modules, what the loss function refers to (its closure, its object, the globals that it names), and
-the containers and tensors in them. Parameters that are changed in place in a window that fails, without having been
-changed in one that succeeded, cannot be put back: `ChangedInPlaceError`.
+Looked into are the modules, what the loss function and the methods of layers refer to (closures, defaults, objects,
+and the globals that they name), and the containers and tensors in them. Parameters that are changed in place in a
+window that fails, without having been changed in one that succeeded, cannot be put back: `ChangedInPlaceError`.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import operator
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -26,10 +28,11 @@ from torch.nn.parameter import is_lazy
 
 from penstock.core.errors import OptionError
 from penstock.memory.recovery.state_tree import StateTree, refill
-from penstock.memory.user_lines import is_users
+from penstock.memory.user_lines import is_packaged, is_users
 
 _MOST_NBYTES = 16 << 20
 """A larger tensor beside the model is taken for data, and copied only when it was seen to change."""
+_NORMED = (Tensor, nn.Parameter)
 _version: Callable[[Tensor], int] = Tensor._version.__get__  # type: ignore[attr-defined]  # half of attrgetter's time
 
 
@@ -65,6 +68,11 @@ class WatchedState:
         self._modules = [model, *(one for one in also if isinstance(one, nn.Module))]
         self._model = model
         self._names = list(_names_of(loss_fn))
+        if is_watching:  # generators and counters beside the class of a layer
+            for kind in {type(part) for module in self._modules for part in module.modules()}:
+                for function in filter(inspect.isfunction, vars(kind).values()):
+                    if not is_packaged(function.__code__.co_filename):
+                        self._names += _names_of(function)
         self._objects = [_methods_of(one) for one in also if not isinstance(one, nn.Module)]
         self._is_watching = is_watching
         self._copies_params = copies_params
@@ -81,6 +89,11 @@ class WatchedState:
         self._windows = 0
         self._tree: StateTree | None = None
         self._tree_versions: list[int] = []
+        self._norms: list[float] = []
+        """Of the parameters that are not copied: what is changed through `.data` has no other version."""
+        self._normed: list[Tensor] = []
+        self._silent = {*map(id, self._changing)} - {*map(id, model.parameters())}
+        """Parameters that may be changed so."""
         self._undo: list[Callable[[], object]] = []
         self._versions: list[int] = []
 
@@ -93,6 +106,9 @@ class WatchedState:
             self._params = [p for one in self._modules for p in one.parameters()]
             self._tree = StateTree(*self._modules, *(get() for get, _ in self._names), only=nn.Module)
             self._tree_versions = list(map(_version, self._tree.tensors))
+            copied = set(map(id, self._changing))
+            self._normed = [p for p in self._params if self._copies_params and id(p) not in copied]
+            self._norms = _norms_of(self._normed)
             self._generators = [(get, put) for get, put, _ in self._tree.generators]
             self._forget_unreachable(self._tree)
             candidates = [t for t in self._uncopied(self._tree) if not isinstance(t, nn.Parameter)]
@@ -105,8 +121,9 @@ class WatchedState:
                 functools.partial(refill, one, dict(one) if isinstance(one, dict) else list(one))
                 for one in self._containers
             ]
-        if accesses := [*self._names, *self._objects, *self._generators]:
-            self._undo += [functools.partial(put, get()) for get, put in accesses]
+        for accesses in (self._names, self._objects, self._generators):
+            if accesses:
+                self._undo += [functools.partial(put, get()) for get, put in accesses]
         self._versions = [*map(_version, self._params)]
         self._is_saved = True
 
@@ -119,11 +136,15 @@ class WatchedState:
     def learn(self) -> None:
         """Look at what a window without a failure has changed. If this fails, it has had no effect."""
         if self._tree is not None:
+            silently = self._changed_silently()
             copied = zip(self._tensors, self._copies, self._copied_versions, strict=True)
             # batch norm updates its statistics without raising their version
             changed = [one for one, was, version in copied if one._version != version or not torch.equal(one, was)]
             others = self._changed_tensors(self._tree)
             changed += [one for one in others if self._copies_params or not isinstance(one, nn.Parameter)]
+            self._silent.update(map(id, silently))
+            seen = set(map(id, changed))
+            changed += [one for one in silently if id(one) not in seen]
             known = set(map(id, (*self._containers, *self._changing)))
             held = self._tree.containers
             self._containers += [one for one, content in held if id(one) not in known and _differs(one, content)]
@@ -141,7 +162,7 @@ class WatchedState:
             return
         with torch.no_grad():
             for tensor, own, version in zip(self._tensors, self._copies, self._copied_versions, strict=False):
-                if tensor._version != version or not isinstance(tensor, nn.Parameter):
+                if tensor._version != version or not isinstance(tensor, nn.Parameter) or id(tensor) in self._silent:
                     tensor.copy_(own)
         if self._tree is not None:
             for container, held in self._tree.containers:
@@ -182,12 +203,17 @@ class WatchedState:
         known.update(id(grad) for _, grad in tree.gradients)
         return [one for one in tree.tensors if id(one) not in known]
 
+    def _changed_silently(self) -> list[Tensor]:
+        """Return the parameters with other values than before a window that is looked at."""
+        norms = zip(self._normed, _norms_of(self._normed), self._norms, strict=True)
+        return [p for p, now, was in norms if now != was and now == now]
+
     def _reject_changes(self) -> None:
         copied = set(map(id, self._tensors))
         versions = zip(self._params, self._versions, strict=True)
         changed = [p for p, version in versions if p._version != version and id(p) not in copied]
         if self._tree is not None:
-            changed += self._changed_tensors(self._tree)
+            changed += self._changed_tensors(self._tree) + [p for p in self._changed_silently() if id(p) not in copied]
         if changed:
             params = {id(p): name for one in self._modules for name, p in one.named_parameters()}
             name = params.get(id(changed[0]), f"a tensor of shape {tuple(changed[0].shape)}")
@@ -196,6 +222,18 @@ class WatchedState:
                 "had done that; go back to a checkpoint, and pass the module that it belongs to in also=",
                 changed,
             )
+
+
+@torch.no_grad()
+def _norms_of(params: Sequence[Tensor]) -> list[float]:
+    """Return a norm of each, by an operation that needs no memory; 0 of what has none."""
+    norms: dict[int, float] = {}
+    plain = [p for p in params if type(p) in _NORMED and p.layout is torch.strided and p.device.type != "meta"]
+    for dtypes in ((torch.float16, torch.bfloat16, torch.float32), (torch.float64,)):
+        if group := [p for p in plain if p.dtype in dtypes]:
+            found = torch._foreach_norm(group, 2, dtypes[-1])
+            norms.update(zip(map(id, group), map(float, found), strict=True))
+    return [norms.get(id(p), 0.0) for p in params]
 
 
 def _is_plain(tensor: Tensor) -> bool:
@@ -225,23 +263,45 @@ def _names_of(function: Any, depth: int = 3) -> Iterator[_Access]:
         yield (lambda: owner if isinstance(owner, nn.Module) else getattr(owner, "__dict__", None)), _keep
         yield from _names_of(function.__func__, depth)
     elif isinstance(function, types.FunctionType) and is_users(function.__code__.co_filename):
-        for cell in function.__closure__ or ():
-            yield functools.partial(_read_cell, cell), functools.partial(_write_cell, cell)
-            if depth and _is_filled(cell):
-                yield from _names_of(cell.cell_contents, depth - 1)
-        for name in function.__code__.co_names:
-            if name in function.__globals__ and _is_watchable(function.__globals__[name]):
-                names = function.__globals__
-                yield functools.partial(names.get, name), functools.partial(names.__setitem__, name)
-                if depth and isinstance(names[name], types.FunctionType):
-                    yield from _names_of(names[name], depth - 1)
+        yield from _names_in(function, depth)
     elif callable(function) and not isinstance(function, (type, types.FunctionType)) and hasattr(function, "__dict__"):
         yield (lambda: function if isinstance(function, nn.Module) else function.__dict__), _keep
 
 
+def _names_in(function: types.FunctionType, depth: int) -> Iterator[_Access]:
+    """Yield what a function of the user's encloses, has for defaults, and names."""
+    for cell in function.__closure__ or ():
+        held = cell.cell_contents if _is_filled(cell) else None
+        if not isinstance(held, (type, types.FunctionType)):
+            yield functools.partial(_read_cell, cell), functools.partial(_write_cell, cell)
+        if depth and held is not None:
+            yield from _names_of(held, depth - 1)
+    if defaults := (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        yield (lambda: defaults), _keep
+        for held in defaults if depth else ():
+            yield from _names_of(held, depth - 1)
+    names = function.__globals__
+    for name in function.__code__.co_names:
+        if _is_watchable(names.get(name)):
+            yield functools.partial(names.get, name), functools.partial(names.__setitem__, name)
+        elif depth and isinstance(names.get(name), types.FunctionType):
+            yield from _names_of(names[name], depth - 1)
+
+
 def _is_watchable(value: Any) -> bool:
     """Return whether a global may be state of the loss function, and not a module or a class."""
-    kinds = (int, float, list, dict, set, Tensor, nn.Module, torch.Generator, np.random.Generator, types.FunctionType)
+    kinds = (
+        int,
+        float,
+        list,
+        dict,
+        set,
+        Tensor,
+        nn.Module,
+        torch.Generator,
+        np.random.Generator,
+        np.random.RandomState,
+    )
     return isinstance(value, kinds)
 
 

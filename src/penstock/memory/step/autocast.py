@@ -28,11 +28,8 @@ class Autocast:
         if wanted is not None:
             self._options = {"dtype": wanted} if isinstance(wanted, torch.dtype) else dict(wanted)
             self._options.setdefault("device_type", devices[0].type if devices else "cpu")
-
-    @property
-    def is_off(self) -> bool:
+        self.is_off = self._options is None
         """Whether losses are computed in full precision."""
-        return self._options is None
 
     def __call__(self) -> contextlib.AbstractContextManager[object]:
         """Return a context for the model's own device."""

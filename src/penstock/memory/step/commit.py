@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,10 +36,8 @@ class CommitStageError(Exception):
         self.failure = failure
 
 
-class _Stage(NamedTuple):
-    name: str
-    run: Callable[[], object]
-    retries_ops: bool = False
+_Stage = tuple[str, Callable[[], object], bool]
+"""Its name, what runs it, and whether it is retried operation by operation."""
 
 
 class Commit:
@@ -70,10 +68,22 @@ class Commit:
         self._clip_grad_norm = clip_grad_norm
         self._log = log
         self._grads: list[Tensor] = []
-        self._stages = self._make_stages(scaler)
-        if self._stages[0].retries_ops:
+        self._stages: list[_Stage] = []
+        if isinstance(factor, Tensor) or factor != 1.0:
+            self._stages.append(("dividing the gradients", self._divide, True))
+        if scaler is not None:
+            unscale = functools.partial(scaler.unscale_, self)  # type: ignore[arg-type]
+            self._stages.append(("unscaling the gradients", unscale, True))
+        if clip_grad_norm is not None:
+            self._stages.append(("clipping the gradients", self._clip, True))
+        if self._stages:
             params = [p for group in self.param_groups for p in group["params"]]
             self._grads = [local_tensor(p.grad) for p in params if p.grad is not None]
+        if scaler is None:
+            self._stages.append(("the optimizer's step", self.step, False))
+        else:
+            self._stages.append(("the optimizer's step", functools.partial(scaler.step, self), False))  # type: ignore[arg-type]
+            self._stages.append(("updating the scale", scaler.update, False))
         self.stepped = False
         """Whether the optimizer was stepped: the scaler skips a step whose gradients are infinite."""
 
@@ -90,7 +100,7 @@ class Commit:
             CommitStageError: memory ran out too often.
         """
         while self._stages:
-            self._run_stage(self._stages[0])
+            self._run_stage(*self._stages[0])
             self._stages.pop(0)
 
     def step(self) -> None:
@@ -98,28 +108,12 @@ class Commit:
         self._transaction.step()
         self.stepped = True
 
-    def _make_stages(self, scaler: torch.amp.GradScaler | None) -> list[_Stage]:
-        stages = []
-        if isinstance(self._factor, Tensor) or self._factor != 1.0:
-            stages.append(_Stage("dividing the gradients", self._divide, retries_ops=True))
-        if scaler is not None:
-            unscale = functools.partial(scaler.unscale_, self)  # type: ignore[arg-type]
-            stages.append(_Stage("unscaling the gradients", unscale, retries_ops=True))
-        if self._clip_grad_norm is not None:
-            stages.append(_Stage("clipping the gradients", self._clip, retries_ops=True))
-        if scaler is None:
-            stages.append(_Stage("the optimizer's step", self.step))
-        else:
-            stages.append(_Stage("the optimizer's step", functools.partial(scaler.step, self)))  # type: ignore[arg-type]
-            stages.append(_Stage("updating the scale", scaler.update))
-        return stages
-
-    def _run_stage(self, stage: _Stage) -> None:
+    def _run_stage(self, name: str, body: Callable[[], object], retries_ops: bool) -> None:
         for tries_left in reversed(range(MAX_TRIES)):
-            retrying, run = None, stage.run
-            if stage.retries_ops:
+            retrying, run = None, body
+            if retries_ops:
                 retrying = RetryOps(set(map(storage_key, self._grads)), self._log)
-                run = functools.partial(_run_within, retrying, stage)
+                run = functools.partial(_run_within, retrying, body)
             failure = attempt(run).failure
             if failure is None:
                 return
@@ -127,7 +121,7 @@ class Commit:
             if retrying is not None and retrying.changes:
                 raise PartialGradientsError
             if not tries_left:
-                raise CommitStageError(stage.name, failure)
+                raise CommitStageError(name, failure)
 
     @torch.no_grad()
     def _divide(self) -> None:
@@ -154,6 +148,6 @@ class Commit:
                     grad.mul_(own)
 
 
-def _run_within(retrying: RetryOps, stage: _Stage) -> None:
+def _run_within(retrying: RetryOps, body: Callable[[], object]) -> None:
     with retrying:
-        stage.run()
+        body()

@@ -140,7 +140,7 @@ class CutChecker:
         self._buffers.save()
         self._watched.save()
         versions = self._versions()
-        observer = CouplingObserver(size, self._runner.devices)
+        observer = CouplingObserver(size, self._runner.devices, self._named("named_parameters").values())
         inputs = _SequenceFirst(self._modules, size)
         try:
             with inputs, _eager():
@@ -154,7 +154,8 @@ class CutChecker:
                 parted = self._run(cut, CouplingObserver(size, self._runner.devices))
         finally:
             self._restore(before)
-        cause = _cause(batch, size, observer.seen, inputs.found, changed)
+        moved = [name for name, one in whole.buffers.items() if _is_other(one, parted.buffers.get(name))]
+        cause = _cause(batch, size, observer.seen, inputs.found, changed, moved)
         if not is_certain:
             cause = f"random numbers are drawn that are others for each part; or {cause}"
         found = self._compare(whole, parted, size, len(cut), changed, cause, observer.dtypes)
@@ -254,7 +255,21 @@ class _SequenceFirst:
         return look
 
 
-def _cause(batch: Any, size: int, seen: Mapping[str, str], sequence_first: str, changed: list[str]) -> str:
+_CAUSES = {
+    "pairs": "every sample meets every other ({size} x {size}), as in-batch negatives do, at {place}",
+    "reduction": "a mean or the like over all samples, as of a router or of batch statistics, at {place}",
+    "statistic": "a number computed from all samples (their mean, say) is used for each of them, at {place}",
+    "ratio": "a sum over all samples is divided by another one, at {place}; if that is a mean, let loss_fn return both",
+    "mean": "loss_fn returns a mean, at {place}; let it return the sum of its losses, and their count",
+    "exchange": "samples are taken out of their places and meet others, at {place}",
+    "penalty": "a penalty on weights is added once for each part, at {place}; multiply it by what loss_fn counts",
+}
+"""By what was seen, the most telling first."""
+
+
+def _cause(
+    batch: Any, size: int, seen: Mapping[str, str], sequence_first: str, changed: list[str], buffers: list[str]
+) -> str:
     """Return what probably makes gradients differ: the most telling thing that was seen."""
     if changed:
         return f"the parameter {changed[0]} is changed in place with each part; change it in after_step="
@@ -265,14 +280,11 @@ def _cause(batch: Any, size: int, seen: Mapping[str, str], sequence_first: str, 
     single = [tuple(one.shape) for one in arrays_of(batch) if one.ndim > 0 and one.shape[0] == 1]
     if single:
         return f"a tensor of shape {single[0]}, of one row, goes to every part; say so, or what else, with batch_dims="
-    if "pairs" in seen:
-        return f"every sample meets every other ({size} x {size}), as in-batch negatives do, at {seen['pairs']}"
-    if "reduction" in seen:
-        return f"a mean or the like over all samples, as of a router or of batch statistics, at {seen['reduction']}"
-    if "mean" in seen:
-        return f"loss_fn returns a mean, at {seen['mean']}; let it return the sum of its losses, and their count"
-    if "exchange" in seen:
-        return f"samples are taken out of their places and meet others, at {seen['exchange']}"
+    if buffers and not {"pairs", "reduction"} & set(seen):
+        return f"forward changes the buffer {buffers[0]}, which later parts read"
+    for kind, text in _CAUSES.items():
+        if kind in seen:
+            return text.format(place=seen[kind], size=size)
     return "samples are coupled, or their dimension is not the one that is cut; see batch_dims= and split="
 
 
@@ -288,6 +300,10 @@ def _relative(one: Tensor, other: Tensor, least: float) -> float:
     if not math.isfinite(difference):
         return math.inf
     return difference / max(float(one.norm()), least) if difference else 0.0
+
+
+def _is_other(one: Tensor, other: Tensor | None) -> bool:
+    return other is not None and _differ(one, other, 0.0)
 
 
 def _differ(one: Tensor, other: Tensor, tolerance: float) -> bool:

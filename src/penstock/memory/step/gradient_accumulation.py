@@ -72,6 +72,8 @@ class GradientAccumulation:
         self._window: list[WindowBatch] = []
         self._done = 0
         """How many batches of the window the gradients hold."""
+        self._is_begun = False
+        """Whether what the window changes has been saved."""
         self._is_replay = False
         self._last_part: Any = None
         """A micro-batch that was run before, of a sharded model."""
@@ -172,10 +174,8 @@ class GradientAccumulation:
         """Start a new window, after this one's gradients were used; return how many batches it had."""
         count = len(self._window)
         self._window.clear()
-        self._done = 0
+        self._done, self._is_begun = 0, False
         self._gradients.discard()
-        self._buffers.discard()
-        self._watched.discard()
         return count
 
     def weights(self) -> list[Any]:
@@ -245,14 +245,16 @@ class GradientAccumulation:
                 one.after = RandomState.now(self._runner.devices)
             self._done += 1
         self._is_replay = False
-        if self.is_full:
+        if len(self._window) == self.accumulate:
             self._watched.learn()
 
     def _begin(self) -> None:
+        self._is_begun = False
         drop_gradients(self._optimizer)
         self._gradients.save()
         self._buffers.save()
         self._watched.save()
+        self._is_begun = True
         if not self.is_estimate_shared:
             self.estimated_weight = float(max(1, self._window[0].size) * self.accumulate)
 
@@ -263,15 +265,14 @@ class GradientAccumulation:
             one.parts = self.policy.count_parts(one)
             one.reset()
             for part in self._runner.cut(one.batch, one.parts):
-                one.add(*self._runner.run(part, self.estimated_weight, self._before_backward))
+                one.add(*self._runner.run(part, self.estimated_weight, self._look_at_graph()))
         if one.batch is not None:
             self.micro_batch = one.micro_batch
             if self.policy.sizes.is_limited:
                 self.policy.sizes.record_success(one.bucket, self.micro_batch)
 
-    def _before_backward(self, loss: Tensor) -> None:
-        if self._gradients.looks_at_graph:
-            self._gradients.find_in_graph(loss)
+    def _look_at_graph(self) -> Callable[[Tensor], None] | None:
+        return self._gradients.find_in_graph if self._gradients.looks_at_graph else None
 
     def _mean_loss(self) -> Tensor:
         """Return the mean loss of the last batch."""
@@ -281,17 +282,19 @@ class GradientAccumulation:
 
     def _roll_back(self) -> None:
         drop_gradients(self._optimizer)
-        self._gradients.restore()
         for one in self._window:
             drop_input_gradients(one.batch)
-        self._buffers.restore()
+        if self._is_begun:
+            self._gradients.restore()
+            self._buffers.restore()
         self._window[0].before.restore()
         self._done = 0
         self._is_replay = True
         if self._fsdp is not None and self._fsdp.can_reset():
             self._fsdp.reset()
         self._runner.reset_half_made_scaler()
-        self._watched.restore()  # the last: it raises where something cannot be put back
+        if self._is_begun:
+            self._watched.restore()  # the last: it raises where something cannot be put back
 
     # ── sharded models ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -315,7 +318,7 @@ class GradientAccumulation:
         if one.batch is not None and not own:
             own.extend(self._runner.cut(one.batch, one.parts))
         if number < len(own):
-            one.add(*self._runner.run(own[number], divisor, self._before_backward))
+            one.add(*self._runner.run(own[number], divisor, self._look_at_graph()))
         elif self._last_part is not None:
             self._runner.run_without_effect(self._last_part)
         else:

@@ -68,11 +68,12 @@ class MicroBatchRunner:
         return self.cutting.cut(batch, parts) if parts > 1 else [batch]
 
     def run(
-        self, part: Any, divisor: float, before_backward: Callable[[Tensor], object] = lambda loss: None
+        self, part: Any, divisor: float, before_backward: Callable[[Tensor], object] | None = None
     ) -> tuple[Tensor, Any]:
         """Add the gradients of `part`, its losses divided by `divisor`; return the sum of its losses and its weight."""
         loss, weight = self.compute_loss(part)
-        before_backward(loss)
+        if before_backward is not None:
+            before_backward(loss)
         if self._scaler is not None:
             self._scaler.scale(loss / divisor).backward()
         else:

@@ -19,6 +19,8 @@ Where the estimate was right, as for a mean over samples, there is nothing to co
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Any
@@ -109,7 +111,7 @@ class StepWindow:
             self._report_failure(error)
             raise
         if self._accumulation.is_full:
-            self._state = WindowState.REDUCE
+            self._state = WindowState.STEP if self._ranks is None else WindowState.REDUCE
             self.finish()
         return loss
 
@@ -242,8 +244,7 @@ class StepWindow:
 
     def _make_commit(self) -> None:
         if self._ranks is None:
-            first, *others = self._accumulation.weights()
-            self._weight = sum(others, first)
+            self._weight = functools.reduce(operator.add, self._accumulation.weights())
         factor = _factor(self._accumulation.estimated_weight, self._weight) if self._factor is None else self._factor
         self._commit = Commit(
             self._transaction,

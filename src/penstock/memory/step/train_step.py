@@ -195,14 +195,11 @@ class TrainStep:
                 "this TrainStep is being called already, by another thread or by what it calls; let them take turns"
             ) from None
         try:
-            return self._step(batch)
+            if self._is_to_plan and batch is not None and self._cutting.count(batch):
+                self._plan_micro_batch(batch)
+            return self._window.add(batch)
         finally:
             self._turn.append(True)
-
-    def _step(self, batch: Any) -> Tensor:
-        if self._is_to_plan and batch is not None and self._cutting.count(batch):
-            self._plan_micro_batch(batch)
-        return self._window.add(batch)
 
     def flush(self) -> bool:
         """Step with the batches accumulated so far, if there are any (at the end of an epoch). Return whether it did.
