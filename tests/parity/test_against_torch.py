@@ -273,6 +273,81 @@ def test_a_batch_sampler_that_draws_when_its_iterator_is_made_gives_torchs_batch
     assert epochs(DataLoader) == epochs(TorchDataLoader)
 
 
+class FailingSampler(Sampler[int]):
+    """Draws 0 to 8, and raises in place of those in `failing`; each of its iterators may be asked again."""
+
+    def __init__(self, failing: tuple[int, ...]) -> None:
+        self._failing = failing
+
+    def __iter__(self) -> Iterator[int]:
+        return map(self._draw, range(9))
+
+    def _draw(self, index: int) -> int:
+        if index in self._failing:
+            raise LookupError(f"no index {index}")
+        return index
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, True), (2, False)])
+@pytest.mark.parametrize("failing", [(0,), (4, 6), (*range(2, 9),)])
+def test_an_error_of_the_sampler_comes_when_torch_asks_it_and_in_place_of_the_same_batch(
+    failing: tuple[int, ...], workers: int, persistent: bool
+) -> None:
+    def seen(kind: Any) -> list[Any]:
+        sampler = FailingSampler(failing)
+        loader = kind(range(9), None, sampler=sampler, num_workers=workers, persistent_workers=persistent)
+        result: list[Any] = []
+        for _ in range(2):
+            try:
+                batches = iter(loader)
+            except LookupError as error:
+                result.append(f"before the first batch: {error!r}")
+                continue
+            for _ in range(10):
+                try:
+                    result.append(next(batches))
+                except (LookupError, StopIteration) as error:
+                    result.append(repr(error))
+        return result
+
+    assert seen(DataLoader) == seen(TorchDataLoader)
+
+
+class Learned(Numbered):
+    """Samples that require grad: leaves, or computed from one."""
+
+    def __init__(self, count: int, size: int, *, is_leaf: bool) -> None:
+        super().__init__(count)
+        self._size = size
+        self._is_leaf = is_leaf
+
+    def __getitem__(self, index: int) -> Any:
+        leaf = torch.full((self._size,), float(index), requires_grad=True)
+        return leaf if self._is_leaf else leaf * 2
+
+
+@pytest.mark.parametrize("size", [3, 10_000])
+@pytest.mark.parametrize("is_leaf", [False, True])
+def test_samples_that_require_grad_are_not_stacked_in_workers_as_with_torch(size: int, is_leaf: bool) -> None:
+    loader = DataLoader(Learned(4, size, is_leaf=is_leaf), batch_size=2, num_workers=1)
+    with pytest.raises(RuntimeError, match="don't support automatic differentiation"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("size", [3, 10_000])
+def test_a_leaf_that_requires_grad_travels_and_what_was_computed_from_one_does_not(size: int) -> None:
+    leaves = DataLoader(Learned(1, size, is_leaf=True), batch_size=None, num_workers=1)
+    assert [(leaf.requires_grad, leaf.is_leaf) for leaf in leaves] == [(True, True)]
+    computed = DataLoader(Learned(1, size, is_leaf=False), batch_size=None, num_workers=1)
+    with pytest.raises(RuntimeError, match="Cowardly refusing to serialize non-leaf tensor which requires_grad"):
+        next(iter(computed))  # torch's loader waits for ever, and the worker prints the same
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_arrays_without_elements_are_stacked_with_torchs_strides(workers: int) -> None:
+    compare([(np.zeros((0, 2)), np.zeros((3, 0), np.int32)) for _ in range(4)], batch_size=2, num_workers=workers)
+
+
 class OddBatches:
     """Batches of indices in whatever can be iterated."""
 

@@ -150,11 +150,11 @@ def _stack_in(arena: Arena, batch: Any, *, collate_fn_map: Any = None) -> Any:
     is_uniform = set(map(type, batch)) == {torch.Tensor} and len({tensor.dtype for tensor in batch}) == 1
     if not is_uniform or not is_dense(first):
         return _TORCH_STACK(batch, collate_fn_map=collate_fn_map)
-    if not stacks_contiguously(first):
-        return torch.stack(batch, 0)
     is_small = first.nbytes * len(batch) <= INLINE_NBYTES
-    if is_small and first.is_contiguous():
-        return torch.stack(batch, 0)
+    if not stacks_contiguously(first) or (is_small and first.is_contiguous()):
+        stacked = torch.stack(batch, 0)
+        # In a worker torch refuses to stack samples that require grad.
+        return _TORCH_STACK(batch, collate_fn_map=collate_fn_map) if stacked.requires_grad else stacked
     try:
         if is_small:  # as torch does in a worker: as rows, whatever the order of the samples' dimensions
             return torch.stack(batch, 0, out=first.new_empty((len(batch), *first.shape)))
@@ -168,7 +168,7 @@ def _stack_in(arena: Arena, batch: Any, *, collate_fn_map: Any = None) -> Any:
 def _stack_arrays(arena: Arena | None, batch: Any, *, collate_fn_map: Any = None) -> Any:
     """Stack arrays of one shape directly: a tensor for each would cost more, and warn about read-only ones."""
     first = batch[0]
-    is_plain = {*map(type, batch)} <= {*PLAIN_ARRAYS} and first.flags.c_contiguous
+    is_plain = {*map(type, batch)} <= {*PLAIN_ARRAYS} and first.flags.c_contiguous and first.size
     dtype = torch_dtype(first.dtype) if is_plain else None
     if dtype is None or any(array.shape != first.shape or array.dtype != first.dtype for array in batch):
         return _TORCH_ARRAYS([_writable(array) for array in batch], collate_fn_map=collate_fn_map)

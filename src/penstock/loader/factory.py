@@ -74,9 +74,13 @@ def build_pipeline(config: LoaderConfig, runtime: LoaderRuntime, epoch: EpochSta
     pinning = pinning_of(config.pin_memory, config.pin_memory_device, config.device)
     runtime.counters.pinning = pinning.reason
     ring = _ring(config, runtime, pinning)
-    scheduler = _inline_scheduler(config, runtime, epoch, ring, pinning)
-    if scheduler is None:
-        scheduler = _started_scheduler(config, runtime, epoch, ring, pinning)
+    try:
+        scheduler = _inline_scheduler(config, runtime, epoch, ring, pinning)
+        if scheduler is None:
+            scheduler = _started_scheduler(config, runtime, epoch, ring, pinning)
+    except BaseException:
+        ring.close()
+        raise
     batches: Scheduler | InlineScheduler | Prefetcher = scheduler
     if config.device is not None and config.arrives_on_device:
         batches = Prefetcher(
@@ -159,7 +163,11 @@ def _started_scheduler(
         first_batch=None if is_settled else _first_batch(config, runtime, pool),
     )
     scheduler.start(epoch.shards)
-    scheduler.begin(epoch.indices, epoch.epoch_seed, epoch.shards, epoch.turn)
+    try:
+        scheduler.begin(epoch.indices, epoch.epoch_seed, epoch.shards, epoch.turn)
+    except BaseException:  # the sampler's
+        scheduler.close()
+        raise
     return scheduler
 
 

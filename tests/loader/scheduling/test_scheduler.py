@@ -159,15 +159,18 @@ def test_an_epoch_that_is_cancelled_gives_its_slots_back() -> None:
     assert scheduler.snapshot().held == 0
 
 
-def test_an_error_of_the_sampler_is_raised_after_the_batches_before_it() -> None:
+def test_a_batch_that_the_samplers_error_takes_the_place_of_frees_its_slot() -> None:
     spec = make_spec()
-    scheduler = make_scheduler(FakePool(spec), spec)
+    scheduler = make_scheduler(FakePool(spec), spec)  # which draws 4 batches ahead
 
     def indices() -> Iterator[list[int]]:
-        yield [0, 1]
+        yield from ([0, 1], [2, 3], [4, 5], [6, 7])
         raise LookupError("no more")
 
     scheduler.begin(indices(), epoch_seed=0)
-    assert scheduler.next_batch()[:, 0].tolist() == [0, 1]
     with pytest.raises(LookupError, match="no more"):
         scheduler.next_batch()
+    assert [scheduler.next_batch()[:, 0].tolist() for _ in range(3)] == WHOLE[1:4]
+    with pytest.raises(StopIteration):
+        scheduler.next_batch()
+    assert scheduler.snapshot().held == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,6 +100,17 @@ def test_any_structure_comes_back_equal(obj) -> None:
 def test_dense_tensors_keep_strides_and_flags(make, scale: int) -> None:
     tensor = make(scale)
     assert same(tensor, round_trip(tensor))
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("count", [3, 10_000])
+def test_an_array_that_may_not_be_written_to_arrives_as_one_that_may_as_with_torch(count: int, order: Any) -> None:
+    array = np.asarray(np.arange(2.0 * count).reshape(2, count), order=order)
+    array.flags.writeable = False
+    arrived = round_trip([array])[0]
+    assert arrived.flags.writeable
+    assert (arrived.strides, arrived.tolist()) == (array.strides, array.tolist())
+    assert not array.flags.writeable
 
 
 def test_tensors_of_every_kind_come_back() -> None:

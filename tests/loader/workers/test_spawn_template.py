@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
@@ -89,6 +91,20 @@ class Rows(torch.utils.data.Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.full((3,), float(index))
+
+
+class Collector(torch.utils.data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([gc.isenabled(), "torch" in sys.modules and gc.get_freeze_count() > 100_000])
+
+
+@pytest.mark.slow
+def test_a_workers_garbage_collector_runs_and_leaves_what_the_template_has_imported_alone() -> None:
+    (batch,) = DataLoader(Collector(), num_workers=1, multiprocessing_context="spawn")
+    assert batch.tolist() == [[True, True]]
 
 
 @pytest.mark.slow

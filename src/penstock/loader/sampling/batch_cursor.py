@@ -127,6 +127,8 @@ class BatchCursor(Iterator[Any]):
         self._cut = plain_batches(sampler)
         self._makes_batches = self._cut is not None
         self._draws_tensors = False
+        self._notes_first = False
+        """Whether the order notes its state when it is asked for the first batch."""
         self._out: dict[int, Any] = {}
         """Batches drawn and not handed out, by number."""
         self._number = 0
@@ -146,6 +148,9 @@ class BatchCursor(Iterator[Any]):
             self._batches = self._resumed(self._start.order_state)
 
     def __next__(self) -> Any:
+        if self._notes_first:
+            self._notes_first = False
+            self._order.note_state()
         batch = next(self._batches)
         self._out[self._number] = batch
         if not self._order.is_known:
@@ -244,12 +249,10 @@ class BatchCursor(Iterator[Any]):
 
     def _fresh(self, sampler: Any) -> Iterator[Any]:
         if self._cut is None:
-            return self._noted(self._order.begin() or iter(sampler))
+            self._notes_first = True
+            indices = self._order.begin()
+            return iter(sampler) if indices is None else indices  # itself: one that raises may be asked again
         return self._noted_batches(sampler)
-
-    def _noted(self, indices: Iterator[Any]) -> Iterator[Any]:
-        self._order.note_state()
-        yield from indices
 
     def _noted_batches(self, sampler: Any) -> Iterator[Any]:
         indices = self._order.begin()

@@ -24,29 +24,31 @@ class DrawnIndices:
     def __init__(self, worker_spec: WorkerSpec, indices: Iterator[Any]) -> None:
         self._worker_spec = worker_spec
         self._indices = indices
-        self._drawn: deque[tuple[Any, Exception | None]] = deque()
-        self._has_drawn_all = False
+        self._drawn: deque[Any] = deque()
+        self.failures = 0
+        """How often the sampler has raised. As with torch, each takes the place of a batch that would be under way."""
 
     def __len__(self) -> int:
         return len(self._drawn)
 
     def draw(self) -> bool:
-        """Draw the indices of another batch; return whether there is one."""
-        if self._has_drawn_all:
-            return False
+        """Draw the indices of another batch; return whether there is one.
+
+        Raises:
+            Exception: what the sampler has raised; as torch does, ask it again for the next batch.
+        """
         try:
-            self._drawn.append((self._with_rows(next(self._indices)), None))
+            indices = next(self._indices)
         except StopIteration:
-            self._has_drawn_all = True
             return False
-        except Exception as error:
-            # Raised where it belongs: after the batches that were sampled before it.
-            self._has_drawn_all = True
-            self._drawn.append((None, error))
+        except BaseException:
+            self.failures += 1
+            raise
+        self._drawn.append(self._with_rows(indices))
         return True
 
-    def pop(self) -> tuple[Any, Exception | None]:
-        """Return the indices of the batch that was drawn first, or why the sampler gave none."""
+    def pop(self) -> Any:
+        """Return the indices of the batch that was drawn first."""
         return self._drawn.popleft()
 
     def _with_rows(self, indices: Any) -> Any:

@@ -184,16 +184,14 @@ class Scheduler:
 
         Raises:
             StopIteration: the epoch is over.
-            WorkerTimeoutError, WorkerKilledError, or what the dataset or collate function raised.
+            WorkerTimeoutError, WorkerKilledError, or what the dataset, the sampler or collate function raised.
         """
         while True:
             batch = self._window.pop_ready()
             if batch is not None:
-                self._note_handed_out(batch)
-                self._send_more()
                 return self._hand_out(batch)
             self._send_more()
-            if not self._window.under_way and self._exhausted:
+            if self._is_over:
                 raise StopIteration
             self._wait()
 
@@ -202,17 +200,25 @@ class Scheduler:
         self._handle(self.pool.collect(0.0))
         batch = self._window.pop_ready()
         if batch is None:
-            if not self._window.under_way and self._exhausted:
+            if self._is_over:
                 raise StopIteration
             return None
-        self._note_handed_out(batch)
-        self._send_more()
         return (self._hand_out(batch),)
+
+    @property
+    def _is_over(self) -> bool:
+        return not self._window.under_way and (self._exhausted or self._drawn.failures > 0)
 
     def _note_handed_out(self, batch: Batch) -> None:
         self.scaling_pool.handed_out(batch.number, batch.work_ns, batch.busy_ns, self._window.next_number)
 
     def _hand_out(self, batch: Batch) -> Any:
+        self._note_handed_out(batch)
+        try:
+            self._send_more()
+        except BaseException:  # the sampler's, for which torch drops the batch, too
+            batch.drop(self._ring)
+            raise
         batch.raise_error(self._ring)
         self.consumed = self._window.take_consumed()
         return batch.open(self._ring, self._counters)
@@ -224,7 +230,7 @@ class Scheduler:
         dispatch, window = self._dispatch, self._window
         while not self._exhausted:
             limit = 1 if self.scaling_pool.is_absent else dispatch.window()
-            if window.under_way >= (limit if most is None else min(limit, most)):
+            if window.under_way + self._drawn.failures >= (limit if most is None else min(limit, most)):
                 break
             if not self._drawn and not self._drawn.draw():
                 self._exhausted = True
@@ -236,7 +242,8 @@ class Scheduler:
             if not self._send(slot, limit):
                 break
         # As many as torch draws ahead, whatever the window: a sampler may tell when it is asked.
-        while window.under_way + len(self._drawn) < dispatch.drawn_ahead and self._drawn.draw():
+        drawn = self._drawn
+        while window.under_way + len(drawn) + drawn.failures < dispatch.drawn_ahead and drawn.draw():
             pass
 
     def _send(self, slot: Slot | None, limit: int) -> bool:
@@ -250,13 +257,9 @@ class Scheduler:
                     self._ring.release(slot)
                 return False
             self._dispatch.load[worker] += 1
-        indices, error = self._drawn.pop()
-        batch = Batch(self._window.next_number, indices, slot, worker, error=error)
+        batch = Batch(self._window.next_number, self._drawn.pop(), slot, worker)
         self._window.add(batch)
-        if error is not None:
-            self._settle(batch)
-        else:
-            self._submit_all(batch)
+        self._submit_all(batch)
         return True
 
     def _submit_all(self, batch: Batch) -> None:

@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.multiprocessing.reductions import reduce_tensor
 
 from penstock.core import plain_tree
 from penstock.core.errors import UnpicklableError
@@ -56,6 +57,7 @@ def encode(obj: Any, arena: Arena | None, carry: Carry | None = None) -> bytes:
     Raises:
         ArenaFullError: the buffers need more than the slot has.
         UnpicklableError: `obj` holds something that pickle refuses.
+        RuntimeError: `obj` holds a tensor that was computed from one that requires grad (torch's error).
     """
     if (plain := plain_tree.describe(obj)) is not None:
         node, tensors = plain
@@ -181,9 +183,13 @@ class _Pickler(ForkingPickler):
     def reducer_override(self, obj: Any) -> Any:
         self._visit(obj)
         if isinstance(obj, torch.Tensor):
+            if obj.requires_grad and not obj.is_leaf:
+                return reduce_tensor(obj)  # which is torch's refusal: its gradient would end here, unnoticed
             if type(obj) is torch.Tensor and plain_tree.is_plain(obj):
                 return self._reduce_view(obj) or _reduce_plain(obj)
             return obj.__reduce_ex__(5) if obj.device.type == "cpu" else NotImplemented
+        if type(obj) is np.ndarray and not obj.flags.writeable:
+            return obj.copy(order="K").__reduce_ex__(5)  # else it would arrive as a view that refuses to be written to
         if isinstance(obj, torch.TypedStorage):
             return _reduce_storage(obj._untyped_storage, obj.dtype)
         if isinstance(obj, torch.UntypedStorage):

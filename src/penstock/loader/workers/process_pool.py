@@ -34,6 +34,8 @@ from penstock.loader.workers.process_ends import Descriptor, ProcessEnds, Proces
 from penstock.loader.workers.stream_shard import StreamShard, shards_of_worker
 from penstock.loader.workers.worker_spec import WorkerSpec
 
+_PRELOAD = "penstock.loader.workers.preload"
+
 _JOIN_S = 5.0
 """How long a worker may take to finish its sample when the pool closes; as torch's DataLoader waits."""
 
@@ -135,8 +137,8 @@ class ProcessPool:
 
         wanted: Any = forkserver._forkserver
         names = getattr(wanted, "_preload_modules", ["__main__"])
-        if process_main.__name__ not in names:
-            self._context.set_forkserver_preload([*names, process_main.__name__])
+        if _PRELOAD not in names:
+            self._context.set_forkserver_preload([*names, _PRELOAD])
 
     def replace(self, worker: int, shards: Sequence[StreamShard]) -> None:
         """Start a successor for a dead worker, with its share of the shards as they are now."""

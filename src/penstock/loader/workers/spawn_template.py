@@ -99,7 +99,7 @@ class Template:
         executable, *flags = self.state[2]
         command = (
             "import signal; handler = signal.signal(signal.SIGINT, signal.SIG_IGN); "  # Ctrl-C reaches the whole group
-            f"import sys; sys.path[:] = {self.state[1]!r}; "
+            f"import sys; sys.path[:] = {self.state[1]!r}; import penstock.loader.workers.preload; "
             f"from penstock.loader.workers.template_main import serve; serve({theirs.fileno()}, handler)"
         )
         with theirs:

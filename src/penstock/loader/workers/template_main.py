@@ -17,11 +17,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from penstock.loader.workers import process_main
-
-WARM = process_main.__name__
-"""What this module is imported for: everything that a worker needs."""
-
 _MOST_FDS = 250
 """How many descriptors may go with one request; the kernel's limit is 253."""
 

@@ -173,4 +173,5 @@ def _close_inherited() -> None:
     _opened.clear()
 
 
-os.register_at_fork(after_in_child=_close_inherited)
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_close_inherited)
