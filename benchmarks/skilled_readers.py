@@ -211,21 +211,18 @@ def _windows(folder: Path, workers: int) -> Any:
 
 
 class _Table(IterableDataset[dict[str, Tensor]]):
-    """A text file parsed by pyarrow, block by block; each worker takes every n-th."""
+    """A text file parsed by pyarrow, block by block, in one worker: several would each have to parse all of it."""
 
     def __init__(self, path: Path, batch_size: int) -> None:
         self._path = path
         self._batch_size = batch_size
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        info = get_worker_info()
-        who, among = (info.id, info.num_workers) if info is not None else (0, 1)
-        for number, table in enumerate(self._tables()):
-            if number % among == who:
-                columns = {name: _numpy(table[name].combine_chunks()) for name in table.column_names}
-                for start in range(0, table.num_rows, self._batch_size):
-                    rows = slice(start, start + self._batch_size)
-                    yield {name: torch.from_numpy(column[rows].copy()) for name, column in columns.items()}
+        for table in self._tables():
+            columns = {name: _numpy(table[name].combine_chunks()) for name in table.column_names}
+            for start in range(0, table.num_rows, self._batch_size):
+                rows = slice(start, start + self._batch_size)
+                yield {name: torch.from_numpy(column[rows].copy()) for name, column in columns.items()}
 
     def _tables(self) -> Iterator[Any]:
         import pyarrow as pa
@@ -249,7 +246,8 @@ def _numpy(column: Any) -> np.ndarray:
 
 
 def _table(name: str, folder: Path, workers: int) -> Any:
-    return DataLoader(_Table(folder / name, 128), batch_size=None, num_workers=workers, persistent_workers=True)
+    dataset = _Table(folder / name, 128)
+    return DataLoader(dataset, batch_size=None, num_workers=min(1, workers), persistent_workers=workers > 0)
 
 
 # ── loaders of their own ────────────────────────────────────────────────────────────────────────────────────
@@ -418,8 +416,8 @@ READERS = (
     _reader("lmdb", "lmdb, a transaction a batch", "lmdb", _lmdb_batches),
     _reader("tar", "WebDataset, batched in the workers", "webdataset", _web_dataset),
     _reader("tfrecord", "tf.data, parse_example of a batch", "tensorflow", _tf_examples),
-    _reader("jsonl", "pyarrow.json", "pyarrow", partial(_table, "train.jsonl")),
-    _reader("csv", "pyarrow.csv", "pyarrow", partial(_table, "train.csv")),
+    _reader("jsonl", "pyarrow.json, in one worker", "pyarrow", partial(_table, "train.jsonl")),
+    _reader("csv", "pyarrow.csv, in one worker", "pyarrow", partial(_table, "train.csv")),
     _reader("tokens", "np.memmap, a gather a batch", "numpy", _windows),
     _reader("tokens", "Grain", "grain", _grain),
     _reader("video", "torchcodec, decoders held", "torchcodec", _torchcodec_clips),

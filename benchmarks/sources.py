@@ -145,6 +145,8 @@ def _measure_skilled(case: Case, folder: Path, workers: int, rounds: int) -> tup
         warm_up = interleave(runs, 1)
         ran = interleave({name: runs[name] for name in warm_up.rounds}, rounds)
         runs.clear()
+    if len(ran.rounds) == 1:
+        return [], [*notes, *warm_up.notes]
     results = [
         compare(case.name, case.name, unit, ran.figures(figure), [], [])
         for unit, figure in (
