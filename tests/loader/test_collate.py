@@ -149,6 +149,12 @@ def test_labels_lie_in_torchs_memory_or_the_heap_gives_the_pages_of_pictures_bac
     assert all(one.data_ptr() % 64 == 0 for one in labels)  # as torch aligns what it allocates; NumPy does not
 
 
+def test_labels_stay_on_the_host_when_the_default_device_changes_during_an_epoch() -> None:
+    fast = fast_map()
+    with torch.device("meta"):
+        assert collate([1, 2], collate_fn_map=fast).tolist() == [1, 2]
+
+
 @pytest.mark.parametrize("shape", [(3,), (3, 4), (40_000,)])
 def test_arrays_that_may_not_be_written_to_are_collated_without_a_warning(shape: tuple[int, ...]) -> None:
     samples = []

@@ -84,10 +84,10 @@ def _floats(batch: Any, *, collate_fn_map: Any = None) -> Any:
 def _filled(numbers: Any, dtype: torch.dtype) -> Tensor:
     """Return a tensor of numbers, in memory of torch's: a block of another size between large ones costs page faults.
 
-    Where the C heap puts the next batch depends on it: with NumPy's memory, batches of pictures with labels had 50 to
-    250 page faults each, where torch had none.
+    Where the C heap puts the next batch depends on it, and so whether the pages of the last one are used again. It
+    is on the host whatever torch's default device is, as what is stacked beside it is.
     """
-    filled = torch.empty(len(numbers), dtype=dtype)
+    filled = torch.empty(len(numbers), dtype=dtype, device="cpu")
     filled.numpy()[:] = numbers
     return filled
 
