@@ -34,6 +34,7 @@ import tempfile
 import threading
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from multiprocessing import popen_fork, popen_spawn_posix
 from pathlib import Path
 from typing import Any, NoReturn
@@ -110,6 +111,8 @@ class PreloadedPopen(REAL_POPEN):
         assert self._server is not None
         (status,) = struct.unpack("!i", _read(self._server, 4))
         self.returncode = os.waitstatus_to_exitcode(status)
+        with contextlib.suppress(OSError):
+            self._server.send(b"r")  # reap it: as with a process of one's own, its number is taken until now
         self._server.close()
 
 
@@ -212,76 +215,90 @@ def _serve(path: str, *modules: str) -> Callable[[], None] | None:
     base = [entry for entry in sys.path[1:] if entry not in _python_path(os.environ)]
     gc.collect()
     gc.freeze()  # a collection in a fork would copy every page that holds an object
-    signal.signal(signal.SIGCHLD, _report)
+    children, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(16)
     os.write(1, b"ready\n")
     while True:
-        readable, _, _ = select.select([listener, 0, *_watched], [], [])
+        readable, _, _ = select.select([listener, 0, children, *_asked], [], [])
         if 0 in readable:
             listener.close()
             return None
-        for one in set(readable) & set(_watched):
-            _end(one)
+        if children in readable:
+            os.read(children, 4096)
+            _report()
+        for connection in set(readable) & set(_asked):
+            _leave(connection)
         if listener not in readable:
             continue
-        connection, _ = listener.accept()
-        head, descriptors, _, _ = socket.recv_fds(connection, _LENGTH.size, _MAX_FDS)
-        request = json.loads(_read(connection, *_LENGTH.unpack(head)))
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # a process may end before it is in _running
+        asker, _ = listener.accept()
+        head, descriptors, _, _ = socket.recv_fds(asker, _LENGTH.size, _MAX_FDS)
+        request = json.loads(_read(asker, *_LENGTH.unpack(head)))
+        connection = asker.detach()
         pid = os.fork()
         if pid == 0:
+            signal.set_wakeup_fd(-1)
             listener.detach()
-            connection.detach()
-            return _become(request, descriptors, base)
-        _running[pid] = connection.detach()
-        if request["ends_with_asker"]:
-            _watched[_running[pid]] = pid
-        with contextlib.suppress(OSError):  # whoever asked may have ended
-            os.write(_running[pid], struct.pack("!i", pid))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+            return _become(request, connection, descriptors, base)
+        _asked[connection] = _Asked(pid, request["ends_with_asker"])
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-_running: dict[int, int] = {}
-"""The connection on which the end of a process is to be reported."""
+@dataclass
+class _Asked:
+    """A process that was asked for, until whoever asked knows of its end, or is gone."""
 
-_watched: dict[int, int] = {}
-"""The processes, by their connections, that end when whoever asked for them does."""
+    pid: int
+    ends_with_asker: bool
+    has_ended: bool = False
 
 
-def _end(connection: int) -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-    pid = _watched.pop(connection)
-    if pid in _running:
-        _running[pid] = -1
-        os.kill(pid, signal.SIGKILL)
+_asked: dict[int, _Asked] = {}
+"""By their connections."""
+
+_orphans: set[int] = set()
+"""The processes that nobody asks about any more."""
+
+
+def _leave(connection: int) -> None:
+    """Reap a process of whose end its asker knows; without an asker, when it ends."""
+    one = _asked.pop(connection)
     os.close(connection)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+    if one.ends_with_asker and not one.has_ended:
+        os.kill(one.pid, signal.SIGKILL)
+    _orphans.add(one.pid)
+    _reap_orphans()
 
 
-def _report(*_: object) -> None:
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            connection = _running.pop(pid)
+def _report() -> None:
+    """Tell of processes that have ended. They are not reaped: their askers may send them, or their groups, signals."""
+    for connection, one in _asked.items():
+        if one.has_ended:
+            continue
+        ended = os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is not None:
+            one.has_ended = True
+            status = ended.si_status << 8 if ended.si_code == os.CLD_EXITED else ended.si_status
             with contextlib.suppress(OSError):
                 os.write(connection, struct.pack("!i", status))
-            if connection not in (-1, *_watched):
-                os.close(connection)
+    _reap_orphans()
 
 
-def _become(request: dict[str, Any], descriptors: list[int], base: list[str]) -> Callable[[], None]:
+def _reap_orphans() -> None:
+    _orphans.difference_update([pid for pid in _orphans if os.waitpid(pid, os.WNOHANG)[0]])
+
+
+def _become(request: dict[str, Any], connection: int, descriptors: list[int], base: list[str]) -> Callable[[], None]:
     """Take over what a new process has from whoever starts it, and return its program."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    connection = fcntl.fcntl(connection, fcntl.F_DUPFD_CLOEXEC, 1000)
     high = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 1000) for number in descriptors]
-    os.closerange(0, min(high))
+    os.closerange(0, connection)
     for number, target in zip(high, request["descriptors"], strict=True):
         os.dup2(number, target, inheritable=True)
         os.close(number)
@@ -289,6 +306,9 @@ def _become(request: dict[str, Any], descriptors: list[int], base: list[str]) ->
         os.setsid()
     if request["group"] is not None and request["group"] >= 0:
         os.setpgid(0, request["group"])
+    with contextlib.suppress(OSError):  # whoever asked may have ended
+        os.write(connection, struct.pack("!i", os.getpid()))  # now that it leads the session that it is to lead
+    os.close(connection)
     os.chdir(request["cwd"])
     multiprocessing.process.ORIGINAL_DIR = request["cwd"]
     os.environ.clear()

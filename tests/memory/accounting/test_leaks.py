@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,6 +17,13 @@ from penstock import watch_leaks
 pytestmark = pytest.mark.slow
 
 STEPS = 12
+
+
+@dataclass(slots=True)
+class Transition:
+    """A step of an episode, without a `__dict__`."""
+
+    state: Tensor
 
 
 class Loop:
@@ -223,6 +231,13 @@ def replay_buffer_that_fills(loop: Loop, step: int) -> None:
     loop.train(loop.model(loop.kept[-1][0]).sum())
 
 
+def replay_buffer_with_slots(loop: Loop, step: int) -> None:
+    if not step:
+        loop.kept = deque([Transition], maxlen=1000)  # a class is not one of its instances
+    loop.kept.append(Transition(torch.randn(4, 8) + 1))
+    loop.train(loop.model(loop.kept[-1].state).sum())
+
+
 def replay_buffer_of_places(loop: Loop, step: int) -> None:
     if not step:
         loop.kept = [None] * 1000
@@ -241,7 +256,7 @@ def lazily_made_state(loop: Loop, step: int) -> None:
 HEALTHY = [
     plain, item_appended, last_few_kept, total_in_place, averaged_weights, accumulated, best_kept, evaluated, momentum,
     cache_of_the_last_batches, cache_by_length, backward_through_some_time, total_of_an_epoch,
-    replay_buffer_that_fills, replay_buffer_of_places, lazily_made_state,
+    replay_buffer_that_fills, replay_buffer_with_slots, replay_buffer_of_places, lazily_made_state,
 ]  # fmt: skip
 
 

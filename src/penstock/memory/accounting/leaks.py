@@ -20,7 +20,7 @@ import sys
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -238,8 +238,14 @@ def _bounded_storages() -> set[int]:
         if issubclass(kind, Optimizer):
             found += state_tensors(one)
         elif (issubclass(kind, deque) and one.maxlen is not None) or (kind is list and one and one[-1] is None):
-            found += tree_leaves([vars(item) if is_dataclass(item) else item for item in one])
+            found += tree_leaves([_parts(item) for item in list(one)])  # at once: other threads may add to it
     return {storage_key(one) for one in found if isinstance(one, Tensor)}
+
+
+def _parts(item: Any) -> Any:
+    if not is_dataclass(item) or isinstance(item, type):
+        return item
+    return [getattr(item, one.name, None) for one in fields(item)]  # those with slots have no __dict__
 
 
 def _tensors_on(storages: set[int]) -> list[Tensor]:
