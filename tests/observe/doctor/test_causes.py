@@ -262,7 +262,32 @@ def test_a_run_that_waited_names_what_it_waited_for_and_calls_its_gain_an_estima
 def test_a_run_without_workers_that_waited_should_have_some() -> None:
     stages = StageTimes(fetch_s=30.0, collate_s=1.0, step_s=10.0)
     (finding,) = findings_of_run(_run(stages=stages, worker_type="inline"))
-    assert (finding.name, finding.remedy) == ("no-workers", "num_workers=3")
+    assert (finding.name, finding.remedy) == ("no-workers", "num_workers=4")
+    assert finding.gain == pytest.approx(41 / (41 / 4))
+
+
+def test_a_run_whose_samples_wait_gains_by_workers_beyond_the_cores() -> None:
+    stages = StageTimes(fetch_s=160.0, asleep_s=152.0, wait_s=39.0, step_s=1.0)
+    (finding,) = findings_of_run(_run(stages=stages, worker_type="process", workers=4))
+    assert "num_workers=32" in finding.remedy
+    assert "95.0 % of it waiting" in finding.evidence
+    assert finding.gain == pytest.approx(8.0)
+    (chosen,) = findings_of_run(_run(stages=stages, worker_type="process", workers=4, workers_reason="auto: tried"))
+    assert "num_workers" not in chosen.remedy
+    assert "cores" not in chosen.remedy
+    assert chosen.gain is None
+    many = _run(stages=replace(stages, wait_s=0.0, step_s=40.0), worker_type="process", workers=32)
+    assert findings_of_run(many) == ()
+
+
+def test_the_gain_of_workers_on_two_cores_is_not_that_of_one_worker() -> None:
+    stages = StageTimes(fetch_s=19.0, step_s=1.0)
+    (finding,) = findings_of_run(replace(_run(stages=stages, worker_type="inline"), cpus=2))
+    assert finding.gain == pytest.approx(2.0)
+    asleep = replace(stages, asleep_s=19.0)
+    (finding,) = findings_of_run(replace(_run(stages=asleep, worker_type="inline"), cpus=2))
+    assert finding.remedy.startswith("num_workers=24 ")
+    assert finding.gain == pytest.approx(20.0)
 
 
 def test_loaders_that_were_created_for_every_epoch_count_as_one() -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
+from penstock.loader.workers.busy_time import WAITING
+
 _Value = TypeVar("_Value", int, float)
 
 
@@ -81,7 +83,7 @@ class Thresholds:
         0.3, "of the cores", "with more of them used by others, workers get their share by number and not by need"
     )
     waiting_fraction: float = _threshold(
-        0.5, "of a sample's time", "samples that sleep for longer gain from more workers on a busy machine, too"
+        1 - WAITING, "of a sample's time", "samples that sleep for longer gain from more workers on a busy machine, too"
     )
     hidden_loading_fraction: float = _threshold(
         0.7, "of the step's time", "fewer workers hide loading if it needs less; the rest is a margin for slow batches"
