@@ -187,7 +187,7 @@ def _remedy(stage: Waiting, loader: LoaderRecord, record: RunRecord) -> str:
     waits, workers = _times(counted).waits, _more_workers(loader, record)
     if workers > present:
         beyond = " (they need no core while they wait, unless they wait for each other)" if waits else ""
-        other = f", or make samples cheaper; {doctor}" if present else ""
+        other = f", or make {'what they wait for quicker' if waits else 'samples cheaper'}; {doctor}" if present else ""
         return f"num_workers={workers}{beyond}{other}"
     if waits:
         return f"make what samples wait for quicker; {doctor}"

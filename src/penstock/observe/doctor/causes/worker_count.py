@@ -38,6 +38,8 @@ def too_many_workers(measured: Measurements) -> Finding | None:
     own, usable = measured.settings, measured.machine.usable_cores
     if not own.start_method or own.num_workers <= usable:
         return None
+    if measured.samples is not None and _loop_times(measured).waits:  # workers that wait share no core
+        return None
     trial, gain = measured.trial(FEWER_WORKERS), measured.gain_of(FEWER_WORKERS)
     fewer = max(1, round(THRESHOLDS.workers_per_core * usable))
     is_tried = gain is not None and gain.is_clear
@@ -100,6 +102,31 @@ def _loop_times(measured: Measurements) -> LoopTimes:
         loading_s=samples.batch_s,
         asleep_s=samples.sleep_fraction * samples.batch_s,
         loop_s=(now.batch_s if now is not None else None) or samples.batch_s + step_s,
+    )
+
+
+@cause("too-few-workers", "samples", "as_is")
+def waiting_samples(measured: Measurements) -> Finding | None:
+    """Samples wait for a disk or a network, and more workers would wait side by side."""
+    own, samples, gain = measured.settings, required(measured.samples), measured.gain_of(MORE_WORKERS)
+    if not own.num_workers or own.is_iterable or not loading_matters(measured) or _is_refuted(gain):
+        return None
+    times, cores = _loop_times(measured), measured.machine.usable_cores
+    workers = workers_to_try(times, cores, own.num_workers)
+    if not times.waits or workers == own.num_workers:
+        return None
+    estimate = min(workers / own.num_workers, gain_of_workers(times, workers, cores))
+    tried = f"; {describe_trial(measured, required(measured.trial(MORE_WORKERS)))}" if gain is not None else ""
+    return Finding(
+        name="too-few-workers",
+        cause="Samples wait, for a disk, a network or a server, and more workers would wait side by side.",
+        evidence=(
+            f"{samples.sleep_fraction:.0%} of a sample's time is waiting, which needs no core; {own.num_workers} "
+            f"worker{'s' * (own.num_workers > 1)}{tried}"
+        ),
+        remedy=f"num_workers={workers}, or penstock.DataLoader(..., num_workers='auto')",
+        gain=None if is_unclear(gain) else estimate,
+        is_uncertain=is_unclear(gain),
     )
 
 
@@ -187,6 +214,8 @@ class BetterSetting:
     def find(self, measured: Measurements) -> Finding | None:
         """Return the finding if this trial gained the most of `BETTER_SETTINGS`."""
         if not loading_matters(measured) or _best_trial(measured) != self.trial:
+            return None
+        if self.trial == MORE_WORKERS and measured.samples is not None and waiting_samples.find(measured) is not None:
             return None
         trial, gain = required(measured.trial(self.trial)), required(measured.gain_of(self.trial))
         parts = loading_parts_s(measured)
