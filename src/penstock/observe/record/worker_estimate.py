@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from penstock.core.stats import LoaderStatistics
 from penstock.loader.workers.busy_time import WAITING, useful_workers
 
 _MOST = 32
@@ -33,6 +34,17 @@ class LoopTimes:
 
     loop_s: float
     """The loop, from its beginning to its end."""
+
+    @classmethod
+    def of(cls, counted: LoaderStatistics) -> LoopTimes:
+        """Return what the loops over one loader took in all."""
+        stages = counted.stages
+        return cls(
+            step_s=stages.step_s,
+            loading_s=stages.fetch_s + stages.collate_s,
+            asleep_s=stages.asleep_s,
+            loop_s=counted.loop_s,
+        )
 
     @property
     def waiting_fraction(self) -> float:
