@@ -201,7 +201,8 @@ def _cases(report: dict[str, Any]) -> str:
             continue
         transfer = f"{row['transfer_ms']:.2f}" if "transfer_ms" in row else f"{row.get('copies_hidden', 0):.0%} hidden"
         measured = (transfer, f"{row['step_ms']:.2f}", f"{row['idle']:.0%}", size_text(row["host_nbytes"]))
-        rows.append((row["case"], row["loader"], str(row["num_workers"]), _setting(row), *measured))
+        program = f"{row['case']}, not compiled" if row.get("compiled", "yes") != "yes" else row["case"]
+        rows.append((program, row["loader"], str(row["num_workers"]), _setting(row), *measured))
     return _table(heads, rows)
 
 
