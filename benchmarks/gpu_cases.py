@@ -280,7 +280,7 @@ def run(
     names: Iterable[str] = tuple(CASES),
 ) -> None:
     """Measure what can be measured here and `rows` lack, and write after each row."""
-    rows[:] = [row for row in rows if "loader" in row]  # what failed or was lacking is tried again
+    rows[:] = [row for row in rows if "loader" in row]  # what was lacking is tried again
     for name in names:
         make, module = CASES[name]
         there = [{key: row[key] for key in Way.__dataclass_fields__} for row in rows if row["case"] == name]
