@@ -43,21 +43,37 @@ def int64s(data: bytes, at: int, end: int) -> list[int] | np.ndarray:
     """
     if end - at <= _FEW_NBYTES:
         return _few_int64s(data[at:end])
-    packed = np.frombuffer(data, np.uint8, end - at, at)
-    lasts = np.flatnonzero(packed < 0x80)
-    if len(lasts) == len(packed):
-        return packed.astype(np.int64)
-    if not len(lasts) or lasts[-1] != len(packed) - 1:
+    found = int64_rows(np.frombuffer(data, np.uint8, end - at, at).reshape(1, -1))
+    return [] if found is None else found[0]  # one message is never unlike the others
+
+
+def int64_rows(packed: np.ndarray) -> np.ndarray | None:
+    """Return packed integers of several messages; None where they do not lie at the same places.
+
+    Args:
+        packed: uint8[messages, bytes].
+
+    Returns:
+        int64[messages, integers].
+
+    Raises:
+        MalformedError: a varint is too long, or ends in its middle.
+    """
+    is_last = packed < 0x80
+    if (is_last != is_last[0]).any():
+        return None
+    lasts = np.flatnonzero(is_last[0])
+    if not len(lasts) or lasts[-1] != packed.shape[1] - 1:
         raise MalformedError("a varint ends in its middle")
     firsts = np.concatenate([[0], lasts[:-1] + 1])
     lengths = lasts - firsts + 1
     if lengths.max() > 10:
         raise MalformedError("a varint is longer than 10 bytes")
-    found: np.ndarray = (packed[firsts] & 0x7F).astype(np.uint64)
+    found: np.ndarray = (packed[:, firsts] & 0x7F).astype(np.uint64)
     for number in range(1, int(lengths.max())):
         longer = np.flatnonzero(lengths > number)
-        bits = (packed[firsts[longer] + number] & 0x7F).astype(np.uint64)
-        found[longer] |= bits << np.uint64(7 * number)
+        bits = (packed[:, firsts[longer] + number] & 0x7F).astype(np.uint64)
+        found[:, longer] |= bits << np.uint64(7 * number)
     return found.view(np.int64)
 
 
