@@ -27,6 +27,9 @@ class StageTimes:
     wait_s: float = 0.0
     """In the main process: blocked because the next batch was not ready (the stall)."""
 
+    asleep_s: float = 0.0
+    """Of fetch and collate: waiting for a disk, a network or a lock, rather than computing or waiting for a core."""
+
     step_s: float = 0.0
     """Between returning one batch and the request for the next: the user's own step."""
 

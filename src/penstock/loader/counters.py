@@ -24,6 +24,7 @@ class Counters:
     first_batch_ns: int = 0
     fetch_ns: int = 0
     collate_ns: int = 0
+    asleep_ns: int = 0
     inline_ns: int = 0
     transport_ns: int = 0
     wait_ns: int = 0
@@ -78,6 +79,7 @@ class Counters:
             stages=StageTimes(
                 fetch_s=self.fetch_ns / 1e9,
                 collate_s=self.collate_ns / 1e9,
+                asleep_s=self.asleep_ns / 1e9,
                 transport_s=self.transport_ns / 1e9,
                 wait_s=self.wait_ns / 1e9,
                 step_s=self.step_ns / 1e9,
