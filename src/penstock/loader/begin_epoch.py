@@ -200,6 +200,7 @@ def _begin_digest(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume |
     if resume is not None and resume.has_begun:
         begun = resume.digest or [resume.start.position if resume.start is not None else 0]
     digest = counters.digests.begin(number, *begun)
+    counters.share = _share(config, runtime)
     if not config.is_iterable:
         return digest
     if isinstance(config.dataset, Stream):
@@ -210,6 +211,15 @@ def _begin_digest(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume |
     elif config.num_workers == 0:
         digest.reason = "without workers, the stream's own state is asked for only by state_dict()"
     return digest
+
+
+def _share(config: LoaderConfig, runtime: LoaderRuntime) -> tuple[int, int] | None:
+    """Return which share of the samples this rank is handed, of how many; None where that is not known."""
+    if isinstance(config.dataset, Stream):
+        return config.rank, config.world_size
+    if config.is_iterable or not runtime.order.is_known:
+        return None
+    return runtime.order.share.rank, runtime.order.share.world
 
 
 def _draw(
