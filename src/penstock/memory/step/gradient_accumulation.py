@@ -287,9 +287,9 @@ class GradientAccumulation:
         loss, weight = self._runner.compute_loss(part)
         if self._gradients.looks_at_graph:
             self._gradients.find_in_graph(loss)
-        if self.accumulate == one.parts == 1 and type(weight) in _NUMBERS and not self.is_estimate_shared:
-            if 0 < weight < math.inf:
-                self.estimated_weight, self.is_weight_exact = float(weight), True
+        is_all = self.accumulate == one.parts == 1 and not self.is_estimate_shared
+        if is_all and type(weight) in _NUMBERS and 0 < weight < math.inf:
+            self.estimated_weight, self.is_weight_exact = float(weight), True
         self._runner.add_gradients(loss, self.estimated_weight)
         one.add(loss.detach(), weight.detach() if isinstance(weight, Tensor) else weight)
 
