@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.utils import counters
