@@ -11,7 +11,6 @@ from __future__ import annotations
 import _random
 import ctypes
 import functools
-import operator
 import random
 import struct
 import sys
@@ -25,7 +24,6 @@ from torch import Tensor
 _WORDS = 624
 _NBYTES = 4 * (_WORDS + 1)
 """A Mersenne Twister's words, and its position among them."""
-_get_state = operator.methodcaller("get_state")
 _LOOKED_AT = 4 * 17
 """The bytes of the position, and of the words beside it."""
 
@@ -45,9 +43,9 @@ class RandomState:
     @classmethod
     def now(cls, devices: Iterable[torch.device]) -> RandomState:
         """Return the current states; `devices` are accelerators."""
-        generators = [torch.default_generator, *map(_generator_of, devices)]
+        own = torch.default_generator
         return cls(
-            [*zip(generators, map(_get_state, generators), strict=True)],
+            [(own, own.get_state()), *((one, one.get_state()) for one in map(_generator_of, devices))],
             _numpy_twister.now() if "numpy.random" in sys.modules else None,
             _python_twister.now(),
         )

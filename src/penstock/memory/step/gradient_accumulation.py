@@ -162,6 +162,11 @@ class GradientAccumulation:
     def remove_last(self, error: BaseException) -> None:
         """Leave the window as if its last batch, which has ended in `error`, had never been added."""
         last = self._window[-1]
+        if last.parts > 1 and type(error).__name__ == "FailOnRecompileLimitHit":
+            error.add_note(
+                "memory had run out, so the model was compiled for micro-batches of other sizes; compile it with "
+                "dynamic=True, raise torch._dynamo.config.recompile_limit, or begin with a smaller micro_batch="
+            )
         try:
             self.retry(self._roll_back, "restoring what a failed attempt had changed")
         except ChangedInPlaceError as change:
