@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.data.formats.tfrecord.example import Values
-from penstock.data.formats.tfrecord.protobuf_wire import floats, int64_rows, int64s, usual_inside, usual_span
+from penstock.data.formats.tfrecord.example import Values, parse_int64s
+from penstock.data.formats.tfrecord.protobuf_wire import floats, int64_rows, usual_inside, usual_span
 
 _MOST_KNOWN = 64
 """Lengths of records that are remembered."""
@@ -27,7 +27,7 @@ def _bytes(data: bytes, begin: int, end: int) -> Values:
     return [data[begin:end]]
 
 
-_VALUES: dict[int, Callable[[bytes, int, int], Values]] = {0x0A: _bytes, 0x12: floats, 0x1A: int64s}
+_VALUES: dict[int, Callable[[bytes, int, int], Values]] = {0x0A: _bytes, 0x12: floats, 0x1A: parse_int64s}
 """By the tag of the list in a feature."""
 
 _Place = tuple[str, Callable[[bytes, int, int], Values], int, int]
@@ -105,7 +105,7 @@ class ExampleFastPath:
             values: np.ndarray | list[bytes] | None = None
             if read is _bytes:
                 values = [record[begin:end] for record in records]
-            elif read is int64s and begin < end:
+            elif read is parse_int64s and begin < end:
                 values = int64_rows(rows[:, begin:end])
             elif read is floats and begin < end and (end - begin) % 4 == 0:
                 values = np.ascontiguousarray(rows[:, begin:end]).view("<f4")

@@ -11,8 +11,6 @@ from __future__ import annotations
 import numpy as np
 
 WORD = 1 << 64
-_FEW_NBYTES = 128
-"""Up to here a loop over varints is faster than NumPy's first calls."""
 _SUBMESSAGE = 0x0A  # field 1, with a length
 _FLOAT: np.dtype = np.dtype("<f4")
 
@@ -32,23 +30,8 @@ def floats(data: bytes, at: int, end: int) -> np.ndarray:
     return np.frombuffer(data, _FLOAT, (end - at) // 4, at)
 
 
-def int64s(data: bytes, at: int, end: int) -> list[int] | np.ndarray:
-    """Return packed integers: a list where they are few, else an int64 array.
-
-    Raises:
-        MalformedError: a varint is too long, or ends in its middle.
-
-    >>> int64s(bytes([1, 0x80, 2]), 0, 3)
-    [1, 256]
-    """
-    if end - at <= _FEW_NBYTES:
-        return _few_int64s(data[at:end])
-    found = int64_rows(np.frombuffer(data, np.uint8, end - at, at).reshape(1, -1))
-    return [] if found is None else found[0]  # one message is never unlike the others
-
-
 def int64_rows(packed: np.ndarray) -> np.ndarray | None:
-    """Return packed integers of several messages; None where they do not lie at the same places.
+    """Return packed integers of many messages; None where they do not lie at the same places.
 
     Args:
         packed: uint8[messages, bytes].
@@ -77,7 +60,15 @@ def int64_rows(packed: np.ndarray) -> np.ndarray | None:
     return found.view(np.int64)
 
 
-def _few_int64s(data: bytes) -> list[int]:
+def few_int64s(data: bytes) -> list[int]:
+    """Return packed integers: where they are few, in less time than protobuf's first call takes.
+
+    Raises:
+        MalformedError: a varint is too long, or ends in its middle.
+
+    >>> few_int64s(bytes([1, 0x80, 2]))
+    [1, 256]
+    """
     values = []
     value = shift = 0
     for byte in data:
@@ -88,7 +79,8 @@ def _few_int64s(data: bytes) -> list[int]:
         if shift >= 63:
             if shift > 63:
                 break
-            value = signed(value % WORD)
+            value %= WORD
+            value -= WORD if value >= WORD >> 1 else 0
         values.append(value)
         value = shift = 0
     if shift:
@@ -142,11 +134,6 @@ def usual_inside(record: bytes, at: int, end: int, tag: int) -> int:
     if record[at] != tag or begin + size != end:
         raise MalformedError("not the usual layout")
     return begin
-
-
-def signed(value: int) -> int:
-    """Return the signed integer that has these 64 bits."""
-    return value - WORD if value >= WORD >> 1 else value
 
 
 # ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────
