@@ -97,7 +97,10 @@ def test_a_step_may_take_its_batch_apart() -> None:
 
 
 def test_a_sample_that_raises_is_reported_and_what_came_before_it_is_kept() -> None:
-    found = examine(DataLoader(Raising(64), batch_size=2), seconds=1.0)
+    def is_whole(found: Measurements) -> bool:
+        return found.samples is not None and found.samples.samples == 3
+
+    found = _examine_until(is_whole, DataLoader(Raising(64), batch_size=2), seconds=1.0)
     assert "sample 3 is corrupt" in found.error
     assert diagnose(found).verdict.name == "fails"
     assert found.samples is not None

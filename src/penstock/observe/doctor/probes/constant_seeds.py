@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.probe_results import ConstantSeed
 from penstock.observe.doctor.probes.line_sampler import find_line, line_text
 from penstock.observe.doctor.probes.step_calls import NOT_THE_USERS
@@ -34,6 +35,8 @@ class SeedRecorder:
         self._indices: set[str] = set()
         self._seen: dict[tuple[str, int], dict[str, Any]] = {}
         self._index = ""
+        self._places = _find_places({id(one := getattr(*place)): self._wrapped(one) for place in _SEEDING + _MAKING})
+        """Module, name, what it has there, and what replaces it: found once, because that takes milliseconds."""
 
     @contextmanager
     def sample(self, index: object) -> Iterator[None]:
@@ -43,8 +46,13 @@ class SeedRecorder:
             return
         self._index = str(index)
         self._indices.add(self._index)
-        with _replaced({(owner, name): self._wrapped(getattr(owner, name)) for owner, name in _SEEDING + _MAKING}):
+        for module, name, _, new in self._places:
+            setattr(module, name, new)
+        try:
             yield
+        finally:
+            for module, name, original, _ in self._places:
+                setattr(module, name, original)
 
     def result(self) -> ConstantSeed | None:
         """Return the first line that gave the same number for every sample; None without one."""
@@ -95,23 +103,13 @@ def _kind_of(original: type) -> type:
     return Kind
 
 
-@contextmanager
-def _replaced(replacements: dict[tuple[ModuleType, str], Callable[..., Any]]) -> Iterator[None]:
-    originals = {id(getattr(owner, name)): new for (owner, name), new in replacements.items()}
-    places = [(owner, name, getattr(owner, name), new) for (owner, name), new in replacements.items()]
-    for module in _users_modules():
-        for name, value in list(vars(module).items()):
-            if id(value) in originals:
-                places.append((module, name, value, originals[id(value)]))
-    for owner, name, _, new in places:
-        setattr(owner, name, new)
-    try:
-        yield
-    finally:
-        for owner, name, value, _ in places:
-            setattr(owner, name, value)
-
-
-def _users_modules() -> list[ModuleType]:
-    files = ((module, getattr(module, "__file__", None)) for module in list(sys.modules.values()))
-    return [module for module, file in files if file and not file.startswith(NOT_THE_USERS)]
+def _find_places(replacements: Mapping[int, Any]) -> list[tuple[ModuleType, str, Any, Any]]:
+    """Return where the libraries and the user's modules have the objects with these identities."""
+    files = [(module, getattr(module, "__file__", None) or "") for module in list(sys.modules.values())]
+    users = [module for module, file in files if file and not file.startswith((PACKAGE_FOLDER, *NOT_THE_USERS))]
+    return [
+        (module, name, value, replacements[id(value)])
+        for module in {owner for owner, _ in _SEEDING + _MAKING}.union(users)
+        for name, value in list(vars(module).items())
+        if id(value) in replacements
+    ]
