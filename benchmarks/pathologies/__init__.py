@@ -58,7 +58,7 @@ def _problem(verdicts: str, finding: str, words: str, seconds: float, *, is_time
 PROBLEMS = {
     "decode_at_full_size": _problem("decode-bound transform-bound", "full-size-decode", "image.draft", 4),
     "decode_in_the_training_process": _problem("decode-bound", "no-workers", "num_workers=", 3),
-    "slow_storage": _problem("storage-bound", "too-few-workers", "num_workers=4", 5),
+    "slow_storage": _problem("storage-bound", "too-few-workers", "num_workers=", 5),
     "cold_files": _problem("storage-bound", "cold-reads", "page cache|free memory", 4),
     "transform_in_python": _problem("transform-bound", "", "num_workers|augment", 4),
     "collate_by_hand": _problem("collate-bound", "", "num_workers|__getitem__", 4),

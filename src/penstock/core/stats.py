@@ -27,6 +27,9 @@ class StageTimes:
     wait_s: float = 0.0
     """In the main process: blocked because the next batch was not ready (the stall)."""
 
+    asleep_s: float = 0.0
+    """Of fetch and collate: waiting for a disk, a network or a lock, rather than computing or waiting for a core."""
+
     step_s: float = 0.0
     """Between returning one batch and the request for the next: the user's own step."""
 
@@ -191,6 +194,10 @@ class LoaderStatistics:
 
     index_digest_reason: str = ""
     """Why the pass begun last has no digest, as text; empty if it has one."""
+
+    share: tuple[int, int] | None = None
+    """Which share of the samples this rank is handed, and of how many; (0, 1) is all of them. Ranks with the same share
+    of several get the same indices, and others get others. None where the sampler or dataset decides it by itself."""
 
     @property
     def loading_s(self) -> float:

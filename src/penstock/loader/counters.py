@@ -24,6 +24,7 @@ class Counters:
     first_batch_ns: int = 0
     fetch_ns: int = 0
     collate_ns: int = 0
+    asleep_ns: int = 0
     inline_ns: int = 0
     transport_ns: int = 0
     wait_ns: int = 0
@@ -45,6 +46,8 @@ class Counters:
     prefetch: str = ""
     digests: DigestLog | None = None
     """Of the indices handed out, by penstock's iterator."""
+    share: tuple[int, int] | None = None
+    """This rank's share of the samples, if known."""
     recorder: Recorder | None = None
     """Where events go, if somebody asked for a trace."""
     workers: int | None = None
@@ -78,6 +81,7 @@ class Counters:
             stages=StageTimes(
                 fetch_s=self.fetch_ns / 1e9,
                 collate_s=self.collate_ns / 1e9,
+                asleep_s=self.asleep_ns / 1e9,
                 transport_s=self.transport_ns / 1e9,
                 wait_s=self.wait_ns / 1e9,
                 step_s=self.step_ns / 1e9,
@@ -105,4 +109,5 @@ class Counters:
             prefetch=self.prefetch,
             index_digests=log.digests() if log is not None else (),
             index_digest_reason=self.digests.reason if self.digests is not None else no_digest,
+            share=self.share,
         )

@@ -14,7 +14,8 @@ from penstock.observe.record.run_record import LoaderRecord, RunRecord
 Waiting = Literal["start", "unknown", "fetch", "collate", "transport"]
 """What a step waited for: workers that start, an iterator that is not penstock's, or a stage of loading."""
 
-_MOSTLY = 0.6
+_MOSTLY = 0.5
+"""Of the waiting; what starting workers takes is also counted as waiting, or as transport."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
