@@ -198,6 +198,10 @@ class LoaderStatistics:
     index_digest_reason: str = ""
     """Why the pass begun last has no digest, as text; empty if it has one."""
 
+    share: tuple[int, int] | None = None
+    """Which share of the samples this rank is handed, and of how many; (0, 1) is all of them. Ranks with the same share
+    of several get the same indices, and others get others. None where the sampler or dataset decides it by itself."""
+
     @property
     def loading_s(self) -> float:
         """Seconds that loops over the loader waited for data: for a batch that was not ready, for its transport, for

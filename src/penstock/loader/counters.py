@@ -50,6 +50,8 @@ class Counters:
     prefetch: str = ""
     digests: DigestLog | None = None
     """Of the indices handed out, by penstock's iterator."""
+    share: tuple[int, int] | None = None
+    """This rank's share of the samples, if known."""
     recorder: Recorder | None = None
     """Where events go, if somebody asked for a trace."""
     workers: int | None = None
@@ -121,4 +123,5 @@ class Counters:
             prefetch=self.prefetch,
             index_digests=log.digests() if log is not None else (),
             index_digest_reason=self.digests.reason if self.digests is not None else no_digest,
+            share=self.share,
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock.core.stats import LoaderStatistics
 from penstock.core.units import size_text
-from penstock.observe.record.compare_digests import digest_text
+from penstock.observe.record.compare_digests import compare_ranks, digest_text
 from penstock.observe.record.formatting import percent_text, rate_text, time_text
 from penstock.observe.record.group_loaders import group_loaders, group_uncounted, iterator_text, settings_text
 from penstock.observe.record.memory_parts import device_memory_bar
@@ -37,6 +37,7 @@ def render(record: RunRecord) -> str:
     if len(used) > 1:
         lines += _total_lines(record.loaders, record.totals)
     lines += _rank_lines(record.ranks, record.totals)
+    lines += [f"  indices: {text}" for text in compare_ranks(record.loaders)]
     if record.baseline is not None:
         lines.append(record.baseline.render())
     memory = record.memory
