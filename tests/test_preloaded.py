@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import preloaded
 import pytest
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
@@ -34,3 +36,16 @@ def test_a_process_whose_asker_has_gone_is_reaped() -> None:
     ran = subprocess.run([sys.executable, "-c", asker], stdout=subprocess.PIPE, text=True, check=True)
     while Path(f"/proc/{int(ran.stdout)}").exists():
         os.sched_yield()
+
+
+def test_asking_for_a_process_leaves_no_socket_when_it_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def interrupted(connection: socket.socket, count: int) -> bytes:
+        asked.append(connection)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(preloaded, "_read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        subprocess.Popen([sys.executable, "-c", "pass"])
+    assert asked[0].fileno() == -1

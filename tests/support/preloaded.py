@@ -88,6 +88,10 @@ class PreloadedPopen(REAL_POPEN):
             self._server.sendall(body)
             (self.pid,) = struct.unpack("!i", _read(self._server, 4))
             self._child_created = True
+        except BaseException:  # a signal's handler may raise while the answer is awaited, as the doctor's alarm does
+            if self._server is not None:
+                self._server.close()
+            raise
         finally:
             self._close_pipe_fds(*pipes)
 
