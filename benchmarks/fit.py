@@ -13,6 +13,7 @@ import argparse
 import gc
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.machine_facts import facts_with_gpu
-from benchmarks.row_file import RowFile, add_options
+from benchmarks.row_file import RowFile, add_options, measured
 from penstock import TrainStep
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -36,8 +37,8 @@ ROW_S = 240.0
 QUICK_ROW_S = 8.0 if DEVICE.type == "cuda" else 30.0
 
 
-def main() -> None:
-    """Measure, print, write."""
+def main() -> int:
+    """Measure, print, write; return 1 if a row failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fit", description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROW_S:.0f} s a row instead of {ROW_S:.0f}")
     parser.add_argument("--tiny", action="store_true", help="one block of rounds a row, on small models, for a test")
@@ -60,9 +61,10 @@ def main() -> None:
     for name in ("short",) if asked.tiny else STEPPED:
         for optimizer in ("SGD", "AdamW", "own"):
             if (name, optimizer) not in there:
-                found["overhead"].append(_overhead(name, optimizer, row_s))
-                file.write()
-    _print(found)
+                about = {"name": name, "optimizer": optimizer}
+                file.add("overhead", about, lambda about=about: _overhead(**about, row_s=row_s))
+    _print({**found, "overhead": measured(found["overhead"])})
+    return file.exit_code()
 
 
 # ── models, in steps of 20 ms and more, and a short one of 4 ms ──────────────────────────────────────────────────────
@@ -153,8 +155,6 @@ def _overhead(name: str, optimizer: str, row_s: float) -> dict[str, Any]:
     clock = "seconds" if DEVICE.type == "cuda" else "cpu_s"  # which a shared machine stretches less
     ms = {way: round(statistics.median(blocks[way][clock]) * 1e3, 3) for way in ways}
     return {
-        "name": name,
-        "optimizer": optimizer,
         "rounds": BLOCK_ROUNDS * len(blocks[BY_HAND]["seconds"]),
         "ms": ms,
         "target": _target(optimizer, ms[BY_HAND]),
@@ -233,6 +233,8 @@ def _print(found: dict[str, Any]) -> None:
         by_hand = f"{row['ms'][BY_HAND]:.1f} ms by hand, {row['rounds']} rounds"
         print(f"{row['name']}, {row['optimizer']}, {by_hand}: {', '.join(ratios)}")
     rows = found["overhead"]
+    if not rows:
+        return
     reached = sum(row["of_cpu_s"][OURS]["ratio"] <= row["target"] for row in rows)
     most = max((row["of_cpu_s"][OURS] for row in rows), key=lambda one: one["ratio"])
     ours = f"TrainStep takes {_bounds(most)} of a step by hand at most, in CPU time"
@@ -240,4 +242,4 @@ def _print(found: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
