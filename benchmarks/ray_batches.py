@@ -2,9 +2,9 @@
 
 A Ray cluster of this machine alone. Each case is a dataset whose blocks lie in Ray's store (`materialize`), or one
 that Ray makes anew in each epoch. A round runs an epoch of each, in a shuffled order: of `iter_torch_batches`, of
-`penstock.ray_dataset` in a DataLoader, and of the same with `writable=False`, whose batches are views of Ray's store,
-as those of `iter_torch_batches` are. The loop reads each batch once. A figure is the time of the loop per batch, and
-the CPU time of its process per batch; a ratio is penstock's divided by Ray's in the same round.
+`penstock.ray_dataset` in a DataLoader, whose batches are views of Ray's store, as those of `iter_torch_batches` are,
+and of the same with `writable=True`, which copies. The loop reads each batch once. A figure is the time of the loop per
+batch, and the CPU time of its process per batch; a ratio is penstock's divided by Ray's in the same round.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ LOOPS: dict[str, Callable[[Any, int], Iterable[dict[str, torch.Tensor]]]] = {
         batch_size=rows, prefetch_batches=_PREFETCH
     ),
     "penstock": lambda ds, rows: DataLoader(ray_dataset(ds, batch_size=rows), batch_size=None),
-    "penstock, writable=False": lambda ds, rows: DataLoader(
-        ray_dataset(ds, batch_size=rows, writable=False), batch_size=None
+    "penstock, writable=True": lambda ds, rows: DataLoader(
+        ray_dataset(ds, batch_size=rows, writable=True), batch_size=None
     ),
 }
 

@@ -61,7 +61,7 @@ def test_rows_and_batches_are_those_of_ray_data(on_cluster) -> None:
         whole = penstock.ray_dataset(table, batch_size=300, columns=["id", "image"], drop_last=True)
         batches = list(penstock.DataLoader(whole, batch_size=None))
         print([tuple(batch["image"].shape) for batch in batches], sorted(batches[0]))
-        kept = penstock.ray_dataset(numbers.materialize(), batch_size=250)
+        kept = penstock.ray_dataset(numbers.materialize(), batch_size=250, writable=True)
         for _ in range(2):  # what the program writes to is its own, and not Ray's, for the next epoch
             assert sum(int(batch["id"].sum()) for batch in kept) == 999 * 500
             for batch in kept:
@@ -108,7 +108,7 @@ def test_batches_are_iter_torch_batches_own_wherever_blocks_end(on_cluster) -> N
                             assert list(one) == list(other)
                             for key in one:
                                 torch.testing.assert_close(one[key], other[key], rtol=0, atol=0, equal_nan=True)
-                for batch in penstock.ray_dataset(kept, batch_size=rows):
+                for batch in penstock.ray_dataset(kept, batch_size=rows, writable=True):
                     for tensor in batch.values():
                         tensor.fill_(1)  # the program's own memory: the next epoch has what this one had
         shuffled = penstock.ray_dataset(
@@ -122,6 +122,37 @@ def test_batches_are_iter_torch_batches_own_wherever_blocks_end(on_cluster) -> N
         """
     )
     assert said == ["equal\n"]
+
+
+def test_batches_are_views_as_iter_torch_batches_are_and_writing_to_one_is_said(on_cluster) -> None:
+    said = on_cluster(
+        """
+        kept = ray.data.from_numpy([np.zeros((64, 1000), np.float32) for _ in range(2)]).materialize()
+
+        def addresses(batches):
+            return {tensor.data_ptr() for batch in batches for tensor in batch.values()}
+
+        views = penstock.ray_dataset(kept, batch_size=64)
+        held = [*penstock.DataLoader(views, batch_size=None)]
+        assert addresses(held) == addresses(kept.iter_torch_batches(batch_size=64))
+        assert not addresses(held) & addresses(penstock.ray_dataset(kept, batch_size=64, writable=True))
+        total = 0.0
+        for batch in views:  # reading says nothing, and neither does writing to what Ray has copied
+            total += float((batch["data"] + 1).sum()) - 64_000
+        for batch in penstock.ray_dataset(kept, batch_size=100):
+            if len(batch["data"]) == 100:
+                batch["data"].add_(1)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for batch in penstock.DataLoader(views, batch_size=None):
+                batch["data"].add_(1)
+            with torch.inference_mode():
+                [*views]
+        print(total, len(caught), "writable=True" in str(caught[0].message), caught[0].category.__name__)
+        print(*{float(batch["data"].mean()) for batch in kept.iter_torch_batches(batch_size=64)})
+        """
+    )
+    assert said == ["0.0 1 True UserWarning\n1.0\n"]
 
 
 def test_ranks_share_out_one_execution_so_that_each_row_comes_once_an_epoch(on_cluster, tmp_path) -> None:

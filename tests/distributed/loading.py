@@ -171,10 +171,27 @@ def peek(folder: Path, kind: str) -> None:
     assert ["epoch 0 was left after 2 batches" in str(one.message) for one in warned] == [True]
 
 
+def peek_in_the_only_replica(folder: Path, kind: str) -> None:
+    """Have one rank of a replica look at a batch before each epoch, where no other replica shares out the samples."""
+    mesh = init_device_mesh("cpu", (1, 4), mesh_dim_names=("dp", "tp"))
+    loader = LOADERS[kind](folder.parent, distributed=mesh["dp"], in_order=True, num_workers=0)
+    epochs = []
+    for _ in range(2):
+        if dist.get_rank() == 1:
+            next(iter(loader))
+        found: list[Any] = [None] * 4
+        dist.all_gather_object(found, in_step(loader))
+        assert all(one == found[0] for one in found)
+        assert sorted(found[0]) == list(range(COUNT))
+        epochs.append(found[0])
+    assert epochs[0] != epochs[1]
+
+
 CASES: dict[str, tuple[Any, ...]] = {f"peek {kind}": (peek, kind) for kind in LOADERS}
 CASES |= {f"extra {kind}": (extra_pass, kind) for kind in LOADERS}
 CASES |= {f"mesh {kind}": (on_a_mesh, kind) for kind in LOADERS}
 CASES |= {f"saves {kind}": (save_in_the_middle, kind) for kind in LOADERS}
+CASES |= {f"peek in the only replica {kind}": (peek_in_the_only_replica, kind) for kind in LOADERS}
 CASES["out of order on a mesh"] = (out_of_order_on_a_mesh,)
 CASES |= {case: (run,) for case, run in MESHES.items()}
 

@@ -50,6 +50,7 @@ def test_each_replica_of_a_mesh_has_its_share_of_the_samples_also_after_a_resume
 @pytest.mark.parametrize("kind", [*loading.LOADERS])
 def test_a_rank_that_looks_at_a_batch_stays_in_the_epoch_of_the_others(ranks: RankCases, kind: str) -> None:
     ranks.assert_passed(f"peek {kind}", 4)
+    ranks.assert_passed(f"peek in the only replica {kind}", 4)
 
 
 @pytest.mark.parametrize("kind", [*loading.LOADERS])

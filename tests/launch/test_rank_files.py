@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from penstock.core.ranks import Ranks
@@ -16,20 +17,29 @@ def files_of(folder: Path, rank: int, world: int) -> RankFiles:
     return RankFiles(folder, ranks)
 
 
-def killed(folder: Path, rank: int, world: int) -> None:
-    """Save a rank's record, in a process that then ends without a word."""
+def killed(folder: Path, rank: int, world: int, *, has_saved: bool = True) -> None:
+    """Begin a rank, and save its record, in a process that then ends without a word."""
     child = os.fork()
     if child == 0:
         try:
             files = files_of(folder, rank, world)
-            files.begin()
             started = time.time_ns() - 10**9
-            files.save(
-                RunRecord(command=("x",), wall_s=0.5, started="2026-01-01T00:00:00+00:00", started_unix_ns=started)
-            )
+            record = RunRecord(command=("x",), wall_s=0.5, started="2026-01-01T00:00:00+00:00", started_unix_ns=started)
+            files.begin(record)
+            if has_saved:
+                files.save(replace(record, command=("x", "saved")))
         finally:
             os._exit(0)
     os.waitpid(child, 0)
+
+
+def test_a_rank_that_is_killed_before_it_loads_anything_is_reported(tmp_path: Path) -> None:
+    for rank in range(2):
+        killed(tmp_path, rank, 2, has_saved=False)
+    record = files_of(tmp_path, 0, 2).end(None).record
+    assert record is not None
+    assert record.command == ("x",)
+    assert [rank.missing_reason[:13] for rank in record.ranks] == ["it was killed"] * 2
 
 
 def test_of_ranks_that_are_killed_together_one_reports_and_has_all_of_them(tmp_path: Path) -> None:

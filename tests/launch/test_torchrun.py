@@ -75,6 +75,7 @@ def test_two_ranks_make_one_report(tmp_path: Path, command: tuple[str, ...]) -> 
     assert (run.stdout, run.returncode) == (plain.stdout, 0), run.stderr
     assert run.stderr.count("penstock: train.py well ran") == 1
     assert "all ranks: 192 samples" in run.stderr
+    assert "TensorDataset: 2 ranks have 2 shares of the samples, and were handed each other indices" in run.stderr
     data = saved(tmp_path)
     assert [(rank["rank"], rank["samples"], rank["exit_code"], rank["missing_reason"]) for rank in data["ranks"]] == [
         (0, 96, 0, ""),

@@ -4,15 +4,17 @@ Ray reads and processes ahead, so the loader needs no workers (`num_workers=0`).
 batches, and copies them to a device ahead of time. Every rank of `torch.distributed` gets a share of one execution
 (`streaming_split`), so that each row goes to one rank, once an epoch.
 
-Ray hands over blocks, and batches are cut from them here, which costs less than handing each through Ray's threads. A
-batch is copied once, because its memory is Ray's store: what a program writes there changes the data of the next epoch,
-and of other programs. (Rejected: a copy-on-write mapping of the store. The page faults of a batch that is read cost as
-much as copying it, and several times as much where it is written to.)
+Ray hands over blocks, and batches are cut from them here, which costs less than handing each through Ray's threads.
+Like those of `iter_torch_batches`, batches are views of Ray's store, where Ray did not have to copy them: what a
+program writes there changes the data of the next epoch, and of other programs. Ray says nothing of it; here torch's
+counter of writes is looked at when the next batch is asked for. (Rejected: a copy-on-write mapping of the store. The
+page faults of a batch that is read cost as much as copying it, and several times as much where it is written to.)
 """
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -28,6 +30,12 @@ from penstock.data.optional import need
 _BLOCK_ROWS = 256
 """Rows of a batch that is fetched when rows are read one by one."""
 
+_WRITTEN = (
+    "a batch of ray_dataset was written to. Its memory is Ray's store, as with iter_torch_batches: what was "
+    "written is in the next epoch's data, and other programs', if the dataset is materialized; pass writable=True for "
+    "batches that may be written to"
+)
+
 
 def ray_dataset(
     ds: Any,
@@ -38,7 +46,7 @@ def ray_dataset(
     drop_last: bool = False,
     local_shuffle_buffer_size: int | None = None,
     local_shuffle_seed: int | None = None,
-    writable: bool = True,
+    writable: bool = False,
 ) -> RayDataset:
     """Return a dataset for a DataLoader, of the rows of a Ray Data dataset.
 
@@ -59,8 +67,13 @@ def ray_dataset(
         drop_last: leave out the last batch when it is not full; with `batch_size` only.
         local_shuffle_buffer_size: shuffle rows on this machine, in a buffer of this many rows.
         local_shuffle_seed: of that shuffle.
-        writable: False leaves out the copy of each batch, for programs that only read batches or move them
-            to a device: tensors then are views of Ray's store, as those of `iter_torch_batches`.
+        writable: True gives each batch memory of its own, which takes a copy, for programs that write to batches.
+            By default tensors are views of Ray's store, as those of `iter_torch_batches`: to be read, or moved to a
+            device.
+
+    Warns:
+        UserWarning: an operation of torch has written to a batch that is a view of Ray's store. Found when the next
+            batch is asked for, and said once for each iteration.
 
     Raises:
         ExtraError: ray is not installed.
@@ -130,6 +143,7 @@ class RayDataset(IterableDataset[dict[str, Any]]):
     def _read(self, rows: int) -> Iterator[dict[str, Any]]:
         """Yield the columns of so many rows, and of the rest."""
         accessor = need("ray.data.block", "ray").BlockAccessor
+        has_warned = False
         if self._options["local_shuffle_buffer_size"] is None:
             blocks = self._share.iter_batches(batch_size=None, batch_format="pyarrow", **self._options)
             tables = _tables_of(rows, blocks, accessor)
@@ -140,7 +154,11 @@ class RayDataset(IterableDataset[dict[str, Any]]):
                 return
             chosen = table if self._columns is None else table.select(self._columns)
             arrays = accessor.for_block(chosen).to_batch_format("numpy")
-            yield {name: _values(array, chosen[name] if self._writable else None) for name, array in arrays.items()}
+            batch = {name: _values(array, chosen[name] if self._writable else None) for name, array in arrays.items()}
+            yield {**batch}  # the program may change the dict
+            if not has_warned and any(_is_written(batch[name], arrays[name], chosen[name]) for name in batch):
+                has_warned = True
+                warnings.warn(_WRITTEN, stacklevel=3)
 
 
 def _tables_of(rows: int, blocks: Iterable[Any], accessor: Any) -> Iterator[Any]:
@@ -184,6 +202,13 @@ def _values(values: Any, column: Any) -> Any:
     if column is not None and _lies_in(values, column):
         return torch.from_numpy(np.array(values))
     return torch.from_numpy(np.asarray(_Unlocked(values)))
+
+
+def _is_written(tensor: Any, values: Any, column: Any) -> bool:
+    """Return whether an operation of torch has written to a batch's column that is a view of Ray's store."""
+    if not isinstance(tensor, torch.Tensor) or tensor.is_inference() or not tensor._version:
+        return False
+    return tensor.data_ptr() == values.ctypes.data and _lies_in(values, column)
 
 
 def _lies_in(values: np.ndarray, column: Any) -> bool:

@@ -133,6 +133,10 @@ class Stream(IterableDataset[Any]):
             self._epoch += 1
         self._has_begun, self._is_epoch_set = True, False
 
+    def skip_pass(self) -> None:
+        """Count a pass of which nothing is left to be read in this process, so that nobody iterates."""
+        self._epoch, self._is_epoch_set = self._epoch + 1, False
+
     def share_out(self, group: tuple[int, int] | None) -> None:
         """Have the next passes share out the shards over a group of ranks: penstock's DataLoader calls it before them.
 

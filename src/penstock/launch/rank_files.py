@@ -6,8 +6,9 @@
     <folder>/ranks-<launch>/reported        the report of all is being written, or was
 
 No rank waits for another. Every rank that ends merges the records that exist, and the last one finds all of them. A
-killed rank leaves the record that it saved last. Where several are killed at once, the first whose supervisor notices
-is the last rank that ends, since nobody runs any more; the others have nothing to add.
+killed rank leaves the record that it saved last: the first when it begins, later ones while it loads. Where several are
+killed at once, the first whose supervisor notices is the last rank that ends, since nobody runs any more; the others
+have nothing to add.
 """
 
 from __future__ import annotations
@@ -55,15 +56,15 @@ class RankFiles:
         self._start_ticks = start_ticks(self._pid)
         self._folder = folder / f"ranks-{ranks.launch or self._pid}"
 
-    def begin(self) -> None:
-        """Create this rank's file, and remove the files of runs that were killed."""
+    def begin(self, record: RunRecord | None = None) -> None:
+        """Create this rank's file, with a first record, and remove the files of runs that were killed."""
         with contextlib.suppress(OSError):
             for other in self._folder.parent.glob("ranks-*"):
                 # Never this run's own folder: another rank may have created it and not written its file yet.
                 if other != self._folder and not any(_is_running(entry) for entry in _read(other).values()):
                     shutil.rmtree(other, ignore_errors=True)
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            self._write(None, ended=False)
+            self._write(record, ended=False)
 
     def save(self, record: RunRecord) -> None:
         """Save the record so far."""

@@ -145,7 +145,7 @@ class Session:
     def _begin_files(self, folder: Path, *, draws: bool) -> None:
         rank_files, outputs = RankFiles(folder, self._ranks), self._outputs
         self._status_file, self._rank_files = StatusFile(folder), rank_files
-        rank_files.begin()
+        rank_files.begin(self._record(exit_code=None))
         active_runs(folder)  # removes the files of runs that were killed
 
         def finish_killed_run() -> None:

@@ -54,6 +54,8 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
     stream_epoch = _begin_dataset(config, resume, number)
     shards, turn = _shards(config, resume, epoch_seed, ends)
     shards = tuple(replace(shard, stream_epoch=stream_epoch) for shard in shards)
+    if isinstance(config.dataset, Stream) and not _counts_passes(config) and all(shard.has_ended for shard in shards):
+        config.dataset.skip_pass()
     if before_end is not None:
         shards = (replace(shards[0], before_end=before_end),)
     size = (config.batch_size or 1) if config.is_iterable else None
@@ -147,12 +149,17 @@ def fingerprint_of(config: LoaderConfig, runtime: LoaderRuntime) -> DatasetFinge
 
 def _draws_by_epoch(config: LoaderConfig) -> bool:
     """Return whether ranks share out samples in an order that depends on the epoch, so that all must be in the same."""
-    if config.world_size == 1:
+    if not _has_others(config):
         return False
     if isinstance(config.dataset, Stream):
         return config.dataset.order.shuffle
     has_epochs = isinstance(config.dataset, Source) and config.dataset.epoch is not None
     return isinstance(config.sampler, RankSampler) and (config.sampler.shuffle or has_epochs)
+
+
+def _has_others(config: LoaderConfig) -> bool:
+    """Return whether other ranks must be in the same epoch: those that share the samples out, and replicas' others."""
+    return config.world_size > 1 or config.has_replicas
 
 
 def _repeat_if_alone(config: LoaderConfig, runtime: LoaderRuntime) -> None:
@@ -164,7 +171,7 @@ def _repeat_if_alone(config: LoaderConfig, runtime: LoaderRuntime) -> None:
     """
     left = runtime.epoch
     shares_out = config.is_distributed or isinstance(config.dataset, Stream)
-    if left is None or config.world_size == 1 or not shares_out or (left.finished and not left.ran_alone):
+    if left is None or not _has_others(config) or not shares_out or (left.finished and not left.ran_alone):
         return
     if isinstance(config.dataset, Stream) and left.stream_epoch is not None and not config.dataset.is_epoch_set:
         config.dataset.set_epoch(left.stream_epoch)
@@ -200,6 +207,7 @@ def _begin_digest(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume |
     if resume is not None and resume.has_begun:
         begun = resume.digest or [resume.start.position if resume.start is not None else 0]
     digest = counters.digests.begin(number, *begun)
+    counters.share = _share(config, runtime)
     if not config.is_iterable:
         return digest
     if isinstance(config.dataset, Stream):
@@ -210,6 +218,15 @@ def _begin_digest(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume |
     elif config.num_workers == 0:
         digest.reason = "without workers, the stream's own state is asked for only by state_dict()"
     return digest
+
+
+def _share(config: LoaderConfig, runtime: LoaderRuntime) -> tuple[int, int] | None:
+    """Return which share of the samples this rank is handed, of how many; None where that is not known."""
+    if isinstance(config.dataset, Stream):
+        return config.rank, config.world_size
+    if config.is_iterable or not runtime.order.is_known:
+        return None
+    return runtime.order.share.rank, runtime.order.share.world
 
 
 def _draw(
@@ -290,9 +307,14 @@ def _begin_dataset(config: LoaderConfig, resume: Resume | None, number: int) -> 
     stream.share_out((config.rank, config.world_size) if config.is_in_group else None)
     if resume is not None and resume.stream_epoch is not None:
         stream.set_epoch(resume.stream_epoch)
-    if config.num_workers > 0 and config.worker_type != "thread":
+    if _counts_passes(config):
         stream.begin_pass()
     return stream.epoch
+
+
+def _counts_passes(config: LoaderConfig) -> bool:
+    """Return whether a stream's passes are begun elsewhere, so that they have to be counted here."""
+    return config.num_workers > 0 and config.worker_type != "thread"
 
 
 def _shards(

@@ -12,7 +12,7 @@ from penstock.distributed.rank import rank_and_world_size
 from penstock.loader.begin_epoch import fingerprint_of, foresee_pass
 from penstock.loader.checkpoint.dataset_fingerprint import DatasetFingerprint
 from penstock.loader.checkpoint.numpy_values import with_numpy, without_numpy
-from penstock.loader.checkpoint.rank_states import RankStates, states_for_rank
+from penstock.loader.checkpoint.rank_states import RankStates, one_of_each_share, states_for_rank
 from penstock.loader.checkpoint.resume import Resume, resume_from
 from penstock.loader.checkpoint.state import VERSION, check_states, describe_owner, packed, unpacked
 from penstock.loader.config import LoaderConfig
@@ -126,7 +126,9 @@ def _read(given: Sequence[Any], config: LoaderConfig) -> list[dict[str, Any]]:
     saved = ranks.loaded() if type(ranks) is RankStates else []
     if not saved:
         unmarked: list[dict[str, Any]] = with_numpy([one for outer in given for one in unpacked(outer)])
-        return unmarked
+        if len(unmarked) == 1 or not config.is_distributed:
+            return unmarked
+        return [*one_of_each_share(unmarked, is_shared=True).values()]  # ranks of one replica have the same
     states = with_numpy([one | {"is_loaded": outer["is_loaded"]} for outer in saved for one in unpacked(outer)])
     share = config.rank, config.world_size
     return states_for_rank(states, is_iterable=config.is_iterable, share=share, is_shared=config.is_distributed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -14,6 +15,8 @@ from one_rank import be_rank
 
 import penstock
 from penstock import DataLoader, StateError
+from penstock.loader.checkpoint.rank_states import states_for_rank
+from penstock.loader.checkpoint.state import packed, unpacked
 
 pytestmark = pytest.mark.long
 
@@ -75,6 +78,32 @@ def test_every_record_comes_once_over_changing_ranks_and_workers(
             break
     assert sorted(seen) == list(range(50)) or any(state["finished"] for state in states)
     assert len(set(seen)) == len(seen)
+
+
+def test_a_rank_whose_epoch_has_ended_does_not_go_ahead_of_the_others_when_it_resumes(
+    monkeypatch: pytest.MonkeyPatch, shards: list[str]
+) -> None:
+    def loader(rank: int) -> DataLoader[Any]:
+        be_rank(monkeypatch, rank, 2)
+        return DataLoader(penstock.open(shards[:1]).shuffle(seed=1), 1)
+
+    rest, states, epoch = [], [], []
+    for rank in range(2):
+        one = loader(rank)
+        iterator = iter(one)
+        taken = [*itertools.islice(iterator, 7)]
+        assert len(taken) == 7 - rank
+        states.append(unpacked(one.state_dict())[0] | {"is_loaded": False})
+        rest.append(numbers(iterator))
+    assert [state["finished"] for state in states] == [False, True]
+    for rank in range(2):  # as torch.distributed.checkpoint has loaded them
+        other = loader(rank)
+        (own,) = states_for_rank(states, is_iterable=True, share=(rank, 2), is_shared=False)
+        other.load_state_dict(packed(own))
+        assert numbers(other) == rest[rank] == []
+        epoch += numbers(other)
+        assert other.state_dict()["epoch"] == 1
+    assert sorted(epoch) == list(range(13))
 
 
 def test_the_same_consumers_go_on_in_the_same_order(shards: list[str]) -> None:

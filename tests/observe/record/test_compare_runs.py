@@ -10,7 +10,8 @@ import made_runs
 from penstock.core.stats import IndexDigest, StageTimes
 from penstock.observe.doctor.causes import findings_of_run
 from penstock.observe.page import render_html
-from penstock.observe.record import comparison_text
+from penstock.observe.record import comparison_text, text_report
+from penstock.observe.record.compare_digests import compare_ranks
 from penstock.observe.record.compare_runs import Difference, compare_runs, predicted_and_achieved
 from penstock.observe.record.run_summary import summarize_run
 
@@ -92,8 +93,8 @@ def _advised(wait_s: float, num_workers: int, started: str):
 def test_what_the_earlier_run_predicted_is_compared_with_what_the_later_one_achieved() -> None:
     old = _advised(5.0, 2, "2026-01-01T00:00:00+00:00")
     assert [(finding.gain, finding.loader) for finding in old.findings] == [(2.0, "Images (train.py:12)")]
-    new = _advised(1.25, 4, "2026-01-02T00:00:00+00:00")
-    words = "Predicted 2.00×, achieved 1.60× with num_workers=4 in the loop over Images (train.py:12)."
+    new = _advised(1.25, 5, "2026-01-02T00:00:00+00:00")
+    words = "Predicted 2.00×, achieved 1.60× with num_workers=5 in the loop over Images (train.py:12)."
     for run, reference in ((new, old), (old, new)):  # in whatever order they are given
         comparison = compare_runs(run, reference, "other")
         assert words in comparison_text.render(run, comparison, "this")
@@ -104,7 +105,7 @@ def test_what_the_earlier_run_predicted_is_compared_with_what_the_later_one_achi
 def test_advice_that_was_not_followed_is_said_to_be_so_and_a_run_without_advice_predicts_nothing() -> None:
     old = _advised(5.0, 2, "2026-01-01T00:00:00+00:00")
     other = _advised(4.0, 3, "2026-01-02T00:00:00+00:00")
-    assert "achieved 1.11× without num_workers=4" in predicted_and_achieved(old, other)
+    assert "achieved 1.11× without num_workers=5" in predicted_and_achieved(old, other)
     assert predicted_and_achieved(old, other, if_followed=True) == ""
     assert predicted_and_achieved(dataclasses.replace(old, findings=()), other) == ""
 
@@ -144,6 +145,47 @@ def test_equal_orders_are_said_to_be_equal_as_far_as_both_runs_went() -> None:
     comparison = compare_runs(run, larger, "other")
     assert comparison.orders.parted == ()
     assert comparison.orders.equal[0].endswith("up to the end of epoch 0")
+
+
+def _ranks(*each: tuple[tuple[int, int] | None, str]):
+    """Return a run whose ranks have a share of the samples and the digests of a pass."""
+    loaders = []
+    for rank, (share, digests) in enumerate(each):
+        (loader,) = _digests(*digests).loaders
+        statistics = dataclasses.replace(loader.statistics, share=share)
+        loaders.append(dataclasses.replace(loader, rank=rank, statistics=statistics))
+    return dataclasses.replace(_run(), loaders=tuple(loaders))
+
+
+def test_ranks_that_must_be_handed_the_same_are_compared_and_those_that_must_not() -> None:
+    first, second = (0, 2), (1, 2)
+    for run, said in (
+        (_ranks((first, "abcd"), (second, "efgh")), "2 ranks have 2 shares of the samples, and were handed each other"),
+        (
+            _ranks((first, "abcd"), (first, "abcd"), (second, "efgh")),
+            "ranks with the same share the same indices, and others others",
+        ),
+        (
+            _ranks((first, "abcd"), (first, "abXd"), (second, "efgh")),
+            "ranks 0 and 1 must be handed the same indices, and theirs part first in batches 3 to 4 of epoch 0",
+        ),
+        (
+            _ranks((first, "abcd"), (second, "abcd")),
+            "ranks 0 and 1 must be handed other indices, and were handed the same (digest d)",
+        ),
+        (_ranks(((0, 1), "abcd"), ((0, 1), "abcd")), "every rank was handed the same indices, as only ranks of one re"),
+    ):
+        (text,) = compare_ranks(run.loaders)
+        assert text.startswith("Images: ")
+        assert said in text
+        assert f"  indices: {text}" in text_report.render(run)
+    for run in (
+        _ranks(((0, 1), "abcd"), ((0, 1), "efgh")),
+        _ranks((None, "abcd"), (None, "abcd")),
+        _ranks((first, "abcd")),
+        _ranks((first, ""), (second, "")),
+    ):
+        assert compare_ranks(run.loaders) == ()
 
 
 def test_runs_without_digests_say_nothing_of_their_order() -> None:

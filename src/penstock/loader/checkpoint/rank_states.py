@@ -174,11 +174,7 @@ def states_for_rank(
     as_many, own = len(states) == world, states[rank % len(states)]
     if is_shared:
         states = [state for state in states if "digest" in state and not state["is_loaded"]] or states
-    shares: dict[tuple[int, int], dict[str, Any]] = {}
-    for state in states:
-        found = shares.setdefault(_share_of(state), state)
-        if is_shared and _progress(state) > _progress(found):
-            shares[_share_of(state)] = state
+    shares = one_of_each_share(states, is_shared=is_shared)
     if as_many and is_shared:
         furthest = shares.get(share) or max(states, key=_progress)
         is_own = any(own is state for state in states) and _share_of(own) == _share_of(furthest)
@@ -189,7 +185,7 @@ def states_for_rank(
         else:
             is_enough = all(state.get("indices", {}).get("in_order", True) for state in states)
         if is_enough or len(shares) == 1:
-            return [own]
+            return [_with_its_epoch(own, states)]
     if len(shares) > 1:
         return [state for _, state in sorted(shares.items())]
     if len(states) > 1 and any("next" not in state for state in states):
@@ -201,6 +197,26 @@ def states_for_rank(
                 "ranks; resume with as many, or let the loader share out one order (distributed=True)"
             )
     return [*shares.values()]
+
+
+def one_of_each_share(states: Sequence[dict[str, Any]], *, is_shared: bool) -> dict[tuple[int, int], dict[str, Any]]:
+    """Return a state of each share of the samples: with `is_shared` the one that is furthest on, else the first."""
+    shares: dict[tuple[int, int], dict[str, Any]] = {}
+    for state in states:
+        found = shares.setdefault(_share_of(state), state)
+        if is_shared and _progress(state) > _progress(found):
+            shares[_share_of(state)] = state
+    return shares
+
+
+def _with_its_epoch(own: dict[str, Any], states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return a rank's state; where it has come to the end of an epoch before others, with nothing left of that epoch.
+
+    Else this rank would go on with the next epoch, and be one ahead of the others.
+    """
+    if "next" in own and any(state["epoch"] == own["epoch"] and "next" not in state for state in states):
+        return {name: value for name, value in own.items() if name != "next"}
+    return own
 
 
 def _progress(state: Mapping[str, Any]) -> tuple[int, int]:

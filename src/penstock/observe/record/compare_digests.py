@@ -1,4 +1,4 @@
-"""Compares the digests of the indices that two runs' loaders were handed: whether, and where, their orders part."""
+"""Compares digests of indices that loaders were handed: whether two runs, or the ranks of one, part, and where."""
 
 from __future__ import annotations
 
@@ -40,6 +40,48 @@ def compare_digests(run: RunRecord, reference: RunRecord) -> OrderComparison:
             end = "the end of epoch" if batches == _END else f"batch {batches:.0f} of epoch"
             equal.append(f"{name} was handed the same indices in the same order, up to {end} {epoch}")
     return OrderComparison(parted=_few(parted), equal=_few(equal))
+
+
+def compare_ranks(loaders: Sequence[LoaderRecord]) -> tuple[str, ...]:
+    """Return what the digests of one run's ranks say, one sentence for each loader.
+
+    Ranks with the same share of the samples, as those of one tensor-parallel replica, must be handed the same indices,
+    and ranks with different shares others.
+    """
+    by_name: dict[str, list[LoaderRecord]] = {}
+    for loader in loaders:
+        if loader.rank is not None and loader.statistics.share is not None:
+            by_name.setdefault(loader.name, []).append(loader)
+    told = (_ranks_text(name, ranks) for name, ranks in by_name.items() if len(ranks) > 1)
+    return _few([text for text in told if text])
+
+
+def _ranks_text(name: str, loaders: Sequence[LoaderRecord]) -> str:
+    shares: dict[tuple[int, int] | None, LoaderRecord] = {}
+    holders: dict[IndexDigest, LoaderRecord] = {}
+    compared = parted = 0
+    for loader in loaders:
+        counted, last = loader.statistics, loader.statistics.index_digests[-1:]
+        first = shares.setdefault(counted.share, loader)
+        if first is not loader and (common := _common(loader, first)):
+            compared += 1
+            if place := _parting(first.statistics.index_digests, counted.index_digests, common):
+                if counted.share != (0, 1):
+                    between = f"ranks {first.rank} and {loader.rank}"
+                    return f"{name}: {between} must be handed the same indices, and theirs part {place}"
+                parted += 1
+        holder = holders.setdefault(last[0], loader) if last else loader
+        # Of one sample for each rank, shares that were padded may be the same.
+        if holder.statistics.share != counted.share and counted.samples > max(1, counted.epochs):
+            between = f"ranks {holder.rank} and {loader.rank}"
+            return f"{name}: {between} must be handed other indices, and were handed the same (digest {last[0].digest})"
+    if [*shares] == [(0, 1)]:
+        is_same = compared and not parted
+        return f"{name}: every rank was handed the same indices, as only ranks of one replica need" if is_same else ""
+    if not holders:
+        return ""
+    same = "ranks with the same share the same indices, and others others" if compared else "each other indices"
+    return f"{name}: {len(loaders)} ranks have {len(shares)} shares of the samples, and were handed {same}"
 
 
 def digest_text(statistics: LoaderStatistics) -> str:
