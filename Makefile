@@ -46,7 +46,7 @@ quick: $(READY)
 test: $(READY) browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(TESTS)
 
-GPU_PAGES := README.md docs/gpu.md docs/articles.md docs/articles.zh.md
+GPU_PAGES := $(shell grep -rl "benchmarks/results/gpu " README.md CHANGELOG.md docs)
 
 # What needs a GPU, in benchmarks/results/gpu, and the pages' tables of it: call it again for what 9 minutes were too short for.
 gpu: $(READY)

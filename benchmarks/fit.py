@@ -13,6 +13,7 @@ import argparse
 import gc
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.machine_facts import facts_with_gpu
-from benchmarks.row_file import RowFile, add_options
+from benchmarks.row_file import RowFile, add_options, measured
 from penstock import TrainStep
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -37,8 +38,8 @@ ROW_S = 240.0
 QUICK_ROW_S = 8.0
 
 
-def main() -> None:
-    """Measure, print, write."""
+def main() -> int:
+    """Measure, print, write; return 1 if a row failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fit", description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROW_S:.0f} s a row instead of {ROW_S:.0f}")
     parser.add_argument("--tiny", action="store_true", help="one block of rounds a row, on small models, for a test")
@@ -62,9 +63,10 @@ def main() -> None:
     for name in ("short",) if asked.tiny else STEPPED:
         for optimizer in ("SGD", "AdamW", "own"):
             if (name, optimizer) not in there:
-                found["overhead"].append(_overhead(name, optimizer, row_s))
-                file.write()
-    _print(found)
+                about = {"name": name, "optimizer": optimizer}
+                file.add("overhead", about, lambda about=about: _overhead(**about, row_s=row_s))
+    _print({**found, "overhead": measured(found["overhead"])})
+    return file.exit_code()
 
 
 # ── models, in steps of 20 ms and more, and a short one of 4 ms ──────────────────────────────────────────────────────
@@ -153,8 +155,6 @@ def _overhead(name: str, optimizer: str, row_s: float) -> dict[str, Any]:
             for clock, medians in blocks[way].items():
                 medians.append(statistics.median(lap[clock] for lap in laps))
     return {
-        "name": name,
-        "optimizer": optimizer,
         "rounds": BLOCK_ROUNDS * len(blocks[BY_HAND]["seconds"]),
         "ms": {way: round(statistics.median(blocks[way]["seconds"]) * 1e3, 3) for way in ways},
         "of_seconds": {way: _ratio(blocks, way, "seconds") for way in (AGAIN, OURS)},
@@ -226,6 +226,8 @@ def _print(found: dict[str, Any]) -> None:
         ]
         by_hand = f"{row['ms'][BY_HAND]:.1f} ms by hand, {row['rounds']} rounds"
         print(f"{row['name']}, {row['optimizer']}, {by_hand}: {', '.join(ratios)}")
+    if not found["overhead"]:
+        return
     most = max((row["of_seconds"][OURS] for row in found["overhead"]), key=lambda one: one["ratio"])
     word = (
         "reached" if most["high"] <= found["target"] else "not reached" if most["low"] > found["target"] else "unclear"
@@ -235,4 +237,4 @@ def _print(found: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

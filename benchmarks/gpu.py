@@ -91,6 +91,7 @@ def main(parts: Sequence[Part] = PARTS) -> int:
     unknown = set(asked.parts) - {part.name for part in parts}
     if unknown:
         parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(part.name for part in parts)}")
+    asked.out = asked.out.resolve()
     asked.out.mkdir(parents=True, exist_ok=True)
     outcomes = _read(asked.out)
     end = time.monotonic() + 60 * asked.minutes

@@ -1,8 +1,8 @@
 """The programs of examples/ in a grid of settings: `python -m benchmarks.gpu_cases [--quick] [--json FILE [--resume]]`.
 
 Three cases, each with real decoding: **images** (JPEG files, the ResNet-50 of examples/images.py, channels_last, AMP on
-a GPU), **text** (windows of a token file, the GPT of examples/small_gpt.py) and **video** (clips that the decoder of
-examples/live_video.py reads from a film, a 3-D CNN). Each is fed by torch's DataLoader and by penstock's, with and
+a GPU), **text** (windows of a token file, the GPT of examples/small_gpt.py, compiled on a GPU) and **video** (clips of
+a film that examples/live_video.py decodes, its 3-D CNN). Each is fed by torch's DataLoader and by penstock's, with and
 without workers, pin_memory and non_blocking, and by penstock with device=. Of each setting: the time of a batch's
 transfer (with device= it is copied ahead, and the share of copies that were over when asked for is given instead), the
 time of a step, the share of time in which the device waits (1 minus the step's time on a batch that lies there
@@ -48,6 +48,8 @@ class Case:
     dataset: Dataset[Any]
     batch_size: int
     step: Callable[[Any], object]
+    compiled: str | None = None
+    """Whether the model is compiled, or why it is not; None where nobody tries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +104,26 @@ def text_case(folder: Path, *, tiny: bool) -> Case:
     text = folder / "text.txt"
     text.write_bytes(bytes(np.random.default_rng(0).integers(32, 127, (length // 2) * size * (5 if tiny else 60))))
     model = small_gpt.Gpt(depth).to(DEVICE)
+    trained, compiled = _compiled(model, torch.zeros(size, length, dtype=torch.int64, device=DEVICE), small_gpt.loss_fn)
     step = penstock.TrainStep(
-        model, torch.optim.AdamW(model.parameters()), lambda model, batch: small_gpt.loss_fn(model, batch["tokens"])
+        trained, torch.optim.AdamW(model.parameters()), lambda model, batch: small_gpt.loss_fn(model, batch["tokens"])
     )
     source = penstock.open(text_gpt.write_tokens(text), length=length, step=length // 2, as_dtype="int64")
-    return Case(dataset=source, batch_size=size, step=step)
+    return Case(dataset=source, batch_size=size, step=step, compiled=compiled)
+
+
+def _compiled(model: nn.Module, batch: Tensor, loss_fn: Callable[..., Any]) -> tuple[Any, str | None]:
+    """Return the model compiled, on a GPU, and whether it is: a machine may lack a compiler."""
+    if DEVICE != "cuda":
+        return model, None
+    found = torch.compile(model)
+    try:
+        loss_fn(found, batch)[0].backward()
+    except Exception as error:  # noqa: BLE001
+        return model, f"no: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+    finally:
+        model.zero_grad()
+    return found, "yes"
 
 
 class Clips(Dataset[Tensor]):
@@ -121,14 +138,14 @@ class Clips(Dataset[Tensor]):
     def __getitem__(self, index: int) -> Tensor:
         import live_video
 
-        first = index % 8
-        found = itertools.islice(live_video.frames(str(self.film), self.side), first, first + self.frames)
-        return torch.stack(list(found), 1)
+        found = live_video.clips(str(self.film), self.side, self.frames, 1)
+        return next(itertools.islice(found, index % 8, None))
 
 
 def video_case(folder: Path, *, tiny: bool) -> Case:
     """Clips of a film."""
     import av
+    import live_video
 
     side, frames, clips, size = (32, 2, 8, 2) if tiny else (112, 16, 256, 16)
     film, draw = folder / "film.mp4", np.random.default_rng(0)
@@ -141,16 +158,12 @@ def video_case(folder: Path, *, tiny: bool) -> Case:
             frame.pts = number
             out.mux(stream.encode(frame))
         out.mux(stream.encode())
-    width = 4 if tiny else 64
-    model = nn.Sequential(
-        nn.Conv3d(3, width, 3, 2, 1), nn.ReLU(), nn.Conv3d(width, 2 * width, 3, 2, 1), nn.ReLU(),
-        nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(2 * width, 10),
-    ).to(DEVICE)  # fmt: skip
+    model = live_video.ClipNet(width=4 if tiny else 64).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def step(batch: Tensor) -> None:
         optimizer.zero_grad()
-        model(batch.float() / 127.5 - 1).square().mean().backward()
+        model(batch).square().mean().backward()
         optimizer.step()
 
     return Case(dataset=Clips(film, clips, frames, side), batch_size=size, step=step)
@@ -267,7 +280,7 @@ def run(
     names: Iterable[str] = tuple(CASES),
 ) -> None:
     """Measure what can be measured here and `rows` lack, and write after each row."""
-    rows[:] = [row for row in rows if "loader" in row]  # what failed or was lacking is tried again
+    rows[:] = [row for row in rows if "loader" in row]  # what was lacking is tried again
     for name in names:
         make, module = CASES[name]
         there = [{key: row[key] for key in Way.__dataclass_fields__} for row in rows if row["case"] == name]
@@ -282,8 +295,11 @@ def run(
             try:
                 case = make(Path(folder), tiny=tiny)
                 bound_ms = _resident_ms(case)
+                about = {"case": name, "resident_ms": bound_ms}
+                if case.compiled is not None:
+                    about["compiled"] = case.compiled
                 for way in missing:
-                    rows.append({"case": name, "resident_ms": bound_ms, **measure(case, way, rounds, bound_ms)})
+                    rows.append({**about, **measure(case, way, rounds, bound_ms)})
                     write()
             except Exception:  # noqa: BLE001
                 rows.append({"case": name, "failed": traceback.format_exc()})  # the other cases are still worth it

@@ -12,11 +12,13 @@ from statistics import median
 from typing import Any
 
 from benchmarks.benchmark_result import Spread
+from benchmarks.row_file import measured
 from penstock.core.units import size_text
 
 Reports = dict[str, dict[str, Any]]
-NOT_YET = "Not measured: no GPU has run it yet (`make gpu`)."
-TARGETS = {"link": 0.95, "steps": 0.98, "plans": 0.05, "fit": 1.02}
+NOT_YET = "Not measured yet (`make gpu`)."
+NEVER = "No real GPU has run this code yet"
+TARGETS = {"link": 0.95, "steps": 0.98, "plain": 0.99, "plans": 0.05, "fit": 1.02}
 
 
 def section(folder: Path, name: str) -> str:
@@ -26,6 +28,8 @@ def section(folder: Path, name: str) -> str:
         KeyError: there is no such section.
     """
     reports = {file.stem: json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))}
+    for part, report in reports.items():  # of the programs, the table says what failed; else the parts' last lines do
+        report.update({rows: measured(value) for rows, value in report.items() if part != "cases"})
     return SECTIONS[name](reports)
 
 
@@ -55,12 +59,20 @@ def _origin(report: dict[str, Any]) -> str:
 def _sentence(reports: Reports) -> str:
     """Return what was found on a GPU, with every target and whether it is reached."""
     if "gpu" not in reports:
-        return "No real GPU has run this code yet; `make gpu`, which tests and measures there, is ready."
+        return f"{NEVER}; `make gpu`, which tests and measures there, is ready."
     said = [text for find in (_tests, _corruption, _link_words, _steps_words, _plans_words, _fit_words)
             if (text := find(reports)) is not None]  # fmt: skip
+    return f"On {_where(reports)}: {'; '.join(said) or 'nothing was measured'} ([all of it](docs/gpu.md))."
+
+
+def _state(reports: Reports) -> str:
+    """Return whether a GPU has run it, for pages that say what else it was proved on."""
+    return f"It has run on {_where(reports)}." if "gpu" in reports else f"{NEVER}."
+
+
+def _where(reports: Reports) -> str:
     machine = next((one["machine"] for one in reports.values() if "gpu" in one["machine"]), None)
-    where = f"On {machine['gpu']}, {machine['date']}" if machine else "On a GPU"
-    return f"{where}: {'; '.join(said) or 'nothing was measured'} ([all of it](docs/gpu.md))."
+    return f"{machine['gpu']}, {machine['date']}" if machine else "a GPU"
 
 
 def _tests(reports: Reports) -> str | None:
@@ -86,7 +98,11 @@ def _steps_words(reports: Reports) -> str | None:
     if not rows:
         return None
     least = min(median(row["of_the_bound"]["penstock, device="]) for row in rows)
-    return f"`device=` reaches {_verdict(least, TARGETS['steps'], 3)} of steps whose data is there already"
+    plain = min(median(row["of_plain"]["penstock, device="]) for row in rows)
+    return (
+        f"`device=` reaches {_verdict(least, TARGETS['steps'], 3)} of steps whose data is there already and "
+        f"{_verdict(plain, TARGETS['plain'], 3)} of a plain `.to`"
+    )
 
 
 def _plans_words(reports: Reports) -> str | None:
@@ -115,7 +131,7 @@ def _verdict(found: float, target: float, digits: int) -> str:
 
 def _parts(reports: Reports) -> str:
     if "gpu" not in reports:
-        return NOT_YET
+        return f"{NEVER}."
     parts = reports["gpu"]["parts"].items()
     rows = [(name, one["state"], f"{one['seconds']:.0f} s", one["summary"].strip("= ")) for name, one in parts]
     return _table(("part", "ended", "in", "its last line"), rows)
@@ -192,7 +208,8 @@ def _cases(report: dict[str, Any]) -> str:
             continue
         transfer = f"{row['transfer_ms']:.2f}" if "transfer_ms" in row else f"{row.get('copies_hidden', 0):.0%} hidden"
         measured = (transfer, f"{row['step_ms']:.2f}", f"{row['idle']:.0%}", size_text(row["host_nbytes"]))
-        rows.append((row["case"], row["loader"], str(row["num_workers"]), _setting(row), *measured))
+        program = f"{row['case']}, not compiled" if row.get("compiled", "yes") != "yes" else row["case"]
+        rows.append((program, row["loader"], str(row["num_workers"]), _setting(row), *measured))
     return _table(heads, rows)
 
 
@@ -314,6 +331,7 @@ def _of(part: str, rows: str, table: Callable[[dict[str, Any]], str]) -> Callabl
 
 SECTIONS: dict[str, Callable[[Reports], str]] = {
     "sentence": _sentence,
+    "state": _state,
     "parts": _parts,
     "costs": _of("link", "costs", _costs),
     "link": _of("link", "link", _link),

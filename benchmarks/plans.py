@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -115,15 +116,17 @@ def _loss(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
     return nn.functional.cross_entropy(found, batch[1], reduction="sum"), len(batch[0])
 
 
-def row(name: str, make: Callable[[], nn.Module], batch_of: Callable[[], Batch]) -> dict[str, Any]:
+def row(make: Callable[[], nn.Module], batch_of: Callable[[], Batch]) -> dict[str, Any]:
     """Return what is predicted for a batch in four parts; on a GPU, what a step took, and what runs in that budget."""
+    gc.collect()
+    if DEVICE.type == "cuda":
+        torch.cuda.empty_cache()  # of the model before
     with DEVICE:
         model, batch = make(), batch_of()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     found = plan(model, _loss, batch, optimizer, budget="1000TiB", modes=("plain",))
     quarter = next(one for one in found.variants if one.parts == 4)
     said: dict[str, Any] = {
-        "name": name,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "micro_batch": quarter.micro_batch,
         "predicted": quarter.peak_nbytes,
@@ -175,8 +178,8 @@ def _runs(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, micr
     return True
 
 
-def main() -> None:
-    """Measure, print, write."""
+def main() -> int:
+    """Measure, print, write; return 1 if a row failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plans", description=__doc__.partition("\n")[0])
     parser.add_argument("--tiny", action="store_true", help="two small models, for a test")
     add_options(parser)
@@ -188,15 +191,17 @@ def main() -> None:
     there = {one["name"] for one in found["models"]}
     for name, (make, batch_of) in (TINY if asked.tiny else MODELS).items():
         if name not in there:
-            found["models"].append(row(name, make, batch_of))
-            file.write()
+            file.add("models", {"name": name}, lambda make=make, batch_of=batch_of: row(make, batch_of))
             _print(found["models"][-1])
     errors = [abs(one["error"]) for one in found["models"] if "error" in one]
     worst = f"off by {max(errors):.1%} at most (target 5 %)" if errors else "not compared: there is no GPU"
     print(f"plans: {len(found['models'])} models; {worst}; {found['seconds']:.0f} s")
+    return file.exit_code()
 
 
 def _print(one: dict[str, Any]) -> None:
+    if "failed" in one:
+        return
     words = f"{one['name']}: {size_text(one['predicted'])} predicted in parts of {one['micro_batch']}"
     if "measured" in one:
         words += f", {size_text(one['measured'])} measured; in a budget of {size_text(one['budget'])} it "
@@ -206,4 +211,4 @@ def _print(one: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,26 @@ class RowFile:
         seconds = 0.0
         if asked.resume and self._file is not None and self._file.exists():
             before = json.loads(self._file.read_text())
-            if _without_date(before) == _without_date(report):  # rows of another machine are another report's
-                report.update({name: before[name] for name, value in report.items() if value in ([], None)})
+            if _identity(before) == _identity(report):  # rows of another machine are another report's
+                report.update({name: measured(before[name]) for name, value in report.items() if value in ([], None)})
                 seconds = before["seconds"]
         self._began -= seconds
         report["seconds"] = seconds
+
+    def add(self, rows: str, about: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> None:
+        """Add a row to `rows` and write. What fails is a row that says so, and leaves the other rows their chance."""
+        try:
+            found = measure()
+        except Exception:  # noqa: BLE001
+            found = {"failed": traceback.format_exc()}
+            print(f"{', '.join(map(str, about.values()))}: {found['failed'].splitlines()[-1]}", flush=True)
+        self.report[rows].append({**about, **found})
+        self.write()
+
+    def exit_code(self) -> int:
+        """Return 1 if a row says that it failed."""
+        lists = (value for value in self.report.values() if isinstance(value, list))
+        return int(any("failed" in row for rows in lists for row in rows))
 
     def write(self) -> None:
         """Write the rows that there are, with how long they took."""
@@ -44,6 +61,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="go on with the rows that FILE lacks")
 
 
-def _without_date(report: dict[str, Any]) -> list[Any]:
-    machine = {name: value for name, value in report["machine"].items() if name != "date"}
-    return [report["benchmark"], report["sizes"], machine]
+def measured(rows: Any) -> Any:
+    """Return what need not be tried again."""
+    return [row for row in rows if "failed" not in row] if isinstance(rows, list) else rows
+
+
+def _identity(report: dict[str, Any]) -> list[Any]:
+    """Return what rows of one report have in common: not the kernel, driver and memory, which change between calls."""
+    names = ("penstock", "python", "torch", "cuda", "gpu", "cpu", "cores")
+    return [report["benchmark"], report["sizes"], *(report["machine"].get(name) for name in names)]

@@ -157,6 +157,73 @@ class Handwritten(Dataset[Tensor]):
         return torch.tensor([sum((index + k) % 7 for k in range(20_000))])
 
 
+@dataclass
+class Served(Dataset[Tensor]):
+    """Samples from a storage that serves as many readers at a time as there are `paths`, 8 ms each."""
+
+    paths: list[str]
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Tensor:
+        with open(self.paths[index % len(self.paths)], "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            time.sleep(0.008)
+        return torch.full((3, 32, 32), float(index))
+
+
+class Jittery(Dataset[Tensor]):
+    """Samples that wait, most of them 1 ms and some up to 40 ms: the latencies of an object store."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Tensor:
+        time.sleep(min(0.04, 0.001 / (1e-3 + (index * 2654435761 % 1000) / 1000)))
+        return torch.full((3, 32, 32), float(index))
+
+
+class Fetched(Zipped):
+    """Samples that wait for 10 ms and are then unpacked by C code, about 1 ms."""
+
+    def __getitem__(self, index: int) -> Tensor:
+        time.sleep(0.01)
+        return super().__getitem__(index)
+
+
+class Sentences(Dataset[Tensor]):
+    """Token ids of sentences, of 8 to 200 words."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.arange(8 + index * 2654435761 % 193)
+
+
+def padded(sentences: list[Tensor]) -> Tensor:
+    """Return sentences as one tensor, padded with zeros; by a loop in Python, as people write it."""
+    batch = torch.zeros(len(sentences), max(map(len, sentences)), dtype=torch.int64)
+    for row, sentence in enumerate(sentences):
+        batch[row, : len(sentence)] = sentence
+    return batch
+
+
+class Words(Dataset[Tensor]):
+    """Lines of text that Python splits and looks up, about 0.3 ms each."""
+
+    def __init__(self) -> None:
+        self.vocabulary = {f"word{number}": number for number in range(5000)}
+        self.line = " ".join(f"word{number * 7 % 5000}" for number in range(2000))
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([self.vocabulary[word] for word in self.line.split()][:512])
+
+
 class _Slow(BaseHTTPRequestHandler):
     """Answers after 10 ms."""
 
@@ -222,6 +289,13 @@ def loops(stack: ExitStack) -> Iterator[Loop]:
     yield _loop("pure Python", Handwritten(), 16)
     yield _loop("TensorDataset", TensorDataset(torch.arange(LENGTH)), 64)
     yield _loop("large batches", Waiting(0.001), 512, step_s=0.02, waits=True)
+    places = [stack.enter_context(_empty_file()) for _ in range(6)]
+    yield _loop("six at a time", Served(places), 16, waits=True)
+    yield _loop("jitter", Jittery(), 16, step_s=0.003, waits=True)
+    yield _loop("fetch and unpack", Fetched(), 16, waits=True)
+    yield _loop("padding", Sentences(), 256, step_s=0.002, collate_fn=padded)
+    yield _loop("large samples", Pool((8, 512, 512), np.float32, LENGTH), 8, step=touch)
+    yield _loop("words", Words(), 64, step_s=0.005)
 
 
 class _Compute:
@@ -245,7 +319,8 @@ def _loop(
     step_s: float = 0.0,
     ram_nbytes: int | None = None,
     waits: bool = False,
+    collate_fn: Callable[[list[Tensor]], Tensor] | None = None,
 ) -> Loop:
-    loader = DataLoader(dataset, batch_size=batch_size, shuffle=True)
+    loader = DataLoader(dataset, batch_size=batch_size, shuffle=True, collate_fn=collate_fn)
     tuned_loop = TunedLoop(loader=loader, step=step, step_s=step_s)
     return Loop(name=name, tuned_loop=tuned_loop, ram_nbytes=ram_nbytes, waits=waits)

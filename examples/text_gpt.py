@@ -3,7 +3,7 @@
     python examples/text_gpt.py some.txt --prompt "It was"
 
 The text is stored once as an array of tokens, of which samples are windows. The step is a TrainStep: when memory runs
-out, it is taken again in smaller parts, with the same gradients.
+out, it is taken again in smaller parts, with the same gradients. --compile compiles the model first.
 """
 
 import argparse
@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=0, help="windows of an array need none")
+    parser.add_argument("--compile", nargs="?", const="inductor", metavar="BACKEND", help="train with torch.compile")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
@@ -53,8 +54,9 @@ def main() -> None:
     )
     model = Gpt(args.depth).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    trained: Any = torch.compile(model, backend=args.compile) if args.compile else model
     step = penstock.TrainStep(
-        model, optimizer, lambda model, batch: loss_fn(model, batch["tokens"]), clip_grad_norm=1.0
+        trained, optimizer, lambda model, batch: loss_fn(model, batch["tokens"]), clip_grad_norm=1.0
     )
     print(f"{len(source)} windows of {args.length} tokens, {sum(p.numel() for p in model.parameters())} parameters")
     for epoch in range(args.epochs):

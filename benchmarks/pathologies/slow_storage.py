@@ -19,4 +19,4 @@ def main(num_workers: int = 2):
 
 
 def fixed():
-    return main(num_workers=4)
+    return main(num_workers=20)

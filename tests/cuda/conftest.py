@@ -29,5 +29,7 @@ def _cuda_is_up() -> None:
 def _can_run_here(request: pytest.FixtureRequest) -> None:
     if request.node.get_closest_marker("standin") and not _is_standin():
         pytest.skip("not on the stand-in for CUDA; `make standin` builds it")
+    if request.node.get_closest_marker("standin") and torch.cuda.device_count() < 2:
+        pytest.skip("the stand-in has one GPU; set FAKE_GPUS=2")
     if request.node.get_closest_marker("arithmetic") and _is_standin():
         pytest.skip("kernels compute nothing on the stand-in for CUDA")

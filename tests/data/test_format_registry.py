@@ -113,7 +113,7 @@ def test_each_format_loads_and_names_its_options() -> None:
     for format in FORMATS:
         with pytest.raises(OptionError, match=f"{format.name} has no option nonsense=; it has .*max_"):
             format.check_options(format.open_files, {"nonsense": 1})
-        assert (format.writer is None) == (format.name == "video")
+        assert (format.writer is None) == (format.name in ("audio", "video"))
         assert format.concat_files is None or format.writer is not None
         assert isinstance(format.why_unsupported({}), str)
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_sets import Pair
 from torch.utils.data import default_collate
-from torch.utils.data._utils.collate import collate
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from penstock.loader.batch_writer import BatchWriter, arena_needed, merge
-from penstock.loader.collate import collate_samples, fast_map
+from penstock.loader.collate import collate_map, collate_samples, fast_map, stack_in_slots
 from penstock.loader.transport.arena import Arena
 
 
@@ -147,6 +147,24 @@ def test_labels_lie_in_torchs_memory_or_the_heap_gives_the_pages_of_pictures_bac
     labels = [collate(samples, collate_fn_map=fast_map())[1] for _ in range(16)]
     assert all(one.tolist() == [0, 1, 2] for one in labels)
     assert all(one.data_ptr() % 64 == 0 for one in labels)  # as torch aligns what it allocates; NumPy does not
+
+
+def test_a_worker_collates_numbers_and_containers_as_the_training_process_does(monkeypatch) -> None:
+    in_training = collate_map(None)
+    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, default_collate_fn_map[torch.Tensor])  # put back later
+    stack_in_slots()
+    in_worker = collate_map(None)
+    for kind in (int, float, dict, tuple, list):
+        assert in_worker[kind] is in_training[kind] is not default_collate_fn_map.get(kind)
+
+
+@pytest.mark.parametrize("in_worker", [False, True])
+def test_a_function_that_the_program_has_put_into_torchs_map_counts(monkeypatch, in_worker: bool) -> None:
+    monkeypatch.setitem(default_collate_fn_map, torch.Tensor, default_collate_fn_map[torch.Tensor])
+    if in_worker:
+        stack_in_slots()
+    monkeypatch.setitem(default_collate_fn_map, int, lambda batch, **_: sum(batch))
+    assert collate_samples([{"a": 1}, {"a": 2}], None) == {"a": 3}
 
 
 def test_labels_stay_on_the_host_when_the_default_device_changes_during_an_epoch() -> None:

@@ -154,8 +154,9 @@ def shaped(
     flat: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...] | None, requires_grad: bool
 ) -> torch.Tensor:
     """Return the tensor of which `memory_of` gave `flat` and `stride`."""
-    tensor = flat.view(size) if stride is None else flat.as_strided(size, stride)
-    return tensor.requires_grad_() if requires_grad else tensor
+    if len(size) != 1 or stride is not None:
+        flat = flat.view(size) if stride is None else flat.as_strided(size, stride)
+    return flat.requires_grad_() if requires_grad else flat
 
 
 def empty(dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool) -> torch.Tensor:

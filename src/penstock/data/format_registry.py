@@ -5,6 +5,7 @@ from __future__ import annotations
 from penstock.core.errors import SourceError
 from penstock.data.format import Format
 from penstock.data.formats.arrow import ARROW, PARQUET
+from penstock.data.formats.audio import AUDIO
 from penstock.data.formats.hdf5 import HDF5
 from penstock.data.formats.images import IMAGES
 from penstock.data.formats.lmdb import LMDB
@@ -24,6 +25,7 @@ FORMATS: tuple[Format, ...] = (
     LMDB,
     ZARR,
     VIDEO,
+    AUDIO,
     TFRECORD,
     TAR,
     JSONL,

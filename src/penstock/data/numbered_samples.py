@@ -198,7 +198,7 @@ class NumberedSamples(Dataset[Any]):
 
     def _read_batch(self, indices: Sequence[int]) -> list[Any]:
         known = plain_indices(indices) if self._gathers else None
-        if known is not None and known.min() >= 0 and known.max() < len(self):
+        if known is not None and len(known) and known.view(np.uint64).max() < len(self):  # negative ones are huge
             try:
                 return self.read_many(known)
             except SourceError:

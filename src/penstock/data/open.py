@@ -34,8 +34,8 @@ def open(
     Args:
         path: a folder of images or of files of one format, a file, a URL that fsspec knows, wildcards or braces as in
             train-{000..127}.tar, or several of these.
-        format: images, hdf5, parquet, arrow, tokens, lmdb, zarr, video, tfrecord, tar, jsonl or csv; None guesses it
-            from the name.
+        format: images, hdf5, parquet, arrow, tokens, lmdb, zarr, video, audio, tfrecord, tar, jsonl or csv; None
+            guesses it from the name.
         fields: which fields a sample has: names, or {name in the sample: name in the file}; None for all.
         errors: "raise" for the first broken record, or "skip": streams leave them out, warn, and count them in
             `skipped`. (For sources with random access, pass `errors=` to the DataLoader instead.)

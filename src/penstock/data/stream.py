@@ -196,15 +196,15 @@ class Stream(IterableDataset[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this process's current pass is (or the next one, when none is under way)."""
-        state = {"version": _STATE_VERSION, "shards": self._shards_digest(), "epoch": self._epoch, "pass": None}
-        if self._current is not None:
-            records = self._current.records
-            state["pass"] = {
-                "spec": asdict(records.spec),
-                "position": asdict(records.position),
-                "splits": [[*split] for split in records.splits],
-            }
-        return state
+        current = self._current
+        if current is None:
+            return {"version": _STATE_VERSION, "shards": self._shards_digest(), "epoch": self._epoch, "pass": None}
+        saved = {
+            "spec": dict(current.spec),
+            "position": current.records.position.to_state(),
+            "splits": [[*split] for split in current.records.splits],
+        }
+        return {"version": _STATE_VERSION, "shards": current.shards, "epoch": self._epoch, "pass": saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Make the next pass resume where `state` was taken.
@@ -237,7 +237,7 @@ class Stream(IterableDataset[Any]):
         """
         seed = base_seed if self.draws_order else self.order.seed or 0
         spec = PassSpec(seed=seed, epoch=epoch, rank=rank, ranks=ranks, worker=worker, workers=workers)
-        begin = {"spec": asdict(spec), "position": asdict(Position()), "splits": []}
+        begin = {"spec": asdict(spec), "position": Position().to_state(), "splits": []}
         return {"version": _STATE_VERSION, "shards": self._shards_digest(), "epoch": epoch + 1, "pass": begin}
 
     def split_state(self, state: dict[str, Any], consumers: int) -> list[dict[str, Any]]:
@@ -299,6 +299,8 @@ class _SamplePass:
 
     def __init__(self, stream: Stream, records: RecordPass) -> None:
         self.records = records
+        self.spec = asdict(records.spec)
+        self.shards = stream._shards_digest()
         self._stream = stream
 
     def __iter__(self) -> _SamplePass:

@@ -303,6 +303,8 @@ class Sim:
         for memory in list(self._registered.values()):
             start = np.frombuffer(memory, np.uint8).ctypes.data
             if start <= address < start + len(memory):
+                if address + tensor.nbytes > start + len(memory):  # CUDA driver API, cuMemcpy
+                    raise RuntimeError("sim error: invalid argument: a copy of memory that is registered in part")
                 return memory
         return None
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from penstock.loader.transport.arena import Arena, ArenaFullError
@@ -32,7 +33,15 @@ def collates_as_torch() -> bool:
 
     A program may put functions into its map, or choose another default device.
     """
-    return default_collate_fn_map == _TORCH_MAP and torch.get_default_device().type == "cpu"
+    now = default_collate_fn_map
+    if now.get(torch.Tensor) is _stack_in_current_arena:  # which a worker puts there
+        now = {**now, torch.Tensor: _TORCH_STACK}
+    return now == _TORCH_MAP and _makes_tensors_on_host()
+
+
+def _makes_tensors_on_host() -> bool:
+    # To ask torch for its default device takes 5 µs, and it is kept as a mode.
+    return not _get_current_function_mode_stack() or torch.get_default_device().type == "cpu"
 
 
 def collate_samples(samples: Sequence[Any], arena: Arena | None) -> Any:
@@ -43,15 +52,12 @@ def collate_samples(samples: Sequence[Any], arena: Arena | None) -> Any:
 def fast_map() -> dict[Any, Callable[..., Any]]:
     """Return torch's map with functions for the most usual samples that do the same in less time.
 
-    A function that the program has put into torch's map stays, and then nothing is replaced.
+    A function that the program has put into torch's map stays, and then nothing is replaced but how arrays are stacked.
     """
-    if torch.get_default_device().type != "cpu":
+    if not _makes_tensors_on_host():
         return dict(default_collate_fn_map)
     own = collate_map(None)
-    if not collates_as_torch():
-        return own
-    usual = {torch.Tensor: _stack_usual, int: _integers, float: _floats}
-    return {**own, **usual, dict: _dicts, tuple: _sequences, list: _sequences}
+    return {**own, torch.Tensor: _stack_usual} if collates_as_torch() else own
 
 
 def in_arena(fast: dict[Any, Callable[..., Any]], arena: Arena) -> dict[Any, Callable[..., Any]]:
@@ -106,6 +112,15 @@ def _sequences(batch: Any, *, collate_fn_map: Any) -> Any:
     return [collate(column, collate_fn_map=collate_fn_map) for column in zip(*batch, strict=True)]
 
 
+_USUAL: dict[Any, Callable[..., Any]] = {
+    int: _integers,
+    float: _floats,
+    dict: _dicts,
+    tuple: _sequences,
+    list: _sequences,
+}
+
+
 def _with_torchs_containers(batch: Any, fast: dict[Any, Callable[..., Any]]) -> Any:
     """Collate samples of a subclass of dict, tuple or list, or such as torch refuses."""
     containers = (dict, tuple, list)
@@ -113,8 +128,11 @@ def _with_torchs_containers(batch: Any, fast: dict[Any, Callable[..., Any]]) -> 
 
 
 def collate_map(arena: Arena | None) -> dict[Any, Callable[..., Any]]:
-    """Return torch's map of collate functions, with plain arrays stacked by NumPy, and large tensors in `arena`."""
-    own = dict(default_collate_fn_map)
+    """Return torch's map of collate functions, with plain arrays stacked by NumPy, and large tensors in `arena`.
+
+    Where the program has not changed the map, numbers and containers are collated by functions that take less time.
+    """
+    own = {**default_collate_fn_map, **_USUAL} if collates_as_torch() else dict(default_collate_fn_map)
     if own[np.ndarray] is _TORCH_ARRAYS:  # and not a function that the user has put there
         own[np.ndarray] = partial(_stack_arrays, arena)
     if arena is not None and own[torch.Tensor] in (_TORCH_STACK, _stack_in_current_arena):

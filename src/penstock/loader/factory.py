@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.host import available_nbytes, pinnable_nbytes
@@ -207,7 +207,7 @@ def _pool(
     is_settled: bool,
 ) -> Pool:
     """Return workers, not started yet; one, if it is not settled how many there are, and `workers` is a guess."""
-    worker_spec = replace(config.worker_spec(), measures_waiting=runtime.autoscale is not None)
+    worker_spec = config.worker_spec()
     if config.worker_type == "thread":
         return ThreadPool(worker_spec, workers, base_seed=base_seed, init_fn=config.worker_init_fn)
     announced = workers if mode == "round_robin" else config.num_workers

@@ -508,16 +508,24 @@ API cudaError_t cudaMemcpy2DAsync(void* d, size_t, const void* s, size_t, size_t
   return cudaSuccess;
 }
 API cudaError_t cudaMemcpyToSymbol(const void*, const void*, size_t, size_t, cudaMemcpyKind) { return cudaSuccess; }
-API cudaError_t cudaMemset(void* p, int v, size_t n) {
-  GUARD("cudaMemset");
-  Lock l(M);
-  submit(stream_of(0), {[=] { memset(p, v, n); }});
-  return cudaSuccess;
+// Large zeros on a GPU give their pages back to the system: models of billions of parameters fit into a small machine.
+static void fill(void* p, int v, size_t n, bool on_device) {
+  const size_t page = 4096;
+  char *begin = (char*)(((uintptr_t)p + page - 1) / page * page), *end = (char*)(((uintptr_t)p + n) / page * page);
+  if (v || !on_device || n < (1u << 20)) {
+    memset(p, v, n);
+    return;
+  }
+  memset(p, 0, begin - (char*)p);
+  madvise(begin, end - begin, MADV_DONTNEED);
+  memset(end, 0, (char*)p + n - end);
 }
+API cudaError_t cudaMemset(void* p, int v, size_t n) { return cudaMemsetAsync(p, v, n, 0); }
 API cudaError_t cudaMemsetAsync(void* p, int v, size_t n, cudaStream_t st) {
   GUARD("cudaMemsetAsync");
   Lock l(M);
-  submit(stream_of(st), {[=] { memset(p, v, n); }});
+  bool on_device = device_of_ptr(p) >= 0;
+  submit(stream_of(st), {[=] { fill(p, v, n, on_device); }});
   return cudaSuccess;
 }
 API cudaError_t cudaMallocAsync(void** p, size_t n, cudaStream_t) { return cudaMalloc(p, n); }

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 from penstock import DataLoader, infer
 from penstock.device import device_of
+from penstock.device.accelerator import Accelerator
 
 pytestmark = [pytest.mark.standin, pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
 
@@ -301,3 +302,35 @@ def test_batches_are_torchs_when_the_current_gpu_changes_in_the_loop(options: di
     assert wrong(read) == []
     theirs = list(TorchDataLoader(Numbers(60), batch_size=ROWS))
     assert all(torch.equal(ours.cpu(), batch) for ours, batch in zip(read, theirs, strict=True))
+
+
+@pytest.mark.parametrize("worker_type", ["process", "thread"])
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_gpu_used_as_any_other_accelerator_of_torch(index: int, worker_type: Any) -> None:
+    """By what torch offers for all of them: no fences, and slots that cannot be page-locked."""
+    device, streams = Accelerator(torch.device("cuda", index)), [torch.cuda.Stream(index) for _ in range(3)]
+    batches = iter(DataLoader(Numbers(60), batch_size=ROWS, num_workers=2, device=device, worker_type=worker_type))
+    read: list[torch.Tensor] = []
+    while True:
+        with torch.cuda.stream(streams[len(read) % 3]):
+            batch = next(batches, None)
+            if batch is None:
+                break
+            torch.cuda._sleep(TEN_MS)
+            read.append(batch.clone())
+            del batch
+    assert wrong(read) == []
+    numbers = (torch.full((ROWS, 1 << 14), float(number)) for number in range(30))
+    outputs = infer(torch.Tensor.clone, numbers, device=device)
+    assert [number for number, output in enumerate(outputs) if bool((output != number).any())] == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_a_gpu_writes_into_a_batch_reaches_no_later_one(workers: int) -> None:
+    results = torch.full((ROWS, 1 << 13), -1.0).to("cuda")
+    for number, batch in enumerate(DataLoader(Numbers(80), batch_size=ROWS, num_workers=workers, pin_memory=True)):
+        first = number * ROWS
+        assert bool((batch == torch.arange(first, first + ROWS, dtype=torch.float32)[:, None]).all())
+        torch.cuda._sleep(TEN_MS)
+        batch.copy_(results, non_blocking=True)
+        del batch

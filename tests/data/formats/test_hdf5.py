@@ -819,3 +819,38 @@ def test_files_that_were_tampered_with_give_our_errors_only(tmp_path: Path) -> N
         assert done.returncode == -signal.SIGSEGV, done.stderr
         first, crashes = int(done.stdout.split()[-1]) + 1, crashes + 1
     assert crashes <= 2
+
+
+# ── what h5py cannot read ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_type_that_numpy_lacks_does_not_take_the_file_with_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.h5")
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(4)
+        space = h5py.h5s.create_simple((4,))
+        h5py.h5d.create(file.id, b"when", h5py.h5t.UNIX_D32LE, space)
+    with pytest.warns(UserWarning, match="left out: .*'/when' holds what no field can hold"):
+        source = penstock.open(path)
+    assert list(source) == [{"x": np.int64(at)} for at in range(4)]
+    with pytest.raises(SourceError, match=r"'/when' holds what no field can hold.*choose other fields"):
+        penstock.open(path, fields=["when"])
+
+
+def _packed_by_nobody(file: h5py.File, name: bytes, skipped: int) -> None:
+    created = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    created.set_chunk((4,))
+    created.set_filter(32_999, h5py.h5z.FLAG_OPTIONAL)
+    made = h5py.h5d.create(file.id, name, h5py.h5t.STD_I64LE, h5py.h5s.create_simple((4,)), created)
+    made.write_direct_chunk((0,), np.arange(4).tobytes(), skipped)
+
+
+def test_a_filter_that_is_not_there_is_named_when_the_file_is_opened(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.h5")
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(4)
+        _packed_by_nobody(file, b"packed", 0)
+        _packed_by_nobody(file, b"skipped", 1)
+    with pytest.warns(UserWarning, match=r"left out: .*'/packed' is packed by a filter that is not there \(32999"):
+        source = penstock.open(path)
+    assert source[3] == {"x": 3, "skipped": 3}

@@ -11,7 +11,7 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,14 @@ from torch.utils.data import DataLoader as TorchDataLoader
 import penstock
 from penstock.core.errors import ExtraError, OptionError, RecordError, SourceError
 from penstock.data.formats.tfrecord import features as tfrecord_features
+from penstock.data.formats.tfrecord import framing
 from penstock.data.formats.tfrecord import source as tfrecord_source
 from penstock.data.formats.tfrecord.example import parse_feature_lists, parse_features, serialize_example
 from penstock.data.formats.tfrecord.example_fast_path import ExampleFastPath
 from penstock.data.formats.tfrecord.protobuf_wire import MalformedError
 from penstock.data.schema import Field, Schema
 from penstock.data.storage.sequential_reader import READ_NBYTES
+from penstock.data.stream import Stream
 
 
 def theirs(path: Path, *records: dict[str, Any]) -> str:
@@ -616,3 +618,84 @@ def test_mutants_give_nothing_but_errors_of_ours(tmp_path: Path, check: bool, pa
                 source.close()
             except SourceError:
                 pass
+
+
+# ── many records at once ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _runs(rng: random.Random) -> list[bytes]:
+    """Return records of which some dozen have one length: of one layout, or not, with the same bytes, or not."""
+    records: list[bytes] = []
+    for _ in range(12):
+        count, width = rng.randint(1, 40), rng.randint(0, 5)
+        base = rng.choice([0, 120, 1 << 14, -5, 1 << 40])
+        for number in range(count):
+            made: dict[str, Any] = {
+                "x": np.array([rng.random() for _ in range(width)], np.float32),
+                "ids": [base + number, *range(width)],
+                "name": [b"r%04d" % number],
+            }
+            if rng.random() < 0.1:
+                made = {"other": made["name"], **made}
+            records.append(serialize_example(made) if rng.random() < 0.97 else rng.randbytes(30))
+    return records
+
+
+def _all(path: Path, first: int, step: int, options: dict[str, Any]) -> Iterator[Any]:
+    stream = penstock.open(path, **options)
+    assert isinstance(stream, Stream)
+    try:
+        for one in stream.read(stream.shards[0], first, step):
+            yield (str(one), one.offset, one.key) if isinstance(one, RecordError) else one
+    except RecordError as error:
+        yield "the rest", str(error)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_records_parsed_together_are_those_parsed_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    rng = random.Random(seed)
+    path = tmp_path / ("a.tfrecord" if seed % 4 else "a.tfrecord.gz")
+    checksum = tfrecord_source.load_checksum()
+    data = bytearray()
+    for record in _runs(rng):
+        length = struct.pack("<Q", len(record))
+        data += length + struct.pack("<I", checksum(length)) + record + struct.pack("<I", checksum(record))
+    for _ in range(seed % 3):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    ways: list[dict[str, Any]] = [
+        {},
+        {"check": False},
+        {"raw": True},
+        {"text": ["name"], "arrays": ["ids", "x"]},
+        {"fields": {"a": "x", "b": "ids"}},
+        {"fields": ["missing"]},
+        {"max_record_nbytes": 60},
+    ]
+    cases = [(rng.randrange(5), rng.choice([1, 1, 2, 3, 50]), options) for options in ways]
+    together = [[*_all(path, first, step, options)] for first, step, options in cases]
+    monkeypatch.setattr(framing, "_FEWEST_ALIKE", 1 << 40)
+    for found, (first, step, options) in zip(together, cases, strict=True):
+        expected = [*_all(path, first, step, options)]
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            if isinstance(one, dict):
+                assert [*one] == [*other]
+                assert_same(one, other)
+            else:
+                assert one == other
+
+
+def test_records_parsed_together_may_be_written_to_and_share_nothing(tmp_path: Path) -> None:
+    records = [serialize_example({"x": np.arange(4, dtype=np.float32) + number}) for number in range(40)]
+    theirs_path = tmp_path / "a.tfrecord"
+    checksum = tfrecord_source.load_checksum()
+    with theirs_path.open("wb") as file:
+        for record in records:
+            length = struct.pack("<Q", len(record))
+            file.write(length + struct.pack("<I", checksum(length)) + record + struct.pack("<I", checksum(record)))
+    samples = list(penstock.open(theirs_path))
+    samples[3]["x"][:] = -1
+    assert [sample["x"][0] for sample in samples] == [0, 1, 2, -1, *range(4, 40)]

@@ -294,6 +294,13 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
         tokens(path, length=0)
 
 
+def test_headers_of_python_2_are_read(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.npy", range(10))
+    path.write_bytes(path.read_bytes().replace(b"(10,), }  ", b"(10L,), } ", 1))
+    with pytest.warns(UserWarning, match="Python 2"):
+        assert tokens(path, length=10)[0]["tokens"].tolist() == [*range(10)]
+
+
 def llm_c(path: Path, values: Any, magic: int = 20240520, version: int = 1, dtype: str = "<u2") -> Path:
     """As karpathy/llm.c writes its data."""
     header = np.zeros(256, "<i4")

@@ -103,6 +103,32 @@ def test_workers_that_wait_for_each_other_go_and_are_tried_by_ones_after_that() 
     assert history[-1] == 1
 
 
+@pytest.mark.parametrize("cold_batches", [1, 40])
+def test_workers_beyond_the_cores_that_were_kept_by_mistake_go(cold_batches: int) -> None:
+    loop = Loop(AutoscalePolicy(workers=1, most=2, fixed=1, most_waiting=32), 1, float)
+    loop.busy = 0.02
+    # Behind a lock they make no more together, but the batches made before were slow for another reason.
+    loop.work_ms = lambda workers: 2000 if loop.number < cold_batches and workers <= 2 else 40 * workers
+    history = loop.run(2000)
+    assert max(history) == 32
+    assert history[-1] <= 4
+    assert len({*history[500:]}) <= 6
+    assert sum(later != before for before, later in pairwise(history[1000:])) <= 8
+
+
+def test_workers_that_wait_but_not_for_each_other_are_checked_ever_more_rarely_and_stay() -> None:
+    loop = Loop(AutoscalePolicy(workers=1, most=2, fixed=1, most_waiting=32), 1, lambda workers: 1000)
+    loop.busy = 0.01
+    history = loop.run(8000)
+    assert history[-1] == 32
+    begun = [at for at, (before, now) in enumerate(pairwise(history)) if before == 32 and now == 16]
+    between = [later - before for before, later in pairwise(begun)]
+    assert 3 <= len(begun) <= 6
+    assert between == sorted(between)
+    assert sum(workers != 32 for workers in history[100:]) < 100
+    assert "trying" not in loop.policy.reason
+
+
 def test_workers_that_have_waited_and_now_compute_are_as_many_as_the_cores() -> None:
     loop = Loop(AutoscalePolicy(workers=1, most=2, fixed=1, most_waiting=32), 1, lambda workers: 1000)
     loop.busy = 0.01

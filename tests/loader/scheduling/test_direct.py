@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict, namedtuple
 from typing import Any
 
@@ -120,3 +121,19 @@ def test_usual_samples_are_collated_as_by_torch(samples: Any) -> None:
         except Exception as error:  # noqa: BLE001  compared
             results.append((type(error), str(error)))
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_samples_that_wait_are_counted_as_asleep(workers: int) -> None:
+    class Distant(Dataset[int]):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> int:
+            time.sleep(0.002)
+            return index
+
+    loader = DataLoader(Distant(), batch_size=4, num_workers=workers)
+    list(loader)
+    stages = loader.statistics().stages
+    assert 0 < stages.asleep_s <= stages.fetch_s + stages.collate_s

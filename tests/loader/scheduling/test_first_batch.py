@@ -134,7 +134,8 @@ class Telling(Dataset):
 
 
 def planned(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
-    """Have first batches show that so many workers are needed, on a machine with three cores."""
+    """Have first batches show that so many workers are needed, on a machine with three cores, however busy it is."""
+    monkeypatch.setattr("penstock.loader.scheduling.scheduler.WAIT_S", 600.0)
     for module in ("config", "dataloader"):
         monkeypatch.setattr(f"penstock.loader.{module}.cores_of_rank", lambda: 3)
 

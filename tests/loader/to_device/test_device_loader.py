@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import subprocess
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from scripts import run
 
 from penstock import DataLoader, OptionError, Sim
 from penstock.core.tree import map_leaves, tensors
+from penstock.loader.scheduling.dispatch_policy import Dispatch
 from penstock.loader.to_device import pinning
 
 
@@ -47,6 +49,33 @@ def test_nested_batches_and_what_is_no_tensor_arrive_too(workers: int) -> None:
         return [map_leaves(lambda leaf: leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf, x) for x in loader]
 
     assert plain("sim") == plain(None)
+
+
+class Growing(torch.utils.data.Dataset[dict[str, Any]]):
+    """Sample i is full of i, and of -i in a container that is collated at the end; each eight are larger, to a size."""
+
+    def __len__(self) -> int:
+        return 240
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        values = torch.full((1024 * (1 + index // 8 % 5),), float(index))
+        return {"rows": values, "others": OrderedDict(x=-values)}
+
+
+@pytest.mark.parametrize("worker_type", ["process", "thread"])
+@pytest.mark.parametrize("device", [None, "sim"])
+def test_batches_that_workers_fill_together_are_whole_and_page_locked_as_far_as_they_go(
+    device: str | None, worker_type: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Dispatch, "split", lambda self, rows: 2)
+    options: dict[str, Any] = {"num_workers": 2, "worker_type": worker_type, "dispatch": "demand"}
+    loader = DataLoader(Growing(), batch_size=8, device=device, **options)
+    for number, batch in enumerate(loader):
+        expected = torch.arange(8.0 * number, 8.0 * number + 8)[:, None]
+        assert (batch["rows"] == expected).all()
+        assert (batch["others"]["x"] == -expected).all()
+        del batch
+    assert loader.statistics().split_batches == 30
 
 
 def test_kept_batches_stay_right() -> None:

@@ -111,6 +111,17 @@ def listwise(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
     return -model(x)[:, 0].log_softmax(0)[:3].sum(), len(x)
 
 
+def relativistic(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+    out = model(x)
+    return F.softplus(9 * (out[:, 0] - out[:, 1].mean())).sum(), len(x)
+
+
+def balanced_classes(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+    labels = (x[:, 0] > 0.5).long()
+    often = torch.bincount(labels, minlength=5)
+    return F.cross_entropy(model(x), labels, weight=1 / (1 + often), reduction="sum"), len(x)
+
+
 def batchmean(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
     return F.kl_div(model(x).log_softmax(1), torch.full((len(x), 5), 0.2), reduction="batchmean"), len(x)
 
@@ -151,7 +162,7 @@ TIME_FIRST = torch.randn(6, 3, 4, generator=torch.Generator().manual_seed(2))
 COUPLED: dict[str, tuple[Callable[[], nn.Module], Loss, Any, str]] = {
     "in-batch negatives": (make_net, pairs, rows(), r"every sample meets every other \(7 x 7\).*out @ \("),
     "functional batch norm": (make_net, functional_norm, rows(), r"batch norm computes.*F\.batch_norm\(model"),
-    "router loss": (make_net, balanced, rows(), r"a mean or the like over all samples.*chances\.mean\(0\)"),
+    "router loss": (make_net, balanced, rows(), r"a mean, a count or the like over all samples.*chances\.mean\(0\)"),
     "mean": (make_net, mean_of_losses, rows(), r"loss_fn returns a mean, at .*F\.mse_loss"),
     "mean of tokens": (
         make_net,
@@ -164,8 +175,10 @@ COUPLED: dict[str, tuple[Callable[[], nn.Module], Loss, Any, str]] = {
     "batch norm": (lambda: make_net(nn.BatchNorm1d(6)), squares, rows(), "batch norm computes statistics"),
     "normaliser": (make_net, normalised, rows(), r"is divided by another one.*out\.exp\(\)\.sum\(\)"),
     "advantages": (make_net, advantages, rows(), r"a number computed from all samples.*out\.mean\(\)"),
-    "covariance": (make_net, covariance, rows(), r"a mean or the like over all samples.*out\.T @ out"),
-    "listwise": (make_net, listwise, rows(), r"a mean or the like over all samples.*log_softmax\(0\)"),
+    "relativistic": (make_net, relativistic, rows(), r"a number computed from all samples.*out\[:, 1\]\.mean\(\)"),
+    "class frequencies": (make_net, balanced_classes, rows(), r"a count or the like over all samples.*often"),
+    "covariance": (make_net, covariance, rows(), r"a mean, a count or the like over all samples.*out\.T @ out"),
+    "listwise": (make_net, listwise, rows(), r"a mean, a count or the like over all samples.*log_softmax\(0\)"),
     "batchmean": (make_net, batchmean, rows(), r"loss_fn returns a mean, at .*F\.kl_div"),
     "penalty": (make_net, penalised, rows(), r"a penalty on weights is added once for each part.*p\.square"),
     "queue": (Queue, squares, rows(), "forward changes the buffer queue, which later parts read"),

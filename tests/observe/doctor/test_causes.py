@@ -11,8 +11,9 @@ from penstock.core.stats import IndexDigest, LoaderStatistics, StageTimes
 from penstock.observe.doctor.causes import diagnose, findings_of_run
 from penstock.observe.doctor.causes.evidence import loading_parts_s
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
-from penstock.observe.doctor.probe_results import CopyOnWrite, OneLabel, SampleCosts
+from penstock.observe.doctor.probe_results import CopyOnWrite, HotLine, OneLabel, SampleCosts, WorkerNoise
 from penstock.observe.doctor.probes.seen_labels import LabelRecorder
+from penstock.observe.doctor.probes.step_calls import StepCallRecorder
 from penstock.observe.doctor.trial import (
     AS_IS,
     FREE,
@@ -96,6 +97,94 @@ def test_what_trials_did_not_confirm_comes_last_and_is_not_the_verdicts_advice()
     assert diagnosis.findings[-1].is_uncertain
     alone = diagnose(_loop(*trials, settings=settings))
     assert alone.verdict.remedy != alone.findings[0].remedy
+
+
+def test_a_loop_that_waits_is_not_called_healthy_where_trials_with_free_loading_disagree() -> None:
+    trials = (_uneven(AS_IS, 0.040, 0.020, 0.030), _uneven(FREE, 0.010, 0.040, 0.035))
+    waiting = tuple(replace(one, wait_s=0.8 * one.wall_s) for one in trials[0].windows)
+    verdict = diagnose(_loop(replace(trials[0], windows=waiting), trials[1])).verdict
+    assert verdict.name == "unknown"
+    assert "quieter machine" in verdict.remedy
+
+
+def _waiting(*trials: Trial) -> Measurements:
+    costs = SampleCosts(samples=100, batch_samples=8, sample_s=0.010, median_s=0.010, sleep_fraction=0.95)
+    return _loop(_trial(AS_IS, 0.040, 0.035), _trial(FREE, 0.005), *trials, samples=costs)
+
+
+def test_samples_that_wait_get_workers_beyond_the_cores_unless_a_trial_speaks_against_it() -> None:
+    (finding,) = diagnose(_waiting()).findings
+    assert finding.name == "too-few-workers"
+    assert finding.remedy.startswith("num_workers=20,")
+    assert finding.gain == pytest.approx(8.0)
+    assert [one.name for one in diagnose(_waiting(_trial(MORE_WORKERS, 0.020, 0.015))).findings] == ["too-few-workers"]
+    assert diagnose(_waiting(_trial(MORE_WORKERS, 0.040, 0.035))).findings == ()  # they wait for each other
+    (unclear,) = diagnose(_waiting(_uneven(MORE_WORKERS, 0.020, 0.060, 0.030))).findings
+    assert (unclear.gain, unclear.is_uncertain) == (None, True)
+
+
+def _line(text: str, fraction: float = 0.5) -> Measurements:
+    costs = SampleCosts(samples=100, batch_samples=8, sample_s=0.010, median_s=0.010)
+    return _loop(samples=replace(costs, lines=(HotLine(line=f"data.py:7: {text}", fraction=fraction),)))
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("record = json.loads(self.lines[index])", "parsed-for-each-sample"),
+        ("return torch.tensor(record['values'])", "parsed-for-each-sample"),
+        ("record = copy.deepcopy(self.records[index])", "copied-for-each-sample"),
+        ("self.seen = torch.cat([self.seen, x[None]])", "appended-for-each-sample"),
+        ("self.seen = np.append(self.seen, x)", "appended-for-each-sample"),
+        ("return torch.tensor([slow(number) for number in row])", None),  # what it calls takes the time
+        ("image = torch.cat([image, self.border])", None),
+    ],
+)
+def test_a_line_that_is_cheap_once_and_dear_for_every_sample_is_named(text: str, name: str | None) -> None:
+    assert _names(_line(text)) == ([name] if name else [])
+    assert _names(_line(text, 0.2)) == []
+
+
+def test_of_two_such_lines_the_longer_is_named() -> None:
+    found = _line("record = copy.deepcopy(self.records[index])", 0.5)
+    other = HotLine(line="data.py:8: return torch.tensor(record['boxes'])", fraction=0.4)
+    samples = found.samples
+    assert samples is not None
+    assert _names(replace(found, samples=replace(samples, lines=(*samples.lines, other)))) == ["copied-for-each-sample"]
+
+
+def test_batches_made_far_ahead_that_take_much_memory_are_named() -> None:
+    samples = SampleCosts(samples=9, batch_samples=8, sample_s=0.001, median_s=0.001, batch_nbytes=4 << 20)
+    settings = Settings(dataset="D", num_workers=2, prefetch_factor=200, start_method="fork")
+    found = _loop(samples=samples, settings=settings)
+    assert "prefetches-much" in _names(found)
+    for few in (replace(settings, prefetch_factor=4), replace(settings, length=50)):
+        assert "prefetches-much" not in _names(replace(found, settings=few))
+
+
+def test_float64_samples_are_named_unless_something_is_computed_in_float64() -> None:
+    samples = SampleCosts(
+        samples=9, batch_samples=8, sample_s=0.001, median_s=0.001, batch_nbytes=8192, float64_fraction=1.0
+    )
+    step, x = StepCallRecorder(), torch.ones(2, 4, dtype=torch.float64)
+    step.enter()
+    torch.nn.functional.linear(x.float(), torch.ones(3, 4))
+    step.leave()
+    (finding,) = (one for one in diagnose(_loop(samples=samples, step_calls=step.result())).findings)
+    assert finding.name == "float64-samples"
+    assert not finding.is_uncertain
+    assert ".float() in test_causes.py" in finding.evidence
+    step.enter()
+    torch.nn.functional.linear(x, torch.ones(3, 4, dtype=torch.float64))
+    step.leave()
+    assert _names(_loop(samples=samples, step_calls=step.result())) == []
+
+
+def test_a_dataset_that_remembers_what_it_made_is_not_random() -> None:
+    noise = WorkerNoise(same_in_workers=True, same_in_epochs=True)
+    assert _names(_loop(worker_noise=noise)) == ["same-noise"]
+    growing = CopyOnWrite(samples=9, nbytes=0, repeat_nbytes=0, growing_attribute="self.seen")
+    assert _names(_loop(worker_noise=noise, copy_on_write=growing)) == []
 
 
 def test_a_change_that_was_slower_is_not_advised() -> None:
@@ -262,7 +351,32 @@ def test_a_run_that_waited_names_what_it_waited_for_and_calls_its_gain_an_estima
 def test_a_run_without_workers_that_waited_should_have_some() -> None:
     stages = StageTimes(fetch_s=30.0, collate_s=1.0, step_s=10.0)
     (finding,) = findings_of_run(_run(stages=stages, worker_type="inline"))
-    assert (finding.name, finding.remedy) == ("no-workers", "num_workers=3")
+    assert (finding.name, finding.remedy) == ("no-workers", "num_workers=4")
+    assert finding.gain == pytest.approx(41 / (41 / 4))
+
+
+def test_a_run_whose_samples_wait_gains_by_workers_beyond_the_cores() -> None:
+    stages = StageTimes(fetch_s=160.0, asleep_s=152.0, wait_s=39.0, step_s=1.0)
+    (finding,) = findings_of_run(_run(stages=stages, worker_type="process", workers=4))
+    assert "num_workers=32" in finding.remedy
+    assert "95.0 % of it waiting" in finding.evidence
+    assert finding.gain == pytest.approx(8.0)
+    (chosen,) = findings_of_run(_run(stages=stages, worker_type="process", workers=4, workers_reason="auto: tried"))
+    assert "num_workers" not in chosen.remedy
+    assert "cores" not in chosen.remedy
+    assert chosen.gain is None
+    many = _run(stages=replace(stages, wait_s=0.0, step_s=40.0), worker_type="process", workers=32)
+    assert findings_of_run(many) == ()
+
+
+def test_the_gain_of_workers_on_two_cores_is_not_that_of_one_worker() -> None:
+    stages = StageTimes(fetch_s=19.0, step_s=1.0)
+    (finding,) = findings_of_run(replace(_run(stages=stages, worker_type="inline"), cpus=2))
+    assert finding.gain == pytest.approx(2.0)
+    asleep = replace(stages, asleep_s=19.0)
+    (finding,) = findings_of_run(replace(_run(stages=asleep, worker_type="inline"), cpus=2))
+    assert finding.remedy.startswith("num_workers=24 ")
+    assert finding.gain == pytest.approx(20.0)
 
 
 def test_loaders_that_were_created_for_every_epoch_count_as_one() -> None:

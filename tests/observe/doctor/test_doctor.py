@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import multiprocessing
 import re
 import sys
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,10 @@ def test_a_step_may_take_its_batch_apart() -> None:
 
 
 def test_a_sample_that_raises_is_reported_and_what_came_before_it_is_kept() -> None:
-    found = examine(DataLoader(Raising(64), batch_size=2), seconds=1.0)
+    def is_whole(found: Measurements) -> bool:
+        return found.samples is not None and found.samples.samples == 3
+
+    found = _examine_until(is_whole, DataLoader(Raising(64), batch_size=2), seconds=1.0)
     assert "sample 3 is corrupt" in found.error
     assert diagnose(found).verdict.name == "fails"
     assert found.samples is not None
@@ -209,6 +213,35 @@ def test_a_validation_whose_workers_are_started_for_every_pass_is_found(
     findings = found_in(_examine_until(lambda found: "other-loader-restarted" in found_in(found), train, seconds=0.6))
     assert words in findings["other-loader-restarted"].remedy
     assert ("2 loaders" in findings["other-loader-restarted"].evidence) == is_anew
+
+
+@pytest.mark.parametrize("cycles", [True, False])
+def test_a_loop_over_itertools_cycle_repeats_its_first_epoch(cycles: bool) -> None:
+    def endless() -> Iterator[Any]:
+        while True:
+            yield from loader
+
+    loader = DataLoader(Numbered(8), batch_size=4, shuffle=True)
+
+    def train() -> None:
+        for _ in itertools.cycle(loader) if cycles else endless():
+            pass
+
+    found = examine(train, seconds=0.6)
+    assert ("cycled" in [one.name for one in diagnose(found).findings]) == cycles
+
+
+def test_a_loader_that_is_made_for_every_batch_is_found() -> None:
+    dataset = Numbered(64)
+
+    def train() -> None:
+        while True:
+            next(iter(DataLoader(dataset, batch_size=4, shuffle=True)))
+
+    found = _examine_until(lambda found: found.loaders_created > THRESHOLDS.few_iterators, train, seconds=0.6)
+    finding = next(one for one in diagnose(found).findings if one.name == "iterator-recreated")
+    assert f"{found.loaders_created} loaders for {found.batches_requested} batches" in finding.evidence
+    assert "make the loader once" in finding.remedy
 
 
 def test_a_loop_without_gradients_is_examined_if_there_is_no_other() -> None:

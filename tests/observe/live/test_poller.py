@@ -17,6 +17,7 @@ from penstock.observe.live.live_text import progress_line
 from penstock.observe.live.loader_registry import LoaderRegistry, RegisteredLoader
 from penstock.observe.live.poller import RunPoller, with_position
 from penstock.observe.meters.host_memory import MemoryMeter
+from penstock.observe.record.group_loaders import settings_text
 from penstock.observe.record.run_record import label_of
 from penstock.observe.record.timeline import TimelinePoint
 
@@ -117,3 +118,12 @@ def test_without_an_accelerator_in_use_none_is_initialized() -> None:
     now = RunPoller(LoaderRegistry(), MemoryMeter()).poll().now
     assert (now.device_nbytes, now.device_reserved_nbytes, now.device_utilization) == (None, None, None)
     assert not torch.cuda.is_initialized()
+
+
+def test_a_number_of_workers_that_was_left_to_the_loader_is_recorded_as_it_was_asked_for() -> None:
+    registry = LoaderRegistry()
+    registry.register(DataLoader(torch.arange(4), num_workers="auto"))
+    registry.register(DataLoader(torch.arange(4), num_workers=1))
+    asked, other = registry.records()
+    assert (asked.settings["num_workers"], other.settings["num_workers"]) == ("auto", 1)
+    assert "num_workers='auto'" in settings_text(asked)

@@ -47,7 +47,7 @@ def driver(busy: dict[str, int]) -> Any:
 
 
 @pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> dict[str, Any]:
+def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Stand in for a machine of three GPUs, of which the program uses the last two."""
     state = {"initialized": False, "allocated": [0, 5, 7], "reserved": [0, 10, 20], "peak": [0, 6, 9], "asked": []}
 
@@ -58,8 +58,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> dict[str, Any]:
         return {**found, "allocated_bytes.all.peak": state["peak"][index], "num_alloc_retries": 1, "num_ooms": 0}
 
     monkeypatch.setitem(sys.modules, "pynvml", driver({"GPU-a": 3, "GPU-b": 40, "GPU-c": 80}))
-    (tmp_path / "version").touch()
-    monkeypatch.setattr(nvml, "_DRIVER", tmp_path / "version")
+    monkeypatch.setattr(nvml, "_has_driver", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 3)
     monkeypatch.setattr(torch.accelerator, "memory_stats", stats)
@@ -147,15 +146,15 @@ def test_of_a_penstock_training_step_the_peak_is_known_by_role(
 
 
 def test_a_driver_without_the_package_for_it_is_named_with_what_to_install(
-    gpus: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    gpus: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert nvml.Nvml.open() is None
     assert 'pip install "penstock[gpu]"' in (nvml.missing_package() or "")
-    monkeypatch.setattr(nvml, "_DRIVER", tmp_path / "no")
+    monkeypatch.setattr(nvml, "_has_driver", lambda: False)
     assert nvml.missing_package() is None
 
 
-def test_without_a_driver_there_is_no_nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setattr(nvml, "_DRIVER", tmp_path / "no")
+def test_without_a_driver_there_is_no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "_has_driver", lambda: False)
     assert nvml.Nvml.open() is None

@@ -93,6 +93,10 @@ class SequentialReader:
             missing -= self._buffer_at
         return b"".join(found)
 
+    def ahead(self) -> tuple[bytes, int]:
+        """Return bytes that have been read, and where the next one lies in them."""
+        return self._buffer, self._buffer_at
+
     def skip(self, nbytes: int) -> int:
         """Skip the next bytes, and return how many there were: fewer than `nbytes` where the file ends.
 

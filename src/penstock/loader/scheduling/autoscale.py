@@ -3,6 +3,7 @@
     too few    the step waited for more than 5 % of the time  ▶ as many as the work of a batch fills the loop's time
     no use     there are more, and together they make no more ▶ back to fewer; tried again after a while, ever longer
     too many   fewer would do, with a quarter to spare        ▶ fewer, when it has been so for eight batches
+    too hasty  beyond the cores, and half as many make as much, as is tried now and then ▶ half as many
     tiny       making a batch takes less than fetching it     ▶ none: the training process makes its batches itself
 
 There are no more workers than cores, except where they wait (for a disk, a network) rather than compute: n workers that
@@ -18,6 +19,8 @@ import math
 import statistics
 from collections import deque
 from dataclasses import dataclass
+
+from penstock.loader.workers.busy_time import WAITING, useful_workers
 
 STALLED = 0.05
 """The fraction of the time that a step may wait before more workers are considered."""
@@ -47,6 +50,14 @@ _TRIAL_BATCHES = 4
 """After how many batches more workers are judged; beyond the cores after one of each, by their mean: workers that wait
 may wait for each other, and a lock lets some of them pass sooner."""
 
+_CHECK_AFTER = 8
+"""More workers than cores are checked after this many batches of each, and then ever more rarely: half of them work for
+a while. What a few batches have shown of workers that wait for a lock may have been chance."""
+
+_CLEARLY_LESS = 0.75
+"""A check ends at once where half of the workers make less than this multiple: of those that do not wait for each other
+they make half."""
+
 _COST_CHANGE = 1.5
 """The ratio by which the work of a batch must change before a number of workers that did not help is tried again."""
 
@@ -61,9 +72,6 @@ _TINY = 0.8
 
 _NO_LONGER_TINY = 1.5
 """... and started again above this multiple, so that the number does not oscillate."""
-
-_WAITING = 0.5
-"""A first batch that computes for a smaller fraction of its time gets more workers than there are cores."""
 
 _CLEARLY_USEFUL = 1.5
 """More than there are cores, for what one batch has shown, stay if they make this multiple of what that promised for
@@ -138,6 +146,11 @@ class AutoscalePolicy:
         multiple of those more must make to stay."""
         self._trial_ns: list[int] = []
         """The work of each batch that they have made."""
+        self._checked: tuple[int, float, str] | None = None
+        """While half of the workers are on trial: how many there were, how many batches they made in a nanosecond, and
+        the reason for their number."""
+        self._check_in = self._check_after = 0
+        """After how many batches there is a check, and how many there are between two."""
         self._ceiling = self.most_waiting
         self._ceiling_for = 0
         self._ceiling_work_ns = 0, 0.0
@@ -172,9 +185,10 @@ class AutoscalePolicy:
         if timing.number < self._counts_from:
             return self.workers
         self._timings.append(timing)
-        if self._before is not None:
+        if self._before is not None or self._checked is not None:
             self._trial_ns.append(timing.work_ns)
         self._since_fewer += 1
+        self._check_in -= 1
         self._tick_ceiling()
         passed_ns, waited_ns = self._unevaluated_ns
         self._unevaluated_ns = (
@@ -197,13 +211,16 @@ class AutoscalePolicy:
     def limit(self, most: int, reason: str) -> None:
         """Have at most `most` workers from now on, because the system allows no more."""
         self.most = self.most_waiting = self._ceiling = most
-        self._before = None
+        self._before = self._checked = None
         self._change(most, reason)
 
     def _evaluate(self, summary: _Summary) -> None:
         self._lost_ns = self._lost_ns + self._unevaluated_ns[1] if summary.stalled > STALLED else 0
         self._unevaluated_ns = (0, 0)
         if self._before is not None and not self._is_worth_it(summary, *self._before):
+            return
+        if self._checked is not None:
+            self._end_check(summary, *self._checked)
             return
         if self._is_tiny(summary):
             self._change(
@@ -213,7 +230,11 @@ class AutoscalePolicy:
             self._change(self._allowed(summary.busy), "they compute, and have waited before")
         elif summary.stalled > STALLED:
             self._calm_for = 0
-            self._consider_more(summary)
+            if self.workers > self.most and self._check_in <= 0 and len(self._timings) == _WINDOW:
+                self._checked = self.workers, self._rate(), self.reason
+                self._change(max(self.most, self.workers // 2), "trying whether fewer make as much")
+            else:
+                self._consider_more(summary)
         elif len(self._timings) == _WINDOW and self.workers > 1:
             self._consider_fewer(summary)
 
@@ -263,13 +284,35 @@ class AutoscalePolicy:
         self._before = None
         if self.workers / max(1.0, work_ns) >= gain * capacity:
             self._retry_after = _RETRY_AFTER
+            self._check_in = self._check_after = _CHECK_AFTER * self.workers
             return True
-        more = self.workers
-        self._ceiling, self._ceiling_for = fewer, self._retry_after
-        self._ceiling_work_ns = fewer, fewer / capacity
-        self._retry_after = min(_MAX_RETRY_AFTER, 2 * self._retry_after)
-        self._change(fewer, f"{more} made no more than {fewer}")
+        self._go_back(fewer, capacity)
         return False
+
+    def _go_back(self, fewer: int, rate: float) -> None:
+        """Have fewer workers, which made so many batches in a nanosecond, and more again only after a while."""
+        self._ceiling, self._ceiling_for = fewer, self._retry_after
+        self._ceiling_work_ns = fewer, fewer / rate
+        self._retry_after = min(_MAX_RETRY_AFTER, 2 * self._retry_after)
+        self._change(fewer, f"{self._checked[0] if self._checked else self.workers} made no more than {fewer}")
+
+    def _rate(self) -> float:
+        """Return how many batches these workers make in a nanosecond, by the timings at hand."""
+        return self.workers / max(1.0, statistics.mean(timing.work_ns for timing in self._timings))
+
+    def _end_check(self, summary: _Summary, more: int, rate_more: float, reason: str) -> None:
+        """Return to `more` workers if they make more than those on trial; if it is not yet known, do nothing."""
+        rate = self.workers / max(1.0, statistics.mean(self._trial_ns))
+        is_less = rate * _USEFUL < rate_more and summary.stalled > STALLED
+        if len(self._trial_ns) < (_TRIAL_BATCHES if rate < _CLEARLY_LESS * rate_more else self.workers):
+            return
+        if is_less:
+            self._check_in = self._check_after = min(_MAX_RETRY_AFTER, 2 * self._check_after)
+            self._change(more, reason)
+        else:
+            self._check_in = self._check_after = _CHECK_AFTER * self.workers
+            self._go_back(self.workers, rate)
+        self._checked = None
 
     def _is_tiny(self, summary: _Summary) -> bool:
         if self.workers == 0 or self.least or len(self._timings) < _WINDOW or self._handling_ns is None:
@@ -278,7 +321,7 @@ class AutoscalePolicy:
 
     def _allowed(self, busy: float) -> int:
         """Return how many workers there may be that are busy for this fraction of the time that they take."""
-        return max(self.most, min(self.most_waiting, int(self.most / max(busy, 1e-3))))
+        return max(self.most, min(self.most_waiting, useful_workers(self.most, busy)))
 
     def _tick_ceiling(self) -> None:
         self._ceiling_for -= 1
@@ -315,7 +358,7 @@ class AutoscalePolicy:
             most: how many workers the memory holds.
         """
         busy = busy_ns / max(1, work_ns)
-        if busy > _WAITING:
+        if busy > WAITING:
             self.fixed_reason = f"a guess: the first batch computed for {busy:.0%} of its time"
             return
         total_ns = work_ns * (_UNKNOWN_LENGTH if batches is None else batches)
@@ -406,7 +449,7 @@ def _totals_of(timing: BatchTiming) -> tuple[int, int, int, int, int]:
 def _waits_long(timing: BatchTiming) -> bool:
     """Return whether one batch is enough to see that more workers pay: it has waited, for longer than one's start."""
     _, _, _, work_ns, busy_ns = _totals_of(timing)
-    return work_ns >= _START_NS and busy_ns < _WAITING * work_ns
+    return work_ns >= _START_NS and busy_ns < WAITING * work_ns
 
 
 def _ms(ns: float) -> str:

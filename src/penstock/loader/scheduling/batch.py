@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch._utils import ExceptionWrapper
 
+from penstock.core.batch_spec import ColumnSpec
 from penstock.core.errors import TransportError
 from penstock.loader.batch_writer import merge
 from penstock.loader.counters import Counters
@@ -148,11 +149,18 @@ class Batch:
             return codec.decode(self.envelope, memory)
         counters.split_batches += 1
         partials = [partial for row in sorted(self.partials) if (partial := self.partials[row].partial) is not None]
+        arena = Arena(memory)
+        if not isinstance(partials[0][0], ColumnSpec):
+            arena.used = self.nbytes  # the rows are there; what is collated only now comes after them
         try:
-            return merge(partials, Arena(memory))
+            merged = merge(partials, arena)
         except Exception:
             # Samples of different workers that do not collate fail here; report it as a worker's failure.
             error = ExceptionWrapper(where=f"in DataLoader worker process {self.worker or 0}")
+        else:
+            if arena.used > self.nbytes:
+                ring.note(self.slot, arena.used)
+            return merged
         error.reraise()
         raise AssertionError  # `reraise` has raised
 

@@ -28,6 +28,7 @@ from penstock.loader.sampling.stream_cursor import Consumed
 from penstock.loader.scheduling.inline import InlineScheduler
 from penstock.loader.scheduling.slot_trial import SlotTrial
 from penstock.loader.transport.arena import Arena
+from penstock.loader.workers.busy_time import BusyTime
 from penstock.loader.workers.sample_fetcher import SampleFetcher, add_origin
 from penstock.loader.workers.sample_seed import Making
 
@@ -48,6 +49,7 @@ class DirectScheduler(InlineScheduler):
         fetcher = self._shards.fetcher(0)
         self._samples = fetcher.samples if fetcher is not None else SampleFetcher(self._worker_spec)
         self._making = Making(self._samples)
+        self._busy_time = BusyTime(with_process=True)
         self._count = 0
         self._fetched_ns = 0
         spec = self._worker_spec
@@ -83,6 +85,7 @@ class DirectScheduler(InlineScheduler):
         self._number += 1
         self.consumed_since.append(Consumed(self._number))
         counters = self._counters
+        self._busy_time.begin()
         began = self._fetched_ns = time.perf_counter_ns()
         try:
             batch = self._make_batch(indices)
@@ -94,6 +97,7 @@ class DirectScheduler(InlineScheduler):
         counters.inline_ns += ended - began
         counters.fetch_ns += fetched - began
         counters.collate_ns += ended - fetched
+        counters.asleep_ns += max(0, ended - began - self._busy_time.end(ended - began))
         counters.batches += 1
         counters.samples += self._count
         counters.nbytes += _nbytes_of(batch)

@@ -84,6 +84,7 @@ class InlineScheduler:
             counters = self._counters
             counters.fetch_ns += fetched.fetch_ns
             counters.collate_ns += fetched.collate_ns
+            counters.asleep_ns += max(0, fetched.fetch_ns + fetched.collate_ns - fetched.busy_ns)
             counters.skip(fetched.skipped)
             if fetched.ended:
                 self._waiting.popleft()

@@ -124,7 +124,8 @@ class ScalingPool:
             self.is_absent = self._is_behind = True  # the last worker finishes what it was given
             return
         try:
-            self._is_behind = not self._pool.resize(wanted)
+            with self._counters.changing_workers():
+                self._is_behind = not self._pool.resize(wanted)
         except (WorkerStartError, TransportError):
             self._is_behind = False
             self._policy.limit(self._pool.size, "the system starts no more")
@@ -173,11 +174,11 @@ class ScalingPool:
         fetched = fetcher.make(task.indices, arena, epoch_seed=task.epoch_seed, rows=task.rows, enlarge=enlarge)
         result.samples, result.skipped, result.needed_nbytes = fetched.samples, fetched.skipped, fetched.needed_nbytes
         result.fetch_ns, result.collate_ns, result.busy_ns = fetched.fetch_ns, fetched.collate_ns, fetched.busy_ns
+        result.nbytes = fetched.arena.used if fetched.arena is not None else 0
         if task.rows is not None:
             result.partial = fetched.partial
             return
         result.batch, result.is_batch = fetched.batch, True
-        result.nbytes = fetched.arena.used if fetched.arena is not None else 0
         if slot is not None and fetched.arena is arena:
             self._ring.note(slot, arena.used)
 

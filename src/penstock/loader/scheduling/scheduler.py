@@ -337,6 +337,7 @@ class Scheduler:
             return
         self._counters.fetch_ns += result.fetch_ns
         self._counters.collate_ns += result.collate_ns
+        self._counters.asleep_ns += max(0, result.fetch_ns + result.collate_ns - result.busy_ns)
         if self._counters.recorder is not None:
             _record(self._counters.recorder, result, task, self._counters.epochs)
         self._counters.skip(result.skipped)

@@ -41,7 +41,7 @@ class BatchFetcher:
         self.worker_spec = self._worker_spec = worker_spec
         self.samples = self._samples = SampleFetcher(worker_spec)
         self._keeps_states = in_training_process and worker_spec.seeded
-        self._busy_time = BusyTime(with_process=not in_training_process) if worker_spec.measures_waiting else None
+        self._busy_time = BusyTime(with_process=not in_training_process)
         self._by_rows = worker_spec.auto_collation and worker_spec.collate_fn is default_collate
         self._fetching = worker_spec.fetching or contextlib.nullcontext
         self._collate_into = getattr(worker_spec.collate_fn, "collate_into", None)
@@ -80,8 +80,7 @@ class BatchFetcher:
         self, indices: Any, arena: Arena | None, tick: Tick | None, rows: RowRange | None, enlarge: Enlarge | None
     ) -> FetchResult:
         began = time.perf_counter_ns()
-        if self._busy_time is not None:
-            self._busy_time.begin()
+        self._busy_time.begin()
         fetched = FetchResult(arena=arena, began_ns=began)
         if not self._worker_spec.auto_collation:
             self._make_unbatched(indices, fetched, tick)
@@ -96,7 +95,7 @@ class BatchFetcher:
             fetched.batch = self._worker_spec.collate_fn([])
         passed_ns = time.perf_counter_ns() - began
         fetched.collate_ns = passed_ns - fetched.fetch_ns
-        fetched.busy_ns = passed_ns if self._busy_time is None else self._busy_time.end(passed_ns)
+        fetched.busy_ns = self._busy_time.end(passed_ns)
         return fetched
 
     # ── without automatic batching: one sample, or whatever the dataset makes of the index ──────────────────

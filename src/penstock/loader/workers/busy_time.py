@@ -10,8 +10,14 @@ from __future__ import annotations
 import os
 import time
 
+WAITING = 0.5
+"""What computes for a smaller fraction of its time waits: then more workers than cores gain."""
+
 _WORTH_MEASURING_NS = 2_000_000
 """Batches that took less than this are not measured, because it takes 30 µs; they count as computed."""
+
+_EVERY_NS = 10_000_000
+"""Of the others one in so much of their time is measured, for the same reason; those between count like it."""
 
 
 class BusyTime:
@@ -23,23 +29,41 @@ class BusyTime:
 
     def __init__(self, *, with_process: bool = False) -> None:
         self._last_ns = _WORTH_MEASURING_NS
+        self._unmeasured_ns = _EVERY_NS
+        self._busy, self._of = 1, 1
+        """What the last measurement has shown: how much of how much."""
         self._began: tuple[int, int] | None = None
         self._with_process = with_process
         self._process_ns = 0
 
     def begin(self) -> None:
         """Begin a batch."""
-        self._began = thread_times() if self._last_ns >= _WORTH_MEASURING_NS else None
-        self._process_ns = time.process_time_ns() if self._with_process else 0
+        is_due = self._last_ns >= _WORTH_MEASURING_NS and self._unmeasured_ns >= _EVERY_NS
+        self._began = thread_times() if is_due else None
+        self._process_ns = time.process_time_ns() if is_due and self._with_process else 0
 
     def end(self, passed_ns: int) -> int:
         """End a batch that took `passed_ns`; return how much of that was computing, all of it where nobody can tell."""
         self._last_ns = passed_ns
+        if passed_ns < _WORTH_MEASURING_NS:
+            return passed_ns
         now = thread_times() if self._began is not None else None
         if now is None or self._began is None:
-            return passed_ns
+            self._unmeasured_ns += passed_ns
+            return passed_ns * self._busy // self._of
         process_ns = time.process_time_ns() - self._process_ns if self._with_process else 0
-        return busy_part(passed_ns, max(process_ns, now[0] - self._began[0]), now[1] - self._began[1])
+        self._unmeasured_ns, self._of = 0, passed_ns
+        self._busy = busy_part(passed_ns, max(process_ns, now[0] - self._began[0]), now[1] - self._began[1])
+        return self._busy
+
+
+def useful_workers(cores: int, busy: float) -> int:
+    """Return how many workers that compute for this fraction of their time keep the cores busy.
+
+    >>> useful_workers(2, 1.0), useful_workers(2, 0.1)
+    (2, 20)
+    """
+    return int(cores / max(busy, 1e-3))
 
 
 def busy_part(passed_ns: int, on_core_ns: int, without_core_ns: int) -> int:

@@ -254,7 +254,8 @@ class ThreadPool:
         result.needed_nbytes, result.busy_ns = fetched.needed_nbytes, fetched.busy_ns
         result.fetch_ns, result.collate_ns, result.began_ns = fetched.fetch_ns, fetched.collate_ns, fetched.began_ns
         if task.rows is not None:
-            result.partial = fetched.partial
+            assert fetched.arena is not None
+            result.partial, result.nbytes = fetched.partial, fetched.arena.used
         elif not fetched.ended:
             assert fetched.arena is not None
             try:

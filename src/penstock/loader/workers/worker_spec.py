@@ -40,8 +40,6 @@ class WorkerSpec:
     keep_batch_size: bool = False
     seeded: bool = False
     """Whether each sample is made with random states of its own seed; see `sample_seed`."""
-    measures_waiting: bool = False
-    """Whether a batch tells how much of its time was computing; see `busy_time`."""
 
     @property
     def rows_can_be_split(self) -> bool:

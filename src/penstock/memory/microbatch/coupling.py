@@ -26,6 +26,7 @@ _REDUCTIONS = frozenset(
 ) | frozenset(("_softmax", "_log_softmax", "sort", "topk", "norm", "linalg_vector_norm"))
 _ALONG = frozenset(("cumsum", "cumprod", "logcumsumexp", "logsumexp", "_softmax", "_log_softmax"))
 """What couples samples also where there is one number of each."""
+_COUNTS = frozenset(("bincount", "histc", "histogram", "_unique2", "unique_dim"))
 _BATCH_NORMS = frozenset(("native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit", "batch_norm"))
 _EXCHANGES = frozenset(("flip", "roll", "index", "index_select", "gather", "topk", "sort"))
 _MEAN_LOSSES = frozenset(
@@ -82,7 +83,8 @@ class CouplingObserver(TorchDispatchMode):
         if isinstance(result, Tensor):
             self.dtypes.add(result.dtype)
         if self.is_observing:
-            kind = self._kind_of(name, args, kwargs, result) or self._kind_of_number(name, args, result)
+            of_number = self._kind_of_number(name, args, result)  # which also notes what is computed from what
+            kind = self._kind_of(name, args, kwargs, result) or of_number
             if kind and kind not in self.seen:
                 self.seen[kind] = users_line_now()
         return result
@@ -97,6 +99,8 @@ class CouplingObserver(TorchDispatchMode):
         is_square = isinstance(result, Tensor) and tuple(result.shape) == (self._size, self._size)
         if is_square and tuple(first.shape) != tuple(result.shape):
             return "pairs"
+        if name in _COUNTS and self._has_rows(first):
+            return "reduction"
         if name == "mm" and first.shape[1] == self._size and not self._has_rows(first):
             return "reduction"  # a product that sums over samples
         if name in _REDUCTIONS | _ALONG and (is_part or self._has_rows(first)):

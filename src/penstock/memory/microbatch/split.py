@@ -37,6 +37,10 @@ def count_samples(batch: Any) -> int:
     >>> count_samples({"positions": torch.zeros(1, 3), "x": torch.zeros(8, 3), "scale": torch.tensor(2.0)})
     8
     """
+    if type(batch) in (tuple, list) and batch and type(first := batch[0]) is Tensor and first.ndim:
+        size: int = len(first)
+        if size != 1:
+            return size  # of most batches, at a tenth of the price
     found = 0
     for tensor in arrays_of(batch):
         if tensor.ndim > 0:

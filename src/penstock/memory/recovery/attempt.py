@@ -7,11 +7,11 @@ and contexts, reference cycles are collected, and cached device blocks go back t
 
 from __future__ import annotations
 
+import functools
 import gc
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -24,12 +24,15 @@ MAX_TRIES = 6
 """Consecutive failures of one thing before giving up."""
 
 
-@dataclass(slots=True)
-class AttemptResult(Generic[T]):
+class AttemptResult(NamedTuple, Generic[T]):
     """The value that an attempt returned, or the failure that ended it."""
 
     value: T | None = None
     failure: Failure | None = None
+
+
+_result_of: Callable[[tuple[Any, Failure | None]], AttemptResult[Any]] = functools.partial(tuple.__new__, AttemptResult)
+"""Each step makes several, so they are made without a call of a Python function."""
 
 
 def attempt(body: Callable[[], T]) -> AttemptResult[T]:
@@ -39,7 +42,7 @@ def attempt(body: Callable[[], T]) -> AttemptResult[T]:
     2
     """
     try:
-        return AttemptResult(body())
+        return _result_of((body(), None))
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -58,14 +61,14 @@ def retry(body: Callable[[], T], log: FailureLog | None = None) -> AttemptResult
         body: takes little memory, and may be called again after a failure anywhere in it.
         log: records every failure.
     """
-    result: AttemptResult[T] = AttemptResult()
-    for _ in range(MAX_TRIES):
+    tries_left = MAX_TRIES
+    while True:
         result = attempt(body)
-        if result.failure is None:
-            break
-        if log is not None:
+        tries_left -= 1
+        if result.failure is not None and log is not None:
             log.record(result.failure)
-    return result
+        if result.failure is None or not tries_left:
+            return result
 
 
 def clear_frames(error: BaseException) -> None:

@@ -124,8 +124,10 @@ class StepTransaction:
             self._step_undoably(self.whole.run)
         elif self.is_chunked:
             self._step_undoably(self.chunked.run)
+        elif (counted := self._find_counted()) is not None and (not counted.needed or has_room(counted.needed)):
+            self._step_fast(counted)
         else:
-            self._step_whole()
+            self._step_slowly(counted)
 
     def _step_undoably(self, run: Callable[[], None]) -> None:
         try:
@@ -134,19 +136,13 @@ class StepTransaction:
             self._is_partial = True
             raise
 
-    def _step_whole(self) -> None:
-        counted = self._find_counted()
-        if counted is not None:
-            if not counted.needed or has_room(counted.needed):
-                self._step_fast(counted)
-                return
+    def _step_slowly(self, counted: _CountedStep | None) -> None:
+        params = stepped_params(self.optimizer)
+        if counted is None and has_room(nbytes_by_accelerator(params)):
+            self._step_with_retries(params)
         else:
-            params = stepped_params(self.optimizer)
-            if has_room(nbytes_by_accelerator(params)):
-                self._step_with_retries(params)
-                return
-        self.is_chunked = True
-        self._step_undoably(self.chunked.run)
+            self.is_chunked = True
+            self._step_undoably(self.chunked.run)
 
     # ── fast: resumed if it fails ───────────────────────────────────────────────────────────────────────────
 

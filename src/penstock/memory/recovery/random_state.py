@@ -28,7 +28,7 @@ _LOOKED_AT = 4 * 17
 """The bytes of the position, and of the words beside it."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RandomState:
     """The random states that a step may draw from: torch's on the CPU and on devices, NumPy's, Python's.
 
@@ -36,43 +36,37 @@ class RandomState:
     out of memory.
     """
 
-    generators: list[_GeneratorState]
+    generators: list[tuple[torch.Generator | _ModulesGenerator, Tensor]]
     numpy: _NumpyState | None
     python: Any
 
     @classmethod
     def now(cls, devices: Iterable[torch.device]) -> RandomState:
         """Return the current states; `devices` are accelerators."""
+        own = torch.default_generator
         return cls(
-            [_GeneratorState(torch.default_generator), *map(_GeneratorState, map(_generator_of, devices))],
+            [(own, own.get_state()), *((one, one.get_state()) for one in map(_generator_of, devices))],
             _numpy_twister.now() if "numpy.random" in sys.modules else None,
             _python_twister.now(),
         )
 
     def restore(self) -> None:
         """Restore all of them."""
-        for one in self.generators:
-            one.generator.set_state(one.state)
+        for generator, state in self.generators:
+            generator.set_state(state)
         if self.numpy is not None:
             sys.modules["numpy.random"].set_state(self.numpy.state)
         random.setstate(self.python)
 
-
-class _GeneratorState:
-    __slots__ = ("generator", "state")
-
-    def __init__(self, generator: torch.Generator | _ModulesGenerator) -> None:
-        self.generator = generator
-        self.state = generator.get_state()
-
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _GeneratorState) and self._bytes() == other._bytes()
+        return isinstance(other, RandomState) and self._contents() == other._contents()
 
-    def __hash__(self) -> int:
-        return hash(self._bytes())
+    __hash__ = None  # type: ignore[assignment]
 
-    def _bytes(self) -> bytes:
-        return ctypes.string_at(self.state.data_ptr(), self.state.numel())
+    def _contents(self) -> tuple[Any, ...]:
+        states = [state for _, state in self.generators]
+        words = [ctypes.string_at(state.data_ptr(), state.numel()) for state in states]
+        return words, self.numpy, self.python
 
 
 class _NumpyState:

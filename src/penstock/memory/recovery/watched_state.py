@@ -99,7 +99,8 @@ class WatchedState:
 
     def save(self) -> None:
         """Save what is known to change. May be called again after it has failed."""
-        self.discard()
+        self._tree, self._is_saved = None, False
+        self._tensors = self._changing
         if not self._is_watching:
             self._params = []
         elif self._windows & (self._windows - 1) == 0 and not any(map(is_lazy, self._model.parameters())):

@@ -99,29 +99,29 @@ class Commit:
             PartialGradientsError: the gradients have to be computed again.
             CommitStageError: memory ran out too often.
         """
+        failures = 0
         while self._stages:
-            self._run_stage(*self._stages[0])
-            self._stages.pop(0)
+            name, run, retries_ops = self._stages[0]
+            retrying = None
+            if retries_ops:
+                retrying = RetryOps(set(map(storage_key, self._grads)), self._log)
+                run = functools.partial(_run_within, retrying, run)
+            failure = attempt(run).failure
+            if failure is None:
+                failures = 0
+                del self._stages[0]
+                continue
+            self._log.record(failure)
+            if retrying is not None and retrying.changes:
+                raise PartialGradientsError
+            failures += 1
+            if failures == MAX_TRIES:
+                raise CommitStageError(name, failure)
 
     def step(self) -> None:
         """Step the optimizer, for the scaler."""
         self._transaction.step()
         self.stepped = True
-
-    def _run_stage(self, name: str, body: Callable[[], object], retries_ops: bool) -> None:
-        for tries_left in reversed(range(MAX_TRIES)):
-            retrying, run = None, body
-            if retries_ops:
-                retrying = RetryOps(set(map(storage_key, self._grads)), self._log)
-                run = functools.partial(_run_within, retrying, body)
-            failure = attempt(run).failure
-            if failure is None:
-                return
-            self._log.record(failure)
-            if retrying is not None and retrying.changes:
-                raise PartialGradientsError
-            if not tries_left:
-                raise CommitStageError(name, failure)
 
     @torch.no_grad()
     def _divide(self) -> None:

@@ -257,7 +257,7 @@ class _SequenceFirst:
 
 _CAUSES = {
     "pairs": "every sample meets every other ({size} x {size}), as in-batch negatives do, at {place}",
-    "reduction": "a mean or the like over all samples, as of a router or of batch statistics, at {place}",
+    "reduction": "a mean, a count or the like over all samples, as of a router or of batch statistics, at {place}",
     "statistic": "a number computed from all samples (their mean, say) is used for each of them, at {place}",
     "ratio": "a sum over all samples is divided by another one, at {place}; if that is a mean, let loss_fn return both",
     "mean": "loss_fn returns a mean, at {place}; let it return the sum of its losses, and their count",

@@ -39,6 +39,8 @@ class WindowBatch:
     """The sum of its losses, detached."""
     weight: Any = 0
     parts: int = 1
+    mean: Tensor | None = None
+    """Its mean loss, once it is known."""
 
     @functools.cached_property
     def bucket(self) -> tuple[Any, ...]:
@@ -51,7 +53,7 @@ class WindowBatch:
         return -(-self.size // self.parts)
 
     def mean_loss(self) -> Tensor:
-        """Return its mean loss; 0 of nothing."""
+        """Return its mean loss; 0 of nothing. May be called again after it has failed."""
         if self.loss is None:
             return torch.zeros(())
         if isinstance(self.weight, Tensor):
@@ -60,7 +62,7 @@ class WindowBatch:
 
     def reset(self) -> None:
         """Forget the losses of earlier attempts."""
-        self.loss, self.weight = None, 0
+        self.loss, self.weight, self.mean = None, 0, None
 
     def add(self, loss: Tensor, weight: Any) -> None:
         """Add the losses of a part."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -34,6 +35,9 @@ from penstock.memory.step.fsdp_sync import FsdpSync, ShortageError
 from penstock.memory.step.micro_batch_runner import MicroBatchRunner
 
 T = TypeVar("T")
+
+_NUMBERS = (int, float)
+"""Types of weights that are known without waiting for a device, beside tensors on the host."""
 
 
 class GradientAccumulation:
@@ -79,6 +83,8 @@ class GradientAccumulation:
         """A micro-batch that was run before, of a sharded model."""
         self.estimated_weight = 1.0
         """What losses are divided by."""
+        self.is_weight_exact = False
+        """Whether that is the window's own weight, so that nothing is left to correct."""
         self.is_estimate_shared = False
         """Whether the ranks have agreed on it; else each window has its own."""
         self.micro_batch: int | None = None
@@ -132,7 +138,8 @@ class GradientAccumulation:
                 self.roll_back()
                 continue
             if is_done:
-                return self._mean_loss()
+                mean = self._window[-1].mean
+                return self._mean_loss() if mean is None else mean
             self._reject_unresettable_model(failure)
             if failure is not None:
                 self._log.record(failure)
@@ -155,6 +162,11 @@ class GradientAccumulation:
     def remove_last(self, error: BaseException) -> None:
         """Leave the window as if its last batch, which has ended in `error`, had never been added."""
         last = self._window[-1]
+        if last.parts > 1 and type(error).__name__ == "FailOnRecompileLimitHit":
+            error.add_note(
+                "memory had run out, so the model was compiled for micro-batches of other sizes; compile it with "
+                "dynamic=True, raise torch._dynamo.config.recompile_limit, or begin with a smaller micro_batch="
+            )
         try:
             self.retry(self._roll_back, "restoring what a failed attempt had changed")
         except ChangedInPlaceError as change:
@@ -245,11 +257,13 @@ class GradientAccumulation:
                 one.after = RandomState.now(self._runner.devices)
             self._done += 1
         self._is_replay = False
+        if self._fsdp is None:
+            self._window[-1].mean = self._window[-1].mean_loss()  # here, within the attempt that there is
         if len(self._window) == self.accumulate:
             self._watched.learn()
 
     def _begin(self) -> None:
-        self._is_begun = False
+        self._is_begun = self.is_weight_exact = False
         drop_gradients(self._optimizer)
         self._gradients.save()
         self._buffers.save()
@@ -262,14 +276,27 @@ class GradientAccumulation:
         if self._fsdp is not None:
             self._run_on_all_ranks(one, self._fsdp)
         elif one.batch is not None:
-            one.parts = self.policy.count_parts(one)
+            one.parts = self.policy.count_parts(one) if self.policy.sizes.is_limited else 1
             one.reset()
-            for part in self._runner.cut(one.batch, one.parts):
-                one.add(*self._runner.run(part, self.estimated_weight, self._look_at_graph()))
+            if one.parts > 1:
+                for part in self._runner.cut(one.batch, one.parts):
+                    self._run_part(one, part)
+            else:
+                self._run_part(one, one.batch)
         if one.batch is not None:
             self.micro_batch = one.micro_batch
             if self.policy.sizes.is_limited:
                 self.policy.sizes.record_success(one.bucket, self.micro_batch)
+
+    def _run_part(self, one: WindowBatch, part: Any) -> None:
+        loss, weight = self._runner.compute_loss(part)
+        if self._gradients.looks_at_graph:
+            self._gradients.find_in_graph(loss)
+        is_known = type(weight) in _NUMBERS or (isinstance(weight, Tensor) and weight.device.type == "cpu")
+        if is_known and self.accumulate == one.parts == 1 and not self.is_estimate_shared and 0 < weight < math.inf:
+            self.estimated_weight, self.is_weight_exact = float(weight), True
+        self._runner.add_gradients(loss, self.estimated_weight)
+        one.add(loss.detach(), weight.detach() if isinstance(weight, Tensor) else weight)
 
     def _look_at_graph(self) -> Callable[[Tensor], None] | None:
         return self._gradients.find_in_graph if self._gradients.looks_at_graph else None

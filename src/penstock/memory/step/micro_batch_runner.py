@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 
 from penstock.core.errors import OptionError
 from penstock.memory.microbatch.cutting import Cutting
@@ -60,8 +61,8 @@ class MicroBatchRunner:
         """By bucket of batches with tensors of one row: whether the model's input has a row for each sample."""
         self._autocast = Autocast(autocast, self.devices)
         self._scaler = scaler
-        self._begin: tuple[tuple[Any, ...], Tensor, int] | None = None
-        """The gradient of a loss, as it is before backward, with what it depends on, and its version."""
+        self._seed: tuple[tuple[Any, ...], Tensor, int] | None = None
+        """The gradient that a backward begins with, with what it depends on, and its version."""
 
     def cut(self, batch: Any, parts: int) -> Sequence[Any]:
         """Return the micro-batches of `batch`."""
@@ -74,29 +75,36 @@ class MicroBatchRunner:
         loss, weight = self.compute_loss(part)
         if before_backward is not None:
             before_backward(loss)
-        if self._scaler is not None:
-            self._scaler.scale(loss / divisor).backward()
-        else:
-            loss.backward(self._gradient_of(loss, divisor))
+        self.add_gradients(loss, divisor)
         return loss.detach(), weight.detach() if isinstance(weight, Tensor) else weight
 
-    def _gradient_of(self, loss: Tensor, divisor: float) -> Tensor:
-        """Return what `(loss / divisor).backward()` would begin with; most steps begin with the same."""
+    def add_gradients(self, loss: Tensor, divisor: float) -> None:
+        """Do what `(loss / divisor).backward()` does; the gradient that most steps begin with is the same."""
+        if self._scaler is not None:
+            self._scaler.scale(loss / divisor).backward()
+            return
         key = (divisor, loss.shape, loss.dtype, loss.device)
-        if self._begin is None or self._begin[0] != key or self._begin[1]._version != self._begin[2]:
+        if self._seed is None or self._seed[0] != key or self._seed[1]._version != self._seed[2]:
             if loss.numel() != 1 or not loss.is_floating_point():
                 what = f"a tensor of shape {tuple(loss.shape)}, {loss.dtype}"
                 raise OptionError(f"loss_fn must return the sum of its losses, which is one number, not {what}")
             gradient = torch.ones_like(loss).div_(divisor)
-            self._begin = key, gradient, gradient._version
-        return self._begin[1]
+            self._seed = key, gradient, gradient._version
+        if type(loss) is Tensor:  # `loss.backward(gradient)`, without its checks, which take a third of a tiny step
+            _engine_run_backward(
+                (loss,), (self._seed[1],), False, False, (), allow_unreachable=True, accumulate_grad=True
+            )
+        else:
+            loss.backward(self._seed[1])
 
     def compute_loss(self, part: Any) -> tuple[Tensor, Any]:
         """Return the sum of the losses of `part`, and its weight."""
         if self._autocast.is_off:
-            return _check_loss(self._loss_fn(self.model, part))
-        with self._autocast():
-            return _check_loss(self._loss_fn(self.model, part))
+            found = self._loss_fn(self.model, part)
+        else:
+            with self._autocast():
+                found = self._loss_fn(self.model, part)
+        return _check_loss(found)
 
     def run_without_effect(self, part: Any) -> None:
         """Run `part` with its losses times zero; buffers and random states are as before."""

@@ -169,8 +169,10 @@ class StepWindow:
     def _step(self) -> WindowState:
         """Divide, unscale, clip and step; ATTEMPT follows where gradients have to be computed again."""
         try:
-            if self._commit is None:
-                self._accumulation.retry(self._make_commit, "adding up the weights of a batch")
+            if self._commit is None and self._accumulation.is_weight_exact:
+                self._commit = self._make_commit(1.0)
+            elif self._commit is None:
+                self._accumulation.retry(self._correct_and_commit, "adding up the weights of a batch")
             assert self._commit is not None
             self._commit.run()
         except PartialGradientsError:
@@ -242,11 +244,14 @@ class StepWindow:
     def _sum_weights(self) -> None:
         self._weight = sum(map(float, self._accumulation.weights()), 0.0)
 
-    def _make_commit(self) -> None:
+    def _correct_and_commit(self) -> None:
         if self._ranks is None:
             self._weight = functools.reduce(operator.add, self._accumulation.weights())
-        factor = _factor(self._accumulation.estimated_weight, self._weight) if self._factor is None else self._factor
-        self._commit = Commit(
+        estimate = self._accumulation.estimated_weight
+        self._commit = self._make_commit(_factor(estimate, self._weight) if self._factor is None else self._factor)
+
+    def _make_commit(self, factor: float | Tensor) -> Commit:
+        return Commit(
             self._transaction,
             factor=factor,
             scaler=self._scaler,

@@ -103,6 +103,8 @@ def examine(
         one_label=scheduler.one_label,
         **{one.name: getattr(compared, one.name) for one in fields(compared)},
         iterators_created=scheduler.iterators_created,
+        loaders_created=scheduler.loaders_created,
+        is_cycled=scheduler.is_cycled,
         other_loops=scheduler.other_loops.results(),
         batches_requested=scheduler.batches_requested,
         worker_activity=scheduler.activity.result(),

@@ -186,6 +186,12 @@ class Measurements:
     iterators_created: int = 0
     """How often a training function made a new iterator of its loader."""
 
+    loaders_created: int = 1
+    """How many loaders like the examined one the training function made, that one included."""
+
+    is_cycled: bool = False
+    """Whether a training function takes its batches from an `itertools.cycle` over the loader."""
+
     other_loops: tuple[OtherLoop, ...] = ()
     """Loops that were not examined and have workers, as far as the program ran them beside the examined one."""
 

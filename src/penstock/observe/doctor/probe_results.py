@@ -62,6 +62,20 @@ class RepeatedRead:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ConstantSeed:
+    """A line of the dataset's that gave a generator of random numbers the same seed for every sample."""
+
+    line: str
+    """The line, with its file."""
+
+    seed: int
+    """The number."""
+
+    samples: int
+    """How many different samples were looked at."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SampleCosts:
     """What samples cost when one process makes them one by one, and collates them."""
 
@@ -124,6 +138,9 @@ class SampleCosts:
 
     repeated_read: RepeatedRead | None = None
     """The file or folder that takes the most time of those that nearly all samples read."""
+
+    constant_seed: ConstantSeed | None = None
+    """The first line that seeds a generator with the same number for every sample."""
 
     not_finite: tuple[object, ...] = ()
     """Samples with a NaN or an infinite value, among the first that were made."""
@@ -231,6 +248,9 @@ class WorkerNoise:
 
     same_in_epochs: bool
     """Whether the workers of the next epoch drew the same."""
+
+    has_init_fn: bool = False
+    """Whether the loader has a `worker_init_fn`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -350,6 +370,12 @@ class StepCalls:
 
     pageable_copies: tuple[StepCall, ...] = ()
     """Copies with non_blocking=True from memory that is not pinned."""
+
+    double_casts: tuple[StepCall, ...] = ()
+    """Calls that turn float64 tensors into a smaller type."""
+
+    computes_in_double: bool = False
+    """Whether a matrix product or a convolution was computed in float64."""
 
     whole_images: WholeImages | None = None
     """What the first convolution of every observed step got; None where that was no image of whole numbers."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TypeVar
 
+from penstock.loader.workers.busy_time import WAITING
+
 _Value = TypeVar("_Value", int, float)
 
 
@@ -81,7 +83,7 @@ class Thresholds:
         0.3, "of the cores", "with more of them used by others, workers get their share by number and not by need"
     )
     waiting_fraction: float = _threshold(
-        0.5, "of a sample's time", "samples that sleep for longer gain from more workers on a busy machine, too"
+        1 - WAITING, "of a sample's time", "samples that sleep for longer gain from more workers on a busy machine, too"
     )
     hidden_loading_fraction: float = _threshold(
         0.7, "of the step's time", "fewer workers hide loading if it needs less; the rest is a margin for slow batches"
@@ -165,6 +167,9 @@ class Thresholds:
         0.3, "of the time to make a batch", "lists of numbers matter if collating takes this much"
     )
     float64_fraction: float = _threshold(0.5, "of a batch's bytes", "with less, halving them saves under a quarter")
+    double_sample_nbytes: int = _threshold(
+        512, "bytes of a sample", "a target of a few numbers costs nothing in any type"
+    )
     large_batch_nbytes: int = _threshold(
         1 << 20, "bytes", "moving a smaller batch costs messages, and not bytes: a smaller type does not help"
     )
@@ -174,6 +179,9 @@ class Thresholds:
 
     line_fraction: float = _threshold(
         0.4, "of a sample's or step's time", "a line that takes less is not what decides how long it takes"
+    )
+    sample_line_fraction: float = _threshold(
+        0.3, "of a sample's time", "a call that is known to be cheap once and dear for each sample is worth as much"
     )
     repeated_samples: int = _threshold(5, "samples", "a file that fewer of them read may be theirs by chance")
     repeated_fraction: float = _threshold(
@@ -226,6 +234,12 @@ class Thresholds:
     )
     long_pickle_s: float = _threshold(
         0.5, "s for all workers", "a delay at every start of the workers that a user notices"
+    )
+    usual_prefetch_factor: int = _threshold(
+        8, "batches per worker", "fewer hide any loader whose samples take about equally long"
+    )
+    prefetched_nbytes: int = _threshold(
+        512 << 20, "bytes", "batches that are made ahead and take less are nobody's problem"
     )
     shm_fraction: float = _threshold(
         0.5, "of the free /dev/shm", "batch sizes vary and other programs use /dev/shm, too; full, it kills workers"

@@ -53,6 +53,7 @@ class RegisteredLoader:
         self._loader = weakref.ref(loader)
         runtime = find_runtime(loader)
         self._has_runtime = runtime is not None
+        self._is_auto = runtime is not None and runtime.config.is_auto
         self._counters = runtime.counters if runtime is not None else Counters()
         self._generator_counters = Counters()
         """Of a generator that `__iter__` returns; what it iterates may have counted the same batches already."""
@@ -151,7 +152,7 @@ class RegisteredLoader:
             fallback_reason=self._counters.fallback_reason,
             is_iterated=bool(self.begun_ns),
             shuffled_by=self._shuffled_by,
-            settings=self.settings,
+            settings={**self.settings, "num_workers": "auto"} if self._is_auto else self.settings,
             statistics=self.statistics(),
         )
 

@@ -7,18 +7,17 @@ a kernel ran. NVML creates no CUDA context.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def missing_package() -> str | None:
     """Return what to install for the utilization of this machine's NVIDIA GPUs; None if nothing is missing."""
-    if not _DRIVER.exists() or find_spec("pynvml") is not None:
+    if find_spec("pynvml") is not None or not _has_driver():
         return None
     return 'the utilization of the GPU was not measured: nvidia-ml-py is not installed: pip install "penstock[gpu]"'
 
@@ -32,7 +31,7 @@ class Nvml:
     @classmethod
     def open(cls) -> Nvml | None:
         """Return NVML, or None where there is no NVIDIA driver, or nvidia-ml-py is not installed."""
-        if not _DRIVER.exists():
+        if not _has_driver():
             return None
         try:
             import pynvml  # type: ignore[import-untyped]
@@ -84,5 +83,21 @@ class Nvml:
         found = []
         for uuid in uuids:
             with contextlib.suppress(self._pynvml.NVMLError):  # MIG instances and lost GPUs do not report everything
-                found.append(ask(self._pynvml.nvmlDeviceGetHandleByUUID(uuid)))
+                found.append(ask(self._handle(uuid)))
         return found
+
+    def _handle(self, uuid: str) -> Any:
+        """Return NVML's handle. CUDA tells the UUID of a MIG instance without saying that it is one."""
+        try:
+            return self._pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        except self._pynvml.NVMLError:
+            return self._pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid.removeprefix('GPU-')}")
+
+
+def _has_driver() -> bool:
+    """Return whether there is an NVML to load: WSL and some containers have one, and no /proc/driver/nvidia."""
+    try:
+        ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True

@@ -56,7 +56,7 @@ def settings_text(loader: LoaderRecord) -> str:
     """Return the settings of `loader` as arguments of a DataLoader."""
     statistics = loader.statistics
     start = f", {statistics.start_method}" if statistics.start_method else ""
-    settings = [f"{name}={value}" for name, value in loader.settings.items()]
+    settings = [f"{name}={value!r}" for name, value in loader.settings.items()]
     if loader.is_watched:  # what its workers are is its own matter
         return ", ".join(settings)
     return ", ".join([*settings, f"worker_type={statistics.worker_type}{start}"])

@@ -133,7 +133,11 @@ def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | 
     """
     if RAGGED in there.attrs:
         return {name: _ragged(there, file, name)}
-    dtype, where = there.dtype, f"{file.path}: dataset {there.name!r}"
+    where = f"{file.path}: dataset {there.name!r}"
+    reason = _why_unreadable(there)
+    if reason:
+        return {name: f"{where} {reason}"}
+    dtype = there.dtype
     is_row_of_one = len(there.shape) == 1
     leaf = _variable(there.dtype) if dtype.hasobject and dtype.names is None and is_row_of_one else None
     if leaf is not None:
@@ -152,6 +156,27 @@ def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | 
         else:
             found["/".join((name, *parts))] = _column(layout, held, 0, parts)
     return found
+
+
+def _why_unreadable(dataset: Any) -> str:
+    """Return why h5py cannot read a dataset, whatever its values are; "" if it may."""
+    filters, created = need("h5py", "hdf5").h5z, dataset.id.get_create_plist()
+    try:
+        dataset.dtype  # noqa: B018 - made of HDF5's, which has types that NumPy has not
+    except (TypeError, ValueError) as error:
+        return f"holds what no field can hold: {error}"
+    packed = [created.get_filter(number) for number in range(created.get_nfilters())]
+    missing = [one for one in packed if not filters.filter_avail(one[0])]
+    if missing and dataset.size:
+        try:
+            dataset[:1]  # chunks may do without the filter
+        except OSError:
+            code, _, _, name = missing[0]
+            return (
+                f"is packed by a filter that is not there ({code}, {name.decode(errors='replace') or 'no name'}); "
+                "import the plugin that brings it (hdf5plugin) before the file is opened"
+            )
+    return ""
 
 
 def _leaves(dtype: np.dtype[Any], parts: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], np.dtype[Any]]]:

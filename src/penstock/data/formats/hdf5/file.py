@@ -90,6 +90,4 @@ class HDF5File:
                 return np.asarray(dataset[start:stop])
         except LIBRARY_ERRORS as error:
             words = f"the HDF5 library failed: {type(error).__name__}: {error}"
-            if "filter" in words:
-                words += "; if a plugin brings the filter that packed it, import that (hdf5plugin) before reading"
             raise RecordError(self.path, -1, f"{name}[{start}]", words) from error

@@ -142,11 +142,17 @@ def _rows(one: Any) -> int:
 
 def _size(one: Any) -> int:
     dataset = one["values"] if RAGGED in one.attrs else one
-    return int(dataset.size * dataset.dtype.itemsize)
+    try:
+        return int(dataset.size * dataset.dtype.itemsize)
+    except (TypeError, ValueError):  # NumPy has no such type
+        return int(dataset.size * dataset.id.get_type().get_size())
 
 
 def _kind(one: Any) -> tuple[tuple[int, ...], str] | None:
     """What makes datasets look alike, as x_train and x_test do; of one dimension too many do, as mean and std."""
     if RAGGED in one.attrs or len(one.shape) < 2:
         return None
-    return one.shape[1:], str(one.dtype)
+    try:
+        return one.shape[1:], str(one.dtype)
+    except (TypeError, ValueError):
+        return None

@@ -18,7 +18,6 @@ libjpeg-turbo then decodes no more than `size` needs:
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Sequence
 
@@ -26,10 +25,10 @@ import numpy as np
 
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.core.per_process import PerProcess
-from penstock.data.formats.images.class_folders import ClassFolders
+from penstock.data.formats.class_folders import ClassFolders
+from penstock.data.formats.folder_source import FolderSource, choose_fields
 from penstock.data.formats.images.image_codec import MAX_PIXELS, Resize, Size, decode, encode, sides, suffix
 from penstock.data.schema import Errors, Field, Sample, Schema, Selection
-from penstock.data.source import Source
 from penstock.data.storage import event_loop
 from penstock.data.storage.object_batch import ObjectRequest
 from penstock.data.storage.storage import Storage, is_remote
@@ -71,10 +70,7 @@ def open_files(
         OptionError: a size that cannot be.
     """
     files = ClassFolders(paths, SUFFIXES, storage, labels)
-    chosen = {name: name for name in ("image", "label")[: 1 if files.labels is None else 2]}
-    if fields.chosen is not None:
-        known = _FIELDS if files.labels is not None else tuple(name for name in _FIELDS if name != "label")
-        chosen = fields.names(known, paths[0])
+    chosen = choose_fields(fields, _FIELDS, files, paths[0], on_request=("path", "encoded"))
     if resize not in ("cover", "stretch"):
         raise OptionError(f"resize={resize!r} is neither 'cover' nor 'stretch'")
     return ImageFolder(
@@ -89,7 +85,7 @@ def open_files(
     )
 
 
-class ImageFolder(Source):
+class ImageFolder(FolderSource):
     """The images of a folder. Made by `penstock.open`."""
 
     def __init__(
@@ -104,33 +100,13 @@ class ImageFolder(Source):
         max_pixels: int,
         max_record_nbytes: int,
     ) -> None:
-        self.where = where
-        self._files = files
-        self._chosen = chosen
+        super().__init__(where, files, chosen)
         self._storage = storage
         self._size = size
         self._resize: Resize = resize
         self._max_pixels = max_pixels
         self._max_record_nbytes = max_record_nbytes
         self._connections = PerProcess(event_loop.acquire, event_loop.EventLoopThread.release)
-
-    def __len__(self) -> int:
-        return len(self._files.paths)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The names of the classes, by label; empty without labels."""
-        return self._files.classes
-
-    @property
-    def class_to_idx(self) -> dict[str, int]:
-        """The label of each class."""
-        return {name: number for number, name in enumerate(self._files.classes)}
-
-    @property
-    def labels(self) -> np.ndarray | None:
-        """The label of every sample, int32, without reading any: what a sampler weighs by. None without labels."""
-        return self._files.labels
 
     @property
     def schema(self) -> Schema:
@@ -143,13 +119,6 @@ class ImageFolder(Source):
             "encoded": Field("bytes"),
         }
         return {name: all_fields[own] for name, own in self._chosen.items()}
-
-    def select_fields(self, fields: Sequence[str]) -> ImageFolder:
-        """Return the same images with these fields only; nothing is decoded that is not among them."""
-        other = copy.copy(self)
-        other._chosen = Selection.of(list(fields)).names(self._chosen, self.where)
-        other._chosen = {name: self._chosen[name] for name in other._chosen}
-        return other
 
     @property
     def reads_objects(self) -> bool:
@@ -177,15 +146,7 @@ class ImageFolder(Source):
         path = self._files.paths[index]
         wanted = self._chosen.values()
         data = self._bytes(path, index) if "image" in wanted or "encoded" in wanted else b""
-        sample: Sample = {}
-        for name, own in self._chosen.items():
-            if own == "image":
-                sample[name] = self._decoded(data, path, index)
-            elif own == "label" and self._files.labels is not None:
-                sample[name] = int(self._files.labels[index])
-            else:
-                sample[name] = path if own == "path" else data
-        return sample
+        return self._sample(index, lambda own: self._decoded(data, path, index) if own == "image" else data)
 
     def _decoded(self, data: bytes, path: str, index: int) -> np.ndarray:
         try:

@@ -13,10 +13,7 @@ The last part of a suffix decides what the member holds:
     txt text transcript          text, UTF-8
     json jsn                     text; `parse_json=True` parses it. What comes out may be anything, which in general
                                  cannot be collated, and so this is not the default
-    npy                          an array of numbers, as numpy.save writes it; structs and pickled objects are refused:
-                                 b"\x93NUMPY", 2 bytes version (1.0, 2.0 or 3.0), the length of the header (2 bytes,
-                                 from version 2.0 on 4, little-endian), the header, a Python dict as text like {'descr':
-                                 '<f4', 'fortran_order': False, 'shape': (3, 4), }, and the array's bytes
+    npy                          an array of numbers, as numpy.save writes it; structs and pickled objects are refused
     jpg jpeg png webp            bytes, as a picture's size is the decoder's business; `decode="images"` makes pixels of
                                  them, uint8[3, height, width], see `image_codec`
     anything else                bytes; pickles, too, which nobody should load
@@ -29,13 +26,13 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 
 from penstock.core.errors import SourceError
 from penstock.data.formats.images import image_codec
+from penstock.data.formats.npy_header import NBYTES, is_npy, read_header, write_header
 from penstock.data.schema import Sample, Selection
 
 KEY = "__key__"
@@ -49,12 +46,6 @@ TEXT = ("txt", "text", "transcript")
 JSON = ("json", "jsn")
 PICTURES = ("jpg", "jpeg", "png", "webp")
 _METADATA = re.compile(r"__[^/]*__($|/)")
-_NPY_MAGIC = b"\x93NUMPY"
-_NPY_ALIGNMENT = 64
-_MAX_NPY_HEADER_NBYTES = 10_000
-_NPY_DTYPE = re.compile(r"""['"]descr['"]\s*:\s*['"]([<>|=]?[biufc?]\d*)['"]""")
-_NPY_ORDER = re.compile(r"""['"]fortran_order['"]\s*:\s*(True|False)""")
-_NPY_SHAPE = re.compile(r"""['"]shape['"]\s*:\s*\(([\d,\sL]*)\)""")
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -155,33 +146,21 @@ def encode_npy(value: np.ndarray | np.generic) -> bytes:
     """
     array = np.asarray(value)
     array = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
-    return _npy_header(array.dtype, array.shape) + array.tobytes()
-
-
-@lru_cache(maxsize=1024)
-def _npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
-    text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': {shape}, }}".encode()
-    nbytes = len(_NPY_MAGIC) + 4 + len(text) + 1
-    text += b" " * (-nbytes % _NPY_ALIGNMENT) + b"\n"
-    return _NPY_MAGIC + b"\x01\x00" + len(text).to_bytes(2, "little") + text
+    return write_header(array.dtype, array.shape) + array.tobytes()
 
 
 def decode_npy(data: bytes) -> np.ndarray:
     """Return the array that these bytes of an .npy file hold, in the machine's byte order.
 
-    The header is neither evaluated nor trusted: numpy.load would allocate the shape that it states before it looks at
-    how many bytes follow, and `ast.literal_eval` warns about some corrupt headers.
+    numpy.load would allocate the shape that the header states before it looks at how many bytes follow.
 
     Raises:
         ValueError: they hold no array, or one of structs or objects.
     """
-    if data[:6] != _NPY_MAGIC or len(data) < 10 or data[6] not in (1, 2, 3):
+    if not is_npy(data) or len(data) < 12:
         raise ValueError(f"it is no .npy file: it begins with {data[:8]!r}")
-    begin = 10 if data[6] == 1 else 12
-    begins = begin + int.from_bytes(data[8:begin], "little")
-    if not begin <= begins <= min(len(data), _MAX_NPY_HEADER_NBYTES):
-        raise ValueError(f"the header of its .npy file is {begins - begin} bytes long, of {len(data)}")
-    dtype, is_fortran, shape = _parse_npy_header(data[begin:begins])
+    begins = 10 + int.from_bytes(data[8:10], "little") if data[6] == 1 else 12 + int.from_bytes(data[8:12], "little")
+    begins, dtype, is_fortran, shape = read_header(data[: min(begins, NBYTES)])
     nbytes = math.prod(shape) * dtype.itemsize
     if len(data) - begins != nbytes:
         raise ValueError(f"its .npy file holds {len(data) - begins} bytes; shape {shape} of {dtype} takes {nbytes}")
@@ -190,19 +169,3 @@ def decode_npy(data: bytes) -> np.ndarray:
     except (ValueError, OverflowError) as error:  # no bytes, and yet a dimension that is too large
         raise ValueError(f"its .npy file has the shape {shape}: {error}") from error
     return array.astype(dtype.newbyteorder("="), order="C")
-
-
-@lru_cache(maxsize=1024)
-def _parse_npy_header(header: bytes) -> tuple[np.dtype, bool, tuple[int, ...]]:
-    text = header.decode("latin-1")
-    descr, order, shape = _NPY_DTYPE.search(text), _NPY_ORDER.search(text), _NPY_SHAPE.search(text)
-    if descr is None or order is None or shape is None:
-        raise ValueError(f"the header of its .npy file describes no array of numbers: {text.strip()[:200]}")
-    try:
-        dtype = np.dtype(descr[1])
-        sizes = tuple(int(size) for size in re.findall(r"\d+", shape[1]))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"the header of its .npy file cannot be understood: {text.strip()[:200]}") from error
-    if len(sizes) > 32:
-        raise ValueError(f"its .npy file has {len(sizes)} dimensions; 32 are the most")
-    return dtype, order[1] == "True", sizes

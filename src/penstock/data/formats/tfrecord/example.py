@@ -24,6 +24,7 @@ import numpy as np
 from penstock.data.formats.tfrecord.protobuf_wire import (
     WORD,
     MalformedError,
+    few_int64s,
     field,
     usual_inside,
     usual_span,
@@ -39,6 +40,7 @@ Steps = list[Values] | np.ndarray
 
 _FLOATS, _INTS = 0x12, 0x1A
 _FEW = 128
+_FEW_NBYTES = 32
 _FIELDS = {
     "BytesList": ["*bytes value"],
     "FloatList": ["*float value"],
@@ -121,6 +123,17 @@ def parse_feature_lists(record: bytes, wanted: Container[str] | None = None) -> 
 
 def _wanted_parts(entries: Any, wanted: Container[str] | None) -> dict[str, bytes]:
     return {one.name: b"".join(one.parts) for one in entries.entries if wanted is None or one.name in wanted}
+
+
+def parse_int64s(data: bytes, begin: int, end: int) -> list[int] | np.ndarray:
+    """Return packed integers: a list where they are few, else an int64 array.
+
+    Raises:
+        MalformedError: a varint is too long, or ends in its middle.
+    """
+    if end - begin <= _FEW_NBYTES:
+        return few_int64s(data[begin:end])
+    return np.array(_parse("Int64List", field(1, data[begin:end])).value, np.int64)
 
 
 def _values(feature: Any) -> Values | None:

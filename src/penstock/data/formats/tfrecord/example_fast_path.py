@@ -3,16 +3,18 @@
 The usual layout is one Features message with nothing after it, whose entries are a name and a feature of one list,
 which is packed or a single string of bytes. The lengths and tags between the values determine the layout, and in
 records of one length these mostly are the same bytes at the same places. So the places found in one record are valid
-for the next one if some dozens of bytes are equal. Any other record is left to `example`.
+for the next one if some dozens of bytes are equal, or for many at once. Any other record is left to `example`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
-from penstock.data.formats.tfrecord.example import Values
-from penstock.data.formats.tfrecord.protobuf_wire import floats, int64s, usual_inside, usual_span
+import numpy as np
+
+from penstock.data.formats.tfrecord.example import Values, parse_int64s
+from penstock.data.formats.tfrecord.protobuf_wire import floats, int64_rows, usual_inside, usual_span
 
 _MOST_KNOWN = 64
 """Lengths of records that are remembered."""
@@ -25,7 +27,7 @@ def _bytes(data: bytes, begin: int, end: int) -> Values:
     return [data[begin:end]]
 
 
-_VALUES: dict[int, Callable[[bytes, int, int], Values]] = {0x0A: _bytes, 0x12: floats, 0x1A: int64s}
+_VALUES: dict[int, Callable[[bytes, int, int], Values]] = {0x0A: _bytes, 0x12: floats, 0x1A: parse_int64s}
 """By the tag of the list in a feature."""
 
 _Place = tuple[str, Callable[[bytes, int, int], Values], int, int]
@@ -78,6 +80,39 @@ class ExampleFastPath:
                 return None
             known = self._learnt(record, places)
         return {name: read(record, begin, end) for name, read, begin, end in known.places}
+
+    def parse_alike(self, records: Sequence[bytes], rows: np.ndarray) -> dict[str, np.ndarray | list[bytes]] | None:
+        """Return the features of several records: of numbers an array [records, values], else the bytes of each.
+
+        Args:
+            records: of one length.
+            rows: the same, uint8[records, bytes].
+
+        Returns:
+            None where one is laid out in another way.
+        """
+        known = self._known.get(len(records[0]))
+        if known is None or not known.fits(records[0]):
+            places = _places(records[0])
+            if places is None:
+                return None
+            known = self._learnt(records[0], places)
+        for bytes_, begin in known.between:
+            if (rows[:, begin : begin + len(bytes_)] != np.frombuffer(bytes_, np.uint8)).any():
+                return None
+        found: dict[str, np.ndarray | list[bytes]] = {}
+        for name, read, begin, end in known.places:
+            values: np.ndarray | list[bytes] | None = None
+            if read is _bytes:
+                values = [record[begin:end] for record in records]
+            elif read is parse_int64s and begin < end:
+                values = int64_rows(rows[:, begin:end])
+            elif read is floats and begin < end and (end - begin) % 4 == 0:
+                values = np.ascontiguousarray(rows[:, begin:end]).view("<f4")
+            if values is None:
+                return None
+            found[name] = values
+        return found
 
     def _learnt(self, record: bytes, places: list[_Place]) -> _Known:
         begins = [0, *(end for _, _, _, end in places)]

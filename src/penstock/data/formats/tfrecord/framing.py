@@ -15,6 +15,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
 
 from penstock.core.errors import RecordError
 from penstock.data.optional import need
@@ -25,11 +28,33 @@ FOOTER = struct.Struct("<I")
 FRAME_NBYTES = HEADER.size + FOOTER.size
 """What a record takes beyond its data."""
 
+_FEWEST_ALIKE = 8
+_MOST_ONE_BY_ONE = 1023
+
+
+@dataclass(frozen=True, slots=True)
+class AlikeRecords:
+    """Records of one length that follow each other, or every n-th of them. They are intact."""
+
+    data: list[bytes]
+    rows: np.ndarray
+    """The same, uint8[records, bytes]: a view of what was read."""
+    first: int
+    """The number of the first."""
+    offset: int
+    """Where its frame begins."""
+    step: int
+    """From the number of one to that of the next."""
+
+    def place(self, at: int) -> tuple[int, int]:
+        """Return the number of one of them, and where its frame begins."""
+        return self.first + at * self.step, self.offset + at * self.step * (self.rows.shape[1] + FRAME_NBYTES)
+
 
 def read_frames(
     pieces: SequentialReader, first: int, step: int, checksum: Callable[[bytes], int] | None, most: int
-) -> Iterator[tuple[int, int, bytes | RecordError]]:
-    """Yield the number, the offset and the data of every step-th record, or what is wrong with it.
+) -> Iterator[tuple[int, int, bytes | RecordError] | AlikeRecords]:
+    """Yield the number, the offset and the data of every step-th record, or what is wrong with it; or many at once.
 
     Args:
         pieces: the file.
@@ -41,36 +66,99 @@ def read_frames(
     Raises:
         RecordError: the file is truncated, or a length is corrupt.
     """
-    path, wanted, number = pieces.path, first, -1
+    wanted, number, looks = first, 0, _LookAhead(checksum, most)
     while True:
-        number += 1
-        pieces.key, offset = number, pieces.offset
-        header = pieces.take(HEADER.size)
-        if not header:
+        pieces.key = number
+        if (found := looks.alike(pieces, number, wanted, step)) is not None:
+            count, alike = found
+            number += count
+            wanted += step * len(alike.data)
+            if alike.data:
+                yield alike
+            continue
+        offset = pieces.offset
+        record = _read_frame(pieces, number, checksum, most, skips=number != wanted)
+        if record is None:
             return
-        if len(header) < HEADER.size:
-            raise RecordError(path, offset, number, f"its header has {len(header)} bytes of {HEADER.size}")
-        length, masked = HEADER.unpack(header)
-        if checksum is not None and checksum(header[:8]) != masked:
-            raise RecordError(path, offset, number, "the checksum of its length is wrong, and so the rest is lost")
-        if number != wanted or length > most:
-            rest = length + FOOTER.size
-            skipped = pieces.skip(rest)
-            if skipped < rest:
-                raise RecordError(path, offset, number, too_short_message(length, HEADER.size + skipped))
-            if number == wanted:
-                wanted += step
-                yield number, offset, RecordError(path, offset, number, f"{length} bytes; {most} are the most")
-            continue
-        wanted += step
-        record, footer = pieces.take(length), pieces.take(FOOTER.size)
-        if len(footer) < FOOTER.size:
-            there = HEADER.size + len(record) + len(footer)
-            raise RecordError(path, offset, number, too_short_message(length, there))
-        if checksum is not None and checksum(record) != FOOTER.unpack(footer)[0]:
-            yield number, offset, RecordError(path, offset, number, "the checksum of its data is wrong")
-            continue
-        yield number, offset, record
+        if number == wanted:
+            wanted += step
+            yield number, offset, record
+        number += 1
+
+
+def _read_frame(
+    pieces: SequentialReader, number: int, checksum: Callable[[bytes], int] | None, most: int, *, skips: bool
+) -> bytes | RecordError | None:
+    """Return a record, or what is wrong with it; nothing of it if it is skipped, and None at the end of the file."""
+    path, offset = pieces.path, pieces.offset
+    header = pieces.take(HEADER.size)
+    if not header:
+        return None
+    if len(header) < HEADER.size:
+        raise RecordError(path, offset, number, f"its header has {len(header)} bytes of {HEADER.size}")
+    length, masked = HEADER.unpack(header)
+    if checksum is not None and checksum(header[:8]) != masked:
+        raise RecordError(path, offset, number, "the checksum of its length is wrong, and so the rest is lost")
+    if skips or length > most:
+        rest = length + FOOTER.size
+        skipped = pieces.skip(rest)
+        if skipped < rest:
+            raise RecordError(path, offset, number, too_short_message(length, HEADER.size + skipped))
+        return b"" if skips else RecordError(path, offset, number, f"{length} bytes; {most} are the most")
+    record, footer = pieces.take(length), pieces.take(FOOTER.size)
+    if len(footer) < FOOTER.size:
+        there = HEADER.size + len(record) + len(footer)
+        raise RecordError(path, offset, number, too_short_message(length, there))
+    if checksum is not None and checksum(record) != FOOTER.unpack(footer)[0]:
+        return RecordError(path, offset, number, "the checksum of its data is wrong")
+    return record
+
+
+class _LookAhead:
+    """Finds records of one length among the bytes that have been read. Looks rarely where there mostly are none."""
+
+    def __init__(self, checksum: Callable[[bytes], int] | None, most: int) -> None:
+        self._checksum, self._most = checksum, most
+        self._wait = self._one_by_one = 0
+
+    def alike(self, pieces: SequentialReader, number: int, wanted: int, step: int) -> tuple[int, AlikeRecords] | None:
+        """Take records from `number` on, and return how many these are, and those that are wanted; None if few."""
+        if self._wait:
+            self._wait -= 1
+            return None
+        frames = self._frames(pieces)
+        self._one_by_one = 0 if frames is not None else min(2 * self._one_by_one + 1, _MOST_ONE_BY_ONE)
+        self._wait = self._one_by_one if frames is None else len(frames)
+        if frames is None:
+            return None
+        (buffer, at), (count, nbytes), start = pieces.ahead(), frames.shape, wanted - number
+        begins = range(at + start * nbytes + HEADER.size, at + count * nbytes, step * nbytes)
+        data = [buffer[begin : begin + nbytes - FRAME_NBYTES] for begin in begins]
+        own = frames[start::step]
+        if self._checksum is not None:
+            if self._checksum(buffer[at : at + 8]) != HEADER.unpack_from(buffer, at)[1]:
+                return None
+            found = np.fromiter(map(self._checksum, data), np.uint32, len(data))
+            if (found != np.ascontiguousarray(own[:, -FOOTER.size :]).view("<u4")[:, 0]).any():
+                return None
+        self._wait = 0
+        rows, offset = own[:, HEADER.size : -FOOTER.size], pieces.offset + start * nbytes
+        pieces.skip(count * nbytes)
+        return count, AlikeRecords(data, rows, number + start, offset, step)
+
+    def _frames(self, pieces: SequentialReader) -> np.ndarray | None:
+        """Return the frames that come next, uint8[frames, bytes]; None if those of one length are few."""
+        buffer, at = pieces.ahead()
+        there = len(buffer) - at
+        if there < _FEWEST_ALIKE * FRAME_NBYTES:
+            return None
+        nbytes = HEADER.unpack_from(buffer, at)[0] + FRAME_NBYTES
+        if there // nbytes < _FEWEST_ALIKE or nbytes - FRAME_NBYTES > self._most:
+            return None
+        frames = np.frombuffer(buffer, np.uint8, there // nbytes * nbytes, at).reshape(-1, nbytes)
+        others = np.flatnonzero((frames[:, : HEADER.size] != frames[0, : HEADER.size]).any(axis=1))
+        frames = frames[: others[0]] if len(others) else frames
+        return frames if len(frames) >= _FEWEST_ALIKE else None
 
 
 def too_short_message(length: int, there: int) -> str:

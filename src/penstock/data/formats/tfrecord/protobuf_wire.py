@@ -11,8 +11,6 @@ from __future__ import annotations
 import numpy as np
 
 WORD = 1 << 64
-_FEW_NBYTES = 128
-"""Up to here a loop over varints is faster than NumPy's first calls."""
 _SUBMESSAGE = 0x0A  # field 1, with a length
 _FLOAT: np.dtype = np.dtype("<f4")
 
@@ -32,36 +30,45 @@ def floats(data: bytes, at: int, end: int) -> np.ndarray:
     return np.frombuffer(data, _FLOAT, (end - at) // 4, at)
 
 
-def int64s(data: bytes, at: int, end: int) -> list[int] | np.ndarray:
-    """Return packed integers: a list where they are few, else an int64 array.
+def int64_rows(packed: np.ndarray) -> np.ndarray | None:
+    """Return packed integers of many messages; None where they do not lie at the same places.
+
+    Args:
+        packed: uint8[messages, bytes].
+
+    Returns:
+        int64[messages, integers].
 
     Raises:
         MalformedError: a varint is too long, or ends in its middle.
-
-    >>> int64s(bytes([1, 0x80, 2]), 0, 3)
-    [1, 256]
     """
-    if end - at <= _FEW_NBYTES:
-        return _few_int64s(data[at:end])
-    packed = np.frombuffer(data, np.uint8, end - at, at)
-    lasts = np.flatnonzero(packed < 0x80)
-    if len(lasts) == len(packed):
-        return packed.astype(np.int64)
-    if not len(lasts) or lasts[-1] != len(packed) - 1:
+    is_last = packed < 0x80
+    if (is_last != is_last[0]).any():
+        return None
+    lasts = np.flatnonzero(is_last[0])
+    if not len(lasts) or lasts[-1] != packed.shape[1] - 1:
         raise MalformedError("a varint ends in its middle")
     firsts = np.concatenate([[0], lasts[:-1] + 1])
     lengths = lasts - firsts + 1
     if lengths.max() > 10:
         raise MalformedError("a varint is longer than 10 bytes")
-    found: np.ndarray = (packed[firsts] & 0x7F).astype(np.uint64)
+    found: np.ndarray = (packed[:, firsts] & 0x7F).astype(np.uint64)
     for number in range(1, int(lengths.max())):
         longer = np.flatnonzero(lengths > number)
-        bits = (packed[firsts[longer] + number] & 0x7F).astype(np.uint64)
-        found[longer] |= bits << np.uint64(7 * number)
+        bits = (packed[:, firsts[longer] + number] & 0x7F).astype(np.uint64)
+        found[:, longer] |= bits << np.uint64(7 * number)
     return found.view(np.int64)
 
 
-def _few_int64s(data: bytes) -> list[int]:
+def few_int64s(data: bytes) -> list[int]:
+    """Return packed integers: where they are few, in less time than protobuf's first call takes.
+
+    Raises:
+        MalformedError: a varint is too long, or ends in its middle.
+
+    >>> few_int64s(bytes([1, 0x80, 2]))
+    [1, 256]
+    """
     values = []
     value = shift = 0
     for byte in data:
@@ -72,7 +79,8 @@ def _few_int64s(data: bytes) -> list[int]:
         if shift >= 63:
             if shift > 63:
                 break
-            value = signed(value % WORD)
+            value %= WORD
+            value -= WORD if value >= WORD >> 1 else 0
         values.append(value)
         value = shift = 0
     if shift:
@@ -126,11 +134,6 @@ def usual_inside(record: bytes, at: int, end: int, tag: int) -> int:
     if record[at] != tag or begin + size != end:
         raise MalformedError("not the usual layout")
     return begin
-
-
-def signed(value: int) -> int:
-    """Return the signed integer that has these 64 bits."""
-    return value - WORD if value >= WORD >> 1 else value
 
 
 # ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,7 +6,6 @@ package google-crc32c (the extra "tfrecord"); `check=False` reads without them.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,13 +31,16 @@ from penstock.data.formats.tfrecord.framing import (
     FOOTER,
     FRAME_NBYTES,
     HEADER,
+    AlikeRecords,
     load_checksum,
     read_frames,
     too_short_message,
 )
 from penstock.data.formats.tfrecord.protobuf_wire import MalformedError
+from penstock.data.sample_batch import samples_of
 from penstock.data.schema import Errors, Sample, Schema, Selection
 from penstock.data.source import Source
+from penstock.data.storage.open_descriptors import OpenDescriptors
 from penstock.data.storage.sequential_reader import SequentialReader
 from penstock.data.storage.sequential_writer import SequentialWriter
 from penstock.data.storage.storage import Storage, is_remote
@@ -46,8 +48,6 @@ from penstock.data.stream import Shard, Stream
 
 MOST_NBYTES = 1 << 30
 """The longest record that is read by default."""
-
-_FILES_OPEN = 64
 
 
 def open_files(
@@ -150,6 +150,30 @@ class RecordParser:
         except SourceError as error:
             raise MalformedError(str(error)) from error
 
+    def samples(self, records: AlikeRecords) -> list[Sample] | None:
+        """Return the samples of many records at once; None where they have to be parsed one by one."""
+        if self.raw:
+            return [{"record": record} for record in records.data]
+        try:
+            found = self._places.parse_alike(records.data, records.rows)
+            if found is None or MARK in found:
+                return None
+            columns = {name: self._column(name, values) for name, values in found.items()}
+        except MalformedError:
+            return None
+        names = self.fields.chosen or [(name, name) for name in columns]
+        if any(own not in columns for _, own in names):
+            return None
+        return samples_of([name for name, _ in names], [columns[own] for _, own in names])
+
+    def _column(self, name: str, values: np.ndarray | list[bytes]) -> Sequence[object] | np.ndarray:
+        is_array = name in self.arrays
+        if isinstance(values, list):
+            is_text = name in self.text
+            return [to_field_value([value], is_text=is_text, is_array=is_array) for value in values]
+        values = values.astype(values.dtype.newbyteorder("="), copy=False)
+        return values[:, 0] if values.shape[1] == 1 and not is_array else values
+
     def _rows(self, name: str, steps: Steps) -> object:
         if isinstance(steps, np.ndarray):
             rows = steps[:, 0] if steps.shape[1] == 1 and name not in self.arrays else steps
@@ -182,18 +206,23 @@ class TFRecordStream(Stream):
         """
         pieces = SequentialReader(self._storage, shard.name)
         try:
-            for number, offset, record in read_frames(
-                pieces, first, step, load_checksum() if self._check else None, self._most
-            ):
-                if isinstance(record, RecordError):
-                    yield record
-                    continue
-                try:
-                    yield self._parse.sample(record)
-                except MalformedError as error:
-                    yield RecordError(shard.name, offset, number, str(error))
+            checksum = load_checksum() if self._check else None
+            for found in read_frames(pieces, first, step, checksum, self._most):
+                if not isinstance(found, AlikeRecords):
+                    yield self._sample(shard, *found)
+                elif (samples := self._parse.samples(found)) is not None:
+                    yield from samples
+                else:
+                    for at, record in enumerate(found.data):
+                        yield self._sample(shard, *found.place(at), record)
         finally:
             pieces.close()
+
+    def _sample(self, shard: Shard, number: int, offset: int, record: bytes | RecordError) -> Sample | RecordError:
+        try:
+            return record if isinstance(record, RecordError) else self._parse.sample(record)
+        except MalformedError as error:
+            return RecordError(shard.name, offset, number, str(error))
 
 
 def _count(path: str) -> int | None:
@@ -215,7 +244,7 @@ class IndexedTFRecords(Source):
         self._most = most
         self._begins = [self._offsets(path, save) for path in paths]
         self._parts = ConcatIndex(len(begins) - 1 for begins in self._begins)
-        self._files = PerProcess(_Files, _Files.close)
+        self._files = PerProcess(OpenDescriptors, OpenDescriptors.close)
 
     def _offsets(self, path: str, save: bool) -> np.ndarray:
         found = record_index.load(path)
@@ -257,38 +286,6 @@ class IndexedTFRecords(Source):
     def close(self) -> None:
         """Close the files."""
         self._files.close()
-
-
-class _Files:
-    """Files of one process. The first ones stay open; the others are opened for each record."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, int] = {}
-
-    def read(self, path: str, offset: int, nbytes: int) -> bytes:
-        """Return bytes of a file: fewer where it ends.
-
-        Raises:
-            SourceError: it cannot be read.
-        """
-        try:
-            descriptor = self._open.get(path)
-            if descriptor is not None:
-                return os.pread(descriptor, nbytes, offset)
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            keeps = len(self._open) < _FILES_OPEN and self._open.setdefault(path, descriptor) == descriptor
-            try:
-                return os.pread(descriptor, nbytes, offset)
-            finally:
-                if not keeps:
-                    os.close(descriptor)
-        except OSError as error:
-            raise SourceError(f"{path} cannot be read at byte {offset}: {error}") from error
-
-    def close(self) -> None:
-        """Close them."""
-        while self._open:
-            os.close(self._open.popitem()[1])
 
 
 # ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -28,6 +28,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.data.formats.npy_header import write_header
 from penstock.data.formats.tokens.packing import pack_documents, split_documents
 from penstock.data.formats.tokens.token_files import (
     DTYPES,
@@ -36,7 +37,6 @@ from penstock.data.formats.tokens.token_files import (
     Tokens,
     find_document_indexes,
     index_path,
-    npy_header,
     write_index,
 )
 from penstock.data.schema import Errors, Sample, Schema, Selection, plain
@@ -309,7 +309,7 @@ class TokenWriter:
         bounds = np.cumsum(self._sizes, dtype=np.int64)
         if not self._is_bare:
             self._file.seek(0)
-            self._file.write(npy_header(self._kind, int(bounds[-1])))
+            self._file.write(write_header(self._kind, (int(bounds[-1]),)))
         self._file.close()
         write_index(self._path, bounds)
 
@@ -349,5 +349,5 @@ def concat_files(parts: Sequence[str], path: str) -> None:
         places = np.concatenate(bounds)
         if not is_bare:
             whole.seek(0)
-            whole.write(npy_header(kind, int(places[-1])))
+            whole.write(write_header(kind, (int(places[-1]),)))
     write_index(path, places)

@@ -15,14 +15,15 @@ import numpy as np
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
+from penstock.data.formats.npy_header import NBYTES, is_npy, read_header, write_header
 from penstock.data.formats.tokens.foreign_headers import find_megatron_index, parse_llm_c, read_megatron_index
+from penstock.data.storage.open_descriptors import OpenDescriptors
 from penstock.data.storage.storage import Storage, is_remote
 
 DTYPES = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
-HEADER_NBYTES = 128
-"""Of the .npy files that are written: room for any count."""
+HEADER_NBYTES = len(write_header(np.dtype(np.uint16), (0,)))
+"""Of the .npy files that are written: the same for any count."""
 
-_MAGIC = b"\x93NUMPY"
 _PIECE = 1 << 22
 
 
@@ -102,10 +103,10 @@ class TokenFile:
         """
         try:
             with open(path, "rb") as file:
-                head = file.read(10_000)
+                head = file.read(NBYTES)
         except OSError as error:
             raise SourceError(f"{path} cannot be read: {error}") from error
-        if head.startswith(_MAGIC):
+        if is_npy(head):
             return cls(path, *_parse_npy_header(head, path))
         if path.lower().endswith(".npy"):
             raise SourceError(f"{path} is no file of NumPy's format; rename it to .bin if it holds bare integers")
@@ -123,29 +124,16 @@ def _is_ours(path: str, nbytes: int) -> bool:
 
 
 def _parse_npy_header(head: bytes, path: str) -> tuple[int, np.dtype[Any], tuple[int, ...]]:
-    """Return where the data of a .npy file begin, their dtype and shape. Its header is Python, which is not run."""
-    wide = 2 if head[6:7] == b"\x01" else 4
-    nbytes = int.from_bytes(head[8 : 8 + wide], "little")
-    start = 8 + wide + nbytes
-    header = head[8 + wide : start].decode("latin1")
-    kind = re.search(r"""['"]descr['"]\s*:\s*['"]([<>|=]?[a-zA-Z]\d+)['"]""", header)
-    fortran = re.search(r"""['"]fortran_order['"]\s*:\s*(True|False)""", header)
-    shape = re.search(r"""['"]shape['"]\s*:\s*\(([\d,\s]*)\)""", header)
-    if len(head) < start or kind is None or fortran is None or shape is None:
-        raise SourceError(f"{path} has no header of NumPy's format, with an array's dtype and shape: {header[:100]!r}")
-    if not re.fullmatch(r"[<>|=]?[iu][1248]", kind[1]):
-        raise SourceError(f"{path} holds {kind[1]}; tokens have to be integers")
-    sizes = tuple(int(size[:20]) for size in re.findall(r"\d+", shape[1]))
-    if len(sizes) not in (1, 2) or (len(sizes) == 2 and (fortran[1] == "True" or sizes[1] == 0)):
-        shown = header.strip()[:80]
-        raise SourceError(f"{path} has {len(sizes)} dimensions; tokens have 1, or 2 in C order: {shown}")
-    return start, np.dtype(kind[1]), sizes
-
-
-def _close_all(descriptors: dict[int, int]) -> None:
-    for descriptor in descriptors.values():
-        os.close(descriptor)
-    descriptors.clear()
+    """Return where the data of a .npy file begin, their dtype and shape."""
+    try:
+        start, dtype, is_fortran, shape = read_header(head)
+    except ValueError as error:
+        raise SourceError(f"{path}: {error}") from error
+    if dtype.kind not in "iu":
+        raise SourceError(f"{path} holds {dtype.str}; tokens have to be integers")
+    if len(shape) not in (1, 2) or (len(shape) == 2 and (is_fortran or shape[1] == 0)):
+        raise SourceError(f"{path} has {len(shape)} dimensions; tokens have 1, or 2 in C order")
+    return start, dtype, shape
 
 
 class Tokens:
@@ -164,7 +152,7 @@ class Tokens:
             raise OptionError(f"as_dtype={as_dtype!r} does not hold every {too_wide[0]}")
         self.where = files[0].path if len(files) == 1 else f"{files[0].path} and {len(files) - 1} more"
         self._parts = ConcatIndex(file.count for file in files)
-        self._open: PerProcess[dict[int, int]] = PerProcess(dict, _close_all)
+        self._open = PerProcess(OpenDescriptors, OpenDescriptors.close)
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -223,16 +211,9 @@ class Tokens:
         before = self._parts.starts[number]
         found = np.empty(stop - start, file.dtype)
         offset = file.start + (start - before) * file.dtype.itemsize
-        opened = self._open.get()
         try:
-            descriptor = opened.get(number)
-            if descriptor is None:
-                descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-                if opened.setdefault(number, descriptor) != descriptor:  # another thread was faster
-                    os.close(descriptor)
-                    descriptor = opened[number]
-            there = os.preadv(descriptor, [found.data], offset) if found.nbytes else 0
-        except OSError as error:
+            there = self._open.get().read_into(file.path, offset, found.data) if found.nbytes else 0
+        except SourceError as error:
             raise RecordError(file.path, offset, f"token {start}", str(error)) from error
         if there < found.nbytes:
             raise RecordError(file.path, offset, f"token {start}", "the file has become shorter since it was opened")
@@ -281,14 +262,7 @@ def _read_bounds(path: str, of: TokenFile) -> np.ndarray:
     return bounds
 
 
-def npy_header(kind: np.dtype[Any], count: int) -> bytes:
-    """Return NumPy's header of a row, filled up to 128 bytes; version 1.0."""
-    text = f"{{'descr': '{kind.newbyteorder('<').str}', 'fortran_order': False, 'shape': ({count},), }}"
-    room = HEADER_NBYTES - len(_MAGIC) - 4
-    return _MAGIC + b"\x01\x00" + room.to_bytes(2, "little") + f"{text:<{room - 1}}\n".encode()
-
-
 def write_index(path: str, bounds: np.ndarray) -> None:
     """Write where the documents of a token file lie, beside it."""
     with open(index_path(path), "wb") as file:
-        file.write(npy_header(np.dtype(np.int64), len(bounds)) + bounds.astype("<i8").tobytes())
+        file.write(write_header(np.dtype(np.int64), (len(bounds),)) + bounds.astype("<i8").tobytes())

@@ -16,8 +16,6 @@ frames out of order) are decoded from their beginning for each clip, which is sl
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -26,14 +24,14 @@ import numpy as np
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
-from penstock.data.formats.images.class_folders import ClassFolders, Paths
+from penstock.data.formats.class_folders import ClassFolders
+from penstock.data.formats.folder_source import FolderSource, choose_fields
 from penstock.data.formats.images.image_codec import Resize, Size, resized, sides
 from penstock.data.formats.video.decoder import DecoderPool, SeekingDecoder
 from penstock.data.formats.video.frame_index import FrameIndex, translate_errors
 from penstock.data.formats.video.frame_index_cache import read_frame_indexes
 from penstock.data.optional import need
 from penstock.data.schema import Errors, Field, Sample, Schema, Selection
-from penstock.data.source import Source
 from penstock.data.storage.storage import Storage
 
 SUFFIXES = (".mp4", ".m4v", ".mkv", ".webm", ".mov", ".avi", ".mpg", ".mpeg")
@@ -95,10 +93,7 @@ def open_files(
     if wanted is not None and frames * 3 * wanted[0] * wanted[1] > max_record_nbytes:
         raise OptionError(f"{frames} frames of {wanted} pixels are more than {max_record_nbytes} bytes")
     files = ClassFolders(paths, SUFFIXES, storage, labels)
-    known = _FIELDS if files.labels is not None else tuple(name for name in _FIELDS if name != "label")
-    chosen = {name: name for name in known if name != "path"}
-    if fields.chosen is not None:
-        chosen = fields.names(known, paths[0])
+    chosen = choose_fields(fields, _FIELDS, files, paths[0])
     indexes = read_frame_indexes(files.paths, storage, errors, max_pixels, index_path=index)
     span = (frames - 1) * stride + 1
     source = Clips(
@@ -118,7 +113,7 @@ def open_files(
     return source
 
 
-class Clips(Source):
+class Clips(FolderSource):
     """The clips of some videos. Made by `penstock.open`."""
 
     def __init__(
@@ -135,38 +130,17 @@ class Clips(Source):
         storage: Storage,
         limits: tuple[int, int],
     ) -> None:
-        self.where = where
-        self._paths: Paths = files.paths
-        self._labels = files.labels
-        self._classes = files.classes
+        clips = ConcatIndex(max(0, (len(index.names) - int(offsets[-1]) - 1) // step + 1) for index in indexes)
+        super().__init__(where, files, chosen, clips)
+        self._parts = clips
         self._indexes = indexes
-        self._chosen = chosen
         self._offsets = offsets
         self._step = step
         self._size = size
         self._resize: Resize = resize
         self._storage = storage
         self._max_pixels, self._max_record_nbytes = limits
-        self._parts = ConcatIndex(max(0, (len(index.names) - int(offsets[-1]) - 1) // step + 1) for index in indexes)
         self._decoders: PerProcess[DecoderPool] = PerProcess(partial(DecoderPool, _OPEN_FILES), DecoderPool.close)
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The names of the classes, by label; empty without labels."""
-        return self._classes
-
-    @property
-    def class_to_idx(self) -> dict[str, int]:
-        """The label of each class."""
-        return {name: number for number, name in enumerate(self._classes)}
-
-    @property
-    def labels(self) -> np.ndarray | None:
-        """The label of every clip, int32, without reading any: what a sampler weighs by. None without labels."""
-        return None if self._labels is None else np.repeat(self._labels, np.diff(self._parts.starts))
 
     @property
     def schema(self) -> Schema:
@@ -180,13 +154,6 @@ class Clips(Source):
         }
         return {name: all_fields[own] for name, own in self._chosen.items()}
 
-    def select_fields(self, fields: Sequence[str]) -> Clips:
-        """Return the same clips with these fields only; without video nothing is decoded."""
-        other = copy.copy(self)
-        kept = Selection.of(list(fields)).names(self._chosen, self.where)
-        other._chosen = {name: self._chosen[name] for name in kept}
-        return other
-
     def read(self, index: int) -> Sample:
         """Return a clip with what was chosen of label, start and path.
 
@@ -194,17 +161,13 @@ class Clips(Source):
             RecordError: a frame of it cannot be decoded.
         """
         number, clip = self._parts.locate(index)
-        frames, path = self._indexes[number], self._paths[number]
-        wanted = frames.names[clip * self._step + self._offsets]
-        sample: Sample = {}
-        for name, own in self._chosen.items():
-            if own == "video":
-                sample[name] = self._video(path, frames, wanted.tolist(), index)
-            elif own == "label" and self._labels is not None:
-                sample[name] = int(self._labels[number])
-            else:
-                sample[name] = path if own == "path" else float(wanted[0]) / frames.units_per_s
-        return sample
+        frames, path = self._indexes[number], self._files.paths[number]
+        wanted = frames.names[clip * self._step + self._offsets].tolist()
+
+        def value(own: str) -> Any:
+            return self._video(path, frames, wanted, index) if own == "video" else wanted[0] / frames.units_per_s
+
+        return self._sample(number, value)
 
     def close(self) -> None:
         """Close the files that this process has open."""

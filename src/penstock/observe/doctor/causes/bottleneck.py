@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from penstock.observe.doctor.causes.cause import required
 from penstock.observe.doctor.causes.evidence import (
     describe_line,
+    describe_trial,
+    is_unclear,
     loading_matters,
     loading_parts_s,
     oversubscribes_cores,
@@ -34,7 +37,10 @@ _REMEDY = {
     "dataset": "make samples cheaper",
     "storage": "read larger blocks, or keep the data nearer",
     "decode": "open files once and decode less (smaller files, a reduced decode), or use a faster decoder",
-    "transform": "do it once for whole batches (NumPy, torch), or do it before training",
+    "transform": (
+        "do it once in __init__ where it is the same for all samples, or for whole batches (NumPy, torch), or before "
+        "training"
+    ),
     "coordination": "let each worker have what it needs, without a lock or another process in between",
     "collate": "return arrays or tensors of one shape from __getitem__, so that the default collate_fn can stack them",
     "transport": "send fewer bytes (uint8 or float16, converted on the device)",
@@ -55,7 +61,7 @@ def find_bottleneck(measured: Measurements, *, has_findings: bool = False) -> Fi
     if measured.error or measured.hang is not None or measured.as_is is None:
         return _unknown(measured)
     if measured.has_step and not loading_matters(measured):
-        return _contention(measured) or _healthy(measured)
+        return _contention(measured) or _undecided(measured) or _healthy(measured)
     parts = loading_parts_s(measured)
     if not parts:
         return _unknown(measured)
@@ -98,6 +104,22 @@ def _healthy(measured: Measurements) -> Finding:
         remedy="",
         gain=free.median if free is not None else None,
         is_measured=free is not None,
+    )
+
+
+def _undecided(measured: Measurements) -> Finding | None:
+    """The loop waits, and trials with free loading disagree: other programs take the processors now and then."""
+    waits, free = stall_fraction(measured), measured.gain_of(FREE)
+    if waits < THRESHOLDS.certain_stall_fraction or not is_unclear(free) or waits_for_processors(measured):
+        return None
+    return Finding(
+        name="unknown",
+        cause="The measurements do not show where the time goes: the machine is too busy.",
+        evidence=(
+            f"the loop waits for data {waits:.0%} of its time, and trials with loading free disagree: "
+            f"{describe_trial(measured, required(measured.trial(FREE)))}"
+        ),
+        remedy="measure it on a quieter machine, or for longer: --seconds 60",
     )
 
 

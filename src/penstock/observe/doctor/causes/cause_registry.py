@@ -24,6 +24,7 @@ NOT_ABOUT_LOADING: tuple[Cause, ...] = (
     worker_memory.not_picklable,
     worker_memory.pickled_for_each_worker,
     worker_memory.shm_too_small,
+    worker_memory.prefetches_much,
     epochs.other_loader_restarted,
     step.sync_every_step,
     step.non_blocking_from_pageable,
@@ -37,6 +38,8 @@ ABOUT_RESULTS: tuple[Cause, ...] = (
     sample_sets.types_differ,
     sample_sets.images_not_scaled,
     sample_sets.samples_twice,
+    epochs.cycled,
+    samples.float64_samples,
 )
 """Causes that make a result wrong, and no loop slow."""
 
@@ -44,6 +47,7 @@ CAUSES: tuple[Cause, ...] = (
     failures.fails,
     failures.workers_hang,
     failures.stream_not_sharded,
+    failures.constant_seed,
     failures.same_noise,
     failures.values_not_finite,
     failures.one_label,
@@ -63,6 +67,7 @@ CAUSES: tuple[Cause, ...] = (
     samples.double_precision,
     worker_count.workers_do_not_scale,
     worker_count.no_workers,
+    worker_count.waiting_samples,
     worker_count.workers_cost_more,
     *worker_count.BETTER_SETTINGS,
     processors.cpu_contention,

@@ -18,14 +18,30 @@ def iterator_recreated(measured: Measurements) -> Finding | None:
         return None
     startup_s = epoch_startup_s(measured)
     cost = f"; each costs {startup_s * 1e3:.0f} ms and the batches that were prefetched" if startup_s else ""
+    is_anew = measured.loaders_created > THRESHOLDS.few_iterators
+    what = "loader" if is_anew else "iterator"
     return Finding(
         name="iterator-recreated",
-        cause="The loop creates a new iterator for almost every batch, which starts and stops all workers each time.",
-        evidence=f"{iterators} iterators for {batches} batches{cost}",
+        cause=f"The loop creates a new {what} for almost every batch, which starts and stops all workers each time.",
+        evidence=f"{measured.loaders_created if is_anew else iterators} {what}s for {batches} batches{cost}",
         remedy=(
-            "create it once: `batches = iter(loader)` before the loop, `next(batches)` in it; or loop with "
+            f"{'make the loader once, before the loop, and ' if is_anew else ''}create {'its' if is_anew else 'the'} "
+            "iterator once: `batches = iter(loader)` before the loop, `next(batches)` in it; or loop with "
             "`for batch in loader:`"
         ),
+    )
+
+
+@cause("cycled")
+def cycled(measured: Measurements) -> Finding | None:
+    """`itertools.cycle(loader)` keeps the batches of the first epoch, and repeats them."""
+    if not measured.is_cycled:
+        return None
+    return Finding(
+        name="cycled",
+        cause="itertools.cycle keeps every batch of the first epoch in memory, and returns the same ones ever after.",
+        evidence="the loop's batches come from an itertools.cycle over this loader: no new order, no new random crop",
+        remedy="let a generator begin a new epoch: `while True: yield from loader`",
     )
 
 

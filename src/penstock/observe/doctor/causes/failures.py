@@ -54,8 +54,9 @@ def workers_hang(measured: Measurements) -> Finding | None:
 def same_noise(measured: Measurements) -> Finding | None:
     """Workers draw the same random numbers."""
     noise = required(measured.worker_noise)
-    if not (noise.same_in_workers or noise.same_in_epochs):
-        return None
+    growth = measured.copy_on_write
+    if not (noise.same_in_workers or noise.same_in_epochs) or (growth is not None and growth.growing_attribute):
+        return None  # a dataset that remembers what it has made returns something else each time without being random
     where = "in every worker" if noise.same_in_workers else "again in every epoch"
     return Finding(
         name="same-noise",
@@ -63,12 +64,32 @@ def same_noise(measured: Measurements) -> Finding | None:
         evidence=(
             "a sample that was made twice differed inside a worker, and its first and second version were equal "
             + ("in two workers" if noise.same_in_workers else "in two epochs")
-            + ": workers are copies of a generator that was made before them"
+            + (": worker_init_fn seeds them alike, or " if noise.has_init_fn else ": ")
+            + "workers are copies of a generator that was made before them"
         ),
         remedy=(
-            "draw from torch's or NumPy's global generator (torch.rand, numpy.random.rand), which every worker seeds "
-            "differently in each epoch; or make the dataset's own generator in the worker, seeded with "
+            "worker_init_fn: seed with torch.initial_seed() % 2**32, which differs by worker and epoch, or leave it out"
+            if noise.has_init_fn
+            else "draw from torch's or NumPy's global generator (torch.rand, numpy.random.rand), which every worker "
+            "seeds differently in each epoch; or make the dataset's own generator in the worker, seeded with "
             "torch.initial_seed(), when it is first used"
+        ),
+    )
+
+
+@cause("constant-seed", "samples")
+def constant_seed(measured: Measurements) -> Finding | None:
+    """Every sample gives a generator the same seed."""
+    found = required(measured.samples).constant_seed
+    if found is None:
+        return None
+    return Finding(
+        name="constant-seed",
+        cause="Every sample seeds a generator with the same number, so all samples get the same random numbers.",
+        evidence=f"seed {found.seed} in each of {found.samples} different samples: {found.line}",
+        remedy=(
+            f"{found.line.partition(': ')[0]}: take it out; workers seed the global generators of Python, NumPy and "
+            "torch, differently in each epoch. To repeat a run, seed once, before the loader is made"
         ),
     )
 

@@ -15,6 +15,7 @@ from penstock.observe.record.formatting import percent_text, time_text
 from penstock.observe.record.group_loaders import group_loaders, iterator_text
 from penstock.observe.record.run_record import LoaderRecord, RunRecord
 from penstock.observe.record.time_parts import Waiting, cause_of_waiting, most_waited_for
+from penstock.observe.record.worker_estimate import LoopTimes, gain_of_workers, workers_to_try
 
 _SHOWN_INDICES = 8
 
@@ -113,8 +114,10 @@ def _start_up(loader: LoaderRecord) -> Finding | None:
 def _bottleneck(loader: LoaderRecord, record: RunRecord, stage: Waiting) -> Finding:
     counted, stages = loader.statistics, loader.statistics.stages
     where = "this process" if counted.worker_type == "inline" else f"{counted.workers} workers"
+    times = LoopTimes.of(counted)
+    slept = f" ({percent_text(times.waiting_fraction)} of it waiting, for a disk or a network)" if times.waits else ""
     evidence = (
-        f"{_waited_text(loader)}; making samples took {time_text(stages.fetch_s)} in {where}, collate "
+        f"{_waited_text(loader)}; making samples took {time_text(stages.fetch_s)} in {where}{slept}, collate "
         f"{time_text(stages.collate_s)}, transport {time_text(stages.transport_s)}"
     )
     causes = {
@@ -125,6 +128,8 @@ def _bottleneck(loader: LoaderRecord, record: RunRecord, stage: Waiting) -> Find
     name, cause = causes[stage]
     if counted.worker_type == "inline" and stage == "fetch" and record.cpus > 1:
         name, cause = "no-workers", "Samples are made in the training process itself, and the step waits meanwhile."
+    elif stage == "fetch" and times.waits:
+        cause = "The step waits for samples, and they wait themselves: for a disk, a network or a lock."
     elif counted.worker_type == "inline" and stage == "transport":
         cause = "Samples cost nothing, and the step waits for them to be put together."
     gain = _gain_of_workers(loader, record) if stage == "fetch" else 1.0
@@ -141,17 +146,20 @@ def _bottleneck(loader: LoaderRecord, record: RunRecord, stage: Waiting) -> Find
 def _gain_of_workers(loader: LoaderRecord, record: RunRecord) -> float:
     """Return how much faster the loop would be if the workers to try shared what made it wait."""
     counted, workers = loader.statistics, _more_workers(loader, record)
-    waited = counted.stall_fraction
-    if counted.worker_type == "inline":  # with workers, steps and loading run at the same time
-        return 1 / max(0.01, 1 - waited, waited / workers)
-    return min(workers / counted.workers, rates.gain_without(waited))
+    most = rates.gain_without(counted.stall_fraction)
+    if counted.worker_type != "inline":
+        most = min(most, workers / counted.workers)
+    return min(most, gain_of_workers(LoopTimes.of(counted), workers, record.cpus))
 
 
 def _more_workers(loader: LoaderRecord, record: RunRecord) -> int:
-    """Return how many workers to try for a loop that waits for its samples: two more, but no more than cores."""
-    if loader.statistics.worker_type == "inline":
-        return max(1, min(4, record.cpus - 1))
-    return max(loader.statistics.workers, min(record.cpus, loader.statistics.workers + 2))
+    """Return how many workers to try for a loop that waits for its samples: the present ones, if no more can gain."""
+    counted = loader.statistics
+    if counted.worker_type == "inline":
+        return workers_to_try(LoopTimes.of(counted), record.cpus) if record.cpus > 1 else 0
+    if counted.workers_reason.startswith("auto"):  # it has tried others
+        return counted.workers
+    return workers_to_try(LoopTimes.of(counted), record.cpus, counted.workers)
 
 
 def _remedy(stage: Waiting, loader: LoaderRecord, record: RunRecord) -> str:
@@ -164,24 +172,29 @@ def _remedy(stage: Waiting, loader: LoaderRecord, record: RunRecord) -> str:
         is_cheaper_inline = counted.worker_type == "process" and inline_s < counted.stall_fraction * counted.loop_s
         larger = "num_workers=0, or a larger batch_size" if is_cheaper_inline else "a larger batch_size"
         return larger if counted.worker_type in ("process", "inline") else doctor
-    if counted.worker_type == "inline":
-        return f"num_workers={_more_workers(loader, record)}" if record.cpus > 1 else f"make samples cheaper; {doctor}"
-    if counted.workers < record.cpus:
-        return f"num_workers={_more_workers(loader, record)}, or make samples cheaper; {doctor}"
-    return f"make samples cheaper (all {record.cpus} cores have a worker); {doctor}"
+    present = 0 if counted.worker_type == "inline" else counted.workers
+    waits, workers = LoopTimes.of(counted).waits, _more_workers(loader, record)
+    if workers > present:
+        beyond = " (they need no core while they wait, unless they wait for each other)" if waits else ""
+        other = f", or make {'what they wait for quicker' if waits else 'samples cheaper'}; {doctor}" if present else ""
+        return f"num_workers={workers}{beyond}{other}"
+    if waits:
+        return f"make what samples wait for quicker; {doctor}"
+    full = f" (each of the {record.cpus} cores has a worker)" if present >= record.cpus else ""
+    return f"make samples cheaper{full}; {doctor}"
 
 
 def _too_many_workers(loader: LoaderRecord, record: RunRecord) -> Finding | None:
     counted = loader.statistics
     if counted.worker_type != "process" or counted.workers < max(record.cpus + 2, 2 * record.cpus):
         return None
-    if counted.workers_reason.startswith("auto"):  # chosen because samples were seen to wait
+    if counted.workers_reason.startswith("auto") or LoopTimes.of(counted).waits:
         return None
     return Finding(
         name="too-many-workers",
         cause="There are more workers than cores: they share the cores, and each takes memory.",
         evidence=f"{loader.label}: {counted.workers} workers, {record.cpus} cores",
-        remedy=f"num_workers={max(1, record.cpus - 1)}, unless samples wait for a network",
+        remedy=f"num_workers={max(1, record.cpus - 1)}",
     )
 
 

@@ -32,10 +32,11 @@ class LinePattern:
 
     def find(self, measured: Measurements) -> Finding | None:
         """Return the finding if such lines take most of a sample's time."""
-        samples = required(measured.samples)
-        lines = [line for line in samples.lines if self.pattern.search(f"{line.line} {line.calls}")]
-        fraction = sum(line.fraction for line in lines)
-        if fraction < THRESHOLDS.line_fraction or not loading_matters(measured):
+        lines = self._lines(measured)
+        fraction = self._fraction(measured)
+        if fraction < THRESHOLDS.sample_line_fraction or not loading_matters(measured):
+            return None
+        if fraction < max(pattern._fraction(measured) for pattern in LINE_PATTERNS):
             return None
         return Finding(
             name=self.name,
@@ -44,6 +45,12 @@ class LinePattern:
             remedy=self.remedy,
             gain=_gain_without(fraction, measured),
         )
+
+    def _lines(self, measured: Measurements) -> list[HotLine]:
+        return [line for line in required(measured.samples).lines if self.pattern.search(f"{line.line} {line.calls}")]
+
+    def _fraction(self, measured: Measurements) -> float:
+        return sum(line.fraction for line in self._lines(measured))
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -96,6 +103,30 @@ LINE_PATTERNS = (
         "Every sample takes a row out of a pandas table, which makes a new Series of it each time.",
         "take the columns out once, in __init__: self.values = torch.tensor(table[columns].to_numpy()), then "
         "self.values[index]",
+    ),
+    LinePattern(
+        "parsed-for-each-sample",
+        re.compile(
+            r"\b(json|orjson|ujson|msgpack|pickle|ast|\w*ElementTree|etree|ET)\.(loads|unpackb|literal_eval|fromstring)\("
+            # of a list, whose numbers it looks at one by one; a call inside of it would be what takes the time
+            r"|\btorch\.(tensor|FloatTensor|LongTensor)\([\w.\[\]\"' ]+(, dtype=[\w.]+)?\).* $"
+        ),
+        "Every sample is parsed from text or serialized bytes, or made into a tensor from Python's own numbers, anew.",
+        "do it once: in __init__, or once before training, convert all records into arrays or tensors of their "
+        "numbers, and index those (text: keep the token ids)",
+    ),
+    LinePattern(
+        "copied-for-each-sample",
+        re.compile(r" copy\.|\bdeepcopy\("),
+        "Every sample is a deep copy of Python objects.",
+        "copy only what the transform changes, when it changes it: array.copy(), tensor.clone(), dict(record)",
+    ),
+    LinePattern(
+        "appended-for-each-sample",
+        re.compile(r"\b(self\.\w+) = (torch|np)\.(append|cat|concat|concatenate|vstack|hstack|stack)\(.*\1\b"),
+        "Every sample copies all that the dataset has kept so far, to append itself to it; each worker keeps its own.",
+        "keep a list and append to it, or make the array once, at its full size, and write rows; what only grows does "
+        "not belong into a worker, whose copy the training process never sees",
     ),
     LinePattern(
         "another-process-for-each-sample",

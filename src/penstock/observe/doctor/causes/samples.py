@@ -143,3 +143,25 @@ def double_precision(measured: Measurements) -> Finding | None:
         ),
         remedy="return float32 from __getitem__ (array.astype(numpy.float32), tensor.float())",
     )
+
+
+@cause("float64-samples", "samples", "step_calls")
+def float64_samples(measured: Measurements) -> Finding | None:
+    """Samples are float64, and nothing is computed in it."""
+    samples, step = required(measured.samples), required(measured.step_calls)
+    sample_nbytes = samples.batch_nbytes / max(1, samples.batch_samples)
+    if samples.float64_fraction < THRESHOLDS.float64_fraction or sample_nbytes < THRESHOLDS.double_sample_nbytes:
+        return None
+    if step.computes_in_double or double_precision.find(measured) is not None:
+        return None
+    casts = "; ".join(f"{call.what} in {call.line}" for call in step.double_casts)
+    return Finding(
+        name="float64-samples",
+        cause="Samples are float64, NumPy's default and twice the bytes, and the step does not compute in it.",
+        evidence=(
+            f"{samples.float64_fraction:.0%} of the {size_text(samples.batch_nbytes)} of a batch are float64"
+            + (f", and every step converts them: {casts}" if casts else "; no product of the step is in float64")
+        ),
+        remedy="return float32 from __getitem__ (array.astype(numpy.float32), tensor.float())",
+        is_uncertain=not casts,
+    )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.causes.evidence import (
@@ -29,6 +29,7 @@ from penstock.observe.doctor.trial import (
     Gain,
 )
 from penstock.observe.record.finding import Finding
+from penstock.observe.record.worker_estimate import LoopTimes, gain_of_workers, workers_to_try
 
 
 @cause("too-many-workers")
@@ -36,6 +37,8 @@ def too_many_workers(measured: Measurements) -> Finding | None:
     """There are more workers than cores, and fewer are as fast."""
     own, usable = measured.settings, measured.machine.usable_cores
     if not own.start_method or own.num_workers <= usable:
+        return None
+    if measured.samples is not None and _loop_times(measured).waits:  # workers that wait share no core
         return None
     trial, gain = measured.trial(FEWER_WORKERS), measured.gain_of(FEWER_WORKERS)
     fewer = max(1, round(THRESHOLDS.workers_per_core * usable))
@@ -73,17 +76,56 @@ def no_workers(measured: Measurements) -> Finding | None:
     gain = measured.gain_of(MORE_WORKERS)
     if samples.batch_s < THRESHOLDS.inline_batch_s or _is_refuted(gain):
         return None
-    free = measured.trial(FREE)
-    step_s = free.batch_s if free is not None and free.batch_s else samples.batch_s / 4
-    workers = max(2, min(math.ceil(samples.batch_s / step_s) + 1, math.floor(machine.usable_cores)))
+    times = _loop_times(measured)
+    workers = workers_to_try(times, machine.usable_cores)
     tried = f"; with 2 workers {gain.median:.1f} times as fast" if gain is not None else ""
+    waits = f", {samples.sleep_fraction:.0%} of it waiting" if times.waits else ""
+    factor, estimate = clear_factor(gain), partial(gain_of_workers, times, cores=machine.usable_cores)
+    if factor is not None:  # of the two workers that were tried
+        factor *= estimate(workers) / estimate(2)
     return Finding(
         name="no-workers",
         cause="Samples are made in the training process itself, and the step waits meanwhile.",
-        evidence=f"num_workers=0, and a batch takes {samples.batch_s * 1e3:.1f} ms to make{tried}",
+        evidence=f"num_workers=0, and a batch takes {samples.batch_s * 1e3:.1f} ms to make{waits}{tried}",
         remedy=f"num_workers={workers}",
-        gain=clear_factor(gain),
-        is_measured=clear_factor(gain) is not None,
+        gain=factor,
+        is_measured=factor is not None and workers == 2,
+        is_uncertain=is_unclear(gain),
+    )
+
+
+def _loop_times(measured: Measurements) -> LoopTimes:
+    samples, free, now = required(measured.samples), measured.trial(FREE), measured.as_is
+    step_s = free.batch_s if free is not None and free.batch_s else samples.batch_s / 4
+    return LoopTimes(
+        step_s=step_s,
+        loading_s=samples.batch_s,
+        asleep_s=samples.sleep_fraction * samples.batch_s,
+        loop_s=(now.batch_s if now is not None else None) or samples.batch_s + step_s,
+    )
+
+
+@cause("too-few-workers", "samples", "as_is")
+def waiting_samples(measured: Measurements) -> Finding | None:
+    """Samples wait for a disk or a network, and more workers would wait side by side."""
+    own, samples, gain = measured.settings, required(measured.samples), measured.gain_of(MORE_WORKERS)
+    if not own.num_workers or own.is_iterable or not loading_matters(measured) or _is_refuted(gain):
+        return None
+    times, cores = _loop_times(measured), measured.machine.usable_cores
+    workers = workers_to_try(times, cores, own.num_workers)
+    if not times.waits or workers == own.num_workers:
+        return None
+    estimate = min(workers / own.num_workers, gain_of_workers(times, workers, cores))
+    tried = f"; {describe_trial(measured, required(measured.trial(MORE_WORKERS)))}" if gain is not None else ""
+    return Finding(
+        name="too-few-workers",
+        cause="Samples wait, for a disk, a network or a server, and more workers would wait side by side.",
+        evidence=(
+            f"{samples.sleep_fraction:.0%} of a sample's time is waiting, which needs no core; {own.num_workers} "
+            f"worker{'s' * (own.num_workers > 1)}{tried}"
+        ),
+        remedy=f"num_workers={workers}, or penstock.DataLoader(..., num_workers='auto')",
+        gain=None if is_unclear(gain) else estimate,
         is_uncertain=is_unclear(gain),
     )
 
@@ -172,6 +214,8 @@ class BetterSetting:
     def find(self, measured: Measurements) -> Finding | None:
         """Return the finding if this trial gained the most of `BETTER_SETTINGS`."""
         if not loading_matters(measured) or _best_trial(measured) != self.trial:
+            return None
+        if self.trial == MORE_WORKERS and measured.samples is not None and waiting_samples.find(measured) is not None:
             return None
         trial, gain = required(measured.trial(self.trial)), required(measured.gain_of(self.trial))
         parts = loading_parts_s(measured)

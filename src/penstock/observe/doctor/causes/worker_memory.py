@@ -98,6 +98,25 @@ def pickled_for_each_worker(measured: Measurements) -> Finding | None:
     )
 
 
+@cause("prefetches-much", "samples")
+def prefetches_much(measured: Measurements) -> Finding | None:
+    """Many batches are made ahead, and take much memory."""
+    own, samples = measured.settings, required(measured.samples)
+    batches = min(own.num_workers * own.prefetch_factor, own.length or own.num_workers * own.prefetch_factor)
+    ahead_nbytes = batches * samples.batch_nbytes
+    if own.prefetch_factor <= THRESHOLDS.usual_prefetch_factor or ahead_nbytes < THRESHOLDS.prefetched_nbytes:
+        return None
+    return Finding(
+        name="prefetches-much",
+        cause="Far more batches are made ahead than hide loading, and they take memory.",
+        evidence=(
+            f"up to {batches} batches of {size_text(samples.batch_nbytes)} ({own.num_workers} workers, prefetch_factor="
+            f"{own.prefetch_factor}) are {size_text(ahead_nbytes)}"
+        ),
+        remedy="prefetch_factor=2, or 4 where samples take very different times",
+    )
+
+
 @cause("shm-too-small", "samples")
 def shm_too_small(measured: Measurements) -> Finding | None:
     """The batches in flight may not fit into /dev/shm."""

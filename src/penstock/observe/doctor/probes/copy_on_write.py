@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind
@@ -133,5 +134,5 @@ def _lengths(dataset: Any) -> dict[str, int]:
     return {
         f"self.{name}": len(value)
         for name, value in _attributes(dataset).items()
-        if isinstance(value, list | dict | set)
+        if isinstance(value, list | dict | set) or (isinstance(value, np.ndarray | torch.Tensor) and value.ndim > 0)
     }

@@ -18,6 +18,7 @@ from penstock.observe.doctor.contents.field_types import FieldTypes
 from penstock.observe.doctor.probe_results import ImageDecode, SampleCosts
 from penstock.observe.doctor.probes import proc
 from penstock.observe.doctor.probes.batch_values import all_finite
+from penstock.observe.doctor.probes.constant_seeds import SeedRecorder
 from penstock.observe.doctor.probes.dataset_profile import DatasetProfile
 from penstock.observe.doctor.probes.image_decode import ImageDecodeRecorder
 from penstock.observe.doctor.probes.line_sampler import LineSampler
@@ -50,6 +51,7 @@ class SampleProbe:
         self._images = ImageDecodeRecorder()
         self._lines = LineSampler()
         self._reads = ReadRecorder()
+        self._seeds = SeedRecorder()
         self._other_threads_s = 0.0
         self._not_finite: list[Any] = []
         self._types = FieldTypes()
@@ -57,6 +59,7 @@ class SampleProbe:
         self._unprofiled_s: list[float] = []
         self._asleep_s = 0.0
         self._wall_s = 0.0
+        self._idle_machine_s = 0.0
         self._repeated_s: dict[Any, float] = {}
         self._read: proc.ReadCounters | None = None
         self.samples: list[Any] = []
@@ -89,7 +92,8 @@ class SampleProbe:
         if not self._busy_s:
             return None
         times_s = [seconds for _, seconds in self._busy_s]
-        sleep_fraction = self._asleep_s / self._wall_s if self._wall_s else 0.0
+        # As in the loader's `busy_time`: time in the run queue is neither sleep nor work.
+        sleep_fraction = self._asleep_s / self._idle_machine_s if self._idle_machine_s else 0.0
         costs = SampleCosts(
             samples=len(times_s),
             batch_samples=samples_per_batch(self._loader),
@@ -100,6 +104,7 @@ class SampleProbe:
             hotspots=self._profile.hotspots(),
             lines=self._lines.lines(),
             repeated_read=self._reads.result(self._lines),
+            constant_seed=self._seeds.result(),
             not_finite=tuple(self._not_finite),
             type_changes=self._types.changes(),
             other_threads_cores=self._other_threads_s / self._wall_s if self._wall_s else 0.0,
@@ -132,6 +137,7 @@ class SampleProbe:
             self._other_threads_s += max(0.0, time.process_time() - process_s - took.ran_s)
             self._wall_s += took.wall_s
             self._asleep_s += took.asleep_s
+            self._idle_machine_s += took.busy_s
             self._busy_s.append((index, took.busy_s))
             if not is_profiled:
                 self._unprofiled_s.append(took.busy_s)
@@ -157,7 +163,7 @@ class SampleProbe:
                     break
 
     def _profile_sample(self, index: Any, make: Callable[[], Any]) -> Any:
-        with self._images.recording(), self._reads.sample(index):
+        with self._images.recording(), self._reads.sample(index), self._seeds.sample(index):
             return self._profile.call(make)
 
     def _repeat_slow_samples(self) -> None:

@@ -33,6 +33,22 @@ _SYNCHRONIZING = {
     torch.Tensor.__bool__: "a tensor as a condition",
     torch.Tensor.nonzero: ".nonzero()",
 }
+_PRODUCTS = frozenset(
+    {
+        torch.nn.functional.linear,
+        torch.matmul,
+        torch.Tensor.matmul,
+        torch.Tensor.__matmul__,
+        torch.mm,
+        torch.bmm,
+        torch.addmm,
+        torch.conv1d,
+        torch.conv2d,
+        torch.conv3d,
+    }
+)
+_CASTS = frozenset({torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.to, torch.Tensor.type})
+_SMALLER = (torch.float32, torch.float16, torch.bfloat16)
 NOT_THE_USERS = tuple({os.path.dirname(torch.__file__), sysconfig.get_paths()["stdlib"], *site.getsitepackages()})
 """Folders of code that was not written for this program."""
 
@@ -50,6 +66,8 @@ class StepCallRecorder:
         self._steps = 0
         self._synchronizing: dict[_Place, Counter[int]] = {}
         self._pageable_copies: dict[_Place, Counter[int]] = {}
+        self._double_casts: dict[_Place, Counter[int]] = {}
+        self._computes_in_double = False
         self._mode: _RecordingMode | None = None
         self._images: dict[int, WholeImages | None] = {}
 
@@ -76,6 +94,8 @@ class StepCallRecorder:
             steps=self._steps,
             synchronizing=self._in_every_step(self._synchronizing),
             pageable_copies=self._in_every_step(self._pageable_copies),
+            double_casts=self._in_every_step(self._double_casts),
+            computes_in_double=self._computes_in_double,
             whole_images=self._images_of_every_step(),
         )
 
@@ -97,6 +117,14 @@ class StepCallRecorder:
     def note_pageable_copy(self, what: str) -> None:
         """Note a non-blocking copy from memory that is not pinned."""
         self._note(self._pageable_copies, what)
+
+    def note_double_cast(self, what: str) -> None:
+        """Note that a float64 tensor becomes a smaller one."""
+        self._note(self._double_casts, what)
+
+    def note_product(self, tensors: tuple[Any, ...]) -> None:
+        """Note whether a matrix product or a convolution is one of float64 tensors."""
+        self._computes_in_double |= any(map(_is_double, tensors))
 
     def note_convolution(self, images: Any) -> None:
         """Note what a convolution gets, if it is the first of its step."""
@@ -124,7 +152,16 @@ class _RecordingMode(TorchFunctionMode):
             self._recorder.note_convolution(args[0])
         if func is torch.Tensor.to and _is_pageable_copy(args, kwargs):
             self._recorder.note_pageable_copy(".to(..., non_blocking=True)")
-        return func(*args, **kwargs)
+        if func in _PRODUCTS:
+            self._recorder.note_product(args)
+        made = func(*args, **kwargs)
+        if func in _CASTS and _is_double(args[0]) and getattr(made, "dtype", None) in _SMALLER:
+            self._recorder.note_double_cast(f".{func.__name__}()")
+        return made
+
+
+def _is_double(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype is torch.float64
 
 
 def _whole_images(images: Any) -> WholeImages | None:

@@ -37,6 +37,7 @@ def measure_worker_noise(loader: DataLoader[Any]) -> WorkerNoise | None:
     return WorkerNoise(
         same_in_workers=is_no_chance and _are_equal(first[0], first[1]),
         same_in_epochs=is_no_chance and all(map(_are_equal, first, second)),
+        has_init_fn=loader.worker_init_fn is not None,
     )
 
 

@@ -7,6 +7,8 @@ that the trials need: where loading is free, an epoch is soon over.
 
 from __future__ import annotations
 
+import gc
+import itertools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,8 +45,9 @@ class _ProgramIterator:
         if scheduler.loader is None and self._is_examined():
             self._batches = None
             scheduler.evaluation_loaders.look_around()
+            scheduler.is_cycled = any(isinstance(one, itertools.cycle) for one in gc.get_referrers(self))
             scheduler.begin(self._loader)
-        if scheduler.loader is self._loader:
+        if self._batches is scheduler or scheduler.examines(self._loader, training=torch.is_grad_enabled()):
             if self._batches is None:
                 self._batches = scheduler
                 scheduler.iterators_created += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -58,6 +59,9 @@ class TrialScheduler:
         """How long loops that were not examined have taken."""
         self.iterators_created = 0
         self.batches_requested = 0
+        self.loaders_created = 1
+        self._made_anew: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
+        self.is_cycled = False
         self.other_loops = OtherLoops()
         self.evaluation_loaders = EvaluationLoaders()
 
@@ -101,6 +105,24 @@ class TrialScheduler:
         patience_s = max(THRESHOLDS.no_gradient_loop_s, 0.3 * self._seconds)
         return training or self.accepts_any or self.passive_s > patience_s
 
+    def examines(self, loader: DataLoader[Any], *, training: bool) -> bool:
+        """Return whether `loader` is the one whose loop is examined, or one like it that the loop has made anew."""
+        if self._session is None:
+            return False
+        examined = self._session.loader
+        if loader is examined:
+            return True
+        is_like_it = (
+            training
+            and loader.dataset is examined.dataset
+            and type(loader.sampler) is type(examined.sampler)
+            and (loader.batch_size, loader.num_workers) == (examined.batch_size, examined.num_workers)
+        )
+        if is_like_it and loader not in self._made_anew:
+            self._made_anew.add(loader)
+            self.loaders_created += 1
+        return is_like_it
+
     def begin(self, loader: DataLoader[Any]) -> None:
         """Examine the loop over `loader`; the caller requests the first batch next."""
         self._began_at = self._clock()
@@ -117,6 +139,9 @@ class TrialScheduler:
         self.passive_s = 0.0
         self.iterators_created = 0
         self.batches_requested = 0
+        self.loaders_created = 1
+        self._made_anew = weakref.WeakSet()
+        self.is_cycled = False
         self.other_loops = OtherLoops()
         self.evaluation_loaders = EvaluationLoaders()
 

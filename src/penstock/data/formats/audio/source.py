@@ -1,0 +1,233 @@
+"""Audio files, whole or as clips of one length, decoded by libsndfile (the package soundfile).
+
+    audio       float32 (channels, frames), from -1 to 1, as torchaudio has it; float64 by `dtype=`
+    rate        frames in a second, int
+    label       the number of the class folder, as of images; absent without class folders
+    start       of a clip: the time of its first frame in seconds
+    path        the file's path, if it is asked for by name
+
+    clip i of a file    frames i * step to i * step + frames; what is left at the end, and shorter files, are left out
+
+All files need one rate, as a batch of several would mix lengths of time: `rate=` says which (or "any"), and is that of
+the first file by default. Nothing is resampled. A file that ends before the frames that its header states is broken.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+
+from penstock.core.errors import OptionError, PenstockError, RecordError, SourceError
+from penstock.data.concat_index import ConcatIndex
+from penstock.data.formats.class_folders import ClassFolders
+from penstock.data.formats.folder_source import FolderSource, choose_fields
+from penstock.data.optional import need
+from penstock.data.schema import Errors, Field, Sample, Schema, Selection
+from penstock.data.storage.storage import Storage
+
+SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aiff", ".aif", ".au", ".caf", ".w64", ".rf64")
+"""Of the files that a folder is searched for."""
+
+_DTYPES = ("float32", "float64")
+_THREADS = 8
+_PIECE = 1 << 16
+_STATED = re.compile(r"data\s*:\s*(\d+)\s*\(should be (\d+)\)")
+"""What libsndfile notes of a WAV file with fewer bytes than its header states."""
+_UNKNOWN_NBYTES = 0x7FFF0000
+"""Of a header that was written before its length was known, as by a pipe: this and more."""
+
+
+def open_files(
+    paths: list[str],
+    storage: Storage,
+    fields: Selection,
+    errors: Errors,
+    *,
+    frames: int | None = None,
+    step: int | None = None,
+    rate: int | Literal["any"] | None = None,
+    dtype: Literal["float32", "float64"] = "float32",
+    labels: bool | None = None,
+    max_record_nbytes: int = 1 << 30,
+) -> AudioFiles:
+    """Open a folder of audio files, several, or the files themselves.
+
+    Args:
+        paths: folders, with class folders or without, or files.
+        storage: gets what lies remotely.
+        fields: of audio, rate, label, start and path; all but the path by default.
+        errors: "skip" leaves out files whose header cannot be read, with a warning, where there are clips.
+        frames: of a clip; None makes a sample of each whole file. With it, the headers of all files are read now.
+        step: frames from the beginning of a clip to that of the next; `frames` where it is None.
+        rate: what all files have to have, in frames a second; "any" takes each as it is.
+        dtype: of the audio: float64 loses nothing of files of 32 bits or doubles.
+        labels: whether class folders make labels; None for where there are some.
+        max_record_nbytes: of one sample.
+
+    Raises:
+        SourceError: there are no files, or none is as long as a clip; or they differ in their rate.
+        RecordError: a header cannot be read.
+        OptionError: a number is not positive, or `dtype` is none of the two.
+    """
+    for name, number in (("frames", frames), ("step", step), ("rate", rate)):
+        if number is not None and number != "any" and number < 1:
+            raise OptionError(f"{name}={number} has to be 1 or more")
+    if dtype not in _DTYPES or (step is not None and frames is None):
+        raise OptionError(f"dtype={dtype!r} is one of {', '.join(_DTYPES)}, and step={step} is for clips: frames=")
+    files = ClassFolders(paths, SUFFIXES, storage, labels)
+    there = ("audio", "rate", "label", *(("start",) if frames else ()), "path")
+    chosen = choose_fields(fields, there, files, paths[0])
+    decoder = _Decoder(storage, dtype, max_record_nbytes)
+    if frames is None:
+        return AudioFiles(paths[0], files, chosen, decoder, rate or decoder.header(files.paths[0], 0)[1])
+    step, headers = step or frames, _headers(decoder, list(files.paths), errors)
+    every: int | str = rate or next((own for _, own in headers if own), 0)
+    for path, (_, own) in zip(files.paths, headers, strict=True):
+        if every != "any" and own not in (0, every):
+            raise SourceError(_other_rate(path, own, every))
+    clips = ConcatIndex(max(0, (count - frames) // step + 1) for count, _ in headers)
+    if not len(clips):
+        raise SourceError(f"none of the {len(files.paths)} files of {paths[0]} has {frames} frames, as a clip needs")
+    return AudioFiles(paths[0], files, chosen, decoder, every, clips, frames, step)
+
+
+def _headers(decoder: _Decoder, paths: list[str], errors: Errors) -> list[tuple[int, int]]:
+    """Return the frames and the rate of each file; (0, 0) of one that is left out."""
+
+    def header(number: int) -> tuple[int, int] | SourceError:
+        try:
+            return decoder.header(paths[number], number)
+        except SourceError as error:
+            return error
+
+    found = []
+    with ThreadPoolExecutor(_THREADS) as threads:
+        for one in threads.map(header, range(len(paths))):
+            if isinstance(one, SourceError):
+                if errors == "raise":
+                    threads.shutdown(cancel_futures=True)
+                    raise one
+                warnings.warn(f"left out: {one}", stacklevel=3)
+            found.append((0, 0) if isinstance(one, SourceError) else one)
+    return found
+
+
+def _other_rate(path: str, own: int, rate: int | str) -> str:
+    return (
+        f"{path} has {own} frames a second, and {rate} are wanted (those of the first file, or rate=): resample it, "
+        'leave it out, or take each file as it is with rate="any"'
+    )
+
+
+class _Decoder:
+    """Reads headers and frames; opens a file for each."""
+
+    def __init__(self, storage: Storage, dtype: str, max_nbytes: int) -> None:
+        self._storage = storage
+        self.dtype = dtype
+        self._max_nbytes = max_nbytes
+
+    def header(self, path: str, key: int) -> tuple[int, int]:
+        """Return a file's frames and its rate.
+
+        Raises:
+            RecordError: it is no audio, or truncated.
+        """
+        with self._open(path, key) as file:
+            return int(file.frames), int(file.samplerate)
+
+    def read(self, path: str, key: int, start: int, count: int | None, rate: int | str) -> tuple[np.ndarray, int]:
+        """Return frames from `start` on, all or `count` of them, as (channels, frames), and their rate.
+
+        Raises:
+            RecordError: they are not there, or larger than allowed; or the file has another rate.
+        """
+        with self._open(path, key) as file:
+            if rate not in ("any", file.samplerate):
+                raise RecordError(path, -1, key, _other_rate("it", file.samplerate, rate))
+            wanted = file.frames - start if count is None else count
+            nbytes = wanted * file.channels * np.dtype(self.dtype).itemsize
+            if not 0 <= nbytes <= self._max_nbytes:
+                raise RecordError(path, -1, key, f"{nbytes} bytes of audio; max_record_nbytes is {self._max_nbytes}")
+            _skip(file, start)
+            found = file.read(wanted, dtype=self.dtype, always_2d=True)
+            if len(found) < wanted:
+                raise RecordError(path, -1, key, f"it states {wanted} frames from {start} on, and has {len(found)}")
+            return np.ascontiguousarray(found.T), int(file.samplerate)
+
+    @contextmanager
+    def _open(self, path: str, key: int) -> Iterator[Any]:
+        soundfile = need("soundfile", "audio")
+        try:
+            with soundfile.SoundFile(self._storage.local(path)) as file:
+                stated = _STATED.search(file.extra_info)
+                if stated and int(stated[2]) < int(stated[1]) < _UNKNOWN_NBYTES:
+                    raise RecordError(path, -1, key, f"it states {stated[1]} bytes of audio, and has {stated[2]}")
+                yield file
+        except PenstockError:
+            raise
+        except (soundfile.SoundFileError, OSError, ValueError, TypeError, MemoryError) as error:
+            raise RecordError(path, -1, key, f"it cannot be decoded: {error}") from error
+
+
+def _skip(file: Any, frames: int) -> None:
+    """Go to a frame. libsndfile 1.2.2 gives silence after it has sought in an MP3, so that is decoded up to there."""
+    if not file.subtype.startswith("MPEG"):
+        file.seek(frames)
+        return
+    while frames and len(file.read(min(frames, _PIECE), dtype="float32")):
+        frames -= min(frames, _PIECE)
+
+
+class AudioFiles(FolderSource):
+    """Audio files, or clips of them. Made by `penstock.open`."""
+
+    def __init__(
+        self,
+        where: str,
+        files: ClassFolders,
+        chosen: dict[str, str],
+        decoder: _Decoder,
+        rate: int | str,
+        clips: ConcatIndex | None = None,
+        frames: int | None = None,
+        step: int = 0,
+    ) -> None:
+        super().__init__(where, files, chosen, clips)
+        self._decoder = decoder
+        self._rate = rate
+        self._frames = frames
+        self._step = step
+
+    @property
+    def schema(self) -> Schema:
+        """What samples hold; files may differ in their channels, and whole ones in their length."""
+        all_fields = {
+            "audio": Field("array", self._decoder.dtype, (None, self._frames)),
+            "rate": Field("number", "int64"),
+            "label": Field("number", "int64"),
+            "start": Field("number", "float64"),
+            "path": Field("text"),
+        }
+        return {name: all_fields[own] for name, own in self._chosen.items()}
+
+    def read(self, index: int) -> Sample:
+        """Return a file or a clip, with what was chosen of rate, label, start and path.
+
+        Raises:
+            RecordError: it cannot be decoded, or has another rate.
+        """
+        number, clip = (index, 0) if self._clips is None else self._clips.locate(index)
+        start, path = clip * self._step, self._files.paths[number]
+        values: dict[str, Any] = {}
+        if not {"audio", "rate", "start"}.isdisjoint(self._chosen.values()):
+            count = self._frames if "audio" in self._chosen.values() else 0
+            values["audio"], values["rate"] = self._decoder.read(path, index, start, count, self._rate)
+            values["start"] = start / values["rate"]
+        return self._sample(number, values.__getitem__)

@@ -1,0 +1,115 @@
+"""Lines of the dataset that seed a generator of random numbers with the same number for every sample.
+
+Python, NumPy and torch do not tell what seeded a generator. So for a few samples their seeding functions are replaced
+by ones that note their argument, in the libraries and under whatever name the user's modules imported them.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.core.package_folder import PACKAGE_FOLDER
+from penstock.observe.doctor.probe_results import ConstantSeed
+from penstock.observe.doctor.probes.line_sampler import find_line, line_text
+from penstock.observe.doctor.probes.step_calls import NOT_THE_USERS
+
+_SEEDING = ((torch, "manual_seed"), (np.random, "seed"), (np.random, "default_rng"), (random, "seed"))
+_MAKING = ((random, "Random"), (np.random, "RandomState"), (torch, "Generator"))
+_MOST_SAMPLES = 16
+_LEAST_SAMPLES = 4
+
+
+class SeedRecorder:
+    """Notes with what number each line of the user's seeds a generator, sample by sample."""
+
+    def __init__(self) -> None:
+        self._indices: set[str] = set()
+        self._seen: dict[tuple[str, int], dict[str, Any]] = {}
+        self._index = ""
+        self._places = _find_places({id(one := getattr(*place)): self._wrapped(one) for place in _SEEDING + _MAKING})
+        """Module, name, what it has there, and what replaces it: found once, because that takes milliseconds."""
+
+    @contextmanager
+    def sample(self, index: object) -> Iterator[None]:
+        """Note what is seeded inside of the `with` block, which makes the sample `index`; of the first few."""
+        if len(self._indices) >= _MOST_SAMPLES:
+            yield
+            return
+        self._index = str(index)
+        self._indices.add(self._index)
+        for module, name, _, new in self._places:
+            setattr(module, name, new)
+        try:
+            yield
+        finally:
+            for module, name, original, _ in self._places:
+                setattr(module, name, original)
+
+    def result(self) -> ConstantSeed | None:
+        """Return the first line that gave the same number for every sample; None without one."""
+        if len(self._indices) < _LEAST_SAMPLES:
+            return None
+        for (file, number), seeds in self._seen.items():
+            values = set(seeds.values())
+            if len(seeds) == len(self._indices) and len(values) == 1:
+                return ConstantSeed(line=line_text(file, number), seed=values.pop(), samples=len(seeds))
+        return None
+
+    def _note(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        seed = next(iter((*arguments, *options.values())), None)
+        line = find_line(sys._getframe(2))
+        if isinstance(seed, int) and line is not None:
+            self._seen.setdefault(line, {}).setdefault(self._index, seed)
+
+    def _wrapped(self, original: Any) -> Any:
+        note = self._note
+        if not isinstance(original, type):
+
+            @functools.wraps(original)
+            def seeding(*arguments: Any, **options: Any) -> Any:
+                note(arguments, options)
+                return original(*arguments, **options)
+
+            return seeding
+
+        class Noted(original, metaclass=_kind_of(original)):  # type: ignore[misc, metaclass]
+            def __init__(self, *arguments: Any, **options: Any) -> None:
+                note(arguments, options)
+                super().__init__(*arguments, **options)
+
+            def manual_seed(self, seed: int) -> Any:
+                note((seed,), {})
+                return super().manual_seed(seed)
+
+        return Noted
+
+
+def _kind_of(original: type) -> type:
+    """Return a class of classes whose instances are those of `original`, which the program may ask for."""
+
+    class Kind(type(original)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, original)
+
+    return Kind
+
+
+def _find_places(replacements: Mapping[int, Any]) -> list[tuple[ModuleType, str, Any, Any]]:
+    """Return where the libraries and the user's modules have the objects with these identities."""
+    files = [(module, getattr(module, "__file__", None) or "") for module in list(sys.modules.values())]
+    users = [module for module, file in files if file and not file.startswith((PACKAGE_FOLDER, *NOT_THE_USERS))]
+    return [
+        (module, name, value, replacements[id(value)])
+        for module in {owner for owner, _ in _SEEDING + _MAKING}.union(users)
+        for name, value in list(vars(module).items())
+        if id(value) in replacements
+    ]
