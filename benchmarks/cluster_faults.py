@@ -52,6 +52,8 @@ def main() -> None:
     """Load the epoch, and print what it took."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # what it says, on Linux: 127.0.0.1 stays 127.0.0.1
+    # Ray runs workers at nice 15: on a machine that others keep busy, each would take minutes to import torch.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     with tempfile.TemporaryDirectory(prefix="ray-") as home:
         os.environ["RAY_TMPDIR"] = home
         import ray

@@ -10,7 +10,7 @@ import numpy as np
 
 
 def write_folders(folder: Path, suffix: str) -> list[Path]:
-    """Write a folder of files in several units, and one of files in several dtypes, which is refused; return both.
+    """Write a folder of files in several units, and one of files in several dtypes; return both.
 
     All values of the first, in nanoseconds, are 0, 1000, 2000 ...
     """

@@ -110,6 +110,13 @@ PROBLEMS = {
     "split_overlaps": _problem("", "in-train-and-validation", "random_split", 1, is_timed=False),
     "types_by_sample": _problem("", "types-differ", "float(value)", 1, is_timed=False),
     "pixels_not_scaled": _problem("", "images-not-scaled", "divide by 255", 2, is_timed=False),
+    "seed_in_every_sample": _problem("", "constant-seed", "take it out", 2, is_timed=False),
+    "cycled_loader": _problem("", "cycled", "yield from loader", 1, is_timed=False),
+    "loader_in_every_step": _problem("", "iterator-recreated", "make the loader once", 1, is_timed=False),
+    "doubles_made_floats": _problem("", "float64-samples", "float32", 3),
+    "records_parsed_for_each_sample": _problem("", "parsed-for-each-sample", "do it once", 5),
+    "copied_for_each_sample": _problem("", "copied-for-each-sample", "copy only", 5),
+    "appended_to_a_tensor": _problem("", "appended-for-each-sample", "keep a list", 5),
     "pinned_without_accelerator": _problem(
         "compute-bound", "pinned-without-accelerator", "pin_memory=torch.accelerator", 2, is_timed=False
     ),

@@ -17,7 +17,7 @@ import penstock
 from penstock.core.errors import RecordError
 from penstock.data.format_registry import format_named, format_of_path
 from penstock.data.schema import DTYPES as EVERY_DTYPE
-from penstock.data.schema import Field, Sample, Schema, schema_of, widened
+from penstock.data.schema import Field, Sample, Schema, merge_schemas, schema_of
 
 DTYPES = tuple(name for name in EVERY_DTYPE if not name.startswith("complex"))
 NAMES = st.text("abcxyz_0189", min_size=1, max_size=6).filter(lambda name: name[0].isalpha())
@@ -77,7 +77,7 @@ def schema_of_all(samples: list[Sample]) -> Schema:
     """Return a schema that is as wide as these samples need, and no wider."""
     schema = schema_of(samples[0])
     for sample in samples[1:]:
-        schema = widened(schema, sample, "made")
+        schema = merge_schemas(schema, schema_of(sample), "made")
     return schema
 
 

@@ -24,6 +24,9 @@ class StageTimes:
     transport_s: float = 0.0
     """In the main process: dispatching tasks, receiving envelopes, rebuilding the batch's tensors."""
 
+    workers_s: float = 0.0
+    """In the main process: starting and stopping workers between an epoch's beginning and its end."""
+
     wait_s: float = 0.0
     """In the main process: blocked because the next batch was not ready (the stall)."""
 
@@ -201,12 +204,13 @@ class LoaderStatistics:
 
     @property
     def loading_s(self) -> float:
-        """Seconds that loops over the loader waited for data: for a batch that was not ready, for its transport and,
-        without workers, for the dataset and the collate function, which then run in the loop.
+        """Seconds that loops over the loader waited for data: for a batch that was not ready, for its transport, for
+        workers that start or stop and, without workers, for the dataset and the collate function, which then run in the
+        loop.
         """
         stages = self.stages
         inline_s = stages.fetch_s + stages.collate_s if self.worker_type == "inline" else 0.0
-        return stages.wait_s + stages.transport_s + inline_s
+        return stages.wait_s + stages.transport_s + stages.workers_s + inline_s
 
     @property
     def loop_s(self) -> float:

@@ -140,28 +140,26 @@ def schema_of(sample: Mapping[str, Any]) -> Schema:
     return {name: field_of(value) for name, value in sample.items()}
 
 
-def widened(schema: Schema, sample: Mapping[str, Any], where: str) -> Schema:
-    """Return `schema`, wide enough to hold `sample` too: sizes that differ become None.
+def merge_schemas(one: Schema, other: Schema, where: str) -> Schema:
+    """Return a schema wide enough for both.
 
     Raises:
-        SourceError: the sample has other fields, or another type in one of them.
+        SourceError: they differ in more than sizes.
 
-    >>> schema = schema_of({"x": np.zeros((3, 4))})
-    >>> widened(schema, {"x": np.zeros((3, 5))}, "data.tar")["x"].shape
-    (3, None)
+    >>> merge_schemas({"x": Field("array", "int8", (2,))}, {"x": Field("array", "int8", (3,))}, "data")["x"].words()
+    'int8[?]'
     """
-    if sample.keys() != schema.keys():
+    if one.keys() != other.keys():
         raise SourceError(
-            f"{where}: a sample has the fields {sorted(sample)}, others have {sorted(schema)}; all need the same"
+            f"{where}: samples have the fields {sorted(one)} and {sorted(other)}; all need the same: choose with "
+            "fields= (--fields a,b)"
         )
-    wide = dict(schema)
-    for name, value in sample.items():
-        old, new = schema[name], field_of(value)
-        if old == new:
-            continue
+    wide = dict(one)
+    for name, old in one.items():
+        new = other[name]
         if (old.kind, old.dtype, len(old.shape)) != (new.kind, new.dtype, len(new.shape)):
             raise SourceError(f"{where}: field {name!r} is {new.words()} in one sample and {old.words()} in another")
-        sizes = (one if one == other else None for one, other in zip(old.shape, new.shape, strict=True))
+        sizes = (size if size == found else None for size, found in zip(old.shape, new.shape, strict=True))
         wide[name] = replace(old, shape=tuple(sizes))
     return wide
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +30,7 @@ class Counters:
     asleep_ns: int = 0
     inline_ns: int = 0
     transport_ns: int = 0
+    workers_ns: int = 0
     wait_ns: int = 0
     step_ns: int = 0
     dispatch: str = ""
@@ -60,6 +64,15 @@ class Counters:
     loop: weakref.ref[Any] | None = None
     """The iterator that was made last, for observers in other threads (see `loop_snapshot`)."""
 
+    @contextlib.contextmanager
+    def changing_workers(self) -> Iterator[None]:
+        """Count what the `with` block takes as starting and stopping workers."""
+        began = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self.workers_ns += time.perf_counter_ns() - began
+
     def skip(self, skipped: list[tuple[Any, str]]) -> None:
         """Count samples that were left out or replaced."""
         self.skipped += len(skipped)
@@ -83,6 +96,7 @@ class Counters:
                 collate_s=self.collate_ns / 1e9,
                 asleep_s=self.asleep_ns / 1e9,
                 transport_s=self.transport_ns / 1e9,
+                workers_s=self.workers_ns / 1e9,
                 wait_s=self.wait_ns / 1e9,
                 step_s=self.step_ns / 1e9,
             ),

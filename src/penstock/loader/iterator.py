@@ -102,7 +102,7 @@ class LoaderIterator(_BaseDataLoaderIter):
             self._alarm.check()
         if self._returned_ns:
             counters.step_ns += began - self._returned_ns
-        stepped, wait_ns, inline_ns = self._returned_ns, counters.wait_ns, counters.inline_ns
+        stepped, counted_ns = self._returned_ns, counters.wait_ns + counters.inline_ns + counters.workers_ns
         try:
             # torch's record_function takes 15 µs, also when nothing is recorded.
             if torch._C._autograd._profiler_enabled():
@@ -120,8 +120,8 @@ class LoaderIterator(_BaseDataLoaderIter):
             raise
         finally:
             self._returned_ns = time.perf_counter_ns()
-            elsewhere = counters.wait_ns - wait_ns + counters.inline_ns - inline_ns
-            counters.transport_ns += self._returned_ns - began - elsewhere
+            counted_ns = counters.wait_ns + counters.inline_ns + counters.workers_ns - counted_ns
+            counters.transport_ns += self._returned_ns - began - counted_ns
         if counters.recorder is not None:
             counters.recorder.add_turn(stepped, began, self._returned_ns, counters.epochs, self._yielded)
         if self._epoch.stream_epoch is not None:
@@ -173,7 +173,8 @@ class LoaderIterator(_BaseDataLoaderIter):
         self._epoch.finish(self.pipeline.scheduler.consumed_since)
         self._counters.epochs += 1
         if not self._config.persistent_workers:
-            self._shutdown_workers()
+            with self._counters.changing_workers():
+                self._shutdown_workers()
 
     def _shutdown_workers(self) -> None:
         """Stop the workers now (the name that Lightning and others call on torch's iterator)."""

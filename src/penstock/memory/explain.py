@@ -5,6 +5,8 @@ It reports what was needed and where, what held the memory, and what would have 
 
 from __future__ import annotations
 
+import pickle
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +47,8 @@ def explain_failure(failure: Failure, model: nn.Module, optimizer: Optimizer | N
         lines += [_cause_text(failure, device), *allocator_findings()]
         if step is not None:
             lines.append(_remedy_text(model, optimizer, step, device))
+    if device.device.startswith("cuda"):
+        lines.append(_history_text())
     return "\n".join(line for line in lines if line)
 
 
@@ -80,6 +84,19 @@ def _cause_text(failure: Failure, device: DeviceBytes) -> str:
             "set PYTORCH_ALLOC_CONF=expandable_segments:True to join them"
         )
     return f"this is exhaustion: {size_text(free + device.cached)} of {size_text(device.total)} are free or cached"
+
+
+def _history_text() -> str:
+    """Write what the allocator has done to a file for torch's viewer, if the program has it recorded."""
+    try:
+        snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
+        if not any(snapshot["device_traces"]):
+            return "torch.cuda.memory._record_memory_history() before the step would put its history beside this"
+        with tempfile.NamedTemporaryFile(prefix="penstock-memory-", suffix=".pickle", delete=False) as file:
+            pickle.dump(snapshot, file)
+    except Exception:  # noqa: BLE001  what torch keeps for itself, and a full disk; an explanation is no place to fail
+        return ""
+    return f"what the allocator has done is in {file.name}, for https://docs.pytorch.org/memory_viz"
 
 
 def _remedy_text(model: nn.Module, optimizer: Optimizer | None, step: Step, device: DeviceBytes) -> str:

@@ -284,6 +284,29 @@ def test_units_of_one_folder_are_converted_to_the_finest(
 
 
 @pytest.mark.parametrize(
+    ("one", "other", "wide"),
+    [
+        (pa.int32(), pa.int64(), "int64"),
+        (pa.uint8(), pa.int8(), "int16"),
+        (pa.uint64(), pa.uint8(), "uint64"),
+        (pa.float32(), pa.float64(), "float64"),
+        (pa.float16(), pa.float32(), "float32"),
+        (pa.list_(pa.int16()), pa.list_(pa.int32()), "int32"),
+        (pa.list_(pa.float32(), 1), pa.list_(pa.float64(), 1), "float64"),
+    ],
+)
+def test_numbers_of_different_widths_are_read_in_the_wider_type(
+    tmp_path: Path, one: Any, other: Any, wide: str
+) -> None:
+    for number, type in enumerate((one, other)):
+        values = [[3], [5]] if pa.types.is_nested(type) else [3, 5]
+        table(tmp_path / f"{number}.parquet", {"x": pa.array(values, type)})
+    source = penstock.open(tmp_path)
+    assert source.schema["x"].dtype == wide
+    assert [(sample["x"].dtype.name, int(sample["x"].sum())) for sample in source] == [(wide, 3), (wide, 5)] * 2
+
+
+@pytest.mark.parametrize(
     ("one", "other"),
     [
         (pa.timestamp("us"), pa.timestamp("us", "UTC")),
@@ -292,6 +315,9 @@ def test_units_of_one_folder_are_converted_to_the_finest(
         (pa.date32(), pa.int32()),
         (pa.decimal256(76, 0), pa.decimal256(76, 70)),
         (pa.list_(pa.string()), pa.list_(pa.binary())),
+        (pa.int64(), pa.uint64()),
+        (pa.int32(), pa.float64()),
+        (pa.bool_(), pa.int8()),
     ],
 )
 def test_values_of_different_meaning_are_refused_with_both_files_named(tmp_path: Path, one: Any, other: Any) -> None:

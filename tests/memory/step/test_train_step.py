@@ -341,6 +341,23 @@ def test_ragged_token_counts_weigh_as_in_the_whole_batch(micro_batch: int | None
         assert losses[0].item() == pytest.approx(expected.item(), rel=1e-12)
 
 
+@pytest.mark.parametrize("kind", [int, float, torch.tensor])
+def test_a_batch_that_is_run_whole_has_the_gradients_of_its_mean_to_the_bit(kind: Callable[[Any], Any]) -> None:
+    batch, ours, whole = ragged(7), Tokens().float(), Tokens().float()
+
+    def loss_fn(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Any]:
+        total, count = token_loss(model, batch)
+        return total, kind(count.item())
+
+    step = TrainStep(ours, torch.optim.SGD(ours.parameters(), lr=0.1), loss_fn)
+    loss = step(batch)
+    total, count = token_loss(whole, batch)
+    assert count.item() not in (7, 8)
+    (total / count).backward()
+    assert torch.equal(gradients(ours), gradients(whole))
+    assert torch.equal(loss, (total / count).detach())
+
+
 def test_a_batch_without_weight_gives_zero_gradients_and_no_nan() -> None:
     model = Tokens()
     step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.1), token_loss)

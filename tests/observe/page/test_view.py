@@ -60,6 +60,12 @@ def test_nested_loops_do_not_claim_to_add_up_to_the_wall_clock() -> None:
             {"first_batch_s": 2.4, "epochs": 2},
             "the first batch of an epoch, 2.4 s each",
         ),
+        ({"step_s": 5.0, "wait_s": 1.0, "workers_s": 4.0}, {}, "mostly for workers to start and to stop."),
+        (
+            {"step_s": 5.0, "wait_s": 5.0, "fetch_s": 9.0, "asleep_s": 8.0},
+            {},
+            "mostly for samples that wait themselves, for a disk, a network or a lock, in the workers.",
+        ),
         (
             {"step_s": 5.0, "fetch_s": 5.0},
             {"worker_type": "inline"},

@@ -93,8 +93,8 @@ def _advised(wait_s: float, num_workers: int, started: str):
 def test_what_the_earlier_run_predicted_is_compared_with_what_the_later_one_achieved() -> None:
     old = _advised(5.0, 2, "2026-01-01T00:00:00+00:00")
     assert [(finding.gain, finding.loader) for finding in old.findings] == [(2.0, "Images (train.py:12)")]
-    new = _advised(1.25, 4, "2026-01-02T00:00:00+00:00")
-    words = "Predicted 2.00×, achieved 1.60× with num_workers=4 in the loop over Images (train.py:12)."
+    new = _advised(1.25, 5, "2026-01-02T00:00:00+00:00")
+    words = "Predicted 2.00×, achieved 1.60× with num_workers=5 in the loop over Images (train.py:12)."
     for run, reference in ((new, old), (old, new)):  # in whatever order they are given
         comparison = compare_runs(run, reference, "other")
         assert words in comparison_text.render(run, comparison, "this")
@@ -105,7 +105,7 @@ def test_what_the_earlier_run_predicted_is_compared_with_what_the_later_one_achi
 def test_advice_that_was_not_followed_is_said_to_be_so_and_a_run_without_advice_predicts_nothing() -> None:
     old = _advised(5.0, 2, "2026-01-01T00:00:00+00:00")
     other = _advised(4.0, 3, "2026-01-02T00:00:00+00:00")
-    assert "achieved 1.11× without num_workers=4" in predicted_and_achieved(old, other)
+    assert "achieved 1.11× without num_workers=5" in predicted_and_achieved(old, other)
     assert predicted_and_achieved(old, other, if_followed=True) == ""
     assert predicted_and_achieved(dataclasses.replace(old, findings=()), other) == ""
 

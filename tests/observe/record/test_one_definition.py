@@ -22,7 +22,15 @@ from penstock.observe.record.run_record import LoaderRecord, RunRecord
 from penstock.observe.record.time_parts import Part, bars
 
 SECONDS = st.floats(0, 100).map(lambda seconds: round(seconds, 3))
-STAGES = st.builds(StageTimes, fetch_s=SECONDS, collate_s=SECONDS, transport_s=SECONDS, wait_s=SECONDS, step_s=SECONDS)
+STAGES = st.builds(
+    StageTimes,
+    fetch_s=SECONDS,
+    collate_s=SECONDS,
+    transport_s=SECONDS,
+    workers_s=SECONDS,
+    wait_s=SECONDS,
+    step_s=SECONDS,
+)
 COUNTED = st.builds(
     LoaderStatistics,
     batches=st.just(10),

@@ -12,7 +12,7 @@ from penstock.core.errors import RecordError, SourceError
 from penstock.data.convert.numbered_records import RecordRange, SourceSpec
 from penstock.data.convert.task import TaskContext
 from penstock.data.sample_nbytes import nbytes_of
-from penstock.data.schema import Errors, Sample, Schema, field_of, widened
+from penstock.data.schema import Errors, Sample, Schema, field_of, merge_schemas
 
 _MAX_SIGNATURES = 10_000
 
@@ -62,7 +62,7 @@ class ScanTask:
                 signature = _signature(record)
                 if signature not in known:
                     own = _schema_of(record, reader.source.where)
-                    schema = own if schema is None else widened(schema, record, reader.source.where)
+                    schema = own if schema is None else merge_schemas(schema, own, reader.source.where)
                 if len(known) < _MAX_SIGNATURES:
                     known.add(signature)
                 size = nbytes_of(record)

@@ -24,7 +24,7 @@ from penstock.data.convert.numbered_records import (
 )
 from penstock.data.convert.scan import ScanResult, ScanTask
 from penstock.data.sample_nbytes import nbytes_of
-from penstock.data.schema import Errors, Field, Schema, schema_of
+from penstock.data.schema import Errors, Field, Schema, merge_schemas, schema_of
 from penstock.data.source import Source
 from penstock.data.stream import Stream
 
@@ -102,30 +102,6 @@ def read_contents(
         truncated_shards=len(truncated),
         nbytes=sum(one.nbytes for one in results),
     )
-
-
-def merge_schemas(one: Schema, other: Schema, where: str) -> Schema:
-    """Return a schema wide enough for both.
-
-    Raises:
-        SourceError: they differ in more than sizes.
-
-    >>> merge_schemas({"x": Field("array", "int8", (2,))}, {"x": Field("array", "int8", (3,))}, "data")["x"].words()
-    'int8[?]'
-    """
-    if one.keys() != other.keys():
-        raise SourceError(
-            f"{where}: samples have the fields {sorted(one)} and {sorted(other)}; all need the same: choose with "
-            "fields= (--fields a,b)"
-        )
-    wide = dict(one)
-    for name, old in one.items():
-        new = other[name]
-        if (old.kind, old.dtype, len(old.shape)) != (new.kind, new.dtype, len(new.shape)):
-            raise SourceError(f"{where}: field {name!r} is {new.words()} in one sample and {old.words()} in another")
-        sizes = (size if size == found else None for size, found in zip(old.shape, new.shape, strict=True))
-        wide[name] = replace(old, shape=tuple(sizes))
-    return wide
 
 
 def _may_be_fixed_size(source: Source | Stream, declared: Schema) -> bool:

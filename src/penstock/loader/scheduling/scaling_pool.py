@@ -124,7 +124,8 @@ class ScalingPool:
             self.is_absent = self._is_behind = True  # the last worker finishes what it was given
             return
         try:
-            self._is_behind = not self._pool.resize(wanted)
+            with self._counters.changing_workers():
+                self._is_behind = not self._pool.resize(wanted)
         except (WorkerStartError, TransportError):
             self._is_behind = False
             self._policy.limit(self._pool.size, "the system starts no more")

@@ -37,7 +37,7 @@ from penstock.memory.step.micro_batch_runner import MicroBatchRunner
 T = TypeVar("T")
 
 _NUMBERS = (int, float)
-"""Types of weights that are known without waiting for a device."""
+"""Types of weights that are known without waiting for a device, beside tensors on the host."""
 
 
 class GradientAccumulation:
@@ -292,8 +292,8 @@ class GradientAccumulation:
         loss, weight = self._runner.compute_loss(part)
         if self._gradients.looks_at_graph:
             self._gradients.find_in_graph(loss)
-        is_all = self.accumulate == one.parts == 1 and not self.is_estimate_shared
-        if is_all and type(weight) in _NUMBERS and 0 < weight < math.inf:
+        is_known = type(weight) in _NUMBERS or (isinstance(weight, Tensor) and weight.device.type == "cpu")
+        if is_known and self.accumulate == one.parts == 1 and not self.is_estimate_shared and 0 < weight < math.inf:
             self.estimated_weight, self.is_weight_exact = float(weight), True
         self._runner.add_gradients(loss, self.estimated_weight)
         one.add(loss.detach(), weight.detach() if isinstance(weight, Tensor) else weight)

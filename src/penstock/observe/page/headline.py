@@ -6,16 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.doctor.worker_estimate import LoopTimes
 from penstock.observe.record.formatting import percent_text, ratio_text, time_text
 from penstock.observe.record.group_loaders import group_loaders, group_uncounted, iterator_text
-from penstock.observe.record.rates import gain_without
+from penstock.observe.record.rates import HIDDEN, gain_without
 from penstock.observe.record.run_record import LoaderRecord, RunRecord
 from penstock.observe.record.time_parts import cause_of_waiting, most_waited_for
 
 Tone = Literal["good", "bad", "plain"]
-
-_HIDDEN = 0.05
-"""Below this stall fraction, a faster loader gains nothing worth the work."""
 
 _MOSTLY = 0.6
 
@@ -51,7 +49,7 @@ def headline(record: RunRecord) -> Headline:
         )
     waited = record.totals.stall_fraction
     share = f"our step waited for data {percent_text(waited)} of the time"
-    if waited < _HIDDEN:
+    if waited < HIDDEN:
         more = "The loop is as fast as its step. A faster loader would not change that."
         return Headline(text=f"Loading is hidden: y{share}.", more=more, tone="good")
     more = _possible_gain(waited) + _slowest_loader(used)
@@ -90,11 +88,15 @@ def _cause(loader: LoaderRecord) -> str:
     workers = "the loop itself, without workers" if counted.worker_type == "inline" else "the workers"
     match cause_of_waiting(loader):
         case "start":
+            if 2 * counted.stages.workers_s > counted.loading_s:
+                return "mostly for workers to start and to stop"
             return f"mostly for the first batch of an epoch, {time_text(counted.first_batch_s)} each time"
         case "unknown":
             return f"for a loader whose iterator is not penstock's ({iterator_text(loader)})"
         case "transport":
             return "mostly for the transport of batches"
+        case "fetch" if LoopTimes.of(counted).waits:
+            return f"mostly for samples that wait themselves, for a disk, a network or a lock, in {workers}"
         case "fetch":
             return f"mostly for reading and decoding in {workers}"
         case "collate":

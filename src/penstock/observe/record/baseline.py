@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.observe.record.formatting import percent_text, rate_text
-
-_COMPUTE_BOUND = 0.05
-"""A loop with a smaller stall fraction has nothing to gain from a faster loader."""
+from penstock.observe.record.rates import HIDDEN
 
 _MIN_GAIN = 0.02
 """Smaller relative differences are not reported as a gain."""
@@ -119,7 +117,7 @@ class Baseline:
         if speedup is None or self.torch is None:
             return f"no comparison: {self.problem or 'nothing was measured'}"
         waited = f"it waited for torch's loader {percent_text(self.torch.stall_fraction)} of the time"
-        if self.torch.stall_fraction < _COMPUTE_BOUND and not (self.is_clear and speedup < 1 - _COMPUTE_BOUND):
+        if self.torch.stall_fraction < HIDDEN and not (self.is_clear and speedup < 1 - HIDDEN):
             return f"no gain: your loop is compute-bound; {waited}"
         if not self.is_clear or abs(speedup - 1) < _MIN_GAIN:
             return f"no gain beyond the spread of the measurement; {waited}"

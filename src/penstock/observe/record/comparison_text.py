@@ -20,6 +20,7 @@ _STAGES = {
     "step_s": "step",
     "wait_s": "next batch not ready",
     "transport_s": "transport",
+    "workers_s": "starting and stopping workers",
     "fetch_s": "read and decode (all workers)",
     "collate_s": "collate (all workers)",
 }
@@ -80,7 +81,8 @@ def rows(run: RunSummary, reference: RunSummary) -> list[Row]:
     ]
     for field, label in _STAGES.items():
         times = [getattr(one.stages, field) if one.stages is not None else None for one in (run, reference)]
-        found.append(_time_row(f"{label}, per batch", *times))
+        if any(times) or field != "workers_s":  # most loops start their workers before they begin
+            found.append(_time_row(f"{label}, per batch", *times))
     found.append(_size_row("peak host memory", run.peak_host_nbytes, reference.peak_host_nbytes))
     return [row for row in found if (row.run, row.reference) != (_UNKNOWN, _UNKNOWN)]
 

@@ -17,6 +17,10 @@ from penstock.observe.record.rank_record import RankRecord
 _SUMMED = ("epochs", "batches", "samples", "nbytes", "restarts", "retried", "skipped")
 
 
+HIDDEN = 0.05
+"""Below this stall fraction, a faster loader gains nothing worth the work."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Totals:
     """Counters over all loops of a run."""

@@ -11,7 +11,7 @@ from penstock.observe.record.formatting import percent_text, rate_text, time_tex
 from penstock.observe.record.group_loaders import group_loaders, group_uncounted, iterator_text, settings_text
 from penstock.observe.record.memory_parts import device_memory_bar
 from penstock.observe.record.rank_record import RankRecord
-from penstock.observe.record.rates import Totals
+from penstock.observe.record.rates import HIDDEN, Totals
 from penstock.observe.record.run_record import LoaderRecord, RunRecord
 from penstock.observe.record.time_parts import Part, loop_parts, worker_parts
 
@@ -48,6 +48,8 @@ def render(record: RunRecord) -> str:
         bar = device_memory_bar(record.device_memory)
         parts = "; ".join(f"{part.label} {part.text}" for part in bar.parts)
         lines.append(f"  peak device memory: {bar.text} ({parts})")
+    if used and not record.findings and record.totals.stall_fraction < HIDDEN:
+        lines.append("  Loading is hidden behind the step: a faster loader would change nothing.")
     for finding in record.findings[:_FINDINGS]:
         where = f"{finding.loader}: " if finding.loader else ""
         gain = f"{finding.gain_text}: " if finding.gain is not None else ""

@@ -115,6 +115,7 @@ def _waiting_parts(every: Sequence[LoaderStatistics], totals: rates.Totals, digi
         "read+decode": ("fetch", sum(one.fetch_s for one in inline), "in the dataset, without workers"),
         "collate": ("collate", sum(one.collate_s for one in inline), "samples into a batch, without workers"),
         "transport": ("transport", totals.stages.transport_s, "dispatching tasks, receiving batches"),
+        "workers": ("outside", totals.stages.workers_s, "starting and stopping workers"),
     }
     parts = parts_of(totals.loop_s, seconds, time_text, digits)
     return () if [part.label for part in parts] == ["not ready"] else parts
@@ -177,7 +178,8 @@ def cause_of_waiting(loader: LoaderRecord) -> Waiting:
         parts: dict[Waiting, float] = {"fetch": stages.fetch_s, "collate": stages.collate_s}
         largest = max(parts, key=lambda part: parts[part])
         return largest if parts[largest] >= stages.transport_s else "transport"
-    if counted.first_batch_s * max(1, counted.epochs) > _MOSTLY * counted.loading_s:
+    starting_s = max(stages.workers_s, counted.first_batch_s * max(1, counted.epochs))
+    if starting_s > _MOSTLY * counted.loading_s:
         return "start"
     if stages.transport_s > stages.wait_s:
         return "transport"

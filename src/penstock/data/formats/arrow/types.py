@@ -1,7 +1,8 @@
 """Which fields the samples of an Arrow table have, and what reads their columns.
 
     number    a column of a number type; dates, times and durations are their integers, in the column's unit, which the
-              schema states. Files in different units are read in the finest of them; see `common_type`
+              schema states. Files in different units are read in the finest of them, and integers and floats of
+              different widths in the wider one; see `common_type`
     text      utf8, large_utf8, utf8_view
     bytes     binary, large_binary, binary_view, fixed_size_binary
     array     lists, large lists and lists of a fixed size of numbers, nested or not, as long as they form a block;
@@ -31,6 +32,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
+
+import numpy as np
 
 from penstock.core.errors import SourceError
 from penstock.data.formats.arrow.columns import (
@@ -223,6 +226,9 @@ def common_type(one: Any, other: Any) -> Any:
     if both(types.is_fixed_size_list) and one.list_size == other.list_size:
         inner = common_type(one.value_type, other.value_type)
         return inner and pa.list_(inner, one.list_size)
+    if both(types.is_integer) or both(types.is_floating):
+        wide = np.result_type(number_type(one), number_type(other))
+        return pa.from_numpy_dtype(wide) if (wide.kind == "f") == types.is_floating(one) else None
     if both(types.is_date):
         return pa.date64()
     if both(types.is_decimal):

@@ -27,7 +27,6 @@ import base64
 import binascii
 import json
 import math
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -41,6 +40,7 @@ from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.text.lines import LONGEST, blocks, is_blank, is_gzip, line_starts
 from penstock.data.schema import DTYPES, Errors, Sample, Schema, Selection, fitted
 from penstock.data.source import Source
+from penstock.data.storage.open_descriptors import OpenDescriptors
 from penstock.data.storage.sequential_writer import SequentialWriter
 from penstock.data.storage.storage import Storage
 from penstock.data.stream import Shard, Stream
@@ -118,7 +118,7 @@ class IndexedJsonLines(Source):
         self._lines = lines
         self._starts = [_index_lines(path) for path in paths]
         self._parts = ConcatIndex(len(starts) - 1 for starts in self._starts)
-        self._files: PerProcess[dict[int, int]] = PerProcess(dict, _close_all)
+        self._files = PerProcess(OpenDescriptors, OpenDescriptors.close)
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -132,25 +132,19 @@ class IndexedJsonLines(Source):
         file, at = self._parts.locate(index)
         start, stop = int(self._starts[file][at]), int(self._starts[file][at + 1])
         try:
-            line = self._bytes(file, start, min(stop - start, self._lines.longest + 4))
+            nbytes = min(stop - start, self._lines.longest + 4)
+            line = self._files.get().read(self._paths[file], start, nbytes)
+            if len(line) < nbytes:
+                raise ValueError(
+                    f"the file ends {nbytes - len(line)} bytes too early; it was longer when it was opened"
+                )
             return self._lines.sample(line.removeprefix(_BYTE_ORDER_MARK) if start == 0 else line)
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             raise RecordError(self._paths[file], start, index, str(error)) from error
 
     def close(self) -> None:
         """Close the files."""
         self._files.close()
-
-    def _bytes(self, file: int, start: int, nbytes: int) -> bytes:
-        opened = self._files.get()
-        if file not in opened:
-            descriptor = os.open(self._paths[file], os.O_RDONLY | os.O_CLOEXEC)
-            if opened.setdefault(file, descriptor) != descriptor:  # another thread was faster
-                os.close(descriptor)
-        line = os.pread(opened[file], nbytes, start)
-        if len(line) < nbytes:
-            raise ValueError(f"the file ends {nbytes - len(line)} bytes too early; it was longer when it was opened")
-        return line
 
 
 def _index_lines(path: str) -> np.ndarray:
@@ -160,12 +154,6 @@ def _index_lines(path: str) -> np.ndarray:
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error}") from error
     raise OptionError(f"{path} is gzipped, and index= needs plain files; unpack it, or pass index=False")
-
-
-def _close_all(descriptors: dict[int, int]) -> None:
-    for descriptor in descriptors.values():
-        os.close(descriptor)
-    descriptors.clear()
 
 
 class _LineParser:

@@ -6,7 +6,6 @@ package google-crc32c (the extra "tfrecord"); `check=False` reads without them.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,6 +40,7 @@ from penstock.data.formats.tfrecord.protobuf_wire import MalformedError
 from penstock.data.sample_batch import samples_of
 from penstock.data.schema import Errors, Sample, Schema, Selection
 from penstock.data.source import Source
+from penstock.data.storage.open_descriptors import OpenDescriptors
 from penstock.data.storage.sequential_reader import SequentialReader
 from penstock.data.storage.sequential_writer import SequentialWriter
 from penstock.data.storage.storage import Storage, is_remote
@@ -48,8 +48,6 @@ from penstock.data.stream import Shard, Stream
 
 MOST_NBYTES = 1 << 30
 """The longest record that is read by default."""
-
-_FILES_OPEN = 64
 
 
 def open_files(
@@ -246,7 +244,7 @@ class IndexedTFRecords(Source):
         self._most = most
         self._begins = [self._offsets(path, save) for path in paths]
         self._parts = ConcatIndex(len(begins) - 1 for begins in self._begins)
-        self._files = PerProcess(_Files, _Files.close)
+        self._files = PerProcess(OpenDescriptors, OpenDescriptors.close)
 
     def _offsets(self, path: str, save: bool) -> np.ndarray:
         found = record_index.load(path)
@@ -288,38 +286,6 @@ class IndexedTFRecords(Source):
     def close(self) -> None:
         """Close the files."""
         self._files.close()
-
-
-class _Files:
-    """Files of one process. The first ones stay open; the others are opened for each record."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, int] = {}
-
-    def read(self, path: str, offset: int, nbytes: int) -> bytes:
-        """Return bytes of a file: fewer where it ends.
-
-        Raises:
-            SourceError: it cannot be read.
-        """
-        try:
-            descriptor = self._open.get(path)
-            if descriptor is not None:
-                return os.pread(descriptor, nbytes, offset)
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            keeps = len(self._open) < _FILES_OPEN and self._open.setdefault(path, descriptor) == descriptor
-            try:
-                return os.pread(descriptor, nbytes, offset)
-            finally:
-                if not keeps:
-                    os.close(descriptor)
-        except OSError as error:
-            raise SourceError(f"{path} cannot be read at byte {offset}: {error}") from error
-
-    def close(self) -> None:
-        """Close them."""
-        while self._open:
-            os.close(self._open.popitem()[1])
 
 
 # ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -17,6 +17,7 @@ from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.npy_header import NBYTES, is_npy, read_header, write_header
 from penstock.data.formats.tokens.foreign_headers import find_megatron_index, parse_llm_c, read_megatron_index
+from penstock.data.storage.open_descriptors import OpenDescriptors
 from penstock.data.storage.storage import Storage, is_remote
 
 DTYPES = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
@@ -135,12 +136,6 @@ def _parse_npy_header(head: bytes, path: str) -> tuple[int, np.dtype[Any], tuple
     return start, dtype, shape
 
 
-def _close_all(descriptors: dict[int, int]) -> None:
-    for descriptor in descriptors.values():
-        os.close(descriptor)
-    descriptors.clear()
-
-
 class Tokens:
     """All tokens of some files, as one long row."""
 
@@ -157,7 +152,7 @@ class Tokens:
             raise OptionError(f"as_dtype={as_dtype!r} does not hold every {too_wide[0]}")
         self.where = files[0].path if len(files) == 1 else f"{files[0].path} and {len(files) - 1} more"
         self._parts = ConcatIndex(file.count for file in files)
-        self._open: PerProcess[dict[int, int]] = PerProcess(dict, _close_all)
+        self._open = PerProcess(OpenDescriptors, OpenDescriptors.close)
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -216,16 +211,9 @@ class Tokens:
         before = self._parts.starts[number]
         found = np.empty(stop - start, file.dtype)
         offset = file.start + (start - before) * file.dtype.itemsize
-        opened = self._open.get()
         try:
-            descriptor = opened.get(number)
-            if descriptor is None:
-                descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-                if opened.setdefault(number, descriptor) != descriptor:  # another thread was faster
-                    os.close(descriptor)
-                    descriptor = opened[number]
-            there = os.preadv(descriptor, [found.data], offset) if found.nbytes else 0
-        except OSError as error:
+            there = self._open.get().read_into(file.path, offset, found.data) if found.nbytes else 0
+        except SourceError as error:
             raise RecordError(file.path, offset, f"token {start}", str(error)) from error
         if there < found.nbytes:
             raise RecordError(file.path, offset, f"token {start}", "the file has become shorter since it was opened")

@@ -113,7 +113,8 @@ class Placement:
             warnings.warn(
                 f"no Ray worker has started for {_WARN_S:g} s: each takes 1 CPU, and the cluster has {total:g}, "
                 f"{free:g} of them free. If others occupy them, add machines (`ray start --address=...`); if not, its "
-                "machines are slow to start a Python process that imports torch, and the loader waits for them",
+                "machines are slow to start a Python process that imports torch, and the loader waits for them (Ray "
+                "runs workers at nice 15, behind all other programs; RAY_worker_niceness=0 for `ray start` changes it)",
                 stacklevel=2,
             )
 

@@ -6,9 +6,9 @@ loops waited.
 
 from __future__ import annotations
 
-from penstock.core.stats import LoaderStatistics
 from penstock.core.units import size_text
 from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.doctor.worker_estimate import LoopTimes, gain_of_workers, workers_to_try
 from penstock.observe.live.straggler import find_straggler
 from penstock.observe.record import rates
 from penstock.observe.record.finding import Finding
@@ -16,7 +16,6 @@ from penstock.observe.record.formatting import percent_text, time_text
 from penstock.observe.record.group_loaders import group_loaders, iterator_text
 from penstock.observe.record.run_record import LoaderRecord, RunRecord
 from penstock.observe.record.time_parts import Waiting, cause_of_waiting, most_waited_for
-from penstock.observe.record.worker_estimate import LoopTimes, gain_of_workers, workers_to_try
 
 _SHOWN_INDICES = 8
 
@@ -115,7 +114,7 @@ def _start_up(loader: LoaderRecord) -> Finding | None:
 def _bottleneck(loader: LoaderRecord, record: RunRecord, stage: Waiting) -> Finding:
     counted, stages = loader.statistics, loader.statistics.stages
     where = "this process" if counted.worker_type == "inline" else f"{counted.workers} workers"
-    times = _times(counted)
+    times = LoopTimes.of(counted)
     slept = f" ({percent_text(times.waiting_fraction)} of it waiting, for a disk or a network)" if times.waits else ""
     evidence = (
         f"{_waited_text(loader)}; making samples took {time_text(stages.fetch_s)} in {where}{slept}, collate "
@@ -147,30 +146,20 @@ def _bottleneck(loader: LoaderRecord, record: RunRecord, stage: Waiting) -> Find
 def _gain_of_workers(loader: LoaderRecord, record: RunRecord) -> float:
     """Return how much faster the loop would be if the workers to try shared what made it wait."""
     counted, workers = loader.statistics, _more_workers(loader, record)
-    gain = gain_of_workers(_times(counted), workers, record.cpus)
-    if counted.worker_type == "inline":
-        return gain
-    return min(workers / counted.workers, rates.gain_without(counted.stall_fraction), gain)
+    most = rates.gain_without(counted.stall_fraction)
+    if counted.worker_type != "inline":
+        most = min(most, workers / counted.workers)
+    return min(most, gain_of_workers(LoopTimes.of(counted), workers, record.cpus))
 
 
 def _more_workers(loader: LoaderRecord, record: RunRecord) -> int:
     """Return how many workers to try for a loop that waits for its samples: the present ones, if no more can gain."""
     counted = loader.statistics
     if counted.worker_type == "inline":
-        return workers_to_try(_times(counted), record.cpus) if record.cpus > 1 else 0
+        return workers_to_try(LoopTimes.of(counted), record.cpus) if record.cpus > 1 else 0
     if counted.workers_reason.startswith("auto"):  # it has tried others
         return counted.workers
-    return workers_to_try(_times(counted), record.cpus, counted.workers)
-
-
-def _times(counted: LoaderStatistics) -> LoopTimes:
-    stages = counted.stages
-    return LoopTimes(
-        step_s=stages.step_s,
-        loading_s=stages.fetch_s + stages.collate_s,
-        asleep_s=stages.asleep_s,
-        loop_s=counted.loop_s,
-    )
+    return workers_to_try(LoopTimes.of(counted), record.cpus, counted.workers)
 
 
 def _remedy(stage: Waiting, loader: LoaderRecord, record: RunRecord) -> str:
@@ -184,14 +173,14 @@ def _remedy(stage: Waiting, loader: LoaderRecord, record: RunRecord) -> str:
         larger = "num_workers=0, or a larger batch_size" if is_cheaper_inline else "a larger batch_size"
         return larger if counted.worker_type in ("process", "inline") else doctor
     present = 0 if counted.worker_type == "inline" else counted.workers
-    waits, workers = _times(counted).waits, _more_workers(loader, record)
+    waits, workers = LoopTimes.of(counted).waits, _more_workers(loader, record)
     if workers > present:
         beyond = " (they need no core while they wait, unless they wait for each other)" if waits else ""
         other = f", or make {'what they wait for quicker' if waits else 'samples cheaper'}; {doctor}" if present else ""
         return f"num_workers={workers}{beyond}{other}"
     if waits:
         return f"make what samples wait for quicker; {doctor}"
-    full = f" (all {record.cpus} cores have a worker)" if present >= record.cpus else ""
+    full = f" (each of the {record.cpus} cores has a worker)" if present >= record.cpus else ""
     return f"make samples cheaper{full}; {doctor}"
 
 
@@ -199,7 +188,7 @@ def _too_many_workers(loader: LoaderRecord, record: RunRecord) -> Finding | None
     counted = loader.statistics
     if counted.worker_type != "process" or counted.workers < max(record.cpus + 2, 2 * record.cpus):
         return None
-    if counted.workers_reason.startswith("auto") or _times(counted).waits:
+    if counted.workers_reason.startswith("auto") or LoopTimes.of(counted).waits:
         return None
     return Finding(
         name="too-many-workers",

@@ -81,7 +81,7 @@ class SeedRecorder:
 
             return seeding
 
-        class Noted(original, metaclass=_kind_of(original)):  # type: ignore[misc]
+        class Noted(original, metaclass=_kind_of(original)):  # type: ignore[misc, metaclass]
             def __init__(self, *arguments: Any, **options: Any) -> None:
                 note(arguments, options)
                 super().__init__(*arguments, **options)

@@ -134,5 +134,5 @@ def _lengths(dataset: Any) -> dict[str, int]:
     return {
         f"self.{name}": len(value)
         for name, value in _attributes(dataset).items()
-        if isinstance(value, list | dict | set | np.ndarray | torch.Tensor) and getattr(value, "ndim", 1)
+        if isinstance(value, list | dict | set) or (isinstance(value, np.ndarray | torch.Tensor) and value.ndim > 0)
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from penstock.core.stats import LoaderStatistics
 from penstock.loader.workers.busy_time import WAITING, useful_workers
 
 _MOST = 32
@@ -34,6 +35,17 @@ class LoopTimes:
     loop_s: float
     """The loop, from its beginning to its end."""
 
+    @classmethod
+    def of(cls, counted: LoaderStatistics) -> LoopTimes:
+        """Return what the loops over one loader took in all."""
+        stages = counted.stages
+        return cls(
+            step_s=stages.step_s,
+            loading_s=stages.fetch_s + stages.collate_s,
+            asleep_s=stages.asleep_s,
+            loop_s=counted.loop_s,
+        )
+
     @property
     def waiting_fraction(self) -> float:
         """The share of loading that is waiting."""
@@ -48,6 +60,8 @@ class LoopTimes:
 def workers_to_try(times: LoopTimes, cores: float, present: int = 0) -> int:
     """Return how many workers to try: enough to hide loading behind the step, as far as the cores allow.
 
+    At least two more than at `present`: workers that could keep up by their mean do not where samples are uneven.
+
     >>> workers_to_try(LoopTimes(step_s=1.0, loading_s=9.0, asleep_s=0.0, loop_s=10.0), 4)
     4
     >>> workers_to_try(LoopTimes(step_s=1.0, loading_s=9.0, asleep_s=9.0, loop_s=10.0), 4)
@@ -56,7 +70,7 @@ def workers_to_try(times: LoopTimes, cores: float, present: int = 0) -> int:
     cores = max(1, math.floor(cores))
     most = min(_MOST, useful_workers(cores, 1 - times.waiting_fraction)) if times.waits else cores
     needed = math.ceil(_SPARE * times.loading_s / times.step_s) if times.step_s else most
-    return max(present, min(max(2, needed), most))
+    return max(present, min(max(present + 2, needed), most))
 
 
 def gain_of_workers(times: LoopTimes, workers: int, cores: float) -> float:
