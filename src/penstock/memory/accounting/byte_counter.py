@@ -188,7 +188,8 @@ class ByteCounter(TorchDispatchMode):
         """Count the buffer of a sum, until the next operation."""
         if summed.ndim != 2 or dims != [0] or not summed.is_contiguous() or not summed.is_floating_point():
             return
-        nbytes = sum_buffer(*summed.shape, max(4, summed.itemsize))
+        rows, columns = summed.shape
+        nbytes = sum_buffer(rows, columns, max(4, summed.itemsize))
         if nbytes:
             self._has_buffer = True
             self._add(_BUFFER, nbytes, "temporaries")
