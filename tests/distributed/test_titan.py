@@ -23,11 +23,11 @@ pytestmark = [
 COUNT, GLOBAL_BATCH, SAVED, STEPS = 56, 8, 5, 12
 
 
-def train(folder: Path, world: int, steps: int, replica: int = 1) -> list[dict[str, Any]]:
-    """Train until step `steps` on so many ranks, `replica` of them tensor-parallel; return what each rank has got."""
+def train(folder: Path, world: int, steps: int, *, tensor: int = 1, pipeline: int = 1) -> list[dict[str, Any]]:
+    """Train until step `steps` on so many ranks, `tensor` x `pipeline` for a replica; return what each rank has got."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world),
-        str(Path(__file__).with_name("titan.py")), str(folder), str(steps), str(replica),
+        str(Path(__file__).with_name("titan.py")), str(folder), *map(str, (steps, tensor, pipeline)),
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     run = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
@@ -79,10 +79,17 @@ def test_the_order_goes_on_from_torchtitans_checkpoint(saved: Path, tmp_path: Pa
 
 
 def test_tensor_parallel_ranks_get_the_same_and_their_checkpoint_goes_on_without_them(tmp_path: Path) -> None:
-    ranks = train(tmp_path, 4, SAVED, replica=2)
+    ranks = train(tmp_path, 4, SAVED, tensor=2)
     first, _ = orders()
     assert [rank["seen"] for rank in ranks] == [first[rank // 2 :: 2][: SAVED * 4] for rank in range(4)]
     assert global_batches(train(tmp_path, 4, STEPS)) == what_is_left()
+
+
+def test_pipeline_stages_get_the_same_and_their_checkpoint_goes_on_without_them(tmp_path: Path) -> None:
+    ranks = train(tmp_path, 4, SAVED, pipeline=2)
+    first, _ = orders()
+    assert [rank["seen"] for rank in ranks] == [first[rank % 2 :: 2][: SAVED * 4] for rank in range(4)]
+    assert global_batches(train(tmp_path, 2, STEPS)) == what_is_left()
 
 
 def what_is_left() -> list[set[int]]:

@@ -1,6 +1,6 @@
 """What each rank of test_titan.py runs: torchtitan's own trainer, with penstock's loader in its dataloader's place.
 
-`titan.py FOLDER STEPS TP`, under torchrun; TP ranks are one replica, by tensor parallelism. The debug model, FSDP2, the
+`titan.py FOLDER STEPS TP PP`, under torchrun; TP x PP ranks are one replica. The debug model, stages, FSDP2, the
 loop and the checkpoints are torchtitan's own, on CPUs (see titan_on_cpu.py).
 """
 
@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from titan_on_cpu import use_sums_only
-from torch.distributed.device_mesh import init_device_mesh
+from titan_on_cpu import take_microbatches, use_sums_only
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.tokenizer import BaseTokenizer
@@ -52,9 +52,13 @@ class PenstockDataLoader(BaseDataLoader):
     class Config(BaseDataLoader.Config):
         workers: int = 1
 
-    def __init__(self, config: Config, *, local_batch_size: int, dp_world_size: int, **others: Any) -> None:
-        replica = dist.get_world_size() // dp_world_size  # ranks that need the same batches
-        mesh = init_device_mesh("cpu", (dp_world_size, replica), mesh_dim_names=("dp", "replica"))
+    def __init__(
+        self, config: Config, *, local_batch_size: int, dp_rank: int, dp_world_size: int, **others: Any
+    ) -> None:
+        places = [0] * dist.get_world_size()
+        dist.all_gather_object(places, dp_rank)
+        ranks = sorted(range(len(places)), key=places.__getitem__)  # replica by replica, wherever its ranks are
+        mesh = DeviceMesh("cpu", torch.tensor(ranks).view(dp_world_size, -1), mesh_dim_names=("dp", "replica"))
         self.loader = penstock.DataLoader(
             Sequences(), local_batch_size, shuffle=True, seed=1, num_workers=config.workers, distributed=mesh["dp"]
         )
@@ -93,15 +97,16 @@ class NoTokenizer(BaseTokenizer):
         return 2048
 
 
-def main(folder: Path, steps: int, replica: int) -> None:
+def main(folder: Path, steps: int, tensor: int, pipeline: int) -> None:
     """Train until step `steps`, from the checkpoint that is there, and write what this rank has got."""
     world = int(os.environ["WORLD_SIZE"])
     config: Trainer.Config = llama3_debugmodel()
     config.dump_folder = str(folder)
     config.tokenizer = NoTokenizer.Config()
     config.dataloader = PenstockDataLoader.Config(workers=1 if steps < 9 else 0)
-    config.training.local_batch_size = GLOBAL_BATCH * replica // world
-    config.parallelism.tensor_parallel_degree = replica
+    config.training.local_batch_size = GLOBAL_BATCH * tensor * pipeline // world
+    config.parallelism.tensor_parallel_degree = tensor
+    config.parallelism.pipeline_parallel_degree = pipeline
     config.training.seq_len = LENGTH
     config.training.steps = steps
     for layer in config.model_spec.model.layers:
@@ -115,6 +120,8 @@ def main(folder: Path, steps: int, replica: int) -> None:
     config.validator.enable = False
     trainer = config.build()
     use_sums_only(trainer.model_parts)
+    if pipeline > 1:
+        take_microbatches(trainer.pp_schedule)
     trainer.train()
     assert trainer.step == steps
     digest = trainer.dataloader.loader.statistics().index_digests[-1]
@@ -125,4 +132,4 @@ def main(folder: Path, steps: int, replica: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

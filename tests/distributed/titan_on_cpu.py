@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,3 +38,15 @@ def use_sums_only(models: Iterable[nn.Module]) -> None:
     for module in (module for model in models for module in model.modules()):
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)
+
+
+def take_microbatches(schedule: Any) -> None:
+    """Have a pipeline's schedule take microbatches that are cut already, as that of a later torch does."""
+
+    def step(*, arg_mbs: Any, kwarg_mbs: Any, target_mbs: Any, losses: Any, loss_kwargs: Any, **others: Any) -> None:
+        for stage in schedule._stages:
+            stage.has_backward = True
+            stage.clear_runtime_states()
+        schedule._step_microbatches(arg_mbs, kwarg_mbs, target_mbs, losses, loss_kwargs=loss_kwargs, **others)
+
+    schedule.step = step

@@ -135,8 +135,9 @@ def _read(given: Sequence[Any], config: LoaderConfig) -> list[dict[str, Any]]:
 
 
 def _of_this_rank(states: list[Any], config: LoaderConfig, runtime: LoaderRuntime) -> list[Any]:
-    """Return the states to resume from: this rank's alone where the sampler shares out among ranks by itself."""
-    if config.is_iterable or not isinstance(runtime.order, UnknownOrder) or len(states) == 1:
+    """Return the states to resume from: this rank's alone where no loader shares the samples out among ranks."""
+    shares_out = config.world_size > 1 or any(state["world"] > 1 for state in states)
+    if config.is_iterable or len(states) == 1 or (shares_out and not isinstance(runtime.order, UnknownOrder)):
         return states
     rank, world = rank_and_world_size()
     if len(states) != world:

@@ -378,6 +378,25 @@ def test_out_of_order_the_states_of_all_ranks_are_needed_and_say_all(monkeypatch
     assert sorted(first + rest) == list(range(101))
 
 
+def test_of_a_list_of_states_a_rank_with_an_order_of_its_own_takes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loader(rank: int) -> DataLoader[Any]:
+        be_rank(monkeypatch, rank, 2)
+        return DataLoader(Numbers(20), 3, shuffle=True, generator=torch.Generator().manual_seed(rank))
+
+    states, rests = [], []
+    for rank in range(2):
+        one = loader(rank)
+        iterator = iter(one)
+        next(iterator)
+        states.append(one.state_dict())
+        rests.append(numbers(iterator))
+    assert rests[0] != rests[1]
+    for rank in range(2):
+        other = loader(rank)
+        other.load_state_dict(states)
+        assert numbers(other) == rests[rank]
+
+
 # ── samplers of one's own ───────────────────────────────────────────────────────────────────────────────────
 
 
