@@ -21,6 +21,7 @@ from penstock.observe.doctor.trial import (
     NO_WORKERS,
     PENSTOCK,
     PERSISTENT,
+    THREADS,
     Gain,
     TimingWindow,
     Trial,
@@ -119,6 +120,8 @@ def test_samples_that_wait_get_workers_beyond_the_cores_unless_a_trial_speaks_ag
     assert finding.gain == pytest.approx(8.0)
     assert [one.name for one in diagnose(_waiting(_trial(MORE_WORKERS, 0.020, 0.015))).findings] == ["too-few-workers"]
     assert diagnose(_waiting(_trial(MORE_WORKERS, 0.040, 0.035))).findings == ()  # they wait for each other
+    inline = replace(_waiting(_trial(MORE_WORKERS, 0.020), _trial(THREADS, 0.035)), settings=Settings(dataset="D"))
+    assert _names(inline) == ["no-workers"]  # and not the two workers that were tried, too
     (unclear,) = diagnose(_waiting(_uneven(MORE_WORKERS, 0.020, 0.060, 0.030))).findings
     assert (unclear.gain, unclear.is_uncertain) == (None, True)
 

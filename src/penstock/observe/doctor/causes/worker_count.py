@@ -215,7 +215,8 @@ class BetterSetting:
         """Return the finding if this trial gained the most of `BETTER_SETTINGS`."""
         if not loading_matters(measured) or _best_trial(measured) != self.trial:
             return None
-        if self.trial == MORE_WORKERS and measured.samples is not None and waiting_samples.find(measured) is not None:
+        covers = waiting_samples if measured.settings.num_workers else no_workers  # they know how many more
+        if self.trial == MORE_WORKERS and measured.samples is not None and covers.find(measured) is not None:
             return None
         trial, gain = required(measured.trial(self.trial)), required(measured.gain_of(self.trial))
         parts = loading_parts_s(measured)
