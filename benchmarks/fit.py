@@ -232,9 +232,9 @@ def _print(found: dict[str, Any]) -> None:
         ]
         by_hand = f"{row['ms'][BY_HAND]:.1f} ms by hand, {row['rounds']} rounds"
         print(f"{row['name']}, {row['optimizer']}, {by_hand}: {', '.join(ratios)}")
-    if not found["overhead"]:
-        return
     rows = found["overhead"]
+    if not rows:
+        return
     reached = sum(row["of_cpu_s"][OURS]["ratio"] <= row["target"] for row in rows)
     most = max((row["of_cpu_s"][OURS] for row in rows), key=lambda one: one["ratio"])
     ours = f"TrainStep takes {_bounds(most)} of a step by hand at most, in CPU time"
