@@ -32,5 +32,5 @@ ln -sf libfakecuda.so libcuda.so.1
 mkdir -p site/standin-1.dist-info
 printf '[torch.backends]\nstandin = standin_without_cudnn:begin\n' > site/standin-1.dist-info/entry_points.txt
 printf 'Metadata-Version: 2.1\nName: standin\nVersion: 1\n' > site/standin-1.dist-info/METADATA
-printf 'def begin():\n    import torch\n\n    torch.backends.cudnn.enabled = False\n' > site/standin_without_cudnn.py
+printf 'def begin():\n    import torch\n\n    torch.backends.cudnn.enabled = False\n    torch.backends.cuda.enable_cudnn_sdp(False)\n' > site/standin_without_cudnn.py
 echo "export PYTHONPATH=$dir/site LD_LIBRARY_PATH=$dir LD_PRELOAD=\"$dir/libfakeblas.so $dir/libfakeblaslt.so\" OMP_NUM_THREADS=1"
