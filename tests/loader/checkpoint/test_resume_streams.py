@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from one_rank import be_rank
+from torch.utils.data import IterableDataset
 
 import penstock
 from penstock import DataLoader, StateError
@@ -104,6 +106,22 @@ def test_a_rank_whose_epoch_has_ended_does_not_go_ahead_of_the_others_when_it_re
         epoch += numbers(other)
         assert other.state_dict()["epoch"] == 1
     assert sorted(epoch) == list(range(13))
+
+
+class Evens(IterableDataset[int]):
+    """Keeps no state."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(0, 10, 2))
+
+
+def test_workers_that_persist_begin_the_epoch_after_one_of_which_nothing_was_left() -> None:
+    one = DataLoader(Evens(), 2)
+    iterator = iter(one)
+    assert len([*itertools.islice(iterator, 3)]) == 3
+    other = DataLoader(Evens(), 2, num_workers=1, persistent_workers=True)
+    other.load_state_dict(one.state_dict())
+    assert [[number for batch in other for number in batch.tolist()] for _ in range(3)] == [[], *[[0, 2, 4, 6, 8]] * 2]
 
 
 def test_the_same_consumers_go_on_in_the_same_order(shards: list[str]) -> None:

@@ -106,8 +106,10 @@ class Scheduler:
             shards: of an iterable dataset; the first epoch's are those of `start`.
             turn: the shard whose batch comes first.
         """
-        self._shards = [*shards]
-        if self._seq or self._window.next_number:
+        had_shards, self._shards = bool(self._shards), [*shards]
+        if (
+            self._seq or self._window.next_number or had_shards
+        ):  # of a pass of which nothing was left, workers have some
             self._cancel()
         self._drawn = DrawnIndices(self._worker_spec, indices)
         self._epoch_seed = epoch_seed
