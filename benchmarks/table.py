@@ -162,12 +162,15 @@ def _everyday_table(report: dict[str, Any], name: str) -> str:
 
 
 def _fit_table(report: dict[str, Any]) -> str:
-    lines = ["| model | optimizer | a step by hand | TrainStep, in CPU time | by hand again | TrainStep, in time |"]
-    lines.append("| --- | --- | --- | --- | --- | --- |")
+    lines = [
+        "| model | optimizer | a step by hand | TrainStep, in CPU time | target | by hand again | TrainStep, in time |"
+    ]
+    lines.append("| --- | --- | --- | --- | --- | --- | --- |")
     for row in report["overhead"]:
         cpu, seconds = row["of_cpu_s"], row["of_seconds"]
         found = (cpu["TrainStep"], cpu["by hand again"], seconds["TrainStep"])
-        cells = (f"{one['ratio']:.4f} ({one['low']:.4f} … {one['high']:.4f})" for one in found)
+        cells = [f"{one['ratio']:.4f} ({one['low']:.4f} … {one['high']:.4f})" for one in found]
+        cells.insert(1, f"{row['target']:.2f}" if "target" in row else "")
         lines.append(f"| {row['name']} | {row['optimizer']} | {row['ms']['by hand']:.1f} ms | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -50,7 +50,18 @@ def test_no_module_touches_what_is_private_in_another() -> None:
     assert touched == []
 
 
-NOT_OURS = {"_buffers", "_indices", "_iterator", "_registry", "_scale", "_schema", "_values", "_version", "_world"}
+NOT_OURS = {
+    "_buffers",
+    "_indices",
+    "_iterator",
+    "_registry",
+    "_scale",
+    "_schema",
+    "_snapshot",
+    "_values",
+    "_version",
+    "_world",
+}
 """Attributes of torch's and Python's objects that some class of ours has under the same name."""
 
 

@@ -6,6 +6,8 @@ from benchmarks.adapters import OURS, TORCH, DataLoaderAdapter, LoaderAdapter
 from benchmarks.peers.dali import Dali
 from benchmarks.peers.ffcv_loader import Ffcv
 from benchmarks.peers.grain_loader import Grain
+from benchmarks.peers.hugging_face import HuggingFace
+from benchmarks.peers.litdata_loader import LitData
 from benchmarks.peers.spdl_pipeline import SpdlSubprocess, SpdlThreads, SpdlTorch
 from benchmarks.peers.tf_data import TfData
 from benchmarks.peers.torchdata_nodes import TorchdataNodes
@@ -18,6 +20,8 @@ PEERS: tuple[LoaderAdapter, ...] = (
     SpdlSubprocess(),
     SpdlTorch(),
     Grain(),
+    HuggingFace(),
+    LitData(),
     Dali(),
     Ffcv(),
     TfData(),

@@ -269,3 +269,16 @@ def test_streams_are_made_by_the_driver_and_not_of_torchs_pool(monkeypatch: pyte
     device.torch_device = torch.device("cuda", 0)
     assert device._new_stream() == vars(external)  # type: ignore[comparison-overlap]
     assert asked == [77]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "nbytes"),
+    [(4096, 4096, 128 << 20), (64, 4096, 0), (4096, 4095, 4 * 4095 * 5 * 32), (1 << 20, 1, 4 * 128)],
+)
+def test_the_buffer_of_a_sum_is_that_of_torchs_kernels_on_an_h200(
+    rows: int, columns: int, nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = SimpleNamespace(multi_processor_count=132, max_threads_per_multi_processor=2048)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
+    assert cuda.sum_buffer_nbytes(torch.device("cuda"), rows, columns, 4) == nbytes
+    assert cuda.sum_buffer_nbytes(torch.device("cpu"), rows, columns, 4) == 0

@@ -34,7 +34,7 @@ def _write(name: str, record: RunRecord) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "words"), [(4, "Predicted 2.00×, achieved 1.60× with num_workers=4"), (3, "")], ids=["yes", "no"]
+    ("num_workers", "words"), [(5, "Predicted 2.00×, achieved 1.60× with num_workers=5"), (3, "")], ids=["yes", "no"]
 )
 def test_a_run_that_followed_the_last_ones_advice_says_what_it_achieved(
     num_workers: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -57,4 +57,4 @@ def test_a_damaged_run_before_this_one_is_no_reason_to_fail(
     damaged.parent.mkdir(parents=True)
     damaged.write_text("{")
     _write("20260102-000000-train-9", _run(2, wait_s=5.0, num_workers=2))
-    assert "num_workers=4" in capsys.readouterr().err
+    assert "num_workers=5" in capsys.readouterr().err

@@ -142,6 +142,30 @@ def blas_workspace_nbytes(device: torch.device) -> int:
     return (kib + (int(lt_kib) if lt_kib.isdigit() else 1024)) << 10
 
 
+def sum_buffer_nbytes(device: torch.device, inputs: int, outputs: int, itemsize: int) -> int:
+    """Return what torch takes while it sums the rows of a contiguous (inputs, outputs), as for the gradient of a bias.
+
+    Where the rows are many, several blocks of threads sum parts of a column, and their results are summed then.
+    Source: setReduceConfig and global_memory_size in ATen/native/cuda/Reduce.cuh. (`itemsize` is that of the sums.)
+    """
+    if device.type != "cuda" or torch.version.hip or not inputs or not outputs:
+        return 0
+    found = torch.cuda.get_device_properties(device)
+    vector = next(size for size in (4, 2, 1) if outputs % size == 0)
+    most = 512 // vector
+    wide, high = (min(most, 1 << (size.bit_length() - 1)) for size in (outputs // vector, inputs))
+    height = min(high, most // min(wide, 32))
+    width = min(wide, most // height)
+    if inputs < min(16 * height, 256):
+        return 0
+    of_a_thread, columns = -(-inputs // height), -(-outputs // vector // width)
+    target = found.multi_processor_count * (found.max_threads_per_multi_processor // (width * height))
+    if of_a_thread < 256 or columns > target:
+        return 0
+    blocks = max(min(-(-target // columns), -(-of_a_thread // 16)), -(-of_a_thread // 256))
+    return itemsize * outputs * blocks * width * vector if blocks > 1 else 0
+
+
 class _Contexts:
     """The primary context of every GPU that this process uses."""
 

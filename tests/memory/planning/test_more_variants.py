@@ -161,3 +161,15 @@ def test_a_storage_that_is_resized_is_counted_with_its_new_size() -> None:
         assert counter.by_role()["communication"] == 4000
         del tensor
         assert counter.live == 4
+
+
+def test_the_buffer_of_a_sum_counts_until_the_next_operation() -> None:
+    counter = ByteCounter(sum_buffer=lambda rows, columns, itemsize: rows * columns * itemsize)
+    with counter:
+        matrix = torch.ones(64, 32)
+        total = matrix.sum(0)
+        assert counter.peak == 2 * matrix.nbytes + total.nbytes == sum(counter.by_role().values())
+        row_sums = matrix.sum(1)  # of the fastest dimension: another kernel, which takes none
+        assert counter.live == matrix.nbytes + total.nbytes + row_sums.nbytes
+        more = matrix.sum(0)
+    assert counter.live == matrix.nbytes + total.nbytes + row_sums.nbytes + more.nbytes

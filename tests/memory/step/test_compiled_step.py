@@ -73,6 +73,7 @@ def _reset(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     Memory.rows, Memory.failing, Memory.used = math.inf, 0, 0
     torch._dynamo.reset()
+    counters.clear()  # an optimizer's step may be compiled too, where anything is
 
 
 Batch = tuple[Tensor, Tensor]

@@ -18,7 +18,8 @@ from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.rendering import render
 from penstock.observe.record.known_fields import build_from_known
 
-_RECORDED = read_results(Path(__file__).parents[3] / "benchmarks/results/doctor-2core.json")
+_RESULTS = Path(__file__).parents[3] / "benchmarks/results"
+_RECORDED = read_results(_RESULTS / "doctor-2core.json") | read_results(_RESULTS / "doctor-2core-busy.json")
 
 
 @pytest.mark.usefixtures("preloaded_python")

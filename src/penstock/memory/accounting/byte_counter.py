@@ -8,7 +8,7 @@ what they do with those. What happens inside an operation is not seen: the works
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -20,6 +20,10 @@ from torch.utils._pytree import tree_leaves
 from penstock.core.units import round_up
 from penstock.distributed.rank_group import local_tensor
 from penstock.memory.model_tensors import storage_key
+
+SumBuffer = Callable[[int, int, int], int]
+_BUFFER = -1
+"""The key of the block that stands for the buffer of a sum."""
 
 Role = Literal["weights", "gradients", "optimizer", "activations", "temporaries", "inputs", "communication"]
 ROLES: tuple[Role, ...] = (
@@ -51,6 +55,7 @@ class ByteCounter(TorchDispatchMode):
         item_value: what `.item()` returns, where tensors are fake and hold no number.
         device: whose memory is counted; every device's by default.
         runs_on_cpu: whether what runs on the CPU here will run there; products in half precision take copies then.
+        sum_buffer: what a sum over the rows of a matrix takes meanwhile, of rows, columns and the bytes of a sum.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class ByteCounter(TorchDispatchMode):
         item_value: float | None = None,
         device: torch.device | None = None,
         runs_on_cpu: bool = True,
+        sum_buffer: SumBuffer | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = 0
@@ -77,6 +83,8 @@ class ByteCounter(TorchDispatchMode):
         """The child of the model that is running, to which new storages are attributed."""
         self._device = device
         self._runs_on_cpu = runs_on_cpu
+        self._sum_buffer = sum_buffer
+        self._has_buffer = False
         self._grain_nbytes = grain_nbytes
         self._blocks: dict[int, _Block] = {}
         self._at_peak: list[_Block] = []
@@ -96,6 +104,7 @@ class ByteCounter(TorchDispatchMode):
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._drop_buffer()
         torch.UntypedStorage.resize_ = self._resize.pop()  # type: ignore[method-assign]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
@@ -151,6 +160,7 @@ class ByteCounter(TorchDispatchMode):
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # it is called again with the tensors that such a one consists of
         name = func.name()
+        self._drop_buffer()
         if name in _OF_ONE_TYPE:
             _reject_mixed_types(name, args)
         result = func(*args, **(kwargs or {}))
@@ -166,11 +176,28 @@ class ByteCounter(TorchDispatchMode):
                 self._count(leaf, None)
         if name.startswith(_COMMUNICATES):
             self._label_communication([args, kwargs, result])
+        if self._sum_buffer is not None and name == "aten::sum.dim_IntList":
+            self._count_buffer(self._sum_buffer, args[0], args[1])
         self.bound = max(self.bound, self.live + self.workspace_bound)
         if self.live > self.peak:
             self.peak = self.live
             self._at_peak = list(self._blocks.values())
         return result
+
+    def _count_buffer(self, sum_buffer: SumBuffer, summed: Tensor, dims: list[int] | None) -> None:
+        """Count the buffer of a sum, until the next operation."""
+        if summed.ndim != 2 or dims != [0] or not summed.is_contiguous() or not summed.is_floating_point():
+            return
+        rows, columns = summed.shape
+        nbytes = sum_buffer(rows, columns, max(4, summed.itemsize))
+        if nbytes:
+            self._has_buffer = True
+            self._add(_BUFFER, nbytes, "temporaries")
+
+    def _drop_buffer(self) -> None:
+        if self._has_buffer:
+            self._has_buffer = False
+            self._forget(_BUFFER)
 
     def _label_communication(self, tree: Any) -> None:
         for leaf in tree_leaves(tree):
@@ -187,7 +214,7 @@ class ByteCounter(TorchDispatchMode):
             return
         block = self._blocks.get(storage._cdata)
         if block is None:
-            self._add(storage, role or "temporaries")
+            self._add(storage._cdata, storage.nbytes(), role or "temporaries")
             weakref.finalize(storage, self._forget, storage._cdata)
         elif role is not None:
             block.role = role
@@ -201,11 +228,12 @@ class ByteCounter(TorchDispatchMode):
             return
         else:
             weakref.finalize(storage, self._forget, storage._cdata)
-        self._add(storage, "communication" if old is None or old.role == "temporaries" else old.role)
+        role: Role = "communication" if old is None or old.role == "temporaries" else old.role
+        self._add(storage._cdata, storage.nbytes(), role)
 
-    def _add(self, storage: torch.UntypedStorage, role: Role) -> None:
-        block = _Block(round_up(storage.nbytes(), self._grain_nbytes), role, self.module)
-        self._blocks[storage._cdata] = block
+    def _add(self, key: int, nbytes: int, role: Role) -> None:
+        block = _Block(round_up(nbytes, self._grain_nbytes), role, self.module)
+        self._blocks[key] = block
         self.live += block.nbytes
 
     def _forget(self, key: int) -> None:

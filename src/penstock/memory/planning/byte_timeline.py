@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from penstock.memory.accounting.byte_counter import ROLES, ByteCounter, Role
+from penstock.memory.accounting.byte_counter import ROLES, ByteCounter, Role, SumBuffer
 
 Rows = NDArray[np.int64]
 """Bytes of each role (columns, as in `ROLES`) after each operation (rows) that allocated, and its workspace's bound."""
@@ -56,8 +55,8 @@ Timeline = dict[Key, Segment]
 class TimelineCounter(ByteCounter):
     """A ByteCounter that keeps what happened."""
 
-    def __init__(self, *, grain_nbytes: int, runs_on_cpu: bool) -> None:
-        super().__init__(grain_nbytes=grain_nbytes, runs_on_cpu=runs_on_cpu)
+    def __init__(self, *, grain_nbytes: int, runs_on_cpu: bool, sum_buffer: SumBuffer | None = None) -> None:
+        super().__init__(grain_nbytes=grain_nbytes, runs_on_cpu=runs_on_cpu, sum_buffer=sum_buffer)
         self.part = 0
         self._log: list[Any] = []
         """In order: keys (marks), names of operations, blocks that were made or freed, bounds of workspaces (a row)."""
@@ -65,6 +64,7 @@ class TimelineCounter(ByteCounter):
 
     def mark(self, event: str, stack: int = -1, position: int = 0) -> None:
         """Begin a segment."""
+        self._drop_buffer()
         key = Key(self.part, event, stack, position)
         self._log.append(Key(self.part, event, stack, position, self._marks[key]))
         self._marks[key] += 1
@@ -106,9 +106,9 @@ class TimelineCounter(ByteCounter):
             self._log.append(self.workspace_bound)
         return result
 
-    def _add(self, storage: torch.UntypedStorage, role: Role) -> None:
-        super()._add(storage, role)
-        self._log.append(self._blocks[storage._cdata])
+    def _add(self, key: int, nbytes: int, role: Role) -> None:
+        super()._add(key, nbytes, role)
+        self._log.append(self._blocks[key])
 
     def _forget(self, key: int) -> None:
         self._log.append(self._blocks[key])

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten
 
 from penstock.core.units import size_text
+from penstock.memory.accounting.byte_counter import SumBuffer
 from penstock.memory.microbatch.split import Split
 from penstock.memory.model_tensors import LossFunction
 from penstock.memory.planning.activation_checkpointing import blocks_of, checkpoint_blocks
@@ -54,6 +55,7 @@ class FakeRun:
         forward_only: whether there is neither backward nor an optimizer; `loss_fn` gives any output.
         grain_nbytes: the least that an allocation takes.
         products_nbytes: what the library for matrix products takes once, where the model runs.
+        sum_buffer: see `ByteCounter`.
         progress: called with the number of steps that were taken, and that there are.
     """
 
@@ -72,6 +74,7 @@ class FakeRun:
         forward_only: bool = False,
         grain_nbytes: int,
         products_nbytes: int = 0,
+        sum_buffer: SumBuffer | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._is_compiled = any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
@@ -87,6 +90,7 @@ class FakeRun:
         self._forward_only = forward_only
         self._grain_nbytes = grain_nbytes
         self._products_nbytes = products_nbytes
+        self._sum_buffer = sum_buffer
         self._progress = progress
         self._runs_on_cpu = any(param.device.type == "cpu" for param in model.parameters())
         self._workspace_ops: set[str] = set()
@@ -135,6 +139,7 @@ class FakeRun:
                 grain_nbytes=self._grain_nbytes,
                 products_nbytes=self._products_nbytes,
                 runs_on_cpu=self._runs_on_cpu,
+                sum_buffer=self._sum_buffer,
                 host=host,
                 held=held,
                 warms_up=self._layout is not None and self._layout.parallelize is not None,

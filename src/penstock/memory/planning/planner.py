@@ -10,6 +10,7 @@ tensors. Such steps are measured on real tensors, and the operator is reported.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ from torch.optim import Optimizer
 from penstock.core.errors import OptionError
 from penstock.core.units import to_nbytes
 from penstock.device.accelerator import free_and_total_nbytes
-from penstock.device.cuda import blas_workspace_nbytes
-from penstock.memory.accounting.byte_counter import ALLOCATOR_GRAIN_NBYTES
+from penstock.device.cuda import blas_workspace_nbytes, sum_buffer_nbytes
+from penstock.memory.accounting.byte_counter import ALLOCATOR_GRAIN_NBYTES, SumBuffer
 from penstock.memory.microbatch.split import Split, count_samples, split_batch
 from penstock.memory.model_tensors import LossFunction
 from penstock.memory.planning.fake_run import MODES, FakeRun, Mode, Progress, error_text
@@ -132,6 +133,7 @@ def plan(
             forward_only=forward_only,
             grain_nbytes=ALLOCATOR_GRAIN_NBYTES if on_device else 1,
             products_nbytes=max((blas_workspace_nbytes(p.device) for p in model.parameters()), default=0),
+            sum_buffer=_sum_buffer(model),
             progress=progress,
         )
         try:
@@ -177,6 +179,11 @@ def _why_measured(error: Exception) -> str:
     if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
         return f"{error.func} depends on the values of tensors, so the step was measured instead"
     return f"the step does not run without values ({error_text(error)}), so it was measured instead"
+
+
+def _sum_buffer(model: nn.Module) -> SumBuffer | None:
+    device = next((p.device for p in model.parameters() if p.is_cuda), None)
+    return None if device is None else partial(sum_buffer_nbytes, device)
 
 
 def _parse_budget(wanted: str | float | None) -> int:

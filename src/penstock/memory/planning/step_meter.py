@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from penstock.memory.accounting.byte_counter import ByteCounter, Role
+from penstock.memory.accounting.byte_counter import ByteCounter, Role, SumBuffer
 from penstock.memory.microbatch.split import arrays_of
 from penstock.memory.model_tensors import LossFunction, state_tensors, storage_key
 from penstock.memory.planning.activation_checkpointing import blocks_of
@@ -122,6 +122,7 @@ class StepMeter:
         grain_nbytes: the least that an allocation takes.
         products_nbytes: what the library for matrix products takes once, where the model runs.
         runs_on_cpu: whether the model will run there.
+        sum_buffer: see `ByteCounter`.
         host: where activations go when they are offloaded.
         held: buffers of communication that are held all the time.
         warms_up: whether each step runs once more before it is measured: DTensor infers shapes with operations on
@@ -137,6 +138,7 @@ class StepMeter:
         grain_nbytes: int,
         products_nbytes: int,
         runs_on_cpu: bool,
+        sum_buffer: SumBuffer | None,
         host: FakeHost,
         held: Sequence[Tensor] = (),
         warms_up: bool = False,
@@ -147,6 +149,7 @@ class StepMeter:
         self._grain_nbytes = grain_nbytes
         self._products_nbytes = products_nbytes
         self._runs_on_cpu = runs_on_cpu
+        self._sum_buffer = sum_buffer
         self._host = host
         self._held = held
         self._warms_up = warms_up
@@ -299,7 +302,7 @@ class StepMeter:
 
     def _counter(self, kind: type[_Counter]) -> _Counter:
         """Return a counter that knows what is held all the time."""
-        counter = kind(grain_nbytes=self._grain_nbytes, runs_on_cpu=self._runs_on_cpu)
+        counter = kind(grain_nbytes=self._grain_nbytes, runs_on_cpu=self._runs_on_cpu, sum_buffer=self._sum_buffer)
         counter.watch([*self._params, *self._buffers], "weights")
         counter.watch((leaf for leaf in arrays_of(self._batch) if isinstance(leaf, Tensor)), "inputs")
         counter.watch(self._state(), "optimizer")

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import _engine_run_backward
 
 from penstock.core.errors import OptionError
 from penstock.memory.microbatch.cutting import Cutting
@@ -90,12 +89,7 @@ class MicroBatchRunner:
                 raise OptionError(f"loss_fn must return the sum of its losses, which is one number, not {what}")
             gradient = torch.ones_like(loss).div_(divisor)
             self._seed = key, gradient, gradient._version
-        if type(loss) is Tensor:  # `loss.backward(gradient)`, without its checks, which take a third of a tiny step
-            _engine_run_backward(
-                (loss,), (self._seed[1],), False, False, (), allow_unreachable=True, accumulate_grad=True
-            )
-        else:
-            loss.backward(self._seed[1])
+        loss.backward(self._seed[1])
 
     def compute_loss(self, part: Any) -> tuple[Tensor, Any]:
         """Return the sum of the losses of `part`, and its weight."""

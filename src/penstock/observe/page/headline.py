@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.doctor.worker_estimate import LoopTimes
 from penstock.observe.record.formatting import percent_text, ratio_text, time_text
 from penstock.observe.record.group_loaders import group_loaders, group_uncounted, iterator_text
 from penstock.observe.record.rates import HIDDEN, gain_without
 from penstock.observe.record.run_record import LoaderRecord, RunRecord
 from penstock.observe.record.time_parts import cause_of_waiting, most_waited_for
-from penstock.observe.record.worker_estimate import LoopTimes
 
 Tone = Literal["good", "bad", "plain"]
 

@@ -6,7 +6,8 @@
     start       of a clip: the time of its first frame in seconds
     path        the file's path, if it is asked for by name
 
-    clip i of a file    frames i * step to i * step + frames; what is left at the end, and shorter files, are left out
+    clip i of a file    frames i * step to i * step + frames; what is left at the end, and shorter files, are left out.
+                        Those of an MP3 are decoded from its beginning
 
 All files need one rate, as a batch of several would mix lengths of time: `rate=` says which (or "any"), and is that of
 the first file by default. Nothing is resampled. A file that ends before the frames that its header states is broken.
@@ -36,7 +37,6 @@ SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aiff", ".aif", "
 
 _DTYPES = ("float32", "float64")
 _THREADS = 8
-_PIECE = 1 << 16
 _STATED = re.compile(r"data\s*:\s*(\d+)\s*\(should be (\d+)\)")
 """What libsndfile notes of a WAV file with fewer bytes than its header states."""
 _UNKNOWN_NBYTES = 0x7FFF0000
@@ -152,11 +152,14 @@ class _Decoder:
             if rate not in ("any", file.samplerate):
                 raise RecordError(path, -1, key, _other_rate("it", file.samplerate, rate))
             wanted = file.frames - start if count is None else count
-            nbytes = wanted * file.channels * np.dtype(self.dtype).itemsize
+            # libsndfile 1.2.2 gives silence where it goes on in an MP3, or has sought: one read from the start is right
+            before = start if file.subtype.startswith("MPEG") else 0
+            nbytes = (before + wanted) * file.channels * np.dtype(self.dtype).itemsize
             if not 0 <= nbytes <= self._max_nbytes:
                 raise RecordError(path, -1, key, f"{nbytes} bytes of audio; max_record_nbytes is {self._max_nbytes}")
-            _skip(file, start)
-            found = file.read(wanted, dtype=self.dtype, always_2d=True)
+            if start > before:
+                file.seek(start)
+            found = file.read(before + wanted, dtype=self.dtype, always_2d=True)[before:]
             if len(found) < wanted:
                 raise RecordError(path, -1, key, f"it states {wanted} frames from {start} on, and has {len(found)}")
             return np.ascontiguousarray(found.T), int(file.samplerate)
@@ -174,15 +177,6 @@ class _Decoder:
             raise
         except (soundfile.SoundFileError, OSError, ValueError, TypeError, MemoryError) as error:
             raise RecordError(path, -1, key, f"it cannot be decoded: {error}") from error
-
-
-def _skip(file: Any, frames: int) -> None:
-    """Go to a frame. libsndfile 1.2.2 gives silence after it has sought in an MP3, so that is decoded up to there."""
-    if not file.subtype.startswith("MPEG"):
-        file.seek(frames)
-        return
-    while frames and len(file.read(min(frames, _PIECE), dtype="float32")):
-        frames -= min(frames, _PIECE)
 
 
 class AudioFiles(FolderSource):

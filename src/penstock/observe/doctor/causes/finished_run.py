@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from penstock.core.units import size_text
 from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.doctor.worker_estimate import LoopTimes, gain_of_workers, workers_to_try
 from penstock.observe.live.straggler import find_straggler
 from penstock.observe.record import rates
 from penstock.observe.record.finding import Finding
@@ -15,7 +16,6 @@ from penstock.observe.record.formatting import percent_text, time_text
 from penstock.observe.record.group_loaders import group_loaders, iterator_text
 from penstock.observe.record.run_record import LoaderRecord, RunRecord
 from penstock.observe.record.time_parts import Waiting, cause_of_waiting, most_waited_for
-from penstock.observe.record.worker_estimate import LoopTimes, gain_of_workers, workers_to_try
 
 _SHOWN_INDICES = 8
 

@@ -28,8 +28,8 @@ from penstock.observe.doctor.trial import (
     THREADS,
     Gain,
 )
+from penstock.observe.doctor.worker_estimate import LoopTimes, gain_of_workers, workers_to_try
 from penstock.observe.record.finding import Finding
-from penstock.observe.record.worker_estimate import LoopTimes, gain_of_workers, workers_to_try
 
 
 @cause("too-many-workers")
