@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from one_rank import be_rank
+from torch.utils.data import IterableDataset
 
 import penstock
 from penstock import DataLoader, StateError
@@ -104,6 +106,25 @@ def test_a_rank_whose_epoch_has_ended_does_not_go_ahead_of_the_others_when_it_re
         epoch += numbers(other)
         assert other.state_dict()["epoch"] == 1
     assert sorted(epoch) == list(range(13))
+
+
+class Evens(IterableDataset[int]):
+    """Keeps no state."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(0, 10, 2))
+
+
+def test_workers_that_persist_begin_the_epoch_after_one_of_which_nothing_was_left(shards: list[str]) -> None:
+    for dataset, whole in ((Evens(), [0, 2, 4, 6, 8]), (penstock.open(shards[1]), list(range(13, 20)))):
+        one = DataLoader(dataset, 2)
+        iterator = iter(one)
+        for _ in range(-(-len(whole) // 2)):
+            next(iterator)
+        other = DataLoader(dataset, 2, num_workers=1, persistent_workers=True)
+        other.load_state_dict(one.state_dict())
+        passes = [[batch["x"] if isinstance(batch, dict) else batch for batch in other] for _ in range(3)]
+        assert [torch.cat([torch.empty(0), *batches]).tolist() for batches in passes] == [[], whole, whole]
 
 
 def test_the_same_consumers_go_on_in_the_same_order(shards: list[str]) -> None:

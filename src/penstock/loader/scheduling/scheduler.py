@@ -69,6 +69,7 @@ class Scheduler:
         self._first_batch = first_batch
         """While there is one worker, and its first batch decides how many there will be."""
         self._seq = 0
+        self._has_begun = False
         self._crashes = CrashCounter(worker_spec, max_worker_crashes)
         self._window = BatchWindow(in_order=in_order)
         self._shards: list[StreamShard] = []
@@ -107,8 +108,9 @@ class Scheduler:
             turn: the shard whose batch comes first.
         """
         self._shards = [*shards]
-        if self._seq or self._window.next_number:
+        if self._has_begun:  # also after a pass of which nothing was left: workers have its shards
             self._cancel()
+        self._has_begun = True
         self._drawn = DrawnIndices(self._worker_spec, indices)
         self._epoch_seed = epoch_seed
         self._window = BatchWindow(in_order=self._in_order)
@@ -148,7 +150,7 @@ class Scheduler:
 
     def _cancel(self) -> None:
         finish = self._dispatch.mode != "demand"  # as torch's workers do, because it may change what they make next
-        while finish and self._drawn and self._send(None, self._dispatch.drawn_ahead):
+        while finish and not self._exhausted and self._drawn and self._send(None, self._dispatch.drawn_ahead):
             pass
         untaken = self.pool.cancel(self._shards, finish=finish)
         self._window.cancel(self._ring)
