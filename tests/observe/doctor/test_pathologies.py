@@ -19,7 +19,7 @@ from penstock.observe.doctor.rendering import render
 from penstock.observe.record.known_fields import build_from_known
 
 _RESULTS = Path(__file__).parents[3] / "benchmarks/results"
-_RECORDED = read_results(_RESULTS / "doctor-2core.json") | read_results(_RESULTS / "doctor-2core-busy.json")
+_RECORDED = read_results(_RESULTS / "doctor-2core.json") | read_results(_RESULTS / "doctor-2core-quick.json")
 
 
 @pytest.mark.usefixtures("preloaded_python")
