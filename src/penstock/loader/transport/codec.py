@@ -195,7 +195,7 @@ class _Pickler(ForkingPickler):
     def reducer_override(self, obj: Any) -> Any:
         self._visit(obj)
         if type(obj) is np.ndarray:
-            if obj.nbytes <= _SMALL_NBYTES:
+            if obj.nbytes <= _SMALL_NBYTES and obj.dtype.isnative:
                 return obj.__reduce__()
             # One that cannot be written to would arrive as a view that refuses it, too.
             return NotImplemented if obj.flags.writeable else obj.copy(order="K").__reduce_ex__(5)
