@@ -25,6 +25,8 @@ class RunOptions:
     quick: bool
     consumer: str
     peers: tuple[LoaderAdapter, ...] = ()
+    only: str = ""
+    """Words of the workloads' names that are measured; all of them by default."""
 
     @property
     def repeats(self) -> int:

@@ -6,8 +6,9 @@ its loaders are open at once. After one warm-up epoch of each, every round runs 
 that is reversed from round to round, for five rounds (three with --quick). The ratio is taken within each round, so
 that a machine that is busy for a while is busy for both. The table has the median ratio, the lowest and the highest.
 The consumer reads one byte of every cache line of every batch in the main process (--consumer copy: it copies the batch
-once into a buffer that is reused, as pinning would). The docstring of each file in benchmarks/cases/ describes what the
-case measures and what its samples are.
+once into a buffer that is reused, as pinning would). `--only tokens` measures the workloads with that word in their
+name, and `--add` keeps the rows that FILE has of other workloads: a long table can be measured a row at a time. The
+docstring of each file in benchmarks/cases/ describes what the case measures and what its samples are.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def main() -> None:
     console, progress = Console(width=None if sys.stdout.isatty() else WIDTH), Console(stderr=True)
     absent_peers = {peer.name: reason for peer in PEERS if (reason := peer.why_unavailable())} if asked.peers else {}
     peers = tuple(peer for peer in PEERS if peer.name not in absent_peers) if asked.peers else ()
-    options = RunOptions(quick=asked.quick, consumer=asked.consumer, peers=peers)
+    options = RunOptions(quick=asked.quick, consumer=asked.consumer, peers=peers, only=asked.only)
 
     start = time.perf_counter()
     results: list[Result] = []
@@ -55,6 +56,8 @@ def main() -> None:
         seconds = time.perf_counter() - start
         if asked.json:
             report = _report(options, results, absent_peers, seconds)
+            if asked.add and asked.json.exists():
+                report = joined(json.loads(asked.json.read_text()), report)
             asked.json.parent.mkdir(parents=True, exist_ok=True)
             asked.json.write_text(json.dumps(report, indent=1) + "\n")
         _print(console, results, absent_peers, seconds)
@@ -65,6 +68,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="three rounds of shorter epochs, under three minutes")
     parser.add_argument("--peers", action="store_true", help="also measure the other loaders that are installed")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every repeat, ratio and machine fact")
+    parser.add_argument("--only", default="", metavar="TEXT", help="the workloads that have this in their name")
+    parser.add_argument("--add", action="store_true", help="keep the rows of other workloads that FILE has")
     parser.add_argument(
         "--cases", nargs="+", choices=list(CASES), default=list(CASES), metavar="NAME", help=", ".join(CASES)
     )
@@ -72,6 +77,19 @@ def _arguments() -> argparse.Namespace:
         "--consumer", choices=Consumer.MODES[:2], default="touch", help="what the loop does with a batch (%(default)s)"
     )
     return parser.parse_args()
+
+
+def joined(before: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
+    """Return the rows of two runs in the order of the cases; of a row that both have, the later one."""
+    rows = {row["name"]: row for part in (before, report) for row in part["results"]}
+    cases = list(CASES)
+    return {
+        **report,
+        "command": f"{before['command']}; {report['command']}",
+        "seconds": round(before["seconds"] + report["seconds"], 1),
+        "results": sorted(rows.values(), key=lambda row: cases.index(row["case"])),
+        "absent": {**before["absent"], **report["absent"]},
+    }
 
 
 def _report(options: RunOptions, results: list[Result], absent: dict[str, str], seconds: float) -> dict[str, Any]:

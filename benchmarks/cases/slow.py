@@ -22,6 +22,8 @@ def run(options: RunOptions) -> list[Result]:
     assert isinstance(ordinary.dataset, Copied)
     results = []
     for burn, name in ((False, "1 % slow, asleep"), (True, "1 % slow, burning")):
+        if options.only not in name:
+            continue
         dataset = Slow(ordinary.dataset, ordinary_s=ORDINARY_S, burn=burn)
         workload = Workload(name=name, dataset=dataset, batch_size=ordinary.batch_size, batches=ordinary.batches)
         ran = time_loaders(options, workload, bound=IDEAL, also=(ON_DEMAND,))
