@@ -7,7 +7,7 @@ that is reversed from round to round, for five rounds (three with --quick). The 
 that a machine that is busy for a while is busy for both. The table has the median ratio, the lowest and the highest.
 The consumer reads one byte of every cache line of every batch in the main process (--consumer copy: it copies the batch
 once into a buffer that is reused, as pinning would). `--only tokens` measures the workloads with that word in their
-name, and `--add` keeps the rows that FILE has of other workloads: a long table can be measured a row at a time. The
+name, and `--add` adds to the rows that FILE has: a long table can be measured in pieces. The
 docstring of each file in benchmarks/cases/ describes what the case measures and what its samples are.
 """
 
@@ -18,6 +18,7 @@ import json
 import shlex
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,9 @@ def main() -> None:
     if absent := OURS.why_unavailable():
         sys.exit(f"penstock cannot be imported: {absent}; install it (make setup), or set PYTHONPATH=src")
     console, progress = Console(width=None if sys.stdout.isatty() else WIDTH), Console(stderr=True)
-    absent_peers = {peer.name: reason for peer in PEERS if (reason := peer.why_unavailable())} if asked.peers else {}
-    peers = tuple(peer for peer in PEERS if peer.name not in absent_peers) if asked.peers else ()
+    wanted = [] if asked.peers is None else [one for one in PEERS if not asked.peers or one.name in asked.peers]
+    absent_peers = {peer.name: reason for peer in wanted if (reason := peer.why_unavailable())}
+    peers = tuple(peer for peer in wanted if peer.name not in absent_peers)
     options = RunOptions(quick=asked.quick, consumer=asked.consumer, peers=peers, only=asked.only)
 
     start = time.perf_counter()
@@ -66,10 +68,13 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.loader", description=__doc__.partition(":")[0])
     parser.add_argument("--quick", action="store_true", help="three rounds of shorter epochs, under three minutes")
-    parser.add_argument("--peers", action="store_true", help="also measure the other loaders that are installed")
+    names = [peer.name for peer in PEERS]
+    parser.add_argument(
+        "--peers", nargs="*", choices=names, metavar="NAME", help=f"other loaders, all by default: {', '.join(names)}"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every repeat, ratio and machine fact")
     parser.add_argument("--only", default="", metavar="TEXT", help="the workloads that have this in their name")
-    parser.add_argument("--add", action="store_true", help="keep the rows of other workloads that FILE has")
+    parser.add_argument("--add", action="store_true", help="add to the rows that FILE has")
     parser.add_argument(
         "--cases", nargs="+", choices=list(CASES), default=list(CASES), metavar="NAME", help=", ".join(CASES)
     )
@@ -80,14 +85,21 @@ def _arguments() -> argparse.Namespace:
 
 
 def joined(before: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
-    """Return the rows of two runs in the order of the cases; of a row that both have, the later one."""
-    rows = {row["name"]: row for part in (before, report) for row in part["results"]}
+    """Return the rows of two runs in the order of the cases; a row that both have has the rounds of both."""
+    rows: dict[str, Result] = {}
+    for row in map(Result.from_json, [*before["results"], *report["results"]]):
+        known = rows.get(row.name, replace(row, figures={}, ratios={}, notes=[]))
+        figures, ratios = (
+            {name: [*mine.get(name, []), *more.get(name, [])] for name in {**mine, **more}}
+            for mine, more in ((known.figures, row.figures), (known.ratios, row.ratios))
+        )
+        rows[row.name] = replace(row, figures=figures, ratios=ratios, notes=[*known.notes, *row.notes])
     cases = list(CASES)
     return {
         **report,
         "command": f"{before['command']}; {report['command']}",
         "seconds": round(before["seconds"] + report["seconds"], 1),
-        "results": sorted(rows.values(), key=lambda row: cases.index(row["case"])),
+        "results": [row.to_json() for row in sorted(rows.values(), key=lambda row: cases.index(row.case))],
         "absent": {**before["absent"], **report["absent"]},
     }
 

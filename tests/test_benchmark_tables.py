@@ -76,7 +76,7 @@ def test_a_benchmark_starts(name: str) -> None:
     assert "--json" in done.stdout
 
 
-def test_a_table_measured_a_row_at_a_time_has_every_row_once_in_the_order_of_the_cases() -> None:
+def test_a_table_measured_in_pieces_has_every_row_once_with_all_its_rounds() -> None:
     def report(command: str, *rows: tuple[str, str, float]) -> dict[str, Any]:
         results = [
             compare(case, name, "samples/s", {"penstock": [4 * at], "torch": [at]}, [], []).to_json()
@@ -87,10 +87,11 @@ def test_a_table_measured_a_row_at_a_time_has_every_row_once_in_the_order_of_the
     before = report("a", ("slow", "asleep", 1.0), ("transport", "tokens", 2.0))
     both = joined(before, report("b", ("tiny", "integers", 3.0), ("transport", "tokens", 5.0)))
     assert [(row["name"], row["figures"]["torch"]) for row in both["results"]] == [
-        ("tokens", [5.0]),
+        ("tokens", [2.0, 5.0]),
         ("integers", [3.0]),
         ("asleep", [1.0]),
     ]
+    assert both["results"][0]["ratios"] == {"torch": [4.0, 4.0]}
     assert (both["command"], both["seconds"]) == ("a; b", 2.0)
 
 
