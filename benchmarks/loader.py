@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 import time
@@ -86,14 +87,14 @@ def _arguments() -> argparse.Namespace:
 
 def joined(before: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
     """Return the rows of two runs in the order of the cases; a row that both have has the rounds of both."""
-    rows: dict[str, Result] = {}
+    rows: dict[tuple[str, str], Result] = {}
     for row in map(Result.from_json, [*before["results"], *report["results"]]):
-        known = rows.get(row.name, replace(row, figures={}, ratios={}, notes=[]))
+        known = rows.get((row.name, row.unit), replace(row, figures={}, ratios={}, notes=[]))
         figures, ratios = (
             {name: [*mine.get(name, []), *more.get(name, [])] for name in {**mine, **more}}
             for mine, more in ((known.figures, row.figures), (known.ratios, row.ratios))
         )
-        rows[row.name] = replace(row, figures=figures, ratios=ratios, notes=[*known.notes, *row.notes])
+        rows[row.name, row.unit] = replace(row, figures=figures, ratios=ratios, notes=[*known.notes, *row.notes])
     cases = list(CASES)
     return {
         **report,
@@ -119,6 +120,7 @@ def _report(options: RunOptions, results: list[Result], absent: dict[str, str], 
         "workers": WORKERS,
         "dispatch": "auto",
         "machine": facts(),
+        "load": [round(load, 1) for load in os.getloadavg()],
         "seconds": round(seconds, 1),
         "results": [result.to_json() for result in results],
         "absent": absent,

@@ -273,17 +273,24 @@ def _peers_table(report: dict[str, Any]) -> str:
     """Return a row for each other loader and a column for each workload."""
     machine, results = report["machine"], [Result.from_json(result) for result in report["results"]]
     others = list(dict.fromkeys(other for result in results for other in result.ratios))
+    names = list(dict.fromkeys(result.name for result in results))
     versions = ", ".join(f"{name} {machine[name]}" for name in PEER_PACKAGES if name in machine)
     lines = [
         f"`python -m benchmarks.loader --quick --peers`, {machine['cores']} cores of {machine['cpu']}, Python "
-        f"{machine['python']}, torch {machine['torch']}, {versions}, {machine['date']}. Penstock's samples/s divided "
-        f"by the other's, median of {report['repeats']} rounds (least … most): above 1, penstock is faster.",
+        f"{machine['python']}, torch {machine['torch']}, {versions}, {machine['date']}, beside other programs (load "
+        f"average {report['load'][1]:.0f}). Penstock's samples/s divided by the other's, median of interleaved rounds "
+        "(least … most), then the same for samples per second of CPU time: above 1, penstock is ahead.",
         "",
-        f"| beside | {' | '.join(result.name for result in results)} |",
-        f"| --- |{' --- |' * len(results)}",
+        f"| beside | {' | '.join(names)} |",
+        f"| --- |{' --- |' * len(names)}",
     ]
     for other in others:
-        cells = [_range(result.ratios[other], 2) if other in result.ratios else "" for result in results]
+        found = {(one.name, one.unit): one.ratios[other] for one in results if other in one.ratios}
+        walls, cpus = ([found.get((name, unit)) for name in names] for unit in ("samples/s", "samples/CPU s"))
+        cells = [
+            f"{_range(one, 2)}; {Spread.of(cpu).median:.2f}" if one and cpu else ""
+            for one, cpu in zip(walls, cpus, strict=True)
+        ]
         lines.append(f"| {other} | {' | '.join(cells)} |")
     notes = [f"- {result.name}: {note}" for result in results for note in result.notes]
     absent = [f"- {name}: {reason}" for name, reason in report["absent"].items()]

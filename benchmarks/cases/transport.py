@@ -17,7 +17,7 @@ from functools import partial
 from benchmarks.adapters import OURS, TORCH, WORKERS
 from benchmarks.benchmark_result import Result, Target, compare, geometric_mean
 from benchmarks.fresh_process import probe
-from benchmarks.interleaved import RunOptions, interleave, time_loaders
+from benchmarks.interleaved import RunOptions, interleave, rates, time_loaders
 from benchmarks.workloads import Workload, copied, in_memory
 
 
@@ -44,12 +44,11 @@ def copies(options: RunOptions) -> list[Result]:
 
 
 def _case(options: RunOptions, case: str, workloads: Iterable[Workload], targets: list[Target]) -> list[Result]:
-    results = []
+    results: list[Result] = []
     for workload in _asked(options, workloads):
         ran = time_loaders(options, workload)
-        figures = ran.figures(lambda epoch, samples=workload.samples: samples / epoch.seconds)  # type: ignore[misc]
-        results.append(compare(case, f"{workload.name}, {WORKERS} workers", "samples/s", figures, [], ran.notes))
-    return [*results, *_mean(options, case, results, targets)]
+        results += rates(options, case, f"{workload.name}, {WORKERS} workers", workload, ran, [])
+    return [*results, *_mean(options, case, [one for one in results if one.unit == "samples/s"], targets)]
 
 
 def _asked(options: RunOptions, workloads: Iterable[Workload]) -> list[Workload]:
