@@ -286,11 +286,10 @@ def _peers_table(report: dict[str, Any]) -> str:
     ]
     for other in others:
         found = {(one.name, one.unit): one.ratios[other] for one in results if other in one.ratios}
-        walls, cpus = ([found.get((name, unit)) for name in names] for unit in ("samples/s", "samples/CPU s"))
-        cells = [
-            f"{_range(one, 2)}; {Spread.of(cpu).median:.2f}" if one and cpu else ""
-            for one, cpu in zip(walls, cpus, strict=True)
-        ]
+        cells = []
+        for name in names:
+            wall, cpu = (found.get((name, unit)) for unit in ("samples/s", "samples/CPU s"))
+            cells.append((_range(wall, 2) if wall else "") + (f"; {Spread.of(cpu).median:.2f}" if cpu else ""))
         lines.append(f"| {other} | {' | '.join(cells)} |")
     notes = [f"- {result.name}: {note}" for result in results for note in result.notes]
     absent = [f"- {name}: {reason}" for name, reason in report["absent"].items()]

@@ -21,7 +21,7 @@ from benchmarks.benchmark_result import compare  # noqa: E402
 from benchmarks.loader import joined  # noqa: E402
 from benchmarks.observe import ALONE, OBSERVED, OFTEN, LapTiming, share_of_alone  # noqa: E402
 from benchmarks.served import SampleSum  # noqa: E402
-from benchmarks.table import fill_in_tables  # noqa: E402
+from benchmarks.table import fill_in_tables, markdown_table  # noqa: E402
 from benchmarks.workloads import tokens  # noqa: E402
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -93,6 +93,24 @@ def test_a_table_measured_in_pieces_has_every_row_once_with_all_its_rounds() -> 
     ]
     assert both["results"][0]["ratios"] == {"torch": [4.0, 4.0]}
     assert (both["command"], both["seconds"]) == ("a; b", 2.0)
+
+
+def test_a_table_of_peers_has_a_row_for_each_and_both_ratios() -> None:
+    figures = {"penstock": [8.0, 8.0], "torch": [2.0, 4.0], "ideal": [10.0, 10.0]}
+    wall = compare("slow", "asleep", "samples/s", figures, [], ["Grain failed: no answer in 90 s"])
+    cpu = compare("slow", "asleep", "samples/CPU s", {"penstock": [6.0, 6.0], "torch": [2.0, 2.0]}, [], [])
+    machine = {"cores": 2, "cpu": "one", "python": "3.11", "torch": "2", "date": "today", "litdata": "0.2"}
+    report = {
+        "benchmark": "loader",
+        "machine": machine,
+        "load": [1.0, 2.0, 3.0],
+        "absent": {"FFCV": "not installed"},
+        "results": [wall.to_json(), cpu.to_json()],
+    }
+    lines = markdown_table(report, "peers").splitlines()
+    assert "| torch | 3.00 (2.00 … 4.00); 3.00 |" in lines
+    assert "| ideal | 0.80 (0.80 … 0.80) |" in lines
+    assert lines[-2:] == ["- asleep: Grain failed: no answer in 90 s", "- FFCV: not installed"]
 
 
 def test_a_peer_that_gives_other_samples_is_found_and_one_with_another_order_is_not() -> None:
