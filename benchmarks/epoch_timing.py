@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -58,7 +58,7 @@ class Consumer:
             self._buffer[: len(flat)] = flat
 
 
-def time_epoch(epochs: Epochs, consume: Consumer) -> EpochTiming:
+def time_epoch(epochs: Epochs, consume: Callable[[Any], None]) -> EpochTiming:
     """Run one epoch and return its timing."""
     gc.collect()
     batches, before = 0, process_tree_cpu.cpu_s()

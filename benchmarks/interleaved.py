@@ -9,6 +9,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from benchmarks.adapters import OURS, TORCH, WORKERS, DataLoaderAdapter, LoaderAdapter
+from benchmarks.benchmark_result import Result, Target, compare
 from benchmarks.ceiling import ceiling
 from benchmarks.epoch_timing import Consumer, EpochTiming, time_epoch
 from benchmarks.fresh_process import forked
@@ -25,6 +26,8 @@ class RunOptions:
     quick: bool
     consumer: str
     peers: tuple[LoaderAdapter, ...] = ()
+    only: str = ""
+    """Words of the workloads' names that are measured; all of them by default."""
 
     @property
     def repeats(self) -> int:
@@ -113,6 +116,24 @@ def _time_loaders(
         runs.clear()
     _check_batches(ran.rounds, workload)
     return Timings(rounds=ran.rounds, notes=notes + warm_up.notes + ran.notes)
+
+
+def rates(
+    options: RunOptions, case: str, name: str, workload: Workload, ran: Timings[EpochTiming], targets: list[Target]
+) -> list[Result]:
+    """Return the samples per second; where peers ran, per second of CPU time too, which a busy machine changes less."""
+    wall = ran.figures(lambda epoch: workload.samples / epoch.seconds)
+    results = [compare(case, name, "samples/s", wall, targets, ran.notes)]
+    if options.peers:
+        counted = Timings(rounds=_with_cpu(ran.rounds), notes=[])
+        cpu = counted.figures(lambda epoch: workload.samples / epoch.tree_cpu_s)
+        results.append(compare(case, name, "samples/CPU s", cpu, [], []))
+    return results
+
+
+def _with_cpu(rounds: Mapping[str, list[EpochTiming]]) -> dict[str, list[EpochTiming]]:
+    """Return the rounds of those whose CPU time was measured, which is not done for a bound."""
+    return {name: epochs for name, epochs in rounds.items() if all(each.tree_cpu_s for each in epochs)}
 
 
 def _check_batches(rounds: Mapping[str, list[EpochTiming]], workload: Workload) -> None:

@@ -6,17 +6,20 @@ its loaders are open at once. After one warm-up epoch of each, every round runs 
 that is reversed from round to round, for five rounds (three with --quick). The ratio is taken within each round, so
 that a machine that is busy for a while is busy for both. The table has the median ratio, the lowest and the highest.
 The consumer reads one byte of every cache line of every batch in the main process (--consumer copy: it copies the batch
-once into a buffer that is reused, as pinning would). The docstring of each file in benchmarks/cases/ describes what the
-case measures and what its samples are.
+once into a buffer that is reused, as pinning would). `--only tokens` measures the workloads with that word in their
+name, and `--add` adds to the rows that FILE has: a long table can be measured in pieces. The
+docstring of each file in benchmarks/cases/ describes what the case measures and what its samples are.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +43,10 @@ def main() -> None:
     if absent := OURS.why_unavailable():
         sys.exit(f"penstock cannot be imported: {absent}; install it (make setup), or set PYTHONPATH=src")
     console, progress = Console(width=None if sys.stdout.isatty() else WIDTH), Console(stderr=True)
-    absent_peers = {peer.name: reason for peer in PEERS if (reason := peer.why_unavailable())} if asked.peers else {}
-    peers = tuple(peer for peer in PEERS if peer.name not in absent_peers) if asked.peers else ()
-    options = RunOptions(quick=asked.quick, consumer=asked.consumer, peers=peers)
+    wanted = [] if asked.peers is None else [one for one in PEERS if not asked.peers or one.name in asked.peers]
+    absent_peers = {peer.name: reason for peer in wanted if (reason := peer.why_unavailable())}
+    peers = tuple(peer for peer in wanted if peer.name not in absent_peers)
+    options = RunOptions(quick=asked.quick, consumer=asked.consumer, peers=peers, only=asked.only)
 
     start = time.perf_counter()
     results: list[Result] = []
@@ -55,6 +59,8 @@ def main() -> None:
         seconds = time.perf_counter() - start
         if asked.json:
             report = _report(options, results, absent_peers, seconds)
+            if asked.add and asked.json.exists():
+                report = joined(json.loads(asked.json.read_text()), report)
             asked.json.parent.mkdir(parents=True, exist_ok=True)
             asked.json.write_text(json.dumps(report, indent=1) + "\n")
         _print(console, results, absent_peers, seconds)
@@ -63,8 +69,13 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.loader", description=__doc__.partition(":")[0])
     parser.add_argument("--quick", action="store_true", help="three rounds of shorter epochs, under three minutes")
-    parser.add_argument("--peers", action="store_true", help="also measure the other loaders that are installed")
+    names = [peer.name for peer in PEERS]
+    parser.add_argument(
+        "--peers", nargs="*", choices=names, metavar="NAME", help=f"other loaders, all by default: {', '.join(names)}"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every repeat, ratio and machine fact")
+    parser.add_argument("--only", default="", metavar="TEXT", help="the workloads that have this in their name")
+    parser.add_argument("--add", action="store_true", help="add to the rows that FILE has")
     parser.add_argument(
         "--cases", nargs="+", choices=list(CASES), default=list(CASES), metavar="NAME", help=", ".join(CASES)
     )
@@ -72,6 +83,26 @@ def _arguments() -> argparse.Namespace:
         "--consumer", choices=Consumer.MODES[:2], default="touch", help="what the loop does with a batch (%(default)s)"
     )
     return parser.parse_args()
+
+
+def joined(before: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
+    """Return the rows of two runs in the order of the cases; a row that both have has the rounds of both."""
+    rows: dict[tuple[str, str], Result] = {}
+    for row in map(Result.from_json, [*before["results"], *report["results"]]):
+        known = rows.get((row.name, row.unit), replace(row, figures={}, ratios={}, notes=[]))
+        figures, ratios = (
+            {name: [*mine.get(name, []), *more.get(name, [])] for name in {**mine, **more}}
+            for mine, more in ((known.figures, row.figures), (known.ratios, row.ratios))
+        )
+        rows[row.name, row.unit] = replace(row, figures=figures, ratios=ratios, notes=[*known.notes, *row.notes])
+    cases = list(CASES)
+    return {
+        **report,
+        "command": f"{before['command']}; {report['command']}",
+        "seconds": round(before["seconds"] + report["seconds"], 1),
+        "results": [row.to_json() for row in sorted(rows.values(), key=lambda row: cases.index(row.case))],
+        "absent": {**before["absent"], **report["absent"]},
+    }
 
 
 def _report(options: RunOptions, results: list[Result], absent: dict[str, str], seconds: float) -> dict[str, Any]:
@@ -89,6 +120,7 @@ def _report(options: RunOptions, results: list[Result], absent: dict[str, str], 
         "workers": WORKERS,
         "dispatch": "auto",
         "machine": facts(),
+        "load": [round(load, 1) for load in os.getloadavg()],
         "seconds": round(seconds, 1),
         "results": [result.to_json() for result in results],
         "absent": absent,

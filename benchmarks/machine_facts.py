@@ -13,22 +13,18 @@ import torch
 
 import penstock
 
-PACKAGES = (
-    "penstock",
-    "torch",
-    "numpy",
-    "pillow",
+PEER_PACKAGES = (
     "torchdata",
-    "spdl",
-    "nvidia-dali-cuda120",
-    "tensorflow-cpu",
-    "ffcv",
+    "spdl-core",
+    "grain",
+    "datasets",
     "litdata",
-    "s3fs",
-    "transformers",
-    "accelerate",
-    "deepspeed",
+    "mosaicml-streaming",
+    "nvidia-dali-cuda120",
+    "ffcv",
+    "tensorflow-cpu",
 )
+PACKAGES = ("penstock", "torch", "numpy", "pillow", *PEER_PACKAGES, "s3fs", "transformers", "accelerate", "deepspeed")
 
 
 def facts() -> dict[str, str | int | float]:

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from benchmarks import gpu_tables
 from benchmarks.benchmark_result import OURS, Result, Spread, Target
+from benchmarks.machine_facts import PEER_PACKAGES
 from benchmarks.scaling.tables import scale_table
 from penstock.core.units import size_text
 from penstock.tune.setting import Setting
@@ -88,6 +89,8 @@ def markdown_table(report: dict[str, Any], name: str = "check") -> str:
         return scale_table(report, name)
     if report.get("benchmark") == "everyday":
         return _everyday_table(report, name)
+    if name == "peers":
+        return _peers_table(report)
     kinds = {
         "articles": _articles_table,
         "device": gpu_tables.device_tables,
@@ -264,6 +267,33 @@ def _tune_table(report: dict[str, Any]) -> str:
 def _range(values: list[float], digits: int) -> str:
     spread = Spread.of(values)
     return f"{spread.median:.{digits}f} ({spread.lowest:.{digits}f} … {spread.highest:.{digits}f})"
+
+
+def _peers_table(report: dict[str, Any]) -> str:
+    """Return a row for each other loader and a column for each workload."""
+    machine, results = report["machine"], [Result.from_json(result) for result in report["results"]]
+    others = list(dict.fromkeys(other for result in results for other in result.ratios))
+    names = list(dict.fromkeys(result.name for result in results))
+    versions = ", ".join(f"{name} {machine[name]}" for name in PEER_PACKAGES if name in machine)
+    lines = [
+        f"`python -m benchmarks.loader --quick --peers`, {machine['cores']} cores of {machine['cpu']}, Python "
+        f"{machine['python']}, torch {machine['torch']}, {versions}, {machine['date']}, beside other programs (load "
+        f"average {report['load'][1]:.0f}). Penstock's samples/s divided by the other's, median of interleaved rounds "
+        "(least … most), then the same for samples per second of CPU time: above 1, penstock is ahead.",
+        "",
+        f"| beside | {' | '.join(names)} |",
+        f"| --- |{' --- |' * len(names)}",
+    ]
+    for other in others:
+        found = {(one.name, one.unit): one.ratios[other] for one in results if other in one.ratios}
+        cells = []
+        for name in names:
+            wall, cpu = (found.get((name, unit)) for unit in ("samples/s", "samples/CPU s"))
+            cells.append((_range(wall, 2) if wall else "") + (f"; {Spread.of(cpu).median:.2f}" if cpu else ""))
+        lines.append(f"| {other} | {' | '.join(cells)} |")
+    notes = [f"- {result.name}: {note}" for result in results for note in result.notes]
+    absent = [f"- {name}: {reason}" for name, reason in report["absent"].items()]
+    return "\n".join([*lines, *([""] if notes or absent else []), *notes, *absent])
 
 
 def _loader_table(report: dict[str, Any]) -> str:

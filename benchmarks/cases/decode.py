@@ -7,8 +7,8 @@ and do nothing else.
 from __future__ import annotations
 
 from benchmarks.adapters import TORCH
-from benchmarks.benchmark_result import Result, Target, compare
-from benchmarks.interleaved import RunOptions, time_loaders
+from benchmarks.benchmark_result import Result, Target
+from benchmarks.interleaved import RunOptions, rates, time_loaders
 from benchmarks.jpegs import jpeg_workload
 
 CEILING = "decode ceiling"
@@ -19,5 +19,4 @@ def run(options: RunOptions) -> list[Result]:
     targets = [Target(against=TORCH.name, at_least=1), Target(against=CEILING, at_least=0.95)]
     with jpeg_workload(20 if options.quick else 60) as workload:
         ran = time_loaders(options, workload, bound=CEILING)
-        figures = ran.figures(lambda epoch: workload.samples / epoch.seconds)
-        return [compare("decode", workload.name, "samples/s", figures, targets, ran.notes)]
+        return rates(options, "decode", workload.name, workload, ran, targets)

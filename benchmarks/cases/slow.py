@@ -8,8 +8,8 @@ plain processes that do nothing else. Penstock is also measured with dispatch="d
 from __future__ import annotations
 
 from benchmarks.adapters import ON_DEMAND, TORCH
-from benchmarks.benchmark_result import Result, Target, compare
-from benchmarks.interleaved import RunOptions, time_loaders
+from benchmarks.benchmark_result import Result, Target
+from benchmarks.interleaved import RunOptions, rates, time_loaders
 from benchmarks.workloads import Copied, Slow, Workload, copied, images
 
 ORDINARY_S = 0.15e-3
@@ -20,11 +20,12 @@ def run(options: RunOptions) -> list[Result]:
     """Time slow samples that sleep, then slow samples that burn CPU."""
     ordinary = copied(images(30 if options.quick else 80))
     assert isinstance(ordinary.dataset, Copied)
-    results = []
+    results: list[Result] = []
     for burn, name in ((False, "1 % slow, asleep"), (True, "1 % slow, burning")):
+        if options.only not in name:
+            continue
         dataset = Slow(ordinary.dataset, ordinary_s=ORDINARY_S, burn=burn)
         workload = Workload(name=name, dataset=dataset, batch_size=ordinary.batch_size, batches=ordinary.batches)
         ran = time_loaders(options, workload, bound=IDEAL, also=(ON_DEMAND,))
-        figures = ran.figures(lambda epoch, samples=workload.samples: samples / epoch.seconds)  # type: ignore[misc]
-        results.append(compare("slow", name, "samples/s", figures, [Target(against=TORCH.name, at_least=2)], ran.notes))
+        results += rates(options, "slow", name, workload, ran, [Target(against=TORCH.name, at_least=2)])
     return results

@@ -21,7 +21,7 @@ from functools import partial
 from benchmarks.adapters import OURS, TORCH, WORKERS
 from benchmarks.benchmark_result import Result, Target, compare, geometric_mean
 from benchmarks.fresh_process import probe
-from benchmarks.interleaved import RunOptions, interleave, time_loaders
+from benchmarks.interleaved import RunOptions, interleave, rates, time_loaders
 from benchmarks.workloads import Workload, copied, in_memory
 
 CEILING = "copying ceiling"
@@ -38,13 +38,13 @@ def with_workers(options: RunOptions) -> list[Result]:
 def inline(options: RunOptions) -> list[Result]:
     """Time the three workloads with no workers, each loader in its own processes."""
     results = []
-    for workload in in_memory(quick=options.quick):
+    for workload in _asked(options, in_memory(quick=options.quick)):
         words = ("inline", workload.name, str(workload.batches), options.consumer)
         ran = interleave({one.name: partial(probe, one.name, *words) for one in (OURS, TORCH)}, options.repeats)
         figures = ran.figures(lambda found: found["samples/s"])
         results.append(compare("inline", f"{workload.name}, inline", "samples/s", figures, [], ran.notes))
     targets = [Target(against=TORCH.name, at_least=1.5)]
-    return [*results, geometric_mean("inline", "inline: geometric mean", results, targets)]
+    return [*results, *_mean(options, "inline", results, targets)]
 
 
 def copies(options: RunOptions) -> list[Result]:
@@ -53,9 +53,16 @@ def copies(options: RunOptions) -> list[Result]:
 
 
 def _case(options: RunOptions, case: str, workloads: Iterable[Workload], targets: list[Target]) -> list[Result]:
-    results = []
-    for workload in workloads:
+    results: list[Result] = []
+    for workload in _asked(options, workloads):
         ran = time_loaders(options, workload, bound=CEILING, copying=True)
-        figures = ran.figures(lambda epoch, samples=workload.samples: samples / epoch.seconds)  # type: ignore[misc]
-        results.append(compare(case, f"{workload.name}, {WORKERS} workers", "samples/s", figures, [], ran.notes))
-    return [*results, geometric_mean(case, f"{case}: geometric mean", results, targets)]
+        results += rates(options, case, f"{workload.name}, {WORKERS} workers", workload, ran, [])
+    return [*results, *_mean(options, case, [one for one in results if one.unit == "samples/s"], targets)]
+
+
+def _asked(options: RunOptions, workloads: Iterable[Workload]) -> list[Workload]:
+    return [workload for workload in workloads if options.only in workload.name]
+
+
+def _mean(options: RunOptions, case: str, results: list[Result], targets: list[Target]) -> list[Result]:
+    return [] if options.only else [geometric_mean(case, f"{case}: geometric mean", results, targets)]

@@ -8,6 +8,7 @@ from benchmarks.peers.ffcv_loader import Ffcv
 from benchmarks.peers.grain_loader import Grain
 from benchmarks.peers.hugging_face import HuggingFace
 from benchmarks.peers.litdata_loader import LitData
+from benchmarks.peers.mosaic_streaming import MosaicStreaming
 from benchmarks.peers.spdl_pipeline import SpdlSubprocess, SpdlThreads, SpdlTorch
 from benchmarks.peers.tf_data import TfData
 from benchmarks.peers.torchdata_nodes import TorchdataNodes
@@ -22,6 +23,7 @@ PEERS: tuple[LoaderAdapter, ...] = (
     Grain(),
     HuggingFace(),
     LitData(),
+    MosaicStreaming(),
     Dali(),
     Ffcv(),
     TfData(),

@@ -1,12 +1,14 @@
 """Grain: a MapDataset of the samples, batched, made in worker processes that hand batches over in shared memory.
 
-Its workers are started anew for every epoch.
+One iterator runs through all epochs, as Grain's guide trains (`repeat`): a new one would start its workers anew, which
+takes seconds. The first batches of an epoch are therefore made while the one before ends.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -31,9 +33,10 @@ class Grain:
     ) -> OpenLoader:
         import grain
 
-        batches = grain.MapDataset.source(_Arrays(workload.dataset)).batch(workload.batch_size)
+        batches = grain.MapDataset.source(_Arrays(workload.dataset)).batch(workload.batch_size).repeat()
         options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
-        return OpenLoader(_Epochs(batches.to_iter_dataset(grain.ReadOptions(num_threads=0)).mp_prefetch(options)))
+        endless = batches.to_iter_dataset(grain.ReadOptions(num_threads=0)).mp_prefetch(options)
+        return OpenLoader(_Epochs(iter(endless), workload.batches))
 
 
 class _Arrays:
@@ -51,8 +54,8 @@ class _Arrays:
 
 
 class _Epochs:
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+    def __init__(self, batches: Iterator[Any], length: int) -> None:
+        self._batches, self._length = batches, length
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._dataset)
+        return islice(self._batches, self._length)

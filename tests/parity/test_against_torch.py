@@ -23,6 +23,7 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
     default_collate,
+    default_convert,
 )
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -509,3 +510,11 @@ def test_channels_last_samples_have_torchs_strides_from_a_worker(side: int) -> N
     samples = [torch.rand(2, 3, side, side).to(memory_format=torch.channels_last) for _ in range(3)]
     for workers in (0, 1):
         compare(samples, batch_size=2, num_workers=workers)
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_a_dimension_of_one_keeps_the_stride_that_torch_gives_it_in_a_worker(batch_size: int | None) -> None:
+    samples = [torch.rand(2, 1, 4, 4).to(memory_format=torch.channels_last) for _ in range(3)]
+    samples += [torch.randn(20).as_strided((1, 20), (7, 1))]
+    for workers in (0, 1):
+        compare(samples, batch_size=batch_size, num_workers=workers, collate_fn=default_convert)

@@ -147,12 +147,22 @@ def memory_of(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...] | Non
     """Return a contiguous tensor of what has to travel of a plain one, and the strides to view it with, if any."""
     flat = tensor.detach() if tensor.requires_grad else tensor
     if tensor.is_contiguous():
-        return flat, None
+        return flat, tuple(tensor.stride()) if 1 in tensor.size() and not _lies_as_rows(tensor) else None
     stride = tuple(tensor.stride())
     span = 1 + sum((n - 1) * step for n, step in zip(tensor.size(), stride, strict=True))
     if span <= tensor.numel():  # permuted or expanded: the memory as it lies
         return flat.as_strided((span,), (1,)), stride
     return flat.contiguous(), None
+
+
+def _lies_as_rows(tensor: torch.Tensor) -> bool:
+    """Return whether a contiguous tensor has the usual strides also where a length is one, which allows any."""
+    step = 1
+    for length, stride in zip(reversed(tensor.size()), reversed(tensor.stride()), strict=True):
+        if stride != step:
+            return False
+        step *= length
+    return True
 
 
 def shaped(

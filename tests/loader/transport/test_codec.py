@@ -95,6 +95,8 @@ def test_any_structure_comes_back_equal(obj) -> None:
         lambda n: torch.randn(30 * n, requires_grad=True),
         lambda n: torch.randn(20 * n, 3).to(torch.float8_e4m3fn),
         lambda n: torch.tensor(3.0),
+        lambda n: torch.randn(n, 1, 4, 4).to(memory_format=torch.channels_last),
+        lambda n: torch.as_strided(torch.randn(20 * n), (1, 20 * n), (7, 1)),
     ],
 )
 def test_dense_tensors_keep_strides_and_flags(make, scale: int) -> None:
