@@ -12,7 +12,8 @@
               `objects=` makes any column one: lists that are no block, or hold nulls
 
 Text, bytes and objects that are null are None; null numbers and arrays are errors, unless `null=` replaces them.
-A dictionary-encoded column is what its dictionary is. A column without a type, as all its rows are null, is left out.
+A dictionary-encoded column is what its dictionary is. A column without a type, as all its rows are null, is what it is
+in the other files, and left out where no file has a type for it.
 
 writer.py writes arrays of numbers as one of
 
@@ -58,6 +59,7 @@ from penstock.data.schema import Field
 Layout = Literal["tensors", "raw"]
 
 ARRAY_METADATA = b"penstock.array"
+NO_TYPE = "all its rows are null, and it has no type"
 VARIABLE_TENSOR = b"arrow.variable_shape_tensor"
 _ARRAY = re.compile(r"(\w{1,16})\[((?:\?|\d{1,15})(?:, (?:\?|\d{1,15})){0,31})\]")
 _UNIT = re.compile(r"(timestamp|duration|date32|date64|time32|time64)\[(\w+)(?:, tz=(.+))?\]")
@@ -100,6 +102,10 @@ class Leaf:
         if self.field == other.field:
             return self
         return replace(self, field=other.field, make=partial(_cast_column, other.type, other.make))
+
+    def of_nulls(self) -> Leaf:
+        """Return what reads it from a file in which it has no type, as all its rows are null."""
+        return replace(self, type=need("pyarrow", "parquet").null(), make=partial(_null_column, self.type, self.make))
 
 
 def leaves(schema: Any, objects: Collection[str] = ()) -> dict[str, Leaf | str]:
@@ -163,7 +169,7 @@ def _reader(field: Any) -> _Reader | str:
     sizes, inner = list_sizes(type)
     dtype = number_type(inner)
     if pa.types.is_null(type):
-        return "all its rows are null, and it has no type"
+        return NO_TYPE
     if not dtype:
         return Field("object", unit=_describe(type)), object_column
     unit = number_unit(inner)
@@ -266,6 +272,10 @@ def _finer(one: Any, other: Any) -> str:
 
 def _cast_column(type: Any, make: Callable[[Any], Column], array: Any) -> Column:
     return make(array if array.type == type else array.cast(type))
+
+
+def _null_column(type: Any, make: Callable[[Any], Column], array: Any) -> Column:
+    return make(need("pyarrow", "parquet").nulls(len(array), type))
 
 
 def _penstock_array(type: Any, metadata: dict[bytes, bytes]) -> _Reader | str:
