@@ -20,7 +20,7 @@ from penstock.core.per_process import PerProcess
 from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.arrow.columns import Column
-from penstock.data.formats.arrow.types import NO_TYPE, Leaf, leaves, merged
+from penstock.data.formats.arrow.types import UNTYPED, Leaf, leaves, merged
 from penstock.data.optional import need
 from penstock.data.sample_batch import put_in_order, samples_of
 from penstock.data.schema import Errors, Sample, Schema, Selection, plain
@@ -318,7 +318,6 @@ def resolve_fields(
     """
     found: dict[str, Leaf] = {}
     unread: dict[str, str] = {}
-    untyped: dict[str, str] = {}
     files: list[dict[str, Leaf | str]] = []
     for number, (path, schema) in enumerate(zip(paths, schemas, strict=True)):
         if number and schema.equals(schemas[number - 1], check_metadata=True):
@@ -332,11 +331,14 @@ def resolve_fields(
             raise SourceError(f"{path}: it has the fields {sorted(files[-1])}, and {paths[0]} {sorted(files[0])}")
         for name, leaf in files[-1].items():
             if isinstance(leaf, str):
-                why = f"{path}: field {fields.names(there, path)[name]!r} cannot be read: {leaf}"
-                (untyped if leaf == NO_TYPE else unread).setdefault(name, why)
+                unread.setdefault(name, f"{path}: field {fields.names(there, path)[name]!r} cannot be read: {leaf}")
             else:
                 found[name] = _merged(found.get(name, leaf), leaf, path, paths[0])
-    unread |= {name: why for name, why in untyped.items() if name not in found}
+    for name, leaf in found.items():
+        own = "/".join(leaf.path)
+        if leaf.field == UNTYPED and own not in objects:
+            why = "all its rows are null, and it has no type"
+            unread.setdefault(name, f"{paths[0]}: field {own!r} cannot be read: {why}")
     readable = [name for name in files[0] if name not in unread]
     if unread and (fields.chosen is not None or not readable):
         raise SourceError(f"{next(iter(unread.values()))}; leave it out: fields=")
@@ -347,13 +349,7 @@ def resolve_fields(
         if number and one is files[number - 1]:
             read.append(read[-1])
         else:
-            columns = {name: (one[name], found[name]) for name in readable}
-            read.append(
-                {
-                    name: leaf.read_as(wide) if isinstance(leaf, Leaf) else wide.of_nulls()
-                    for name, (leaf, wide) in columns.items()
-                }
-            )
+            read.append({name: leaf.read_as(found[name]) for name in readable if isinstance(leaf := one[name], Leaf)})
     return read
 
 

@@ -59,7 +59,8 @@ from penstock.data.schema import Field
 Layout = Literal["tensors", "raw"]
 
 ARRAY_METADATA = b"penstock.array"
-NO_TYPE = "all its rows are null, and it has no type"
+UNTYPED = Field("object", unit="null")
+"""A column without a type, as all its rows are null."""
 VARIABLE_TENSOR = b"arrow.variable_shape_tensor"
 _ARRAY = re.compile(r"(\w{1,16})\[((?:\?|\d{1,15})(?:, (?:\?|\d{1,15})){0,31})\]")
 _UNIT = re.compile(r"(timestamp|duration|date32|date64|time32|time64)\[(\w+)(?:, tz=(.+))?\]")
@@ -98,14 +99,10 @@ class Leaf:
         return self.make(array)
 
     def read_as(self, other: Leaf) -> Leaf:
-        """Return what reads this file's column in the unit of `other`."""
+        """Return what reads this file's column in the unit of `other`; if it has no type, as nulls of that type."""
         if self.field == other.field:
             return self
         return replace(self, field=other.field, make=partial(_cast_column, other.type, other.make))
-
-    def of_nulls(self) -> Leaf:
-        """Return what reads it from a file in which it has no type, as all its rows are null."""
-        return replace(self, type=need("pyarrow", "parquet").null(), make=partial(_null_column, self.type, self.make))
 
 
 def leaves(schema: Any, objects: Collection[str] = ()) -> dict[str, Leaf | str]:
@@ -168,8 +165,6 @@ def _reader(field: Any) -> _Reader | str:
         return Field("text" if kind == "string" else "bytes"), text_column
     sizes, inner = list_sizes(type)
     dtype = number_type(inner)
-    if pa.types.is_null(type):
-        return NO_TYPE
     if not dtype:
         return Field("object", unit=_describe(type)), object_column
     unit = number_unit(inner)
@@ -201,6 +196,8 @@ def _describe(type: Any) -> str:
 
 def merged(one: Leaf, other: Leaf) -> Leaf | None:
     """Return the field of two files that differ in a unit, in one that holds both exactly; None if there is none."""
+    if UNTYPED in (one.field, other.field):
+        return other if one.field == UNTYPED else one
     type = common_type(one.type, other.type)
     reader = "" if type is None else _reader(need("pyarrow", "parquet").field("", type))
     if isinstance(reader, str):
@@ -271,11 +268,10 @@ def _finer(one: Any, other: Any) -> str:
 
 
 def _cast_column(type: Any, make: Callable[[Any], Column], array: Any) -> Column:
+    pa = need("pyarrow", "parquet")
+    if pa.types.is_null(array.type):
+        array = pa.nulls(len(array), type)
     return make(array if array.type == type else array.cast(type))
-
-
-def _null_column(type: Any, make: Callable[[Any], Column], array: Any) -> Column:
-    return make(need("pyarrow", "parquet").nulls(len(array), type))
 
 
 def _penstock_array(type: Any, metadata: dict[bytes, bytes]) -> _Reader | str:
