@@ -133,8 +133,8 @@ def test_a_batch_takes_the_numbers_that_a_single_sample_takes(tmp_path: Path) ->
     source = penstock.open(tmp_path / "data")
     for numbers in ([8, 0, 0], [-1, 3], (2, 1), np.array([5, -9]), [np.int64(4), True], range(9), []):
         assert source.__getitems__(numbers) == [source[number] for number in numbers]
-    for wrong in ([0, 9], [-10], [2, 1.5]):
-        with pytest.raises((IndexError, TypeError)):
+    for wrong in ([0, 9], [-10]):
+        with pytest.raises(IndexError):
             source.__getitems__(wrong)
     source.close()
 

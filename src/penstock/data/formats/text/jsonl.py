@@ -223,7 +223,7 @@ class _LineParser:
                 into[name] = _parse_number(value, kind, self._dtypes.get(name))
 
 
-_scan = json.JSONDecoder(object_pairs_hook=tuple).scan_once
+_scan = json.JSONDecoder(object_pairs_hook=tuple).scan_once  # type: ignore[attr-defined]  # typeshed lacks it
 """From JSON and a place in it to the value there, and where that ends; raises StopIteration where none is."""
 
 _WORDS = {list: "a list", str: "a text", bool: "a bool", type(None): "null"}
