@@ -295,6 +295,12 @@ def test_what_is_no_arrow_is_refused(tmp_path: Path, data: bytes) -> None:
         penstock.open(tmp_path / "a.arrow")
 
 
+def test_an_empty_file_is_refused_for_its_size(tmp_path: Path) -> None:
+    (tmp_path / "a.arrow").write_bytes(b"")
+    with pytest.raises(SourceError, match=r"a\.arrow is no Arrow file: it has 0 bytes"):
+        penstock.open(tmp_path / "a.arrow")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_truncated_file_is_refused(tmp_path: Path, kind: str) -> None:
     ipc(tmp_path / "a.arrow", kind, TABLE)

@@ -352,6 +352,10 @@ def test_a_dataset_of_another_file_is_refused(tmp_path: Path) -> None:
         with h5py.File(tmp_path / f"{name}.h5", "w") as file:
             file["x"] = np.zeros(3)
             file["other"] = h5py.ExternalLink(str(tmp_path / "a.h5"), "x")
+    with h5py.File(tmp_path / "links.h5", "w") as file:
+        file["other"] = h5py.ExternalLink(str(tmp_path / "a.h5"), "x")
+    with pytest.raises(SourceError, match=r"no datasets with rows, but links to '.*a\.h5'; pass external=True"):
+        reading(tmp_path / "links.h5")
     with pytest.raises(SourceError, match="lie in"):
         reading(tmp_path / "b.h5", fields=["other"])
     with reading(tmp_path / "b.h5") as source:

@@ -117,6 +117,28 @@ def test_a_single_file_and_a_named_database_are_read(tmp_path: Path) -> None:
         penstock.open(tmp_path / "a.mdb", database="test")
 
 
+def test_a_length_is_left_out_when_keys_are_compared_from_their_ends(tmp_path: Path) -> None:
+    with lmdb.open(str(tmp_path / "a.mdb"), subdir=False, max_dbs=1, map_size=1 << 20) as environment:
+        inner = environment.open_db(b"train", reverse_key=True)  # b"1z" is the last one
+        with environment.begin(write=True) as transaction:
+            for key in (b"0z", b"1z", b"__len__"):
+                transaction.put(key, b"2", db=inner)
+    source = penstock.open(tmp_path / "a.mdb", database="train")
+    assert [sample["key"] for sample in source] == [b"0z", b"1z"]
+    source.close()
+
+
+def test_a_batch_takes_the_numbers_that_a_single_sample_takes(tmp_path: Path) -> None:
+    database(tmp_path / "data", {b"%04d" % number: b"v%d" % number for number in range(9)})
+    source = penstock.open(tmp_path / "data")
+    for numbers in ([8, 0, 0], [-1, 3], (2, 1), np.array([5, -9]), [np.int64(4), True], range(9), []):
+        assert source.__getitems__(numbers) == [source[number] for number in numbers]
+    for wrong in ([0, 9], [-10]):
+        with pytest.raises(IndexError):
+            source.__getitems__(wrong)
+    source.close()
+
+
 def test_several_values_for_a_key_are_refused(tmp_path: Path) -> None:
     with lmdb.open(str(tmp_path / "data"), max_dbs=1, map_size=1 << 20) as environment:
         environment.open_db(b"pairs", dupsort=True)

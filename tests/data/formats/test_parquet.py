@@ -39,6 +39,19 @@ def table(path: Path, columns: dict[str, Any], **options: Any) -> None:
     pq.write_table(pa.table(columns), path, **options)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_column_that_has_no_type_in_one_file_is_null_there(tmp_path: Path, first: int) -> None:
+    values = {"text": "a", "number": 2, "list": [1, 2], "chat": [{"role": "u"}], "amount": Decimal("1.50")}
+    table(tmp_path / f"{first}.parquet", {name: pa.array([value]) for name, value in values.items()})
+    table(tmp_path / f"{1 - first}.parquet", {name: pa.nulls(2) for name in values})
+    source = pickle.loads(pickle.dumps(penstock.open(tmp_path, null={"number": -1, "list": np.zeros(2, np.int64)})))
+    found = [{name: getattr(value, "tolist", lambda v=value: v)() for name, value in one.items()} for one in source]
+    nulls = {"text": None, "number": -1, "list": [0, 0], "chat": None, "amount": None}
+    assert found == ([values, nulls, nulls] if first == 0 else [nulls, nulls, values])
+    with pytest.raises(RecordError, match="it is null; pass a value"):
+        [*penstock.open(tmp_path, fields=["number"])]
+
+
 @pytest.mark.parametrize("layout", ["raw", "tensors"])
 def test_samples_come_back_as_they_were(layout: str) -> None:
     @settings(deadline=None, max_examples=60)

@@ -61,6 +61,8 @@ def scan_file(path: str) -> IpcFile:
     pa = need("pyarrow", "parquet")
     with translate_errors(path):
         data = _map(path)
+        if data.size < len(_MAGIC):
+            raise SourceError(f"{path} is no Arrow file: it has {data.size} bytes")
         is_stream = data.slice(0, len(_MAGIC)).to_pybytes() != _MAGIC
         reader = pa.ipc.open_stream(data) if is_stream else pa.ipc.open_file(data)
         begin = first = 0 if is_stream else 8

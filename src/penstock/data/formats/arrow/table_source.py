@@ -20,7 +20,7 @@ from penstock.core.per_process import PerProcess
 from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.arrow.columns import Column
-from penstock.data.formats.arrow.types import Leaf, leaves, merged
+from penstock.data.formats.arrow.types import UNTYPED, Leaf, leaves, merged
 from penstock.data.optional import need
 from penstock.data.sample_batch import put_in_order, samples_of
 from penstock.data.schema import Errors, Sample, Schema, Selection, plain
@@ -334,6 +334,11 @@ def resolve_fields(
                 unread.setdefault(name, f"{path}: field {fields.names(there, path)[name]!r} cannot be read: {leaf}")
             else:
                 found[name] = _merged(found.get(name, leaf), leaf, path, paths[0])
+    for name, leaf in found.items():
+        own = "/".join(leaf.path)
+        if leaf.field == UNTYPED and own not in objects:
+            why = "all its rows are null, and it has no type"
+            unread.setdefault(name, f"{paths[0]}: field {own!r} cannot be read: {why}")
     readable = [name for name in files[0] if name not in unread]
     if unread and (fields.chosen is not None or not readable):
         raise SourceError(f"{next(iter(unread.values()))}; leave it out: fields=")

@@ -12,7 +12,8 @@
               `objects=` makes any column one: lists that are no block, or hold nulls
 
 Text, bytes and objects that are null are None; null numbers and arrays are errors, unless `null=` replaces them.
-A dictionary-encoded column is what its dictionary is. A column without a type, as all its rows are null, is left out.
+A dictionary-encoded column is what its dictionary is. A column without a type, as all its rows are null, is what it is
+in the other files, and left out where no file has a type for it.
 
 writer.py writes arrays of numbers as one of
 
@@ -58,6 +59,8 @@ from penstock.data.schema import Field
 Layout = Literal["tensors", "raw"]
 
 ARRAY_METADATA = b"penstock.array"
+UNTYPED = Field("object", unit="null")
+"""A column without a type, as all its rows are null."""
 VARIABLE_TENSOR = b"arrow.variable_shape_tensor"
 _ARRAY = re.compile(r"(\w{1,16})\[((?:\?|\d{1,15})(?:, (?:\?|\d{1,15})){0,31})\]")
 _UNIT = re.compile(r"(timestamp|duration|date32|date64|time32|time64)\[(\w+)(?:, tz=(.+))?\]")
@@ -96,7 +99,7 @@ class Leaf:
         return self.make(array)
 
     def read_as(self, other: Leaf) -> Leaf:
-        """Return what reads this file's column in the unit of `other`."""
+        """Return what reads this file's column in the unit of `other`; if it has no type, as nulls of that type."""
         if self.field == other.field:
             return self
         return replace(self, field=other.field, make=partial(_cast_column, other.type, other.make))
@@ -162,8 +165,6 @@ def _reader(field: Any) -> _Reader | str:
         return Field("text" if kind == "string" else "bytes"), text_column
     sizes, inner = list_sizes(type)
     dtype = number_type(inner)
-    if pa.types.is_null(type):
-        return "all its rows are null, and it has no type"
     if not dtype:
         return Field("object", unit=_describe(type)), object_column
     unit = number_unit(inner)
@@ -195,6 +196,8 @@ def _describe(type: Any) -> str:
 
 def merged(one: Leaf, other: Leaf) -> Leaf | None:
     """Return the field of two files that differ in a unit, in one that holds both exactly; None if there is none."""
+    if UNTYPED in (one.field, other.field):
+        return other if one.field == UNTYPED else one
     type = common_type(one.type, other.type)
     reader = "" if type is None else _reader(need("pyarrow", "parquet").field("", type))
     if isinstance(reader, str):
@@ -265,6 +268,9 @@ def _finer(one: Any, other: Any) -> str:
 
 
 def _cast_column(type: Any, make: Callable[[Any], Column], array: Any) -> Column:
+    pa = need("pyarrow", "parquet")
+    if pa.types.is_null(array.type):
+        array = pa.nulls(len(array), type)
     return make(array if array.type == type else array.cast(type))
 
 

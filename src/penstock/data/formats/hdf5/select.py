@@ -41,7 +41,10 @@ def select_columns(group: Any, fields: Selection, describe: Describe, *, externa
         counts = ", ".join(f"{name!r} has {column.count}" for name, column in columns.items())
         raise SourceError(f"{_where(group)}: the fields of samples need one number of rows; {counts}")
     if not columns:
-        raise SourceError(f"{_where(group)} has no datasets with rows")
+        links = (group.get(name, getlink=True) for name in group)
+        others = [link.filename for link in links if isinstance(link, need("h5py", "hdf5").ExternalLink)]
+        hint = f", but links to {others[0]!r}; pass external=True if it may name files to read" if others else ""
+        raise SourceError(f"{_where(group)} has no datasets with rows{hint}")
     return columns
 
 

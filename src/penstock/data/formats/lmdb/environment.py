@@ -45,15 +45,15 @@ class Environment:
         self.failure: type[Exception] = self._lmdb.Error
         """The base of the package's errors; `error` translates them."""
         try:
-            _check_meta(path)
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._descriptor)
+            _check_meta(path, os.read(self._descriptor, _META.size))
             self.lmdb = self._lmdb.open(path, subdir=False, readonly=True, lock=False, max_dbs=_DATABASES)
             needed = (self.lmdb.info()["last_pgno"] + 1) * self.lmdb.stat()["psize"]
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise SourceError(f"{path} cannot be read: {error}") from error
         except self.failure as error:
             raise self.error(error) from error
-        weakref.finalize(self, os.close, self._descriptor)
         self._nbytes = os.fstat(self._descriptor).st_size
         if self._nbytes < needed:  # pages that were freed before they were ever written are missing in sound files, too
             problem = find_problem(path)
@@ -148,10 +148,8 @@ def open_environment(path: str) -> Environment:
         return found
 
 
-def _check_meta(path: str) -> None:
+def _check_meta(path: str, raw: bytes) -> None:
     """Raise SourceError unless a file begins as LMDB's do: other page sizes have LMDB divide by 0."""
-    with open(path, "rb", buffering=0) as file:
-        raw = file.read(_META.size)
     if len(raw) < _META.size:
         raise SourceError(f"{path}: it has {len(raw)} bytes, and lacks the two pages of metadata")
     magic, _, page_nbytes = _META.unpack(raw)

@@ -71,7 +71,7 @@ def numbered_keys(cursor: Any, count: int, without: Set[bytes]) -> NumberedKeys 
         count: of its entries, those of `without` left out.
         without: keys of other entries, all of them behind those of digits.
     """
-    if not count or not cursor.first() or cursor.key().strip(b"0"):
+    if not count or not cursor.first() or bytes(cursor.key()).strip(b"0"):
         return None
     keys = NumberedKeys(len(cursor.key()))
     last = keys.key(count - 1)
@@ -79,7 +79,7 @@ def numbered_keys(cursor: Any, count: int, without: Set[bytes]) -> NumberedKeys 
         last = max(last, b"9" * (len(last) - 1))
     elif len(last) > len(keys.key(0)):
         return None
-    is_last = cursor.set_key(last) and (not cursor.next() or cursor.key() in without)
+    is_last = cursor.set_key(last) and (not cursor.next() or bytes(cursor.key()) in without)
     return keys if is_last and cursor.set_key(keys.key(count - 1)) else None
 
 

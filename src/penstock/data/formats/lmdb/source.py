@@ -15,6 +15,7 @@ files that are cut off. The rest is for `check=True`, or for the loader, whose w
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -92,11 +93,12 @@ class _File:
                 self.count = int(reading.stat(environment.database(database))["entries"])
                 if self.count > self.nbytes:
                     raise SourceError(f"{path} states {self.count} entries, which need more bytes than it has")
-                self.count -= sum(reading.get(key) is not None for key in NOT_SAMPLES)
                 cursor = reading.cursor()
-                check_values(environment, [cursor.item() for is_there in (cursor.last(), cursor.first()) if is_there])
-            with environment.begin(database) as reading:
-                self._keys: Keys | None = numbered_keys(reading.cursor(), self.count, NOT_SAMPLES)
+                last = bytes(cursor.key()) if cursor.last() else b""
+                check_values(environment, [cursor.item()] if cursor.first() else [])
+                if last >= min(NOT_SAMPLES) or environment.database(database).flags()["reverse_key"]:
+                    self.count -= sum(reading.get(key) is not None for key in NOT_SAMPLES)
+                self._keys: Keys | None = numbered_keys(cursor, self.count, NOT_SAMPLES)
         except environment.failure as error:
             raise environment.error(error) from error
 
@@ -198,6 +200,12 @@ class LMDBSource(Source):
         if self._fields.chosen is None:
             return samples
         return [self._fields.take(sample, self.where) for sample in samples]
+
+    def _read_batch(self, indices: Sequence[int]) -> list[Sample]:
+        if len(self._files) == 1 and {*map(type, indices)} == {int} and 0 <= min(indices) <= max(indices) < len(self):
+            with contextlib.suppress(SourceError):  # raised again below, by the sample that it belongs to
+                return self._read_file(0, [*indices])
+        return super()._read_batch(indices)
 
     def ready(self, indices: np.ndarray) -> np.ndarray:
         """Return none: LMDB may crash on each."""

@@ -131,7 +131,7 @@ class RecordSplitter:
         if block.ends is not None or columns < 2 or delimiter.isspace():  # a line of tabs only is blank
             return False
         whole = b"\n".join(lines)
-        if max(map(len, lines)) > self._longest or b'"' in whole or b"\r" in whole:
+        if len(whole) > self._longest or b'"' in whole or b"\r" in whole:
             return False
         return {line.count(delimiter) for line in lines} == {columns - 1}
 

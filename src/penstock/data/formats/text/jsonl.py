@@ -37,7 +37,7 @@ import numpy as np
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
-from penstock.data.formats.text.lines import LONGEST, blocks, is_blank, is_gzip, line_starts
+from penstock.data.formats.text.lines import LONGEST, blocks, is_gzip, line_starts
 from penstock.data.schema import DTYPES, Errors, Sample, Schema, Selection, fitted
 from penstock.data.source import Source
 from penstock.data.storage.open_descriptors import OpenDescriptors
@@ -99,7 +99,7 @@ class JsonLinesStream(Stream):
         with closing(blocks(self._storage, shard.name, lines.longest)) as pieces:
             for block in pieces:
                 offsets: list[int] = []
-                there = [at for at, line in enumerate(block.lines) if not is_blank(line)]
+                there = [at for at, line in enumerate(block.lines) if line and not line.isspace()]
                 for at in there[ahead::step]:
                     try:
                         yield lines.sample(block.lines[at])
@@ -167,13 +167,6 @@ class _LineParser:
         self._chosen = fields.chosen
         self._wanted = None if fields.chosen is None else {own for _, own in fields.chosen}
         self._dtypes = {name: np.dtype(dtype) for name, dtype in dtypes.items()}
-        self._decode = json.JSONDecoder(object_pairs_hook=tuple).raw_decode
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_decode": None}  # the decoder has a scanner in C
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _decode=json.JSONDecoder(object_pairs_hook=tuple).raw_decode)
 
     def sample(self, line: bytes) -> Sample:
         """Return the sample of a line.
@@ -185,12 +178,15 @@ class _LineParser:
             raise ValueError(f"it is longer than max_record_nbytes={self.longest}")
         text = line.decode().strip(" \t\r\n")
         try:
-            members, end = self._decode(text)
+            try:
+                members, end = _scan(text, 0)
+            except StopIteration as error:
+                raise json.JSONDecodeError("Expecting value", text, error.value) from None
             if end != len(text):
                 raise ValueError(f"more text follows {end} characters of JSON")
             if type(members) is not tuple:
                 raise ValueError(f"it holds {_WORDS.get(type(members), 'a number')}, not an object")
-            if "\\ud" in text or "\\uD" in text:
+            if "\\" in text and ("\\ud" in text or "\\uD" in text):
                 json.dumps(members, ensure_ascii=False).encode()  # half of a pair of surrogates is no text
             found: Sample = {}
             self._flatten(members, "", found)
@@ -226,6 +222,9 @@ class _LineParser:
             else:
                 into[name] = _parse_number(value, kind, self._dtypes.get(name))
 
+
+_scan = json.JSONDecoder(object_pairs_hook=tuple).scan_once  # type: ignore[attr-defined]  # typeshed lacks it
+"""From JSON and a place in it to the value there, and where that ends; raises StopIteration where none is."""
 
 _WORDS = {list: "a list", str: "a text", bool: "a bool", type(None): "null"}
 _PACKED = ({"base64"}, {"dtype", "shape", "base64"})
