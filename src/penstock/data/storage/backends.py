@@ -19,7 +19,7 @@ import os
 import re
 import urllib.parse
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -84,6 +84,10 @@ class FileVersion:
     """An ETag, or the time of the last change; empty where the storage reports neither."""
     has_ranges: bool = True
     """Whether the server answers requests for a part of it."""
+
+
+ListedFile = tuple[str, int, str]
+"""The URL of a file, and its size and version, which is empty where a listing does not say it as a request does."""
 
 
 class Backend:
@@ -155,9 +159,9 @@ class Backend:
         async with aclosing(self.read(url, 0, version.nbytes, version)) as parts:  # type: ignore[type-var]
             return version, b"".join([part async for part in parts])
 
-    async def find(self, url: str) -> list[str]:
-        """Return the URLs of all files below a folder, sorted."""
-        return self._urls(url, await self._call(url, "find", self._path(url)))
+    async def find(self, url: str) -> list[ListedFile]:
+        """Return all files below a folder, sorted."""
+        return [(found, 0, "") for found in self._urls(url, await self._call(url, "find", self._path(url)))]
 
     async def glob(self, url: str) -> list[str]:
         """Return the URLs that match a pattern, sorted."""
@@ -196,15 +200,15 @@ class Backend:
     def _path(self, url: str) -> str:
         return str(self._fs._strip_protocol(url))
 
-    def _urls(self, url: str, names: list[str]) -> list[str]:
+    def _urls(self, url: str, names: Iterable[str]) -> list[str]:
         scheme = url.partition("://")[0]
         found = (name if "://" in name else f"{scheme}://{name.removeprefix('/')}" for name in names)
         return sorted(name for name in found if not name.endswith("/"))
 
-    async def _call(self, url: str, name: str, *arguments: Any) -> Any:
+    async def _call(self, url: str, name: str, *arguments: Any, **options: Any) -> Any:
         with self._translate_errors(url):
             async with asyncio.timeout(_CALL_TIMEOUT_S):
-                return await self._invoke(name, *arguments)
+                return await self._invoke(name, *arguments, **options)
 
     async def _invoke(self, name: str, *arguments: Any, **options: Any) -> Any:
         if self._thread is None:
@@ -318,6 +322,12 @@ class S3(Http):
             raise TransientError("the server did not report the size of the file")
         changed = response["ResponseMetadata"]["HTTPHeaders"].get("last-modified")
         return FileVersion(int(response["ContentLength"]), str(response.get("ETag") or changed or ""))
+
+    async def find(self, url: str) -> list[ListedFile]:
+        """Return all files below a folder, sorted, with their sizes and ETags."""
+        found = await self._call(url, "find", self._path(url), detail=True)
+        versions = {self._path(name): (one["size"], str(one.get("ETag") or "")) for name, one in found.items()}
+        return [(one, *versions[self._path(one)]) for one in self._urls(url, found)]
 
     def _session(self) -> Any:
         return self._fs._s3
