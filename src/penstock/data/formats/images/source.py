@@ -108,17 +108,8 @@ class ImageFolder(FolderSource):
         self._max_record_nbytes = max_record_nbytes
         self._connections = PerProcess(event_loop.acquire, event_loop.EventLoopThread.release)
 
-    @property
-    def schema(self) -> Schema:
-        """What samples hold; without `size` images differ in theirs."""
-        height, width = self._size or (None, None)
-        all_fields = {
-            "image": Field("array", "uint8", (3, height, width)),
-            "label": Field("number", "int64"),
-            "path": Field("text"),
-            "encoded": Field("bytes"),
-        }
-        return {name: all_fields[own] for name, own in self._chosen.items()}
+    def _field(self, own: str) -> Field:
+        return Field("array", "uint8", (3, *(self._size or (None, None)))) if own == "image" else Field("bytes")
 
     @property
     def reads_objects(self) -> bool:
