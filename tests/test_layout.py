@@ -52,6 +52,7 @@ def test_no_module_touches_what_is_private_in_another() -> None:
 
 NOT_OURS = {
     "_buffers",
+    "_endpoint",
     "_indices",
     "_iterator",
     "_registry",
@@ -62,7 +63,7 @@ NOT_OURS = {
     "_version",
     "_world",
 }
-"""Attributes of torch's and Python's objects that some class of ours has under the same name."""
+"""Attributes of torch's, botocore's and Python's objects that some class of ours has under the same name."""
 
 
 def _private_names(tree: ast.Module) -> set[str]:

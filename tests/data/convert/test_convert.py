@@ -13,7 +13,7 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +32,7 @@ from penstock.data.convert.journal import Journal, crc32_of
 from penstock.data.convert.numbered_records import RecordCounts
 from penstock.data.convert.source_contents import SourceContents
 from penstock.data.convert.target import Target
+from penstock.data.convert.task import Task
 from penstock.data.format_registry import format_named
 from penstock.data.formats.images.source import ImageFolderWriter
 from penstock.data.formats.lmdb import sample_codec
@@ -544,7 +545,8 @@ def _kept_samples(partial: Path) -> int | None:
         entries = [json.loads(line) for line in lines if line.endswith("\n")]
     if not entries or any(entry["event"] == "finished" for entry in entries):
         return None
-    return sum({entry["number"]: entry["samples"] for entry in entries if entry["event"] == "segment_written"}.values())
+    written = [entry for entry in entries if entry["event"] == "segment_written"]
+    return sum({entry["number"]: entry["checksum"]["samples"] for entry in written}.values())
 
 
 @pytest.fixture
@@ -651,17 +653,13 @@ def test_a_dead_worker_is_reported_with_its_signal(tmp_path: Path) -> None:
         with pytest.raises(
             WorkerError, match="a worker was killed by SIGKILL while killing itself, task 7; the kernel kills"
         ):
-            list(pool.run([KillItself()], lambda samples, nbytes: None))
+            list(pool.run([Task("killing itself, task", 7, kill_itself, {})], lambda samples, nbytes: None))
     finally:
         pool.close()
 
 
-class KillItself:
-    action: ClassVar[str] = "killing itself, task"
-    number = 7
-
-    def run(self, context: object) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
+def kill_itself(context: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_folder_that_cannot_be_written_to_is_an_error(tmp_path: Path, tfrecord: Path) -> None:

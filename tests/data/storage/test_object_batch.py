@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import fsspec
 import pytest
@@ -305,3 +306,23 @@ def test_objects_in_s3_are_one_request_each(s3: Proxy) -> None:
     large = penstock.open("s3://bucket/", format="images", fields=["encoded"], storage=Storage(range_nbytes=150))
     assert isinstance(large, Source)
     assert batch_of(large.map(encoded), [0, 3, 4]) == [DATA[0], DATA[3], b""]
+
+
+def test_what_a_listing_says_of_versions_spares_requests_with_a_cache(s3: Proxy, tmp_path: Path) -> None:
+    storage = Storage(cache=str(tmp_path / "cache"), retries=20, timeout_s=600, stall_s=60)
+    source = penstock.open("s3://bucket/", format="images", fields=["encoded"], storage=storage)
+    assert isinstance(source, Source)
+    s3.requests.clear()
+    assert batch_of(source.map(encoded), [0, 1, 4]) == [DATA[0], DATA[1], b""]
+    assert [method for method, _, _ in s3.requests] == ["GET", "GET"], "one each, and none for an empty one"
+    s3.requests.clear()
+    sent = pickle.loads(pickle.dumps(source))
+    assert batch_of(sent.map(encoded), [0, 1, 4]) == [DATA[0], DATA[1], b""]
+    assert encoded(source[1]) == DATA[1]
+    assert s3.requests == []
+    server = urlsplit(s3.url)
+    put((str(server.hostname), int(server.port or 0)), {"1.jpg": b"new", "2.jpg": b"changed"})
+    assert batch_of(source.map(encoded), [2, 1]) == [b"changed", DATA[1]], "what is not kept is what is there now"
+    again = penstock.open("s3://bucket/", format="images", fields=["encoded"], storage=storage)
+    assert isinstance(again, Source)
+    assert batch_of(again.map(encoded), [2, 1]) == [b"changed", b"new"]

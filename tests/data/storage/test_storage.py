@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import fsspec
 import numpy as np
@@ -210,6 +211,54 @@ def test_a_profile_that_is_not_there_is_an_error(s3: Proxy, monkeypatch: pytest.
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     with pytest.raises(SourceError, match=r"may not be read .*ProfileNotFound.*AWS_PROFILE"):
         QUICK.open("s3://bucket/train/0.txt")
+
+
+def test_a_bucket_in_another_region_is_asked_there_after_s3_has_said_so(s3: Proxy) -> None:
+    honest, refused = s3.answer, [b"<Error><Code>AuthorizationHeaderMalformed</Code></Error>"]
+
+    def first_refused(method: str, path: str, headers: Any) -> Any:
+        return (400, {}, refused.pop()) if refused and method == "GET" else honest(method, path, headers)
+
+    s3.answer = first_refused  # type: ignore[method-assign]
+    assert Storage(retries=3).read("s3://bucket/train/0.txt", 1 << 20) == text(0)
+    assert [method for method, _, _ in s3.requests] == ["GET", "HEAD", "GET"]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"requester_pays": True}, {"x-amz-request-payer": "requester"}),
+        (
+            {"s3_additional_kwargs": {"SSECustomerKey": "k" * 32, "SSECustomerAlgorithm": "AES256"}},
+            {"x-amz-server-side-encryption-customer-algorithm": "AES256"},
+        ),
+    ],
+)
+def test_what_the_user_configures_for_s3_goes_with_each_range(
+    s3: Proxy, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], expected: dict[str, str]
+) -> None:
+    monkeypatch.setitem(fsspec.config.conf, "s3", config)
+    honest, seen = s3.answer, []
+
+    def noting(method: str, path: str, headers: Any) -> Any:
+        if method == "GET":
+            seen.append({name.lower(): value for name, value in headers.items()})
+        return honest(method, path, headers)
+
+    s3.answer = noting  # type: ignore[method-assign]
+    assert Storage(retries=3).read("s3://bucket/train/0.txt", 1 << 20) == text(0)
+    assert [{name: one[name] for name in expected} for one in seen] == [expected]
+    signed = parse_qs(urlsplit(s3.requests[0][1]).query)["X-Amz-SignedHeaders"][0].split(";")
+    assert {*signed} <= {*seen[0]}
+
+
+@pytest.mark.parametrize("key", ["a b/c+d&e=f#g.txt", "ü/ñ%20x.txt", "d//e.txt", "x~!*'().txt", "empty"])
+def test_objects_of_any_name_are_read_from_s3(s3: Proxy, moto: Address, key: str) -> None:
+    data = b"" if key == "empty" else key.encode()
+    put(moto, {key: data})
+    assert QUICK.read(f"s3://bucket/{key}", 100) == data
+    with QUICK.open(f"s3://bucket/{key}") as file:
+        assert file.read() == data
 
 
 def test_a_file_of_s3_that_changes_is_an_error(s3: Proxy) -> None:

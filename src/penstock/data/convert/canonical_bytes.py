@@ -75,14 +75,16 @@ class DatasetChecksum:
     """Of the canonical encoding."""
     sum: int = 0
 
-    def add(self, sample: Mapping[str, Any]) -> None:
-        """Add a sample."""
-        digest = hashlib.sha256()
+    def add(self, sample: Mapping[str, Any]) -> int:
+        """Add a sample, and return the bytes of its encoding."""
+        digest, nbytes = hashlib.sha256(), 0
         for part in encode_sample(sample):
             digest.update(part)
-            self.nbytes += len(part)
+            nbytes += len(part)
         self.samples += 1
+        self.nbytes += nbytes
         self.sum = (self.sum + int.from_bytes(digest.digest(), "big")) % _MODULUS
+        return nbytes
 
     def merge(self, other: DatasetChecksum) -> None:
         """Add the samples of another checksum."""
@@ -94,7 +96,7 @@ class DatasetChecksum:
         """Return the sum as text.
 
         >>> checksum = DatasetChecksum()
-        >>> checksum.add({"x": 1})
+        >>> _ = checksum.add({"x": 1})
         >>> checksum.to_text()[:15]
         'sum-sha256:6398'
         """

@@ -3,52 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import zip_longest
-from typing import ClassVar
 
 from penstock.core.errors import RecordError, SourceError
 from penstock.data.convert.canonical_bytes import DatasetChecksum, describe_difference
 from penstock.data.convert.converter_pool import ConverterPool, ReportProgress
 from penstock.data.convert.numbered_records import RecordCounts, RecordRange, SourceSpec
-from penstock.data.convert.task import TaskContext
+from penstock.data.convert.task import Task, TaskContext
 from penstock.data.schema import Errors, Sample
 
 _TASK_RECORDS = 4096
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CompareTask:
-    """Compares records of two sources, one by one, in order; broken ones are left out."""
+def compare_records(
+    context: TaskContext,
+    *,
+    one: SourceSpec,
+    other: SourceSpec,
+    one_ranges: tuple[RecordRange, ...],
+    other_ranges: tuple[RecordRange, ...],
+    first: int,
+    errors: Errors,
+) -> tuple[str, DatasetChecksum]:
+    """Return where records of two sources first differ in their order, or "", and the checksum of what is equal."""
+    pairs = zip_longest(
+        iter_samples(context, one, one_ranges, errors), iter_samples(context, other, other_ranges, errors)
+    )
+    checksum = DatasetChecksum()
+    for sample, counterpart in pairs:
+        number = first + checksum.samples
+        if sample is None or counterpart is None:
+            shorter, longer = ("first", "second") if sample is None else ("second", "first")
+            return f"the {shorter} has {number} samples, and the {longer} has more", checksum
+        if text := describe_difference(sample, counterpart):
+            return f"sample {number}: {text}", checksum
+        context.count(1, checksum.add(sample))
+    return "", checksum
 
-    action: ClassVar[str] = "comparing records, task"
 
-    number: int
-    one: SourceSpec
-    other: SourceSpec
-    one_ranges: tuple[RecordRange, ...]
-    other_ranges: tuple[RecordRange, ...]
-    first: int
-    errors: Errors
-
-    def run(self, context: TaskContext) -> tuple[str, DatasetChecksum]:
-        """Return where they first differ, or "", and the checksum of what is equal."""
-        pair = zip_longest(
-            iter_samples(context, self.one, self.one_ranges, self.errors),
-            iter_samples(context, self.other, self.other_ranges, self.errors),
-        )
-        checksum = DatasetChecksum()
-        for one, other in pair:
-            number = self.first + checksum.samples
-            if one is None or other is None:
-                shorter, longer = ("first", "second") if one is None else ("second", "first")
-                return f"the {shorter} has {number} samples, and the {longer} has more", checksum
-            if text := describe_difference(one, other):
-                return f"sample {number}: {text}", checksum
-            before = checksum.nbytes
-            checksum.add(one)
-            context.count(1, checksum.nbytes - before)
-        return "", checksum
+def sum_records(
+    context: TaskContext, *, spec: SourceSpec, ranges: tuple[RecordRange, ...], errors: Errors
+) -> DatasetChecksum:
+    """Return the checksum of some records."""
+    checksum = DatasetChecksum()
+    for sample in iter_samples(context, spec, ranges, errors):
+        context.count(1, checksum.add(sample))
+    return checksum
 
 
 def iter_samples(
@@ -108,14 +108,18 @@ def compare_sources(
     total, longest = one_counts.total, max(one_counts.total, other_counts.total)
     size = _TASK_RECORDS if same_numbers and total == other_counts.total else max(1, longest)
     tasks = [
-        CompareTask(
-            number=number,
-            one=one,
-            other=other,
-            one_ranges=one_counts.ranges(first, first + size),
-            other_ranges=other_counts.ranges(first, first + size),
-            first=first,
-            errors=errors,
+        Task(
+            "comparing records, task",
+            number,
+            compare_records,
+            {
+                "one": one,
+                "other": other,
+                "one_ranges": one_counts.ranges(first, first + size),
+                "other_ranges": other_counts.ranges(first, first + size),
+                "first": first,
+                "errors": errors,
+            },
         )
         for number, first in enumerate(range(0, longest, size))
     ]
@@ -127,35 +131,15 @@ def compare_sources(
     return checksum
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChecksumTask:
-    """Computes the checksum of some records."""
-
-    action: ClassVar[str] = "reading records, task"
-
-    number: int
-    spec: SourceSpec
-    ranges: tuple[RecordRange, ...]
-    errors: Errors
-
-    def run(self, context: TaskContext) -> DatasetChecksum:
-        """Return the checksum."""
-        checksum = DatasetChecksum()
-        for sample in iter_samples(context, self.spec, self.ranges, self.errors):
-            before = checksum.nbytes
-            checksum.add(sample)
-            context.count(1, checksum.nbytes - before)
-        return checksum
-
-
 def _checksum_of(
     spec: SourceSpec, counts: RecordCounts, pool: ConverterPool, report: ReportProgress, errors: Errors
 ) -> DatasetChecksum:
-    checksum = DatasetChecksum()
+    ranges = [counts.ranges(first, first + _TASK_RECORDS) for first in range(0, counts.total, _TASK_RECORDS)]
     tasks = [
-        ChecksumTask(number=number, spec=spec, ranges=counts.ranges(first, first + _TASK_RECORDS), errors=errors)
-        for number, first in enumerate(range(0, counts.total, _TASK_RECORDS))
+        Task("reading records, task", number, sum_records, {"spec": spec, "ranges": some, "errors": errors})
+        for number, some in enumerate(ranges)
     ]
+    checksum = DatasetChecksum()
     for _, one in pool.run(tasks, report):
         checksum.merge(one)
     return checksum

@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from penstock.core.errors import PenstockError, SourceError
@@ -19,16 +19,17 @@ from penstock.data.convert.journal import Journal
 from penstock.data.convert.numbered_records import SourceSpec, record_counts
 from penstock.data.convert.progress import ProgressCounter
 from penstock.data.convert.segment_tasks import (
-    CheckSegmentTask,
-    CountTask,
-    JoinTask,
-    WriteTask,
     WrittenSegment,
+    check_count,
     data_path,
+    is_intact,
+    join_segments,
+    write_segment,
 )
 from penstock.data.convert.source_contents import read_contents
 from penstock.data.convert.source_fingerprint import SourceFingerprint
 from penstock.data.convert.target import Target, nbytes_of, remove
+from penstock.data.convert.task import Task
 from penstock.data.schema import Errors
 from penstock.data.source import Source
 from penstock.data.storage.storage import is_remote
@@ -131,7 +132,8 @@ class ConversionRun:
 
     def _keep_progress(self, journal: Journal, error: PenstockError) -> None:
         """After an error, add a note on the samples that are kept, or remove the folder if there are none."""
-        kept = sum({entry["number"]: entry["samples"] for entry in journal.all("segment_written")}.values())
+        written = {entry["number"]: entry["checksum"]["samples"] for entry in journal.all("segment_written")}
+        kept = sum(written.values())
         if kept:
             error.add_note(
                 f"{kept} samples are kept in {self._target.partial_folder}; when the cause is fixed, repeat the "
@@ -152,7 +154,7 @@ class ConversionRun:
             "writer_options": self._writer_options,
             "shards": target.shards,
             "shard_size": target.shard_nbytes,
-            "source_files": fingerprint.to_json(),
+            "source_files": asdict(fingerprint),
         }
 
     def _write_result(self, journal: Journal, pool: ConverterPool, *, verify: bool) -> None:
@@ -207,7 +209,7 @@ class ConversionRun:
         with closing(self._spec.open()) as source:
             runs = source.chunk_starts if isinstance(source, Source) else None
         plan = make_plan(contents, self._target, runs, self._workers, joins=self._format.concat_files is not None)
-        journal.append("planned", **plan.to_json())
+        journal.append("planned", **asdict(plan))
         return plan
 
     def _check_first_sample(self) -> None:
@@ -245,23 +247,28 @@ class ConversionRun:
         resumed = sum(one.checksum.samples for one in written.values())
         self._counter.begin_stage("writing", plan.counts.total, resumed)
         tasks = [
-            WriteTask(
-                number=number,
-                spec=self._spec,
-                ranges=plan.counts.ranges(plan.boundaries[number], plan.boundaries[number + 1]),
-                errors=self._errors,
-                schema=plan.schema,
-                format=self._target.kind.name,
-                options=self._writer_options,
-                folder=self._segment_folder(number),
-                suffix=self._target.suffix,
+            Task(
+                "writing segment",
+                number,
+                write_segment,
+                {
+                    "number": number,
+                    "spec": self._spec,
+                    "ranges": plan.counts.ranges(plan.boundaries[number], plan.boundaries[number + 1]),
+                    "errors": self._errors,
+                    "schema": plan.schema,
+                    "format": self._format.name,
+                    "options": self._writer_options,
+                    "folder": self._segment_folder(number),
+                    "suffix": self._target.suffix,
+                },
             )
             for number in range(plan.segments)
             if number not in written
         ]
         for _, one in pool.run(tasks, self._counter):
             written[one.number] = one
-            journal.append("segment_written", **one.to_json())
+            journal.append("segment_written", **asdict(one))
         return [written[number] for number in range(plan.segments)], resumed
 
     def _intact_segments(
@@ -277,15 +284,18 @@ class ConversionRun:
                     joined.update(group)
                     kept.add(os.path.basename(self._file_folder(number)))
         checks = [
-            CheckSegmentTask(
-                number=number, folder=self._segment_folder(number), file_nbytes=one.file_nbytes, crc32=one.crc32
+            Task(
+                "checking segment",
+                number,
+                is_intact,
+                {"folder": self._segment_folder(number), "file_nbytes": one.file_nbytes, "crc32": one.crc32},
             )
             for number, one in recorded.items()
             if number not in joined
         ]
         intact = {number: recorded[number] for number in joined}
-        for task, is_intact in pool.run(checks, self._counter):
-            if is_intact:
+        for task, is_unchanged in pool.run(checks, self._counter):
+            if is_unchanged:
                 intact[task.number] = recorded[task.number]
                 kept.add(os.path.basename(self._segment_folder(task.number)))
         for name in set(os.listdir(self._target.partial_folder)) - kept:
@@ -314,12 +324,16 @@ class ConversionRun:
         ]
         self._counter.begin_stage("joining", None)
         tasks = [
-            JoinTask(
-                number=number,
-                format=self._target.kind.name,
-                parts=tuple(self._segment_folder(one) for one in group),
-                folder=self._file_folder(number),
-                suffix=self._target.suffix,
+            Task(
+                "joining file",
+                number,
+                join_segments,
+                {
+                    "format": self._format.name,
+                    "folders": [self._segment_folder(one) for one in group],
+                    "folder": self._file_folder(number),
+                    "suffix": self._target.suffix,
+                },
             )
             for number, group in enumerate(groups)
             if len(group) > 1 and not self._is_joined(number, journal)
@@ -328,15 +342,11 @@ class ConversionRun:
             journal.append("file_joined", number=task.number, nbytes=nbytes)
         for one in (one for group in groups if len(group) > 1 for one in group):
             shutil.rmtree(self._segment_folder(one), ignore_errors=True)
+        opened = {"format": self._format.name, "options": self._options_to_read()}
+        paths = [data_path(folder, self._target.suffix) for folder in folders]
         checks = [
-            CountTask(
-                number=number,
-                path=data_path(folder, self._target.suffix),
-                format=self._target.kind.name,
-                options=self._options_to_read(),
-                expected=count,
-            )
-            for number, (folder, count) in enumerate(zip(folders, counts, strict=True))
+            Task("counting samples of file", number, check_count, {"path": path, "expected": count, **opened})
+            for number, (path, count) in enumerate(zip(paths, counts, strict=True))
         ]
         for _ in pool.run(checks, self._counter):
             pass

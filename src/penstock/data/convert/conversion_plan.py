@@ -7,7 +7,7 @@ of a source stay whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -40,22 +40,12 @@ class ConversionPlan:
         """The number of segments."""
         return len(self.boundaries) - 1
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan for the journal."""
-        return {
-            "schema": {name: asdict(field) for name, field in self.schema.items()},
-            "counts": self.counts.per_shard,
-            "truncated_shards": self.truncated_shards,
-            "boundaries": self.boundaries,
-            "groups": self.groups,
-        }
-
     @classmethod
     def from_json(cls, entry: dict[str, Any]) -> ConversionPlan:
-        """Return the plan of a journal's entry."""
+        """Return the plan of a journal's entry, which `asdict` made."""
         return cls(
             schema=schema_from_json(entry["schema"]),
-            counts=RecordCounts(tuple(entry["counts"])),
+            counts=RecordCounts(tuple(entry["counts"]["per_shard"])),
             truncated_shards=entry["truncated_shards"],
             boundaries=tuple(entry["boundaries"]),
             groups=None if entry["groups"] is None else tuple(entry["groups"]),

@@ -2,7 +2,7 @@
 
 `journal.jsonl` in the ".partial" folder holds one JSON object per line, each appended and synced before the next:
 
-    {"event": "started", "version": 1, "settings": {...}}    the source's files, sizes and times, and all options
+    {"event": "started", "version": 2, "settings": {...}}    the source's files, sizes and times, and all options
     {"event": "scan_started", "ranges": ...}                 the ranges in which the source is scanned
     {"event": "range_scanned", "number": 3, ...}             range 3 has been scanned
     {"event": "planned", "schema": ..., "boundaries": ...}   what is written, and in which segments
@@ -25,7 +25,7 @@ from penstock.core.errors import SourceError
 from penstock.data.convert.target import sync_folder
 from penstock.data.storage.file_lock import try_lock
 
-_VERSION = 1
+_VERSION = 2
 _ORPHANS_S = 10.0
 """How long workers of a killed conversion may take to exit."""
 _READ_NBYTES = 1 << 20
@@ -74,8 +74,12 @@ class Journal:
         self.entries.append(entry)
 
     def all(self, event: str) -> list[dict[str, Any]]:
-        """Return the entries of an event."""
-        return [entry for entry in self.entries if entry["event"] == event]
+        """Return what was appended of an event."""
+        return [
+            {name: value for name, value in entry.items() if name != "event"}
+            for entry in self.entries
+            if entry["event"] == event
+        ]
 
     def last(self, event: str) -> dict[str, Any] | None:
         """Return the last entry of an event; None if there is none."""

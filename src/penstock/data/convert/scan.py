@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from penstock.data.schema import Errors, Sample, Schema, field_of, merge_schemas
 _MAX_SIGNATURES = 10_000
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ScanResult:
     """What was found in one range of a source."""
 
@@ -33,53 +32,37 @@ class ScanResult:
     """None if there was no sample."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScanTask:
-    """Reads a range of a source to find its schema and count its records."""
-
-    action: ClassVar[str] = "scanning range"
-
-    number: int
-    spec: SourceSpec
-    records: RecordRange
-    errors: Errors
-
-    def run(self, context: TaskContext) -> ScanResult:
-        """Return what the range holds."""
-        records = skipped = nbytes = 0
-        schema: Schema | None = None
-        known: set[Hashable] = set()
-        is_truncated = False
-        reader = context.reader(self.spec)
-        try:
-            for record in reader.records(self.records):
-                records += 1
-                if isinstance(record, RecordError):
-                    if self.errors == "raise":
-                        raise record
-                    skipped += 1
-                    continue
-                signature = _signature(record)
-                if signature not in known:
-                    own = _schema_of(record, reader.source.where)
-                    schema = own if schema is None else merge_schemas(schema, own, reader.source.where)
-                if len(known) < _MAX_SIGNATURES:
-                    known.add(signature)
-                size = nbytes_of(record)
-                nbytes += size
-                context.count(1, size)
-        except RecordError:
-            if self.errors == "raise":
-                raise
-            is_truncated = True
-        return ScanResult(
-            number=self.number,
-            records=records,
-            skipped=skipped,
-            is_truncated=is_truncated,
-            nbytes=nbytes,
-            schema=schema,
-        )
+def scan_range(
+    context: TaskContext, *, number: int, spec: SourceSpec, wanted: RecordRange, errors: Errors
+) -> ScanResult:
+    """Read a range of a source to find its schema and count its records."""
+    records = skipped = nbytes = 0
+    schema: Schema | None = None
+    known: set[Hashable] = set()
+    is_truncated = False
+    reader = context.reader(spec)
+    try:
+        for record in reader.records(wanted):
+            records += 1
+            if isinstance(record, RecordError):
+                if errors == "raise":
+                    raise record
+                skipped += 1
+                continue
+            signature = _signature(record)
+            if signature not in known:
+                own = _schema_of(record, reader.source.where)
+                schema = own if schema is None else merge_schemas(schema, own, reader.source.where)
+            if len(known) < _MAX_SIGNATURES:
+                known.add(signature)
+            size = nbytes_of(record)
+            nbytes += size
+            context.count(1, size)
+    except RecordError:
+        if errors == "raise":
+            raise
+        is_truncated = True
+    return ScanResult(number, records, skipped, is_truncated, nbytes, schema)
 
 
 def _schema_of(sample: Sample, where: str) -> Schema:

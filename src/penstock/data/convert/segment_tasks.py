@@ -1,4 +1,4 @@
-"""Tasks on segments: write one, check one that an earlier attempt wrote, join several, count the samples of a file.
+"""What tasks do with segments: write one, check one of an earlier attempt, join several, count the samples of a file.
 
 Each segment lies in a folder, as "data" with the suffix of the target. Some formats write several files; the names of
 the others begin with "data", too.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any
 
 from penstock.core.errors import RecordError, SourceError
 from penstock.data.convert.canonical_bytes import DatasetChecksum
@@ -20,12 +20,11 @@ from penstock.data.convert.journal import crc32_of
 from penstock.data.convert.numbered_records import RecordRange, RecordReader, SourceSpec, known_counts
 from penstock.data.convert.target import nbytes_of, sync_file, sync_folder
 from penstock.data.convert.task import TaskContext
-from penstock.data.format import Writer
 from penstock.data.format_registry import format_named
 from penstock.data.schema import Errors, Sample, Schema
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class WrittenSegment:
     """A segment that is complete on the disk."""
 
@@ -35,160 +34,91 @@ class WrittenSegment:
     file_nbytes: int
     crc32: int
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it for the journal."""
-        return {
-            "number": self.number,
-            "samples": self.checksum.samples,
-            "nbytes": self.checksum.nbytes,
-            "sum": f"{self.checksum.sum:064x}",
-            "skipped": self.skipped,
-            "file_nbytes": self.file_nbytes,
-            "crc32": self.crc32,
-        }
-
     @classmethod
     def from_json(cls, entry: dict[str, Any]) -> WrittenSegment:
-        """Return the segment of a journal's entry."""
-        return cls(
-            number=entry["number"],
-            checksum=DatasetChecksum(entry["samples"], entry["nbytes"], int(entry["sum"], 16)),
-            skipped=entry["skipped"],
-            file_nbytes=entry["file_nbytes"],
-            crc32=entry["crc32"],
-        )
+        """Return the segment of a journal's entry, which `asdict` made."""
+        return cls(**{**entry, "checksum": DatasetChecksum(**entry["checksum"])})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WriteTask:
-    """Writes a segment: some records, in a file."""
-
-    action: ClassVar[str] = "writing segment"
-
-    number: int
-    spec: SourceSpec
-    ranges: tuple[RecordRange, ...]
-    errors: Errors
-    schema: Schema
-    format: str
-    options: dict[str, Any]
-    folder: str
-    suffix: str
-
-    def run(self, context: TaskContext) -> WrittenSegment:
-        """Write the file, and return its checksums."""
-        checksum, skipped = DatasetChecksum(), 0
-        with atomic_folder(self.folder) as temporary:
-            writer = _writer(self.format, data_path(temporary, self.suffix), self.schema, self.options)
-            for record in self._records(context):
-                if isinstance(record, RecordError):
-                    skipped += 1
-                    continue
-                before = checksum.nbytes
-                checksum.add(record)
-                writer.write(record)
-                context.count(1, checksum.nbytes - before)
-            writer.close()
-        return WrittenSegment(
-            number=self.number,
-            checksum=checksum,
-            skipped=skipped,
-            file_nbytes=nbytes_of(self.folder),
-            crc32=crc32_of(self.folder),
-        )
-
-    def _records(self, context: TaskContext) -> Iterator[Sample | RecordError]:
-        reader = context.reader(self.spec)
-        for one in self.ranges:
-            count, expected = 0, len(range(one.first, one.stop or 0))
-            try:
-                for record in reader.records(one):
-                    if isinstance(record, RecordError) and self.errors == "raise":
-                        raise record
-                    count += 1
-                    yield record
-            except RecordError as error:
-                if self.errors == "raise":
-                    raise
-                yield from [error] * (expected - count)
-                count = expected
-            if count != expected:
-                raise SourceError(
-                    f"{reader.source.where} has changed while it was read: it had {expected} records, and now {count}"
-                )
+def write_segment(
+    context: TaskContext,
+    *,
+    number: int,
+    spec: SourceSpec,
+    ranges: tuple[RecordRange, ...],
+    errors: Errors,
+    schema: Schema,
+    format: str,
+    options: dict[str, Any],
+    folder: str,
+    suffix: str,
+) -> WrittenSegment:
+    """Write some records to the file of a segment, and return its checksums."""
+    checksum, skipped = DatasetChecksum(), 0
+    open_writer = format_named(format).writer
+    assert open_writer is not None
+    with atomic_folder(folder) as temporary:
+        writer = open_writer(data_path(temporary, suffix), schema, **options)
+        for record in _records(context.reader(spec), ranges, errors):
+            if isinstance(record, RecordError):
+                skipped += 1
+                continue
+            nbytes = checksum.add(record)
+            writer.write(record)
+            context.count(1, nbytes)
+        writer.close()
+    return WrittenSegment(number, checksum, skipped, nbytes_of(folder), crc32_of(folder))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckSegmentTask:
-    """Reads a segment of an earlier attempt, to check that it is what the journal recorded."""
-
-    action: ClassVar[str] = "checking segment"
-
-    number: int
-    folder: str
-    file_nbytes: int
-    crc32: int
-
-    def run(self, context: TaskContext) -> bool:
-        """Return whether the segment is unchanged."""
-        if not os.path.exists(self.folder) or nbytes_of(self.folder) != self.file_nbytes:
-            return False
-        return crc32_of(self.folder) == self.crc32
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JoinTask:
-    """Joins several segments to one file."""
-
-    action: ClassVar[str] = "joining file"
-
-    number: int
-    format: str
-    parts: tuple[str, ...]
-    """The segments' folders."""
-    folder: str
-    suffix: str
-
-    def run(self, context: TaskContext) -> int:
-        """Write the file, and return its size."""
-        parts = [data_path(part, self.suffix) for part in self.parts]
-        with atomic_folder(self.folder) as temporary:
-            concat_files = format_named(self.format).concat_files
-            assert concat_files is not None
-            concat_files(parts, data_path(temporary, self.suffix))
-        return nbytes_of(self.folder)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CountTask:
-    """Checks that a file has as many samples as were written to it."""
-
-    action: ClassVar[str] = "counting samples of file"
-
-    number: int
-    path: str
-    format: str
-    options: dict[str, Any]
-    expected: int
-
-    def run(self, context: TaskContext) -> None:
-        """Open the file and count.
-
-        Raises:
-            SourceError: it has more or fewer.
-        """
-        reader = RecordReader(SourceSpec.create((self.path,), format=self.format, options=self.options))
+def _records(reader: RecordReader, ranges: tuple[RecordRange, ...], errors: Errors) -> Iterator[Sample | RecordError]:
+    for one in ranges:
+        count, expected = 0, len(range(one.first, one.stop or 0))
         try:
-            counts = known_counts(reader.source)
-            if counts is not None:
-                found = counts.total
-            else:  # skipping samples is cheaper than making them
-                last = max(0, self.expected - 1)
-                found = last + sum(1 for _ in islice(reader.records(RecordRange(0, last, None)), 2))
-        finally:
-            reader.close()
-        if found != self.expected:
-            raise SourceError(f"{self.path} holds {found} samples; {self.expected} were written to it")
+            for record in reader.records(one):
+                if isinstance(record, RecordError) and errors == "raise":
+                    raise record
+                count += 1
+                yield record
+        except RecordError as error:
+            if errors == "raise":
+                raise
+            yield from [error] * (expected - count)
+            count = expected
+        if count != expected:
+            raise SourceError(
+                f"{reader.source.where} has changed while it was read: it had {expected} records, and now {count}"
+            )
+
+
+def is_intact(context: TaskContext, *, folder: str, file_nbytes: int, crc32: int) -> bool:
+    """Return whether a segment that an earlier attempt wrote is what the journal recorded."""
+    return os.path.exists(folder) and nbytes_of(folder) == file_nbytes and crc32_of(folder) == crc32
+
+
+def join_segments(context: TaskContext, *, format: str, folders: list[str], folder: str, suffix: str) -> int:
+    """Join the files of several segments to one, and return its size."""
+    concat_files = format_named(format).concat_files
+    assert concat_files is not None
+    with atomic_folder(folder) as temporary:
+        concat_files([data_path(one, suffix) for one in folders], data_path(temporary, suffix))
+    return nbytes_of(folder)
+
+
+def check_count(context: TaskContext, *, path: str, format: str, options: dict[str, Any], expected: int) -> None:
+    """Check that a file has as many samples as were written to it.
+
+    Raises:
+        SourceError: it has more or fewer.
+    """
+    with closing(RecordReader(SourceSpec.create((path,), format=format, options=options))) as reader:
+        counts = known_counts(reader.source)
+        if counts is not None:
+            found = counts.total
+        else:  # skipping samples is cheaper than making them
+            last = max(0, expected - 1)
+            found = last + sum(1 for _ in islice(reader.records(RecordRange(0, last, None)), 2))
+    if found != expected:
+        raise SourceError(f"{path} holds {found} samples; {expected} were written to it")
 
 
 def data_path(folder: str, suffix: str) -> str:
@@ -217,9 +147,3 @@ def atomic_folder(path: str) -> Iterator[str]:
 def _remove(folder: str) -> None:
     if os.path.lexists(folder):
         shutil.rmtree(folder)
-
-
-def _writer(format: str, path: str, schema: Schema, options: dict[str, Any]) -> Writer:
-    open_writer = format_named(format).writer
-    assert open_writer is not None
-    return open_writer(path, schema, **options)

@@ -22,7 +22,8 @@ from penstock.data.convert.numbered_records import (
     declared_schema,
     known_counts,
 )
-from penstock.data.convert.scan import ScanResult, ScanTask
+from penstock.data.convert.scan import ScanResult, scan_range
+from penstock.data.convert.task import Task
 from penstock.data.sample_nbytes import nbytes_of
 from penstock.data.schema import Errors, Field, Schema, merge_schemas, schema_of
 from penstock.data.source import Source
@@ -144,18 +145,16 @@ def _scan(
             ranges = [RecordRange(*one) for one in started["ranges"]]
         for entry in journal.all("range_scanned"):
             schema = None if entry["schema"] is None else schema_from_json(entry["schema"])
-            results[entry["number"]] = ScanResult(**{**entry["result"], "number": entry["number"], "schema": schema})
+            results[entry["number"]] = ScanResult(**{**entry, "schema": schema})
     tasks = [
-        ScanTask(number=number, spec=spec, records=one, errors=errors)
+        Task("scanning range", number, scan_range, {"number": number, "spec": spec, "wanted": one, "errors": errors})
         for number, one in enumerate(ranges)
         if number not in results
     ]
     for _, found in pool.run(tasks, report):
         results[found.number] = found
         if journal is not None:
-            values = asdict(found)
-            schema = values.pop("schema")
-            journal.append("range_scanned", number=values.pop("number"), schema=schema, result=values)
+            journal.append("range_scanned", **asdict(found))
     return ranges, [results[number] for number in sorted(results)]
 
 

@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from penstock.data.format import Format
 from penstock.data.select_format import list_files
@@ -22,10 +21,6 @@ class SourceFingerprint:
     files: int
     nbytes: int
     digest: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fingerprint for a journal."""
-        return {"files": self.files, "nbytes": self.nbytes, "digest": self.digest}
 
 
 def fingerprint_source(kind: Format, paths: list[str], storage: Storage) -> SourceFingerprint:

@@ -1,4 +1,4 @@
-"""The protocol of a task, the context that a worker runs it in, and how errors of the operating system are translated.
+"""A task, the context that a worker runs it in, and how errors of the operating system are translated.
 
 A task can be repeated: it leaves complete files, or none that count.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from penstock.core.errors import SourceError
 from penstock.data.convert.numbered_records import RecordReader, SourceSpec
@@ -58,18 +59,17 @@ class TaskContext:
         self._readers.clear()
 
 
-class Task(Protocol):
-    """A unit of work. It is pickled to a worker, which calls `run` once and pickles the result back."""
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A unit of work. It is pickled to a worker, which calls `function` once and pickles its result back."""
 
-    action: ClassVar[str]
+    action: str
     """What it does, for error messages, as in "writing segment"."""
-
-    @property
-    def number(self) -> int:
-        """Its number among the tasks of its kind."""
-
-    def run(self, context: TaskContext) -> Any:
-        """Do the work, and return its result."""
+    number: int
+    """Its number among the tasks of its kind."""
+    function: Callable[..., Any]
+    """Called with the worker's context and the arguments; of a module, so that it can be pickled."""
+    arguments: dict[str, Any]
 
 
 def run_task(task: Task, context: TaskContext) -> Any:
@@ -79,7 +79,7 @@ def run_task(task: Task, context: TaskContext) -> Any:
         SourceError: also for errors of the operating system: a full disk, a file that may not be read.
     """
     try:
-        result = task.run(context)
+        result = task.function(context, **task.arguments)
     except OSError as error:
         hint = "; free some room on it, and repeat the command to resume" if error.errno == errno.ENOSPC else ""
         raise SourceError(f"{task.action} {task.number}: {error}{hint}") from error

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from penstock.core.errors import OptionError, SourceError
+from penstock.data.storage.backends import FileVersion
 from penstock.data.storage.storage import Storage, is_remote
 
 
@@ -95,8 +96,20 @@ class ClassFolders:
             self.labels = np.repeat(*np.array(counts, np.int32).reshape(-1, 2).T).astype(np.int32)
         self.paths = Paths(root, _in_order(found, with_root=not labels))
         """Where the files lie."""
+        self._versions: tuple[np.ndarray, Paths] | None = None
+        if folders and self.are_remote and storage.cache is not None:
+            known = {url: one for folder in folders for url, one in storage.listed_versions(folder).items()}
+            versions = [known.get(path, FileVersion(0, "")) for path in self.paths]
+            sizes = np.array([one.nbytes for one in versions], np.int64)
+            self._versions = sizes, Paths("", (one.version for one in versions))
         if not self.paths:
             raise SourceError(f"{paths[0]} holds no file that ends on {', '.join(suffixes)}")
+
+    def listed_version(self, index: int) -> FileVersion | None:
+        """Return a remote file's version as its folder's listing has it; None where it does not, or without a cache."""
+        if self._versions is None or not (version := self._versions[1][index]):
+            return None
+        return FileVersion(int(self._versions[0][index]), version)
 
 
 def _has_classes(by_class: dict[str, list[str]]) -> bool:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from penstock.core.errors import SourceError
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.class_folders import ClassFolders
-from penstock.data.schema import Sample, Selection
+from penstock.data.schema import Errors, Field, Sample, Schema, Selection
 from penstock.data.source import Source
+
+_Found = TypeVar("_Found")
 
 
 def choose_fields(
@@ -30,8 +35,37 @@ def choose_fields(
     return {name: name for name in known if name not in on_request}
 
 
+def read_each(
+    paths: Sequence[str], read: Callable[[int], _Found], empty: _Found, errors: Errors, threads: int
+) -> list[_Found]:
+    """Return what `read` finds in each file, by its number; several at a time.
+
+    With errors="skip" a file that cannot be read gives `empty`, and a warning.
+
+    Raises:
+        SourceError: a file cannot be read, with errors="raise".
+    """
+
+    def attempt(number: int) -> _Found | SourceError:
+        try:
+            return read(number)
+        except SourceError as error:
+            return error
+
+    found: list[_Found] = []
+    with ThreadPoolExecutor(threads) as pool:
+        for one in pool.map(attempt, range(len(paths))):
+            if isinstance(one, SourceError):
+                if errors == "raise":
+                    pool.shutdown(cancel_futures=True)
+                    raise one
+                warnings.warn(f"left out: {one}", stacklevel=4)
+            found.append(empty if isinstance(one, SourceError) else one)
+    return found
+
+
 class FolderSource(Source):
-    """Samples of files in class folders. A format implements `_value`.
+    """Samples of files in class folders.
 
     Args:
         where: for messages.
@@ -47,6 +81,16 @@ class FolderSource(Source):
         self._files = files
         self._chosen = chosen
         self._clips = clips
+
+    def _field(self, own: str) -> Field:
+        """Return what a field that is neither the label nor the path holds."""
+        raise NotImplementedError
+
+    @property
+    def schema(self) -> Schema:
+        """What samples hold, as far as all have it in common."""
+        known = {"label": Field("number", "int64"), "path": Field("text")}
+        return {name: known.get(own) or self._field(own) for name, own in self._chosen.items()}
 
     def __len__(self) -> int:
         return len(self._files.paths) if self._clips is None else len(self._clips)

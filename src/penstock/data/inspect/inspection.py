@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -41,18 +42,9 @@ class Inspection:
         """Return the inspection as JSON, with the examples' values as text."""
         return {
             "schema": "penstock.inspect/1",
-            "path": self.path,
-            "format": self.format,
-            "files": self.files,
-            "nbytes": self.nbytes,
-            "samples": self.samples,
-            "is_stream": self.is_stream,
-            "chunks": self.chunks,
-            "layout": self.layout,
-            "samples_read": self.samples_read,
+            **{one.name: getattr(self, one.name) for one in dataclasses.fields(self)},
             "fields": {name: asdict(summary) for name, summary in self.fields.items()},
             "examples": [{name: describe_value(value) for name, value in sample.items()} for sample in self.examples],
-            "errors": self.errors,
             "speeds": [
                 {**asdict(speed), "samples_per_s": speed.samples_per_s, "nbytes_per_s": speed.nbytes_per_s}
                 for speed in self.speeds

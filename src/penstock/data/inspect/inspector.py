@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import OptionError, RecordError
+from penstock.data.convert.numbered_records import known_counts
 from penstock.data.inspect.field_summary import FieldSummary
 from penstock.data.inspect.inspection import Inspection
 from penstock.data.inspect.read_speed import iter_in_order, measure_speeds, read_or_error
@@ -78,13 +79,13 @@ def inspect(
             for name, value in record.items():
                 fields.setdefault(name, FieldSummary()).add(value)
         runs = source.chunk_starts if isinstance(source, Source) else None
-        files = list_files(kind, paths, storage)
+        files, counts = list_files(kind, paths, storage), known_counts(source)
         return Inspection(
             path=path,
             format=kind.name,
             files=len(files),
             nbytes=_total_nbytes(files, storage),
-            samples=_count_samples(source),
+            samples=None if counts is None else counts.total,
             is_stream=isinstance(source, Stream),
             chunks=None if runs is None else len(runs) - 1,
             layout=describe_layout(kind.name, paths),
@@ -119,13 +120,6 @@ def _some_records(source: Source | Stream, min_count: int) -> Iterator[Sample | 
 def _spread(count: int) -> list[int]:
     """Return the numbers below `count` in an order whose first few are spread out, beginning with 0."""
     return [0, *(1 + np.random.default_rng(0).permutation(count - 1)).tolist()]
-
-
-def _count_samples(source: Source | Stream) -> int | None:
-    if isinstance(source, Source):
-        return len(source)
-    counts = [shard.count for shard in source.shards]
-    return None if None in counts else sum(count or 0 for count in counts)
 
 
 def _total_nbytes(files: list[str], storage: Storage) -> int:

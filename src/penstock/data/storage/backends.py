@@ -1,7 +1,8 @@
 """Clients of remote storage: a file's size and version, ranges of its bytes, listings.
 
-    S3         the client of s3fs, with the retries of s3fs and botocore off: they would multiply with ours
     Http       the session of fsspec's HTTP filesystem
+    S3         the same, with requests that the client of s3fs signs: its own calls take four times the CPU time. Its
+               retries and those of botocore are off: they would multiply with ours
     Hub        the same for hf://, with the listings of huggingface_hub's filesystem
     Azure      adlfs, as any other, and closed in its own loop
     Backend    any other filesystem of fsspec: `cat_file`, with the file's version compared after every range; object
@@ -15,11 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import urllib.parse
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager, closing, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -31,7 +33,6 @@ from penstock.data.storage.remote_errors import (
     credentials_error,
     file_changed,
     http_error,
-    is_range_error,
     redact_url,
     translate_error,
 )
@@ -40,6 +41,7 @@ from penstock.data.storage.retries import TransientError
 _Result = TypeVar("_Result")
 
 _READ_NBYTES = 1 << 20
+_MAX_ERROR_NBYTES = 4096
 _MAX_READS = 32
 """Ranges that are read at the same time. The others wait, and that wait is no stall."""
 _CONNECTIONS = 2 * _MAX_READS
@@ -82,6 +84,10 @@ class FileVersion:
     """An ETag, or the time of the last change; empty where the storage reports neither."""
     has_ranges: bool = True
     """Whether the server answers requests for a part of it."""
+
+
+ListedFile = tuple[str, int, str]
+"""The URL of a file, and its size and version, which is empty where a listing does not say it as a request does."""
 
 
 class Backend:
@@ -153,9 +159,9 @@ class Backend:
         async with aclosing(self.read(url, 0, version.nbytes, version)) as parts:  # type: ignore[type-var]
             return version, b"".join([part async for part in parts])
 
-    async def find(self, url: str) -> list[str]:
-        """Return the URLs of all files below a folder, sorted."""
-        return self._urls(url, await self._call(url, "find", self._path(url)))
+    async def find(self, url: str) -> list[ListedFile]:
+        """Return all files below a folder, sorted."""
+        return [(found, 0, "") for found in self._urls(url, await self._call(url, "find", self._path(url)))]
 
     async def glob(self, url: str) -> list[str]:
         """Return the URLs that match a pattern, sorted."""
@@ -194,15 +200,15 @@ class Backend:
     def _path(self, url: str) -> str:
         return str(self._fs._strip_protocol(url))
 
-    def _urls(self, url: str, names: list[str]) -> list[str]:
+    def _urls(self, url: str, names: Iterable[str]) -> list[str]:
         scheme = url.partition("://")[0]
         found = (name if "://" in name else f"{scheme}://{name.removeprefix('/')}" for name in names)
         return sorted(name for name in found if not name.endswith("/"))
 
-    async def _call(self, url: str, name: str, *arguments: Any) -> Any:
+    async def _call(self, url: str, name: str, *arguments: Any, **options: Any) -> Any:
         with self._translate_errors(url):
             async with asyncio.timeout(_CALL_TIMEOUT_S):
-                return await self._invoke(name, *arguments)
+                return await self._invoke(name, *arguments, **options)
 
     async def _invoke(self, name: str, *arguments: Any, **options: Any) -> Any:
         if self._thread is None:
@@ -229,67 +235,6 @@ class Backend:
         return (Exception,)  # some have errors of their own, like gcsfs, which derive from nothing else
 
 
-class S3(Backend):
-    """S3, and servers with its API."""
-
-    async def file_version(self, url: str) -> FileVersion:
-        """Return a file's size and ETag."""
-        response = await self._ask(url, "head_object")
-        if response.get("ContentLength") is None:
-            raise TransientError("the server did not report the size of the file")
-        return FileVersion(
-            int(response["ContentLength"]), str(response.get("ETag") or response.get("LastModified") or "")
-        )
-
-    async def read(self, url: str, start: int, end: int, expected: FileVersion) -> AsyncIterator[bytes]:
-        """Yield bytes `start` to `end` in parts. The ETag is compared here: some servers ignore If-Match."""
-        async with self._read_slots:
-            response = await self._ask(url, "get_object", Range=f"bytes={start}-{end - 1}")
-            body = response["Body"]
-            try:
-                if str(response.get("ETag") or response.get("LastModified") or "") != expected.version:
-                    raise file_changed(url)
-                _check_range(url, response.get("ContentRange", ""), start, expected)
-                with self._translate_errors(url):
-                    while data := await self._with_timeout(body.read(_READ_NBYTES)):
-                        yield data
-            finally:
-                body.close()
-
-    async def read_start(self, url: str, nbytes: int) -> tuple[FileVersion, bytes]:
-        """Return a file's size and ETag, and its first bytes."""
-        try:
-            async with self._read_slots:
-                response = await self._ask(url, "get_object", Range=f"bytes=0-{nbytes - 1}")
-                with closing(response["Body"]) as body:
-                    version = _object_version(url, response)
-                    data = bytearray()
-                    with self._translate_errors(url):
-                        while part := await self._with_timeout(body.read(_READ_NBYTES)):
-                            data += part
-                    return version, bytes(data)
-        except SourceError as error:  # an empty object has no ranges
-            if not is_range_error(error) or (version := await self.file_version(url)).nbytes:
-                raise
-            return version, b""
-
-    def _session(self) -> Any:
-        return self._fs._s3
-
-    async def _ask(self, url: str, method: str, **arguments: Any) -> Any:
-        bucket, key, version = self._fs.split_path(url)
-        if version:
-            arguments["VersionId"] = version
-        with self._translate_errors(url):
-            # fsspec's own method for a range drops all of a response that is cut, and hides the ETag.
-            return await self._with_timeout(self._fs._call_s3(method, Bucket=bucket, Key=key, **arguments))
-
-    def _foreign_errors(self) -> tuple[type[Exception], ...]:
-        botocore = need("botocore.exceptions", "s3")
-        client_error = need("aiohttp", "s3").ClientError
-        return (*_USUAL_ERRORS, botocore.BotoCoreError, botocore.ClientError, client_error)
-
-
 class Http(Backend):
     """An HTTP server."""
 
@@ -305,6 +250,11 @@ class Http(Backend):
     async def read_start(self, url: str, nbytes: int) -> tuple[FileVersion, bytes]:
         """Return a file's size and ETag, or time, and its first bytes; a server without ranges sends all or none."""
         async with self._read_slots, self._get(url, 0, nbytes) as response:
+            if response.status == 416:  # an empty file has no ranges
+                version = await self.file_version(url)
+                if version.nbytes:
+                    raise TransientError("the server answered that the file has no first bytes")
+                return version, b""
             version = _file_version(url, response)
             if response.status == 206:
                 _check_range(url, response.headers["Content-Range"], 0, version)
@@ -348,13 +298,80 @@ class Http(Backend):
             session = await self._fs.set_session()
             request = session.get(self._fs.encode_url(served), **{**options, "headers": headers})
             async with await self._with_timeout(request) as response:
-                if response.status >= 400 and response.status != 416:
-                    wait = response.headers.get("Retry-After", "")
-                    raise http_error(url, response.status, wait_s=float(wait) if wait.isdecimal() else 0.0)
+                _check_status(url, response)
                 yield response
 
     def _foreign_errors(self) -> tuple[type[Exception], ...]:
         return (*_USUAL_ERRORS, need("aiohttp", "remote").ClientError)
+
+
+class S3(Http):
+    """S3, and servers with its API."""
+
+    def __init__(self, fs: Any, stall_s: float) -> None:
+        super().__init__(fs, stall_s)
+        self._signers: set[int] = set()
+
+    async def file_version(self, url: str) -> FileVersion:
+        """Return a file's size and ETag."""
+        bucket, key, version = self._fs.split_path(url)
+        which = {"VersionId": version} if version else {}
+        with self._translate_errors(url):
+            response = await self._with_timeout(self._fs._call_s3("head_object", Bucket=bucket, Key=key, **which))
+        if response.get("ContentLength") is None:
+            raise TransientError("the server did not report the size of the file")
+        changed = response["ResponseMetadata"]["HTTPHeaders"].get("last-modified")
+        return FileVersion(int(response["ContentLength"]), str(response.get("ETag") or changed or ""))
+
+    async def find(self, url: str) -> list[ListedFile]:
+        """Return all files below a folder, sorted, with their sizes and ETags."""
+        found = await self._call(url, "find", self._path(url), detail=True)
+        versions = {self._path(name): (one["size"], str(one.get("ETag") or "")) for name, one in found.items()}
+        return [(one, *versions[self._path(one)]) for one in self._urls(url, found)]
+
+    def _session(self) -> Any:
+        return self._fs._s3
+
+    @asynccontextmanager
+    async def _get(self, url: str, start: int, end: int | None) -> AsyncIterator[Any]:
+        awsrequest = need("botocore.awsrequest", "s3")
+        with self._translate_errors(url):
+            client, signed, headers = await self._sign(url, f"bytes={start}-{'' if end is None else end - 1}")
+            request = awsrequest.AWSRequest("GET", signed, headers, stream_output=True).prepare()
+            sent = await self._with_timeout(client._endpoint.http_session.send(request))
+            async with sent.raw as response:
+                if response.status in (301, 400):  # of another region? botocore asks there from then on
+                    await self.file_version(url)
+                    raise TransientError(f"the server answered HTTP {response.status}")
+                answer = await response.content.read(_MAX_ERROR_NBYTES) if response.status >= 400 else b""
+                code = re.search(rb"<Code>(\w+)</Code>", answer)
+                _check_status(url, response, code[1].decode() if code else "")
+                yield response
+
+    async def _sign(self, url: str, byte_range: str) -> tuple[Any, str, dict[str, str]]:
+        """Return the client that answers for a bucket, and the URL and headers that request a range of an object."""
+        bucket, key, version = self._fs.split_path(url)
+        await self._fs.set_session()
+        client = await self._fs.get_s3(bucket)
+        if id(client) not in self._signers:
+            self._signers.add(id(client))
+            client.meta.events.register_first("choose-signer.s3.GetObject", _keep_signature_version)
+        arguments = {"Bucket": bucket, "Key": key, "Range": byte_range, **({"VersionId": version} if version else {})}
+        arguments = self._fs._get_s3_method_kwargs(client.get_object, **arguments)
+        signed = await client.generate_presigned_url("get_object", Params=arguments)
+        members = client.meta.service_model.operation_model("GetObject").input_shape.members
+        places = {name: members[name].serialization for name in arguments}
+        headers = {one["name"]: arguments[name] for name, one in places.items() if one.get("location") == "header"}
+        return client, signed, headers
+
+    def _foreign_errors(self) -> tuple[type[Exception], ...]:
+        botocore = need("botocore.exceptions", "s3")
+        return (*super()._foreign_errors(), botocore.BotoCoreError, botocore.ClientError)
+
+
+def _keep_signature_version(signature_version: Any, **_: Any) -> Any:
+    """Sign a URL by version 4, as all requests are: botocore takes version 2 for some, which new buckets refuse."""
+    return signature_version if "v4" in str(signature_version) else None
 
 
 class Azure(Backend):
@@ -500,14 +517,11 @@ def _file_version(url: str, response: Any) -> FileVersion:
     raise SourceError(f"{redact_url(url)}: the server does not report the size of the file; copy it to a disk")
 
 
-def _object_version(url: str, response: Any) -> FileVersion:
-    """Return what S3's response to a request for the first bytes of an object says of the whole object."""
-    total = response.get("ContentRange", "").rpartition("/")[2]
-    nbytes = int(total) if total.isdecimal() else int(response["ContentLength"])  # a server may send all of it
-    version = FileVersion(nbytes, str(response.get("ETag") or response.get("LastModified") or ""))
-    if total:
-        _check_range(url, response["ContentRange"], 0, version)
-    return version
+def _check_status(url: str, response: Any, code: str = "") -> None:
+    """Raise the error for a response that is one."""
+    if response.status >= 400 and response.status != 416:
+        wait = response.headers.get("Retry-After", "")
+        raise http_error(url, response.status, code, wait_s=float(wait) if wait.isdecimal() else 0.0)
 
 
 def _version(response: Any) -> str:

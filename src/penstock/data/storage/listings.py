@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
@@ -23,9 +24,10 @@ from penstock.distributed.rank import Distributed, place_in
 class _Listings:
     group: ProcessGroup | None = None
     is_shared: bool = False
-    known: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    known: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
 
 
+_Listed = TypeVar("_Listed")
 _current: ContextVar[_Listings | None] = ContextVar("_current", default=None)
 
 
@@ -58,7 +60,7 @@ def kept_listings(distributed: Distributed) -> Iterator[None]:
         _current.reset(token)
 
 
-def listed(kind: str, url: str, make: Callable[[], list[str]]) -> list[str]:
+def listed(kind: str, url: str, make: Callable[[], list[_Listed]]) -> list[_Listed]:
     """Return a listing that is kept, or else what `make` returns here or on the first rank.
 
     Args:
@@ -79,9 +81,9 @@ def listed(kind: str, url: str, make: Callable[[], list[str]]) -> list[str]:
     return listings.known[key]
 
 
-def _broadcast(key: tuple[str, str], make: Callable[[], list[str]], group: ProcessGroup | None) -> list[str]:
+def _broadcast(key: tuple[str, str], make: Callable[[], list[Any]], group: ProcessGroup | None) -> list[Any]:
     first = 0 if group is None else dist.get_global_rank(group, 0)
-    told: list[tuple[tuple[str, str], list[str] | str]] = [(key, "")]
+    told: list[tuple[tuple[str, str], list[Any] | str]] = [(key, "")]
     failure: Exception | None = None
     if dist.get_rank() == first:
         try:

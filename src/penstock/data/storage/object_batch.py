@@ -2,7 +2,7 @@
 
     request     the first `nbytes` bytes of the file, by one request that also says its size and version
     larger      the rest is read in ranges of the same version, see `remote_file`
-    cached      the version is looked up first; where the cache has a copy, nothing is fetched
+    cached      the version is looked up first, unless a listing has it; where the cache has a copy, nothing is fetched
     batch       while an `ObjectBatch` is entered, its thread gets its files from it, in any order, as if each were
                 requested when it is read. At most `AHEAD` files are under way or not read yet; errors are raised where
                 the file is read
@@ -17,10 +17,12 @@ import threading
 from collections import Counter, deque
 from collections.abc import Iterable
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 
+from penstock.core.errors import SourceError
 from penstock.data.storage.backends import Backend, FileVersion
 from penstock.data.storage.disk_cache import DiskCache, copy_name
 from penstock.data.storage.event_loop import EventLoopThread, acquire
@@ -40,6 +42,14 @@ class ObjectRequest:
     nbytes: int
     """The most bytes that are fetched by one request."""
     cache: DiskCache | None = None
+    version: FileVersion | None = None
+    """As the folder's listing has it: what is taken from the cache, without a request. None looks it up."""
+
+    def kept(self) -> ObjectStart | None:
+        """Return what the cache has of the listed version; None if nothing."""
+        if self.cache is None or self.version is None or not _is_kept(self.cache, self.url, self.version):
+            return None
+        return ObjectStart(self.version, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +130,7 @@ def fetch(request: ObjectRequest) -> ObjectStart:
     """
     batch: ObjectBatch | None = getattr(_entered, "batch", None)
     found = batch.take(request) if batch is not None else None
+    found = found or request.kept()
     if found is not None:
         return found
     loop_thread = acquire()
@@ -133,12 +144,21 @@ async def _fetch(loop_thread: EventLoopThread, request: ObjectRequest) -> Object
     url, retries, cache = request.url, request.retries, request.cache
     if cache is None:
         return await query_async(loop_thread, url, retries, lambda backend: _fetch_start(backend, request))
+    listed = request.version
+    if listed is not None and listed.nbytes <= request.nbytes:
+        fetch_listed = partial(_fetch_version, request=request, version=listed)
+        with suppress(SourceError):  # it has changed since: which version it has now is looked up
+            return await query_async(loop_thread, url, retries, fetch_listed)
     version = await query_async(loop_thread, url, retries, lambda backend: backend.file_version(url))
     if version.nbytes > request.nbytes:
         return ObjectStart(version, b"")
-    if cache.has(copy_name(url, version.nbytes, version.version), version.nbytes):
+    if _is_kept(cache, url, version):
         return ObjectStart(version, None)
     return await query_async(loop_thread, url, retries, lambda backend: _fetch_version(backend, request, version))
+
+
+def _is_kept(cache: DiskCache, url: str, version: FileVersion) -> bool:
+    return cache.has(copy_name(url, version.nbytes, version.version), version.nbytes)
 
 
 async def _fetch_start(backend: Backend, request: ObjectRequest) -> ObjectStart:

@@ -109,13 +109,6 @@ def _answer_error(url: str, cause: BaseException) -> Exception | None:
     return None
 
 
-def is_range_error(error: BaseException) -> bool:
-    """Return whether S3 has answered that an object has no such range, as it does for any range of an empty one."""
-    answers = (getattr(cause, "response", None) for cause in _causes(error))
-    codes = [answer.get("Error", {}).get("Code") for answer in answers if isinstance(answer, dict)]
-    return not {"InvalidRange", "416"}.isdisjoint(codes)
-
-
 def _causes(error: BaseException) -> Iterator[BaseException]:
     seen: BaseException | None = error
     while seen is not None:

@@ -21,7 +21,7 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from penstock.core.errors import SourceError
-from penstock.data.storage.backends import Backend, FileVersion, get_backend
+from penstock.data.storage.backends import Backend, FileVersion, ListedFile, get_backend
 from penstock.data.storage.event_loop import EventLoopThread, acquire
 from penstock.data.storage.remote_errors import redact_url
 from penstock.data.storage.retries import Retries, RetryBudget, TransientError
@@ -82,8 +82,8 @@ def each(urls: Sequence[str], retries: Retries, ask: Callable[[Backend, str], Aw
         loop_thread.release()
 
 
-def find(url: str, retries: Retries) -> list[str]:
-    """Return the URLs of all files below a folder, sorted."""
+def find(url: str, retries: Retries) -> list[ListedFile]:
+    """Return all files below a folder, sorted."""
     return _query(url, retries, lambda backend: backend.find(url))
 
 

@@ -18,7 +18,7 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 from urllib.parse import unquote
@@ -26,7 +26,7 @@ from urllib.parse import unquote
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.units import to_nbytes
 from penstock.data.storage import remote_file
-from penstock.data.storage.backends import FileVersion
+from penstock.data.storage.backends import FileVersion, ListedFile
 from penstock.data.storage.cache_fill import CopyingFile
 from penstock.data.storage.disk_cache import DiskCache, copy_name, user_folder
 from penstock.data.storage.listings import listed
@@ -35,6 +35,7 @@ from penstock.data.storage.partial_copy import PartialCopy
 from penstock.data.storage.retries import Retries
 
 Names = list[str]
+Found = list[ListedFile]
 """`Storage.list` hides the name."""
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -98,7 +99,7 @@ class Storage:
         found = []
         for one in map(strip_file_scheme, expand_braces(os.fspath(path))):
             if is_remote(one):
-                found += self._listed("glob", one, remote_file.glob) if _has_wildcards(one) else [one]
+                found += self._matching(one) if _has_wildcards(one) else [one]
             elif not re.search(r"[*?\[]", one) or os.path.lexists(one):
                 found.append(one)
             else:
@@ -116,13 +117,21 @@ class Storage:
         path = strip_file_scheme(path)
         if is_remote(path):
             folder = path.rstrip("/") + "/"
-            found = self._listed("find", folder, remote_file.find)
-            return [url for url in found if "/." not in f"/{url.removeprefix(folder)}"]
+            return [url for url, _, _ in self._found(folder) if "/." not in f"/{url.removeprefix(folder)}"]
         names: list[str] = []
         for folder, folders, files in os.walk(path):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             names += (os.path.join(folder, name) for name in files if not name.startswith("."))
         return sorted(names)
+
+    def listed_versions(self, path: str) -> dict[str, FileVersion]:
+        """Return the versions of the files below a remote folder, as far as its listing says them.
+
+        Raises:
+            SourceError: the folder cannot be listed.
+        """
+        found = self._found(path.rstrip("/") + "/")
+        return {url: FileVersion(nbytes, version) for url, nbytes, version in found if version}
 
     def open(self, path: str, offset: int = 0) -> BinaryIO:
         """Open a file to be read in order, from `offset`.
@@ -140,34 +149,36 @@ class Storage:
             raise SourceError(f"{path} cannot be opened: {error}") from error
         return file
 
-    def request(self, path: str) -> ObjectRequest | None:
-        """Return what an `ObjectBatch` needs to fetch a file ahead of `read`; None for a local one."""
+    def request(self, path: str, version: FileVersion | None = None) -> ObjectRequest | None:
+        """Return what an `ObjectBatch` needs to fetch a file ahead of `read`; None for a local one.
+
+        Args:
+            path: of the file.
+            version: the one that it had when its folder was listed, to take from the cache; looked up where it is None.
+        """
         path = strip_file_scheme(path)
         if not is_remote(path):
             return None
         cache = None if self.cache is None else DiskCache(self.cache, self.cache_nbytes)
-        return ObjectRequest(path, self._retries(), self.range_nbytes, cache)
+        return ObjectRequest(path, self._retries(), self.range_nbytes, cache, version)
 
-    def read(self, path: str, limit: int) -> bytes:
-        """Return the bytes of a file, or the first `limit` where it has more.
+    def read(self, path: str, limit: int, version: FileVersion | None = None) -> bytes:
+        """Return the bytes of a file, or the first `limit` where it has more; `version` as for `request`.
 
         Raises:
             SourceError: it cannot be read.
             ExtraError: a package is missing; the message names the extra that brings it.
         """
-        request = self.request(path)
+        request = self.request(path, version)
         if request is None:
             with self.open(path) as file:
                 return file.read(limit)
         found = fetch(request)
         version, data = found.version, found.data
-        if data is None:
+        if data is None or (len(data) < version.nbytes and request.cache is not None):
             with self._open_version(request.url, version, copies=True) as file:
                 return file.read(limit)
         if len(data) < version.nbytes:
-            if request.cache is not None:
-                with self._open_version(request.url, version, copies=True) as file:
-                    return file.read(limit)
             with self._remote_file(request.url, version) as remote:
                 remote.seek(len(data))
                 rest = io.BufferedReader(remote, _BUFFER_NBYTES).read(max(0, limit - len(data)))
@@ -215,8 +226,11 @@ class Storage:
         cache = DiskCache(self.cache or user_folder("remote"), self.cache_nbytes)
         return cache.path(_copy_name(path, version), version.nbytes, lambda copy: self._download(path, version, copy))
 
-    def _listed(self, kind: str, url: str, ask: Callable[[str, Retries], Names]) -> Names:
-        return listed(kind, url, lambda: ask(url, self._retries()))
+    def _matching(self, pattern: str) -> Names:
+        return listed("glob", pattern, lambda: remote_file.glob(pattern, self._retries()))
+
+    def _found(self, folder: str) -> Found:
+        return listed("find", folder, lambda: remote_file.find(folder, self._retries()))
 
     def _open_remote(self, url: str, *, copies: bool) -> BinaryIO:
         return self._open_version(url, remote_file.file_versions([url], self._retries())[0], copies=copies)

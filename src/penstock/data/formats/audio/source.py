@@ -16,9 +16,7 @@ the first file by default. Nothing is resampled. A file that ends before the fra
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -27,9 +25,9 @@ import numpy as np
 from penstock.core.errors import OptionError, PenstockError, RecordError, SourceError
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.class_folders import ClassFolders
-from penstock.data.formats.folder_source import FolderSource, choose_fields
+from penstock.data.formats.folder_source import FolderSource, choose_fields, read_each
 from penstock.data.optional import need
-from penstock.data.schema import Errors, Field, Sample, Schema, Selection
+from penstock.data.schema import Errors, Field, Sample, Selection
 from penstock.data.storage.storage import Storage
 
 SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aiff", ".aif", ".au", ".caf", ".w64", ".rf64")
@@ -86,7 +84,9 @@ def open_files(
     decoder = _Decoder(storage, dtype, max_record_nbytes)
     if frames is None:
         return AudioFiles(paths[0], files, chosen, decoder, rate or decoder.header(files.paths[0], 0)[1])
-    step, headers = step or frames, _headers(decoder, list(files.paths), errors)
+    paths = list(files.paths)
+    headers = read_each(paths, lambda number: decoder.header(paths[number], number), (0, 0), errors, _THREADS)
+    step = step or frames
     every: int | str = rate or next((own for _, own in headers if own), 0)
     for path, (_, own) in zip(files.paths, headers, strict=True):
         if every != "any" and own not in (0, every):
@@ -95,27 +95,6 @@ def open_files(
     if not len(clips):
         raise SourceError(f"none of the {len(files.paths)} files of {paths[0]} has {frames} frames, as a clip needs")
     return AudioFiles(paths[0], files, chosen, decoder, every, clips, frames, step)
-
-
-def _headers(decoder: _Decoder, paths: list[str], errors: Errors) -> list[tuple[int, int]]:
-    """Return the frames and the rate of each file; (0, 0) of one that is left out."""
-
-    def header(number: int) -> tuple[int, int] | SourceError:
-        try:
-            return decoder.header(paths[number], number)
-        except SourceError as error:
-            return error
-
-    found = []
-    with ThreadPoolExecutor(_THREADS) as threads:
-        for one in threads.map(header, range(len(paths))):
-            if isinstance(one, SourceError):
-                if errors == "raise":
-                    threads.shutdown(cancel_futures=True)
-                    raise one
-                warnings.warn(f"left out: {one}", stacklevel=3)
-            found.append((0, 0) if isinstance(one, SourceError) else one)
-    return found
 
 
 def _other_rate(path: str, own: int, rate: int | str) -> str:
@@ -199,17 +178,10 @@ class AudioFiles(FolderSource):
         self._frames = frames
         self._step = step
 
-    @property
-    def schema(self) -> Schema:
-        """What samples hold; files may differ in their channels, and whole ones in their length."""
-        all_fields = {
-            "audio": Field("array", self._decoder.dtype, (None, self._frames)),
-            "rate": Field("number", "int64"),
-            "label": Field("number", "int64"),
-            "start": Field("number", "float64"),
-            "path": Field("text"),
-        }
-        return {name: all_fields[own] for name, own in self._chosen.items()}
+    def _field(self, own: str) -> Field:
+        if own == "audio":
+            return Field("array", self._decoder.dtype, (None, self._frames))
+        return Field("number", "int64" if own == "rate" else "float64")
 
     def read(self, index: int) -> Sample:
         """Return a file or a clip, with what was chosen of rate, label, start and path.

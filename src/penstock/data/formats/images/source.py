@@ -108,17 +108,8 @@ class ImageFolder(FolderSource):
         self._max_record_nbytes = max_record_nbytes
         self._connections = PerProcess(event_loop.acquire, event_loop.EventLoopThread.release)
 
-    @property
-    def schema(self) -> Schema:
-        """What samples hold; without `size` images differ in theirs."""
-        height, width = self._size or (None, None)
-        all_fields = {
-            "image": Field("array", "uint8", (3, height, width)),
-            "label": Field("number", "int64"),
-            "path": Field("text"),
-            "encoded": Field("bytes"),
-        }
-        return {name: all_fields[own] for name, own in self._chosen.items()}
+    def _field(self, own: str) -> Field:
+        return Field("array", "uint8", (3, *(self._size or (None, None)))) if own == "image" else Field("bytes")
 
     @property
     def reads_objects(self) -> bool:
@@ -129,9 +120,12 @@ class ImageFolder(FolderSource):
         """Return the remote images of these samples. The connections are kept from then on, until it is closed."""
         if not self.reads_objects:
             return []
-        self._connections.get()
-        requests = (self._storage.request(self._files.paths[index]) for index in indices)
-        return [request for request in requests if request is not None]
+        files = self._files
+        requests = [self._storage.request(files.paths[index], files.listed_version(index)) for index in indices]
+        missing = [request for request in requests if request is not None and request.kept() is None]
+        if missing:
+            self._connections.get()
+        return missing
 
     def close(self) -> None:
         """Give up the connections of this process."""
@@ -162,7 +156,7 @@ class ImageFolder(FolderSource):
                     if os.fstat(file.fileno()).st_size > most:
                         raise RecordError(path, 0, index, f"the file is larger than {most} bytes (max_record_nbytes)")
                     return file.readall()
-            data = self._storage.read(path, most + 1)
+            data = self._storage.read(path, most + 1, self._files.listed_version(index))
             if len(data) > most:
                 raise RecordError(path, 0, index, f"the file is larger than {most} bytes (max_record_nbytes)")
             return data

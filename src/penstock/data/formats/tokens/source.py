@@ -127,15 +127,26 @@ class _SampleFields:
         return {name: values[own] for name, own in self.names.items()}
 
 
-class Windows(Source):
+class _TokenSource(Source):
+    """Samples of some files' tokens."""
+
+    def __init__(self, tokens: Tokens, fields: _SampleFields) -> None:
+        self.where = tokens.where
+        self._tokens = tokens
+        self._fields = fields
+
+    def close(self) -> None:
+        """Close the files."""
+        self._tokens.close()
+
+
+class Windows(_TokenSource):
     """Tokens `step * i` to `step * i + length` of all files."""
 
     def __init__(self, tokens: Tokens, length: int, step: int, fields: _SampleFields) -> None:
-        self.where = tokens.where
-        self._tokens = tokens
+        super().__init__(tokens, fields)
         self._length = length
         self._step = step
-        self._fields = fields
         self._count = max(0, (len(tokens) - length - fields.targets) // step + 1)
 
     def __len__(self) -> int:
@@ -149,12 +160,8 @@ class Windows(Source):
         found = self._tokens.take(start, start + self._length + 1)
         return self._fields.sample(tokens=found[:-1], targets=found[1:])
 
-    def close(self) -> None:
-        """Close the files."""
-        self._tokens.close()
 
-
-class Documents(Source):
+class Documents(_TokenSource):
     """Documents, or pieces of them."""
 
     def __init__(
@@ -166,15 +173,13 @@ class Documents(Source):
         fields: _SampleFields,
         most_nbytes: int,
     ) -> None:
-        self.where = tokens.where
+        super().__init__(tokens, fields)
         self.lengths = sizes
         """Of each: what `TokenBatches` asks for."""
-        self._tokens = tokens
         self._starts = starts
         self._ends = (
             bounds[np.searchsorted(bounds, starts, "right").clip(max=len(bounds) - 1)] if fields.targets else None
         )
-        self._fields = fields
         self._most_nbytes = most_nbytes
 
     def __len__(self) -> int:
@@ -196,10 +201,6 @@ class Documents(Source):
         tokens, targets = _with_targets(self._tokens, start, size, int(self._ends[index]))
         return self._fields.sample(tokens=tokens, targets=targets)
 
-    def close(self) -> None:
-        """Close the files."""
-        self._tokens.close()
-
 
 def _with_targets(tokens: Tokens, start: int, size: int, end: int) -> tuple[np.ndarray, np.ndarray]:
     """Return `size` tokens from `start` on, and what follows each in the document that ends at `end`."""
@@ -209,7 +210,7 @@ def _with_targets(tokens: Tokens, start: int, size: int, end: int) -> tuple[np.n
     return found[:size], targets
 
 
-class Packed(Source):
+class Packed(_TokenSource):
     """Sequences of `length`, each of several documents."""
 
     def __init__(
@@ -221,10 +222,8 @@ class Packed(Source):
         length: int,
         fields: _SampleFields,
     ) -> None:
-        self.where = tokens.where
-        self._tokens = tokens
+        super().__init__(tokens, fields)
         self._length = length
-        self._fields = fields
         order, self._cuts = pack_documents(sizes, length)
         self._starts = starts[order]
         self._sizes = sizes[order]
@@ -253,10 +252,6 @@ class Packed(Source):
             positions[at:end] = np.arange(size, dtype=np.int32)
             at = end
         return self._fields.sample(tokens=tokens, targets=targets, documents=documents, positions=positions)
-
-    def close(self) -> None:
-        """Close the files."""
-        self._tokens.close()
 
 
 class TokenWriter:

@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import warnings
 import zipfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from penstock.core.errors import SourceError
+from penstock.data.formats.folder_source import read_each
 from penstock.data.formats.video.frame_index import FrameIndex, read_frame_index
 from penstock.data.optional import need
 from penstock.data.schema import Errors
@@ -56,29 +55,16 @@ def read_frame_indexes(
     known = {} if index_path is None or not os.path.exists(index_path) else _read(index_path)
     stamps: list[Stamp | None] = [None] * len(paths)
 
-    def read(number: int) -> FrameIndex | SourceError:
-        try:
-            if index_path is not None:
-                stamp = stamps[number] = _stamp(paths[number], storage)
-                if stamp in known:
-                    return known[stamp]
-            return read_frame_index(paths[number], storage.local(paths[number]), max_pixels)
-        except SourceError as error:
-            return error
+    def read(number: int) -> FrameIndex:
+        if index_path is not None:
+            stamp = stamps[number] = _stamp(paths[number], storage)
+            if stamp in known:
+                return known[stamp]
+        return read_frame_index(paths[number], storage.local(paths[number]), max_pixels)
 
-    found: list[FrameIndex] = []
-    kept: dict[Stamp, FrameIndex] = {}
-    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1, len(paths))) as threads:
-        for number, index in enumerate(threads.map(read, range(len(paths)))):
-            stamp = stamps[number]
-            if isinstance(index, SourceError):
-                if errors == "raise":
-                    threads.shutdown(cancel_futures=True)
-                    raise index
-                warnings.warn(f"left out: {index}", stacklevel=4)
-            elif stamp is not None:
-                kept[stamp] = index
-            found.append(_NONE if isinstance(index, SourceError) else index)
+    found = read_each(paths, read, _NONE, errors, min(_THREADS, os.cpu_count() or 1, len(paths)))
+    pairs = zip(stamps, found, strict=True)
+    kept = {stamp: index for stamp, index in pairs if stamp is not None and index is not _NONE}
     if index_path is not None and kept.keys() - known.keys():
         _write(index_path, known | kept)
     return found

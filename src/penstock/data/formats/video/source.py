@@ -31,7 +31,7 @@ from penstock.data.formats.video.decoder import DecoderPool, SeekingDecoder
 from penstock.data.formats.video.frame_index import FrameIndex, translate_errors
 from penstock.data.formats.video.frame_index_cache import read_frame_indexes
 from penstock.data.optional import need
-from penstock.data.schema import Errors, Field, Sample, Schema, Selection
+from penstock.data.schema import Errors, Field, Sample, Selection
 from penstock.data.storage.storage import Storage
 
 SUFFIXES = (".mp4", ".m4v", ".mkv", ".webm", ".mov", ".avi", ".mpg", ".mpeg")
@@ -142,17 +142,9 @@ class Clips(FolderSource):
         self._max_pixels, self._max_record_nbytes = limits
         self._decoders: PerProcess[DecoderPool] = PerProcess(partial(DecoderPool, _OPEN_FILES), DecoderPool.close)
 
-    @property
-    def schema(self) -> Schema:
-        """What samples hold; without `size` frames differ in theirs from file to file."""
-        height, width = self._size or (None, None)
-        all_fields = {
-            "video": Field("array", "uint8", (len(self._offsets), 3, height, width)),
-            "label": Field("number", "int64"),
-            "start": Field("number", "float64"),
-            "path": Field("text"),
-        }
-        return {name: all_fields[own] for name, own in self._chosen.items()}
+    def _field(self, own: str) -> Field:
+        shape = (len(self._offsets), 3, *(self._size or (None, None)))
+        return Field("array", "uint8", shape) if own == "video" else Field("number", "float64")
 
     def read(self, index: int) -> Sample:
         """Return a clip with what was chosen of label, start and path.
