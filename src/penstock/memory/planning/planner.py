@@ -118,7 +118,7 @@ def plan(
     )
     variants: list[StepVariant] = []
     notes: list[str] = []
-    measured = ""
+    measured, multiplies = "", False
     for bf16 in (False, True) if allow_bf16 else (False,):
         run = FakeRun(
             model,
@@ -145,7 +145,7 @@ def plan(
             notes.append(f"the model does not run with its parameters in bfloat16: {error_text(error)}")
             continue
         variants += more
-        measured = measured or why
+        measured, multiplies = measured or why, multiplies or run.multiplies
         notes += run.warnings()
     if allow_bf16:
         notes.append("updates that are small beside a weight or a moment are lost in bf16")
@@ -160,7 +160,7 @@ def plan(
     found = empty.choose(tuple(variants))
     if not (on_device and verify and ranks == 1 and not forward_only):
         return found
-    if run.multiplies:
+    if multiplies:
         take_blas_workspaces(accelerators_of(model)[0])  # else they would be counted as what the samples take
     return verify_plan(found, model, loss_fn, batch, split)
 
