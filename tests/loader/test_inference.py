@@ -136,6 +136,19 @@ def test_options_that_need_samples_say_so() -> None:
         infer(torch.neg, [DATA], max_latency_s=0.1)
 
 
+@pytest.mark.parametrize("error", [ValueError("no such class"), StopIteration("no more")], ids=["own", "stop"])
+def test_outputs_before_the_one_that_a_model_fails_at_come_first(error: Exception) -> None:
+    def model(batch: torch.Tensor) -> torch.Tensor:
+        if batch[0] == 5:
+            raise error
+        return batch.clone()
+
+    outputs = infer(model, (torch.full((2,), float(number)) for number in range(9)), device=Sim())
+    assert [int(next(outputs)[0]) for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises((ValueError, RuntimeError), match=r"no such class|StopIteration"):
+        next(outputs)
+
+
 def test_an_output_that_is_copied_to_a_device_and_dropped_is_not_overwritten() -> None:
     sim = Sim(by_hand=True)
     behind = sim.stream("behind")  # runs when nothing else can
