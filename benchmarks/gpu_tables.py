@@ -190,7 +190,7 @@ def _plans(report: dict[str, Any]) -> str:
     for row in report["models"]:
         found = ("", "", "", "")
         if "measured" in row:
-            twice = "runs" if row["twice_runs"] else "out of memory"
+            twice = {True: "runs", False: "out of memory", None: "no such batch"}[row.get("twice_runs")]
             runs = "yes" if row["recommended_runs"] else "NO"
             found = (size_text(row["measured"]), f"{100 * row['error']:+.1f} %", runs, twice)
         count = f"{row['parameters'] / 1e6:,.1f} M".replace(",", " ")

@@ -3,9 +3,9 @@
 For ten models, up to 7 billion parameters on a GPU, the plan's predicted peak is compared with the allocator's
 `max_memory_allocated` of a real step (target: within 5 %). Then the model is made anew in a process that may use no
 more than the plan's budget (`set_per_process_memory_fraction`): the micro-batch that is recommended for it has to run,
-twice of it has to end with an out-of-memory. Anew, because after larger steps what stays lies between blocks that were
-freed, and torch's allocator cannot give back the rest of such a segment. Without a GPU only the predictions are made
-(for tests, with --tiny).
+twice of it (if the batch is so large) has to end with an out-of-memory. Anew, because after larger steps what stays
+lies between blocks that were freed, and torch's allocator cannot give back the rest of such a segment. Without a GPU
+only the predictions are made (for tests, with --tiny).
 """
 
 from __future__ import annotations
@@ -165,10 +165,10 @@ def _in_budget(
     torch.cuda.set_per_process_memory_fraction(min(1.0, budget / total))
     try:
         model, batch, optimizer = _made(make, batch_of)
-        return {
-            word: _runs(model, optimizer, batch, micro_batch)
-            for word, micro_batch in (("recommended_runs", choice.micro_batch), ("twice_runs", 2 * choice.micro_batch))
-        }
+        found = {"recommended_runs": _runs(model, optimizer, batch, choice.micro_batch)}
+        if 2 * choice.micro_batch <= len(batch[0]):
+            found["twice_runs"] = _runs(model, optimizer, batch, 2 * choice.micro_batch)
+        return found
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
@@ -228,9 +228,10 @@ def _print(one: dict[str, Any]) -> None:
         return
     words = f"{one['name']}: {size_text(one['predicted'])} predicted in parts of {one['micro_batch']}"
     if "measured" in one:
-        words += f", {size_text(one['measured'])} measured; in a budget of {size_text(one['budget'])} it "
-        words += f"{one['recommended']} {'runs' if one['recommended_runs'] else 'DOES NOT RUN'}, twice of it "
-        words += "RUNS" if one["twice_runs"] else "does not"
+        words += f", {size_text(one['measured'])} measured; in a budget of {size_text(one['budget'])}, "
+        words += f"{one['recommended']} {'runs' if one['recommended_runs'] else 'DOES NOT RUN'}"
+        if "twice_runs" in one:
+            words += f", twice of it {'RUNS' if one['twice_runs'] else 'does not'}"
     print(words, flush=True)
 
 

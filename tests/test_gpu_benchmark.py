@@ -6,15 +6,15 @@ import argparse
 import importlib
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import device, films, fit, gpu, gpu_cases, gpu_tables, plans
+from benchmarks import device, films, fit, gpu, gpu_cases, gpu_tables, gpu_tests, plans
 from benchmarks.gpu import Part
 from benchmarks.row_file import RowFile
 from benchmarks.table import fill_in_tables
@@ -104,46 +104,39 @@ def test_every_part_runs_without_a_gpu_and_goes_on_with_the_rows_that_are_missin
     assert _ran(monkeypatch, part, tmp_path)[rows] == first[rows]
 
 
-def test_tests_that_have_a_row_are_not_run_again(tmp_path: Path) -> None:
-    tests, file = tmp_path / "test_it.py", tmp_path / "tests.json"
-    tests.write_text("""
-import pytest
+def test_tests_that_have_passed_are_not_run_again(tmp_path: Path) -> None:
+    def collected(names: str) -> list[SimpleNamespace]:
+        return [SimpleNamespace(nodeid=name) for name in names]
 
-@pytest.fixture
-def left():
-    yield
-    raise RuntimeError("left behind")
+    def ended(recorder: gpu_tests.Recorder, name: str, when: str, outcome: str) -> None:
+        is_bad, is_left_out = outcome == "failed", outcome == "skipped"
+        recorder.pytest_runtest_logreport(
+            SimpleNamespace(
+                nodeid=name, when=when, outcome=outcome, failed=is_bad, skipped=is_left_out, duration=1,
+                longreprtext="why",
+            )
+        )  # fmt: skip
 
-def test_good(): pass
-def test_skipped(): pytest.skip("no reason")
-def test_left(left): pass
-def test_bad(): assert False
-""")
-    script = (
-        "from benchmarks import gpu_tests; import sys; gpu_tests.TESTS = sys.argv.pop(1); sys.exit(gpu_tests.main())"
-    )
-    command = [sys.executable, "-c", script, str(tests), "--resume", "--json", str(file)]
+    def file() -> RowFile:
+        report = {"benchmark": "gpu_tests", "sizes": "full", "machine": {}, "tests": []}
+        return RowFile(argparse.Namespace(json=tmp_path / "tests.json", resume=True), report)
 
-    def called() -> tuple[int, str, list[tuple[str, str]]]:
-        ran = subprocess.run(command, cwd=gpu.ROOT, capture_output=True, text=True, check=False)
-        rows = json.loads(file.read_text())["tests"]
-        found = [(row["test"].partition("::")[2], row["outcome"]) for row in rows]
-        return ran.returncode, ran.stdout, found
-
-    code, said, rows = called()
-    assert code == 1
-    assert rows == [
-        ("test_good", "passed"), ("test_skipped", "skipped"), ("test_left", "failed"), ("test_bad", "failed")
+    first = gpu_tests.Recorder(file())
+    for name, setup, call, teardown in (
+        ("a", "passed", "passed", "passed"), ("b", "skipped", None, "passed"), ("c", "passed", "passed", "failed"),
+        ("d", "passed", "failed", "passed"), ("e", "failed", None, "passed"),
+    ):  # fmt: skip
+        ended(first, name, "setup", setup)
+        if call:
+            ended(first, name, "call", call)
+        ended(first, name, "teardown", teardown)
+    rows = json.loads((tmp_path / "tests.json").read_text())["tests"]
+    assert [(row["test"], row["outcome"]) for row in rows] == [
+        ("a", "passed"), ("b", "skipped"), ("c", "failed"), ("d", "failed"), ("e", "failed")
     ]  # fmt: skip
-    assert said.splitlines()[-1].startswith("1 passed, 2 failed, 1 skipped; ")
-    tests.write_text(tests.read_text().replace("assert False", "pass").replace('raise RuntimeError("left behind")', ""))
-    code, said, rows = called()
-    assert code == 0
-    assert sorted(rows[2:]) == [("test_bad", "passed"), ("test_left", "passed")]
-    assert "2 passed in" in said
-    code, said, again = called()
-    assert code == 0
-    assert again == rows
+    left = collected("abcdef")
+    gpu_tests.Recorder(file()).pytest_collection_modifyitems(left)
+    assert [item.nodeid for item in left] == ["c", "d", "e", "f"]
 
 
 def _report(rows: Path, **machine: str) -> RowFile:

@@ -154,7 +154,7 @@ def test_what_stays_on_the_host_is_not_overwritten_before_the_users_own_copies_a
 ) -> None:
     sim = slow(has_fence=has_fence)
     side = sim.stream()
-    loader = DataLoader(Numbered(200), batch_size=4, num_workers=workers, collate_fn=kept, device=sim)
+    loader = DataLoader(Numbered(120), batch_size=4, num_workers=workers, collate_fn=kept, device=sim)
     copied: list[list[torch.Tensor]] = [[], [], []]
     for batch in loader:
         parts = batch["own"].images, torch.from_numpy(batch["own"].array), torch.from_numpy(batch["array"])
@@ -163,7 +163,7 @@ def test_what_stays_on_the_host_is_not_overwritten_before_the_users_own_copies_a
         del batch, parts, images
     sim.synchronize()
     for more, found in enumerate(copied):
-        assert torch.cat(found)[:, 0, 0, 0].tolist() == [number + more for number in range(200)]
+        assert torch.cat(found)[:, 0, 0, 0].tolist() == [number + more for number in range(120)]
 
 
 def test_a_device_that_cannot_pin_is_fed_from_pageable_memory() -> None:
