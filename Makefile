@@ -111,11 +111,14 @@ $(RECIPES_READY): pyproject.toml
 	done
 	@touch $@
 
+ON_STANDIN := env PYTHONPATH=src:.standin/site LD_LIBRARY_PATH=.standin OMP_NUM_THREADS=1 \
+	LD_PRELOAD="$(CURDIR)/.standin/libfakeblas.so $(CURDIR)/.standin/libfakeblaslt.so"
+
 # Order, lifetimes and captures under torch's own CUDA build, without a GPU: 2.5 GB to download (tests/cuda/standin).
 standin: $(READY)
 	@tests/cuda/standin/setup.sh .standin >/dev/null
-	env PYTHONPATH=src:.standin/site LD_LIBRARY_PATH=.standin LD_PRELOAD="$$PWD/.standin/libfakeblas.so $$PWD/.standin/libfakeblaslt.so" \
-		OMP_NUM_THREADS=1 FAKE_GPUS=2 $(BIN)/python -m pytest tests/cuda
+	$(ON_STANDIN) FAKE_GPUS=2 $(BIN)/python -m pytest tests/cuda
+	$(ON_STANDIN) $(BIN)/python -m benchmarks.gpu --tiny --out build/standin
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.loader $(BENCH)

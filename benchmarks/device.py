@@ -70,6 +70,9 @@ def main() -> int:
 
     file = RowFile(asked, found)
     there = [row.get("mib", row.get("name")) for row in found["link"] + found["steps"]]
+    if "corruption" in asked.parts and found["corruption"] is None:
+        found["corruption"] = _corruption(100 if asked.tiny else 10_000 if asked.quick else 100_000, workers)
+        file.write()
     if "costs" in asked.parts and not found["costs"]:
         found["costs"] = costs(device, (1,), 2) if asked.tiny else costs(device)
         file.write()
@@ -82,9 +85,6 @@ def main() -> int:
             file.add(
                 "steps", {"name": name}, lambda make=make, batches=batches: _steps(*make(batches), workers, rounds)
             )
-    if "corruption" in asked.parts and found["corruption"] is None:
-        found["corruption"] = _corruption(100 if asked.tiny else 10_000 if asked.quick else 100_000, workers)
-        file.write()
     _print({name: measured(value) for name, value in found.items()})
     return file.exit_code()
 

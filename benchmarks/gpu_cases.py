@@ -1,8 +1,12 @@
 """The programs of examples/ in a grid of settings: `python -m benchmarks.gpu_cases [--quick] [--json FILE [--resume]]`.
 
-Three cases, each with real decoding: **images** (JPEG files, the ResNet-50 of examples/images.py, channels_last, AMP on
-a GPU), **text** (windows of a token file, the GPT of examples/small_gpt.py, compiled on a GPU) and **video** (clips of
-a film that examples/live_video.py decodes, its 3-D CNN). Each is fed by torch's DataLoader and by penstock's, with and
+Four cases, each with real decoding: **images** (JPEG files, the ResNet-50 of examples/images.py, channels_last, AMP on
+a GPU), **text** (windows of a token file, the GPT of examples/small_gpt.py, compiled on a GPU), **video** (training on
+clips of a film, the 3-D CNN of examples/live_video.py) and **live** (the same network on the clips of cameras, its
+scores back on the host; each worker has a camera). Films are decoded by PyAV; where it is missing, by Pillow, as
+pictures of the Motion-JPEG that cameras give. A last row of **live** is `penstock.infer` at a camera of 25 frames a
+second: how long a clip is on its way from its last frame to its scores, of which it waits 50 ms for others at most.
+Each is fed by torch's DataLoader and by penstock's, with and
 without workers, pin_memory and non_blocking, and by penstock with device=. Of each setting: the time of a batch's
 transfer (with device= it is copied ahead, and the share of copies that were over when asked for is given instead), the
 time of a step, the share of time in which the device waits (1 minus the step's time on a batch that lies there
@@ -19,7 +23,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +37,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 
 import penstock
+from benchmarks.films import Cameras, Clips, write_film
 from benchmarks.machine_facts import facts_with_gpu
 from benchmarks.process_tree_memory import process_tree_memory
 from benchmarks.row_file import RowFile, add_options
@@ -48,6 +54,9 @@ class Case:
     dataset: Dataset[Any]
     batch_size: int
     step: Callable[[Any], object]
+    camera: Callable[[], Iterable[Tensor]] | None = None
+    """Clips as they arrive, for `infer` with the model, at bounded latency."""
+    model: nn.Module | None = None
     compiled: str | None = None
     """Whether the model is compiled, or why it is not; None where nobody tries."""
 
@@ -126,38 +135,12 @@ def _compiled(model: nn.Module, batch: Tensor, loss_fn: Callable[..., Any]) -> t
     return found, "yes"
 
 
-class Clips(Dataset[Tensor]):
-    """Sample i is the i-th clip of a film, decoded anew: (3, frames, side, side) uint8."""
-
-    def __init__(self, film: Path, clips: int, frames: int, side: int) -> None:
-        self.film, self.clips, self.frames, self.side = film, clips, frames, side
-
-    def __len__(self) -> int:
-        return self.clips
-
-    def __getitem__(self, index: int) -> Tensor:
-        import live_video
-
-        found = live_video.clips(str(self.film), self.side, self.frames, 1)
-        return next(itertools.islice(found, index % 8, None))
-
-
 def video_case(folder: Path, *, tiny: bool) -> Case:
     """Clips of a film."""
-    import av
     import live_video
 
-    side, frames, clips, size = (32, 2, 8, 2) if tiny else (112, 16, 256, 16)
-    film, draw = folder / "film.mp4", np.random.default_rng(0)
-    with av.open(str(film), "w") as out:
-        stream = out.add_stream("mpeg4", rate=25)
-        stream.width = stream.height = 2 * side
-        for number in range(frames + 8):
-            pixels = draw.integers(0, 256, (8, 8, 3), dtype=np.uint8).repeat(side // 4, 0).repeat(side // 4, 1)
-            frame = av.VideoFrame.from_ndarray(pixels, "rgb24")
-            frame.pts = number
-            out.mux(stream.encode(frame))
-        out.mux(stream.encode())
+    side, length, clips, size = (32, 2, 8, 2) if tiny else (112, 16, 256, 16)
+    film = write_film(folder, length + 8, side)
     model = live_video.ClipNet(width=4 if tiny else 64).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
@@ -166,13 +149,34 @@ def video_case(folder: Path, *, tiny: bool) -> Case:
         model(batch).square().mean().backward()
         optimizer.step()
 
-    return Case(dataset=Clips(film, clips, frames, side), batch_size=size, step=step)
+    return Case(dataset=Clips(film, clips, length, side), batch_size=size, step=step)
+
+
+def live_case(folder: Path, *, tiny: bool) -> Case:
+    """Clips of cameras, and the scores of their classes."""
+    import live_video
+
+    side, length, clips, size = (32, 2, 16, 2) if tiny else (112, 16, 512, 8)
+    film = write_film(folder, 64, side)
+    model = live_video.ClipNet(width=4 if tiny else 64).to(DEVICE).eval()
+
+    def step(batch: Tensor) -> None:
+        with torch.no_grad():
+            model(batch).cpu()
+
+    def camera() -> Iterator[Tensor]:
+        for clip in Cameras(film, 4 if tiny else 64, length, side, every=1):
+            time.sleep(0.0 if tiny else 1 / 25)
+            yield clip
+
+    return Case(dataset=Cameras(film, clips, length, side), batch_size=size, step=step, camera=camera, model=model)
 
 
 CASES: dict[str, tuple[Callable[..., Case], str]] = {
     "images": (images_case, "PIL"),
     "text": (text_case, "numpy"),
-    "video": (video_case, "av"),
+    "video": (video_case, "PIL"),
+    "live": (live_case, "PIL"),
 }
 """Each with the module that it cannot do without."""
 
@@ -188,6 +192,23 @@ def ways(workers: Iterable[int]) -> list[Way]:
             found.append(Way(loader=loader, num_workers=count, pin_memory=pinned, non_blocking=non_blocking))
         found.append(Way(loader="penstock", num_workers=count, ahead=True))
     return found
+
+
+def _latency(case: Case, way: Way) -> dict[str, Any]:
+    """Return a row of how long the clips of a camera are on their way to their scores, in milliseconds."""
+    camera, model = case.camera, case.model
+    assert camera is not None
+    assert model is not None
+    arrived: deque[float] = deque()
+
+    def stamped() -> Iterator[Tensor]:
+        for clip in camera():
+            arrived.append(time.perf_counter())
+            yield clip
+
+    outputs = penstock.infer(model, stamped(), batch_size=case.batch_size, max_latency_s=0.05)
+    found = [(time.perf_counter() - arrived.popleft()) * 1e3 for scores in outputs for _ in scores]
+    return {**asdict(way), "latency_ms": statistics.median(found), "latency_most_ms": max(found), "clips": len(found)}
 
 
 def _epoch(case: Case, way: Way, loader: Any) -> dict[str, float]:
@@ -284,7 +305,8 @@ def run(
     for name in names:
         make, module = CASES[name]
         there = [{key: row[key] for key in Way.__dataclass_fields__} for row in rows if row["case"] == name]
-        missing = [way for way in ways(sorted({0, workers})) if asdict(way) not in there]
+        grid = ways(sorted({0, workers})) + [Way(loader="infer", num_workers=0, ahead=True)] * (name == "live")
+        missing = [way for way in grid if asdict(way) not in there]
         if not missing:
             continue
         if find_spec(module) is None:
@@ -299,7 +321,8 @@ def run(
                 if case.compiled is not None:
                     about["compiled"] = case.compiled
                 for way in missing:
-                    rows.append({**about, **measure(case, way, rounds, bound_ms)})
+                    row = _latency(case, way) if way.loader == "infer" else measure(case, way, rounds, bound_ms)
+                    rows.append({**about, **row})
                     write()
             except Exception:  # noqa: BLE001
                 rows.append({"case": name, "failed": traceback.format_exc()})  # the other cases are still worth it

@@ -81,7 +81,7 @@ def _tests(reports: Reports) -> str | None:
 
 
 def _corruption(reports: Reports) -> str | None:
-    found = reports.get("corruption", {}).get("corruption")
+    found = reports.get("link", {}).get("corruption")
     return found and f"{found['wrong_elements']} wrong elements in {found['batches']} batches"
 
 
@@ -190,7 +190,7 @@ def _plans(report: dict[str, Any]) -> str:
     for row in report["models"]:
         found = ("", "", "", "")
         if "measured" in row:
-            twice = "runs" if row["twice_runs"] else "out of memory"
+            twice = {True: "runs", False: "out of memory", None: "no such batch"}[row.get("twice_runs")]
             runs = "yes" if row["recommended_runs"] else "NO"
             found = (size_text(row["measured"]), f"{100 * row['error']:+.1f} %", runs, twice)
         count = f"{row['parameters'] / 1e6:,.1f} M".replace(",", " ")
@@ -205,6 +205,12 @@ def _cases(report: dict[str, Any]) -> str:
         if "loader" not in row:
             words = f"needs {row['lacks']}" if "lacks" in row else f"failed: {row['failed'].splitlines()[-1]}"
             rows.append((row["case"], words, *[""] * 6))
+            continue
+        if "latency_ms" in row:
+            words = (
+                f"a clip's scores come after {row['latency_ms']:.0f} ms, after {row['latency_most_ms']:.0f} ms at most"
+            )
+            rows.append((row["case"], "`infer`", "0", "`max_latency_s=0.05`", words, "", "", ""))
             continue
         transfer = f"{row['transfer_ms']:.2f}" if "transfer_ms" in row else f"{row.get('copies_hidden', 0):.0%} hidden"
         measured = (transfer, f"{row['step_ms']:.2f}", f"{row['idle']:.0%}", size_text(row["host_nbytes"]))

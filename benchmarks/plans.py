@@ -1,9 +1,11 @@
 """What plans are worth: `python -m benchmarks.plans [--tiny] [--json FILE [--resume]]`.
 
 For ten models, up to 7 billion parameters on a GPU, the plan's predicted peak is compared with the allocator's
-`max_memory_allocated` of a real step (target: within 5 %). Then the process may use no more than the plan's budget
-(`set_per_process_memory_fraction`): the recommended micro-batch has to run in it, twice of it has to end with an
-out-of-memory. Without a GPU only the predictions are made (for tests, with --tiny).
+`max_memory_allocated` of a real step (target: within 5 %). Then the model is made anew in a process that may use no
+more than the plan's budget (`set_per_process_memory_fraction`): the micro-batch that is recommended for it has to run,
+twice of it (if the batch is so large) has to end with an out-of-memory. Anew, because after larger steps what stays
+lies between blocks that were freed, and torch's allocator cannot give back the rest of such a segment. Without a GPU
+only the predictions are made (for tests, with --tiny).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import gc
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +24,7 @@ from benchmarks.machine_facts import facts_with_gpu
 from benchmarks.row_file import RowFile, add_options
 from penstock import OutOfMemoryError, TrainStep, plan
 from penstock.core.units import size_text
+from penstock.memory.planning.step_variants import StepVariant
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 Batch = tuple[Tensor, Tensor]
@@ -118,12 +122,7 @@ def _loss(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
 
 def row(make: Callable[[], nn.Module], batch_of: Callable[[], Batch]) -> dict[str, Any]:
     """Return what is predicted for a batch in four parts; on a GPU, what a step took, and what runs in that budget."""
-    gc.collect()
-    if DEVICE.type == "cuda":
-        torch.cuda.empty_cache()  # of the model before
-    with DEVICE:
-        model, batch = make(), batch_of()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    model, batch, optimizer = _made(make, batch_of)
     found = plan(model, _loss, batch, optimizer, budget="1000TiB", modes=("plain",))
     quarter = next(one for one in found.variants if one.parts == 4)
     said: dict[str, Any] = {
@@ -138,12 +137,40 @@ def row(make: Callable[[], nn.Module], batch_of: Callable[[], Batch]) -> dict[st
     step()
     said["measured"] = torch.cuda.max_memory_allocated()
     said["error"] = quarter.peak_nbytes / said["measured"] - 1
-    del step
+    del step, model, batch, optimizer
     budget = int(found.needed_nbytes(quarter) * 1.01)
-    said["budget"] = budget
-    for word, micro_batch in (("recommended_runs", quarter.micro_batch), ("twice_runs", 2 * quarter.micro_batch)):
-        said[word] = _runs(model, optimizer, batch, micro_batch, budget)
-    return said
+    choice = replace(found, budget_nbytes=budget).choose(found.variants).choice
+    assert choice is not None
+    return {**said, "budget": budget, "recommended": choice.micro_batch, **_in_budget(make, batch_of, choice, budget)}
+
+
+def _made(
+    make: Callable[[], nn.Module], batch_of: Callable[[], Batch]
+) -> tuple[nn.Module, Batch, torch.optim.Optimizer]:
+    """Return a model, its batch and its optimizer, on a GPU of which this process uses nothing else."""
+    gc.collect()
+    if DEVICE.type == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+    with DEVICE:
+        model, batch = make(), batch_of()
+    return model, batch, torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+
+def _in_budget(
+    make: Callable[[], nn.Module], batch_of: Callable[[], Batch], choice: StepVariant, budget: int
+) -> dict[str, bool]:
+    """Return what runs in a process that may have no more than a budget."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, budget / total))
+    try:
+        model, batch, optimizer = _made(make, batch_of)
+        found = {"recommended_runs": _runs(model, optimizer, batch, choice.micro_batch)}
+        if 2 * choice.micro_batch <= len(batch[0]):
+            found["twice_runs"] = _runs(model, optimizer, batch, 2 * choice.micro_batch)
+        return found
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def _steps(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, micro_batch: int) -> Callable[[], object]:
@@ -158,23 +185,20 @@ def _steps(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, mic
     return taken
 
 
-def _runs(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, micro_batch: int, budget: int) -> bool:
-    """Return whether a step as large as this runs in a budget that the allocator enforces."""
-    total = torch.cuda.get_device_properties(0).total_memory
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction(min(1.0, budget / total))
+def _runs(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, micro_batch: int) -> bool:
+    """Return whether steps as large as this run: the first allocates the optimizer's state, the second has it."""
     try:
-        for first in range(0, len(batch[0]), micro_batch):  # by hand: a TrainStep would survive it
-            part = (batch[0][first : first + micro_batch], batch[1][first : first + micro_batch])
-            _loss(model, part)[0].backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        for _ in range(2):
+            for first in range(0, len(batch[0]), micro_batch):  # by hand: a TrainStep would survive it
+                part = (batch[0][first : first + micro_batch], batch[1][first : first + micro_batch])
+                _loss(model, part)[0].backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         torch.cuda.synchronize()
     except (torch.OutOfMemoryError, OutOfMemoryError):
         return False
     finally:
         optimizer.zero_grad(set_to_none=True)
-        torch.cuda.set_per_process_memory_fraction(1.0)
     return True
 
 
@@ -204,9 +228,10 @@ def _print(one: dict[str, Any]) -> None:
         return
     words = f"{one['name']}: {size_text(one['predicted'])} predicted in parts of {one['micro_batch']}"
     if "measured" in one:
-        words += f", {size_text(one['measured'])} measured; in a budget of {size_text(one['budget'])} it "
-        words += f"{'runs' if one['recommended_runs'] else 'DOES NOT RUN'}, twice of it "
-        words += "RUNS" if one["twice_runs"] else "does not"
+        words += f", {size_text(one['measured'])} measured; in a budget of {size_text(one['budget'])}, "
+        words += f"{one['recommended']} {'runs' if one['recommended_runs'] else 'DOES NOT RUN'}"
+        if "twice_runs" in one:
+            words += f", twice of it {'RUNS' if one['twice_runs'] else 'does not'}"
     print(words, flush=True)
 
 

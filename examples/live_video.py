@@ -9,10 +9,9 @@ the device, the model and copies back overlap. Put a trained model in: this one'
 import argparse
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-import av
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +20,8 @@ import penstock
 
 def frames(where: str, side: int) -> Iterator[Tensor]:
     """Yield frames as uint8 tensors (3, side, side), as they arrive."""
+    import av
+
     camera = where.isdigit()
     with av.open(f"/dev/video{where}" if camera else where, format="v4l2" if camera else None) as video:
         for frame in video.decode(video=0):
@@ -28,10 +29,10 @@ def frames(where: str, side: int) -> Iterator[Tensor]:
             yield torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-def clips(where: str, side: int, length: int, every: int) -> Iterator[Tensor]:
+def clips(arriving: Iterable[Tensor], length: int, every: int) -> Iterator[Tensor]:
     """Yield the last `length` frames as a uint8 tensor (3, length, side, side), at every `every`-th frame."""
     last: deque[Tensor] = deque(maxlen=length)
-    for number, frame in enumerate(frames(where, side), 1):
+    for number, frame in enumerate(arriving, 1):
         last.append(frame)
         if len(last) == length and (number - length) % every == 0:
             yield torch.stack(list(last), 1)
@@ -63,7 +64,7 @@ def main() -> None:
     torch.manual_seed(0)
 
     model = ClipNet().to(device).eval()
-    arriving = clips(args.source, args.side, args.frames, args.every)
+    arriving = clips(frames(args.source, args.side), args.frames, args.every)
     outputs: Iterator[Any] = penstock.infer(
         model, arriving, device=device, batch_size=args.batch_size, max_latency_s=args.latency
     )

@@ -8,12 +8,13 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import device, fit, gpu, gpu_cases, gpu_tables, plans
+from benchmarks import device, films, fit, gpu, gpu_cases, gpu_tables, gpu_tests, plans
 from benchmarks.gpu import Part
 from benchmarks.row_file import RowFile
 from benchmarks.table import fill_in_tables
@@ -86,7 +87,7 @@ def _ran(monkeypatch: pytest.MonkeyPatch, part: str, out: Path) -> dict[str, Any
 
 @pytest.mark.parametrize(
     ("part", "rows"),
-    [("corruption", "corruption"), ("link", "link"), ("steps", "steps"), ("plans", "models"), ("fit", "overhead")],
+    [("link", "corruption"), ("link", "link"), ("steps", "steps"), ("plans", "models"), ("fit", "overhead")],
 )
 def test_every_part_runs_without_a_gpu_and_goes_on_with_the_rows_that_are_missing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, part: str, rows: str
@@ -101,6 +102,41 @@ def test_every_part_runs_without_a_gpu_and_goes_on_with_the_rows_that_are_missin
     monkeypatch.setattr(fit, "_overhead", None)
     monkeypatch.setattr(plans, "row", None)
     assert _ran(monkeypatch, part, tmp_path)[rows] == first[rows]
+
+
+def test_tests_that_have_passed_are_not_run_again(tmp_path: Path) -> None:
+    def collected(names: str) -> list[SimpleNamespace]:
+        return [SimpleNamespace(nodeid=name) for name in names]
+
+    def ended(recorder: gpu_tests.Recorder, name: str, when: str, outcome: str) -> None:
+        is_bad, is_left_out = outcome == "failed", outcome == "skipped"
+        recorder.pytest_runtest_logreport(
+            SimpleNamespace(
+                nodeid=name, when=when, outcome=outcome, failed=is_bad, skipped=is_left_out, duration=1,
+                longreprtext="why",
+            )
+        )  # fmt: skip
+
+    def file() -> RowFile:
+        report = {"benchmark": "gpu_tests", "sizes": "full", "machine": {}, "tests": []}
+        return RowFile(argparse.Namespace(json=tmp_path / "tests.json", resume=True), report)
+
+    first = gpu_tests.Recorder(file())
+    for name, setup, call, teardown in (
+        ("a", "passed", "passed", "passed"), ("b", "skipped", None, "passed"), ("c", "passed", "passed", "failed"),
+        ("d", "passed", "failed", "passed"), ("e", "failed", None, "passed"),
+    ):  # fmt: skip
+        ended(first, name, "setup", setup)
+        if call:
+            ended(first, name, "call", call)
+        ended(first, name, "teardown", teardown)
+    rows = json.loads((tmp_path / "tests.json").read_text())["tests"]
+    assert [(row["test"], row["outcome"]) for row in rows] == [
+        ("a", "passed"), ("b", "skipped"), ("c", "failed"), ("d", "failed"), ("e", "failed")
+    ]  # fmt: skip
+    left = collected("abcdef")
+    gpu_tests.Recorder(file()).pytest_collection_modifyitems(left)
+    assert [item.nodeid for item in left] == ["c", "d", "e", "f"]
 
 
 def _report(rows: Path, **machine: str) -> RowFile:
@@ -150,14 +186,22 @@ def _results(folder: Path) -> Path:
 
     ended = {"state": "done", "exit_code": 0, "seconds": 61.0, "summary": "== 25 passed in 61 s ==", "failed": []}
     put("gpu", "gpu", parts={"tests": ended})
-    put("cases", "gpu_cases", cases=[*GRID, {"case": "video", "lacks": "av"}])
+    live = {
+        "case": "live",
+        "loader": "infer",
+        "num_workers": 0,
+        "ahead": True,
+        "latency_ms": 51.0,
+        "latency_most_ms": 60.0,
+    }
+    put("cases", "gpu_cases", cases=[*GRID, {"case": "video", "lacks": "PIL"}, live])
     link = [{"mib": 64, "gb_per_s": {"slot": [49, 50, 51], "torch pinned": [50, 50, 50], "pageable": [9, 9, 9]}}]
-    put("link", "device", costs=[{"of": "register 1 MiB", "us": [3.0]}], link=link, steps=[], corruption=None)
+    right = {"batches": 10_000, "wrong_elements": 0}
+    put("link", "device", costs=[{"of": "register 1 MiB", "us": [3.0]}], link=link, steps=[], corruption=right)
     rates = {"resident": [100.0], "penstock, device=": [97.0]}
     step = {"name": "images", "step_ms": 12.0, "samples_per_s": rates}
     step |= {"of_plain": {"penstock, device=": [1.02]}}
     put("steps", "device", steps=[{**step, "of_the_bound": {"resident": [1.0], "penstock, device=": [0.97]}}])
-    put("corruption", "device", corruption={"batches": 10_000, "wrong_elements": 0})
     model = {"name": "MLP", "parameters": 67_000_000, "micro_batch": 16, "predicted": 3 << 30}
     ran = {"measured": 2 << 30, "error": 0.5, "budget": 4 << 30, "recommended_runs": True, "twice_runs": False}
     put("plans", "plans", models=[{**model, **ran}, {"name": "deep MLP", "failed": "Traceback ..."}])
@@ -196,7 +240,8 @@ def test_the_tables_have_the_rows_of_the_results(tmp_path: Path) -> None:
     assert "|  | penstock, device= | 97 (97 … 97) | 0.970 (0.970 … 0.970) |" in shown["steps"]
     assert "| MLP | 67.0 M | 16 | 3.0 GiB | 2.0 GiB | +50.0 % | yes | out of memory |" in shown["plans"]
     assert "| text | torch | 8 | `pin_memory` `non_blocking` | 1.00 | 8.00 | 25% | 1.0 GiB |" in shown["cases"]
-    assert "| video | needs av |" in shown["cases"]
+    assert "| video | needs PIL |" in shown["cases"]
+    assert "scores come after 51 ms, after 60 ms at most" in shown["cases"]
     assert "| tests | done | 61 s | 25 passed in 61 s |" in shown["parts"]
     assert "| register 1 MiB | 3.0 (3.0 … 3.0) |" in shown["costs"]
     assert "deep MLP" not in shown["plans"]
@@ -228,7 +273,7 @@ def test_the_log_keeps_the_end_and_results_are_few(monkeypatch: pytest.MonkeyPat
         _called(monkeypatch, tmp_path, "tests")
     assert (tmp_path / "log.txt").read_text().endswith("── tests ──\n2 passed\n\n")
     assert len((tmp_path / "log.txt").read_text()) == 40
-    assert len({"gpu.json", "log.txt", *(f"{part.name}.json" for part in gpu.PARTS if part.name != "tests")}) <= 8
+    assert len({"gpu.json", "log.txt", *(f"{part.name}.json" for part in gpu.PARTS)}) <= 8
 
 
 def test_costs_are_measured_of_registering_fences_and_lent_slots() -> None:
@@ -263,6 +308,26 @@ def test_a_case_trains_on_batches_that_are_decoded(name: str, module: str, tmp_p
     assert 0.99 < row["idle"] <= 1
     assert row["host_nbytes"] > 1 << 20
     assert "transfer_ms" not in row
+
+
+def test_cameras_give_clips_without_pyav_and_infer_their_latency(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("PIL")
+    monkeypatch.setattr(films, "find_spec", lambda name: None)
+    case = gpu_cases.live_case(tmp_path, tiny=True)
+    (film,) = tmp_path.iterdir()
+    assert film.suffix == ".mjpeg"
+    decoded = list(films.frames(film, 32))
+    assert len(decoded) == 64
+    assert len({tuple(frame.flatten().tolist()) for frame in decoded}) == 64
+    clips = list(case.dataset)
+    assert [clip.shape for clip in clips] == [(3, 2, 32, 32)] * 16
+    assert torch.equal(clips[0], torch.stack(decoded[:2], 1))
+    assert torch.equal(clips[15], torch.stack(decoded[60:62], 1))
+    row = gpu_cases._latency(case, gpu_cases.Way(loader="infer", num_workers=0, ahead=True))
+    assert row["clips"] == 4
+    assert 0 < row["latency_ms"] <= row["latency_most_ms"]
 
 
 def test_the_grid_is_written_row_by_row_and_says_what_is_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,5 +373,4 @@ def test_the_grid_has_every_setting_of_torchs_and_one_more_of_ours() -> None:
 
 def test_the_parts_are_programs_that_are_there() -> None:
     for part in gpu.PARTS:
-        module = part.command[1]
-        assert module == "pytest" or (gpu.ROOT / f"{module.replace('.', '/')}.py").exists()
+        assert (gpu.ROOT / f"{part.command[1].replace('.', '/')}.py").exists()

@@ -92,7 +92,7 @@ def test_the_clips_of_a_video_reach_the_model_in_order(tmp_path: Path, monkeypat
     live_video = importlib.import_module("live_video")
     torch.manual_seed(0)
     model = live_video.ClipNet().eval()
-    clips = list(live_video.clips(film, 16, 4, 2))
+    clips = list(live_video.clips(live_video.frames(film, 16), 4, 2))
     assert [clip.shape for clip in clips] == [(3, 4, 16, 16)] * 5
     with torch.no_grad():
         likely = [model(clip[None]).softmax(1)[0].max(0) for clip in clips]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock import OutOfMemoryError, TrainStep, ledger, plan, release
+from penstock.device.cuda import blas_workspace_nbytes, take_blas_workspaces
 from penstock.memory.planning.optimizer_offload import offload_state
 
 pytestmark = pytest.mark.cuda
@@ -79,6 +80,15 @@ def test_a_sample_that_does_not_fit_is_explained(small_card: int) -> None:
         step(batch_of(1))
     assert "16.0 GiB more was needed" in str(caught.value)
     assert model.weight.is_meta
+
+
+def test_matrix_products_of_forward_and_of_backward_take_the_workspaces_that_plans_count() -> None:
+    device = torch.device("cuda", 0)
+    take_blas_workspaces(device)
+    torch._C._cuda_clearCublasWorkspaces()
+    before = torch.cuda.memory_allocated()
+    take_blas_workspaces(device)
+    assert torch.cuda.memory_allocated() - before == pytest.approx(2 * blas_workspace_nbytes(device), abs=2 << 20)
 
 
 @pytest.mark.parametrize("parts", [1, 4])

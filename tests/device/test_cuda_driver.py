@@ -235,6 +235,7 @@ def test_the_workspaces_of_matrix_products_are_those_that_torch_takes(
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", chosen)
     assert cuda.blas_workspace_nbytes(torch.device("cuda", 0)) == kib << 10
     assert cuda.blas_workspace_nbytes(torch.device("cpu")) == 0
+    cuda.take_blas_workspaces(torch.device("cpu"))  # does nothing
 
 
 def test_a_device_that_is_first_used_during_a_capture_records_nothing(

@@ -136,6 +136,64 @@ def test_options_that_need_samples_say_so() -> None:
         infer(torch.neg, [DATA], max_latency_s=0.1)
 
 
+@pytest.mark.parametrize("error", [ValueError("no such class"), StopIteration("no more")], ids=["own", "stop"])
+def test_outputs_before_the_one_that_a_model_fails_at_come_first(error: Exception) -> None:
+    calls: list[None] = []
+
+    def model(batch: torch.Tensor) -> torch.Tensor:
+        calls.append(None)
+        if len(calls) == 6:
+            raise error
+        return batch.clone()
+
+    outputs = infer(model, (torch.full((2,), float(number)) for number in range(9)), device=Sim())
+    assert [int(next(outputs)[0]) for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises((ValueError, RuntimeError), match=r"no such class|StopIteration"):
+        next(outputs)
+
+
+class Broken(Sim):
+    """A device on which, once it is broken, every wait raises."""
+
+    is_broken = False
+
+    def _record(self, stream: Any) -> Any:
+        event = super()._record(stream)
+        wait = event.synchronize
+
+        def synchronize() -> None:
+            if self.is_broken:
+                raise torch.AcceleratorError("CUDA error: some later call")
+            wait()
+
+        event.synchronize = synchronize
+        return event
+
+
+def test_on_a_broken_device_the_models_error_is_raised_and_the_outputs_memory_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sim, calls, closed = Broken(), [], []
+
+    class Watched(inference.Ring):
+        def close(self) -> None:
+            closed.append(self)
+            super().close()
+
+    def model(batch: torch.Tensor) -> torch.Tensor:
+        calls.append(None)
+        if len(calls) == 4:
+            sim.is_broken = True
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+        return batch.clone()
+
+    monkeypatch.setattr(inference, "Ring", Watched)
+    outputs = infer(model, (torch.full((2,), float(number)) for number in range(9)), device=sim)
+    with pytest.raises(torch.AcceleratorError, match="device-side assert triggered"):
+        list(outputs)
+    assert len(closed) == 1
+
+
 def test_an_output_that_is_copied_to_a_device_and_dropped_is_not_overwritten() -> None:
     sim = Sim(by_hand=True)
     behind = sim.stream("behind")  # runs when nothing else can

@@ -128,8 +128,9 @@ class Cuda(Accelerator):
 
 
 def blas_workspace_nbytes(device: torch.device) -> int:
-    """Return what matrix products take from torch's allocator once and for good: the workspaces of cuBLAS and cuBLASLt.
+    """Return what matrix products of a thread take from torch's allocator for good: cuBLAS's and cuBLASLt's workspaces.
 
+    Forward and backward of a step run in a thread each, and so take it twice.
     Source: torch's notes on CUDA semantics, "cuBLAS workspaces" (CUBLAS_WORKSPACE_CONFIG, CUBLASLT_WORKSPACE_SIZE).
     """
     if device.type != "cuda" or torch.version.hip:
@@ -140,6 +141,14 @@ def blas_workspace_nbytes(device: torch.device) -> int:
     lt_kib = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "1024")
     kib = sum(int(size) * int(count) for size, count in chosen or default)
     return (kib + (int(lt_kib) if lt_kib.isdigit() else 1024)) << 10
+
+
+def take_blas_workspaces(device: torch.device) -> None:
+    """Have torch allocate the workspaces that matrix products of forward and backward take for good on this stream."""
+    if blas_workspace_nbytes(device):
+        with torch.enable_grad():
+            x = torch.ones(8, 8, device=device, requires_grad=True)
+            torch.autograd.grad(torch.addmm(x[0], x, x).sum(), x)
 
 
 def sum_buffer_nbytes(device: torch.device, inputs: int, outputs: int, itemsize: int) -> int:

@@ -8,6 +8,7 @@ The factory never sees the DataLoader.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 from penstock.core.host import available_nbytes, pinnable_nbytes
 from penstock.core.numa import cores_near, prefer_memory
 from penstock.core.shared_segment import PrivateSegment, SharedSegment, create, memfd_works
+from penstock.device import Device
 from penstock.loader.checkpoint.epoch_state import EpochState
 from penstock.loader.config import LoaderConfig
 from penstock.loader.runtime import LoaderRuntime
@@ -94,6 +96,7 @@ def build_pipeline(config: LoaderConfig, runtime: LoaderRuntime, epoch: EpochSta
             budget_nbytes=config.device_bytes,
             counters=runtime.counters,
             trial=runtime.depth_trial,
+            keep=functools.partial(_keep_on_host, ring, config.device),
             consumed_of=lambda: scheduler.consumed,
         )
     return Pipeline(
@@ -315,6 +318,16 @@ def _ring(config: LoaderConfig, runtime: LoaderRuntime, pinning: Pinning) -> Rin
         fence=pinning.fence,
     )
     return runtime.ring
+
+
+def _keep_on_host(ring: Ring, device: Device, leaf: Any) -> Any:
+    """Return a part of a batch that stays on the host, so that the user may copy it to a device and drop it."""
+    if not device.can_register:
+        return leaf
+    if not device.has_fence:
+        return copy.deepcopy(leaf)
+    ring.fence_from_now(device.fence)
+    return leaf
 
 
 def _make_near(make: Callable[[int], SharedSegment], node: int, nbytes: int) -> SharedSegment:

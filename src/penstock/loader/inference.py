@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -89,6 +90,7 @@ def _infer(
         ahead = Prefetcher(batches, device, budget_nbytes=1 << 30, counters=Counters())
     results = _Results(device)
     ended: Any = None
+    failed: Exception | None = None
     try:
         while True:
             try:
@@ -99,17 +101,23 @@ def _infer(
             if found is None:  # nothing to compute at the moment: yield what is ready
                 yield results.take()
                 continue
-            with torch.no_grad():
-                results.send(forward(model, found[0]))
+            try:
+                with torch.no_grad():
+                    results.send(forward(model, found[0]))
+            except Exception as error:  # noqa: BLE001  likewise
+                failed, found = error, None
+                break
             del found
             while results.in_flight >= _MAX_IN_FLIGHT:
                 yield results.take()
         while results.in_flight:
-            yield results.take()
+            yield results.take(failed)
+        if failed is not None:
+            raise failed
         if not isinstance(ended, StopIteration):
             raise ended
     finally:
-        ended = None
+        ended = failed = None
         if isinstance(ahead, Prefetcher):
             ahead.close()
         batches.close()
@@ -192,16 +200,23 @@ class _Results:
         )
         self._in_flight.append(_Result((output, leaves), on_host, event))
 
-    def take(self) -> Any:
-        """Return the oldest output; waits for its copy."""
+    def take(self, failed: Exception | None = None) -> Any:
+        """Return the oldest output; waits for its copy. After an error that broke the device, that one is raised."""
         result = self._in_flight.popleft()
-        result.event.synchronize()
+        try:
+            result.event.synchronize()
+        except torch.AcceleratorError as error:
+            raise (failed or error) from None
         return result.on_host
 
     def close(self) -> None:
-        while self._in_flight:
-            self._in_flight.popleft().event.synchronize()
-        self._ring.close()
+        try:
+            with contextlib.suppress(torch.AcceleratorError):  # the device is broken, and the program has the error
+                while self._in_flight:
+                    self._in_flight.popleft().event.synchronize()
+        finally:
+            self._in_flight.clear()
+            self._ring.close()
 
     def _is_copied(self, tensor: torch.Tensor) -> bool:
         """Return whether the device's copies are ordered behind what computes `tensor`: on another GPU they are not."""

@@ -8,7 +8,7 @@ dir=$(mkdir -p "$1" && cd "$1" && pwd)
 cd "$dir"
 if [ ! -e site/.ready ]; then
   mkdir -p wheels site
-  "${PYTHON:-python3.11}" -m pip download -q --no-deps --only-binary=:all: -d wheels \
+  env -u PIP_EXTRA_INDEX_URL "${PYTHON:-python3.11}" -m pip download -q --no-deps --only-binary=:all: -d wheels \
     torch==2.11.0 triton==3.6.0 cuda-toolkit==13.0.2 nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88 \
     nvidia-cuda-cupti==13.0.85 nvidia-cuda-nvrtc==13.0.88 nvidia-cublas==13.1.0.3 nvidia-cudnn-cu13==9.19.0.56 \
     nvidia-cufft==12.0.0.61 nvidia-cufile==1.15.1.6 nvidia-curand==10.4.0.35 nvidia-cusolver==12.0.4.66 \

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import subprocess
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from capture_elsewhere import captured_elsewhere
@@ -19,8 +21,8 @@ from penstock.loader.scheduling.dispatch_policy import Dispatch
 from penstock.loader.to_device import pinning
 
 
-def slow() -> Sim:
-    return Sim(bandwidth=2e8, delay_s=3e-4)
+def slow(*, has_fence: bool = True) -> Sim:
+    return Sim(bandwidth=2e8, delay_s=3e-4, has_fence=has_fence)
 
 
 def labels(loader: DataLoader[Any]) -> list[int]:
@@ -130,6 +132,38 @@ def test_a_custom_batch_is_moved_by_its_own_method(workers: int) -> None:
     batches = list(DataLoader(Numbered(12), batch_size=4, num_workers=workers, collate_fn=Bag, device=sim))
     assert all(batch.moved_to == sim.torch_device for batch in batches)
     assert torch.cat([batch.images[:, 0, 0, 0] for batch in batches]).tolist() == list(range(12))
+
+
+@dataclass
+class Kept:
+    """A batch that is on no device."""
+
+    images: torch.Tensor
+    array: np.ndarray
+
+
+def kept(samples: list[Any]) -> dict[str, Any]:
+    images = torch.stack([image for image, _ in samples])
+    return {"own": Kept(images, images.numpy() + 1), "images": images, "array": images.numpy() + 2, "name": "x"}
+
+
+@pytest.mark.parametrize("has_fence", [True, False])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_stays_on_the_host_is_not_overwritten_before_the_users_own_copies_are_over(
+    workers: int, has_fence: bool
+) -> None:
+    sim = slow(has_fence=has_fence)
+    side = sim.stream()
+    loader = DataLoader(Numbered(120), batch_size=4, num_workers=workers, collate_fn=kept, device=sim)
+    copied: list[list[torch.Tensor]] = [[], [], []]
+    for batch in loader:
+        parts = batch["own"].images, torch.from_numpy(batch["own"].array), torch.from_numpy(batch["array"])
+        for images, found in zip(parts, copied, strict=True):
+            found.append(sim.to(images, side))
+        del batch, parts, images
+    sim.synchronize()
+    for more, found in enumerate(copied):
+        assert torch.cat(found)[:, 0, 0, 0].tolist() == [number + more for number in range(120)]
 
 
 def test_a_device_that_cannot_pin_is_fed_from_pageable_memory() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from zoo import GPT, per_token, tokens
 
 from penstock import plan
-from penstock.memory.planning.step_variants import Plan
+from penstock.memory.planning.step_variants import Plan, StepVariant
 from penstock.memory.planning.verify_plan import Gauge, verify_plan
 
 pytestmark = [pytest.mark.long, pytest.mark.slow]
@@ -73,6 +73,25 @@ def test_a_step_that_takes_more_than_predicted_makes_the_choice_smaller() -> Non
     assert corrected.choice.peak_nbytes < whole.peak_nbytes * 1.05
     assert "+" in corrected.verified
     assert corrected.render().count("note: verified by a measured step") == 1
+
+
+def test_what_was_not_predicted_grows_with_the_samples_and_what_was_not_taken_is_missing_in_proportion() -> None:
+    found = planned()
+    whole = found.choice
+    assert whole is not None
+    expected = whole.backward_peak_nbytes - whole.static_nbytes
+
+    def corrected(taken: int) -> list[tuple[int, StepVariant, StepVariant]]:
+        after = verify_plan(found, gpt(), per_token, tokens(), torch.chunk, lambda body: taken)
+        pairs = zip(found.variants, after.variants, strict=True)
+        return [(new.backward_peak_nbytes - old.backward_peak_nbytes, old, new) for old, new in pairs]
+
+    workspace = 5 * expected  # more than the gradients, which no micro-batch makes larger
+    for more, old, new in corrected(expected + workspace):
+        assert more == workspace * old.micro_batch // whole.micro_batch
+        assert new.peak_nbytes >= new.backward_peak_nbytes
+    for more, old, _ in corrected(expected // 2):
+        assert -more == pytest.approx((old.backward_peak_nbytes - old.static_nbytes) / 2, abs=1)
 
 
 def test_a_choice_that_runs_out_of_memory_is_not_chosen() -> None:

@@ -1,8 +1,9 @@
 """Whether the slots of a loader are page-locked, and what protects them while copies read them.
 
-With `device=` the prefetcher makes the copies and keeps a batch until its copy is over. With `pin_memory` the user
-makes them, so a slot is fenced when its last view has died. Where the device cannot fence, a batch is pinned as torch
-pins it: copied to memory of torch's own allocator, which protects it.
+With `device=` the prefetcher makes the copies and keeps a batch until its copy is over; slots are fenced from the first
+batch on that has parts which stay on the host, where the user may copy them. With `pin_memory` the user makes them all,
+so a slot is fenced when its last view has died. Where the device cannot fence, a batch is pinned as torch does: copied
+to memory of torch's own allocator, which protects it.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from penstock.core.tree import map_leaves, tensors
@@ -28,6 +29,8 @@ _WHOSE_ERROR = (
     "It was reported while penstock asked for a copy, which runs no kernel: what failed was started by the program "
     "before. CUDA_LAUNCH_BLOCKING=1 shows where. After it this process can use the device no more."
 )
+
+_WITHOUT_MEMORY = (str, bytes, int, float, complex, np.generic, type(None))
 
 DEPTH = 2
 """Batches copied ahead of the one in use, at most: one overlaps with the step, another absorbs jitter."""
@@ -103,6 +106,8 @@ class Prefetcher:
         budget_nbytes: the most bytes of device memory that batches under way may take; one is always allowed.
         counters: counts copies, and those that were over before their batch was asked for.
         trial: decides how many to copy ahead; `DEPTH` without one.
+        keep: called with each leaf that stays on the host and may hold memory (an array, an object of a class of the
+            user's), which the user may copy from; returns what to hand out in its place.
         consumed_of: returns what the last batch of `source` consumed; `consumed` is then that of the one handed out.
     """
 
@@ -114,6 +119,7 @@ class Prefetcher:
         budget_nbytes: int,
         counters: Counters,
         trial: DepthTrial | None = None,
+        keep: Callable[[Any], Any] = lambda leaf: leaf,
         consumed_of: Callable[[], Sequence[Consumed]] = tuple,
     ) -> None:
         self._source = source
@@ -121,6 +127,7 @@ class Prefetcher:
         self._budget = budget_nbytes
         self._counters = counters
         self._trial = trial
+        self._keep = keep
         if trial is not None:
             trial.pause()
         self.in_flight = InFlightCopies(device)
@@ -240,7 +247,9 @@ class Prefetcher:
         if moved is not None:
             return moved
         mover = getattr(leaf, "to", None)
-        return mover(self._device.torch_device, non_blocking=True) if callable(mover) else leaf
+        if callable(mover):
+            return mover(self._device.torch_device, non_blocking=True)
+        return leaf if isinstance(leaf, _WITHOUT_MEMORY) else self._keep(leaf)
 
     def _drop_finished(self) -> None:
         while self._leaving and self._leaving[0][1].query():

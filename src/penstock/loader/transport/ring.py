@@ -111,6 +111,10 @@ class Ring:
         self.copied_out = 0
         watched.add(self)
 
+    def fence_from_now(self, fence: Callable[[], Fence | None]) -> None:
+        """Guard the copies that users may start from pinned slots, those that they hold already too."""
+        self._fence = fence
+
     def acquire(self, wanted: int = 4, *, grow: bool = True) -> Slot | None:
         """Take a free slot for filling, adding slots when there is none; None when the budget is used up.
 

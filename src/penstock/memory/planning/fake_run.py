@@ -93,6 +93,8 @@ class FakeRun:
         self._sum_buffer = sum_buffer
         self._progress = progress
         self._runs_on_cpu = any(param.device.type == "cpu" for param in model.parameters())
+        self.multiplies = False
+        """Whether the step multiplies matrices."""
         self._workspace_ops: set[str] = set()
         self._repeated_layers: list[int] = []
         self._cache_text = ""
@@ -147,6 +149,7 @@ class FakeRun:
             run_all = self._run_forward if self._forward_only else functools.partial(self._run_modes, host=host)
             found = list(run_all(copies, meter, fake=fake))
         self._workspace_ops = meter.workspace_ops
+        self.multiplies = meter.multiplies
         self._repeated_layers = meter.repeated_layers
         return found
 

@@ -21,10 +21,10 @@ from torch.optim import Optimizer
 from penstock.core.errors import OptionError
 from penstock.core.units import to_nbytes
 from penstock.device.accelerator import free_and_total_nbytes
-from penstock.device.cuda import blas_workspace_nbytes, sum_buffer_nbytes
+from penstock.device.cuda import blas_workspace_nbytes, sum_buffer_nbytes, take_blas_workspaces
 from penstock.memory.accounting.byte_counter import ALLOCATOR_GRAIN_NBYTES, SumBuffer
 from penstock.memory.microbatch.split import Split, count_samples, split_batch
-from penstock.memory.model_tensors import LossFunction
+from penstock.memory.model_tensors import LossFunction, accelerators_of
 from penstock.memory.planning.fake_run import MODES, FakeRun, Mode, Progress, error_text
 from penstock.memory.planning.parallel_layout import Parallelize, ParallelLayout, Shard
 from penstock.memory.planning.step_variants import Plan, StepVariant
@@ -118,7 +118,7 @@ def plan(
     )
     variants: list[StepVariant] = []
     notes: list[str] = []
-    measured = ""
+    measured, multiplies = "", False
     for bf16 in (False, True) if allow_bf16 else (False,):
         run = FakeRun(
             model,
@@ -132,7 +132,8 @@ def plan(
             bf16=bf16,
             forward_only=forward_only,
             grain_nbytes=ALLOCATOR_GRAIN_NBYTES if on_device else 1,
-            products_nbytes=max((blas_workspace_nbytes(p.device) for p in model.parameters()), default=0),
+            products_nbytes=(1 if forward_only else 2)
+            * max((blas_workspace_nbytes(p.device) for p in model.parameters()), default=0),
             sum_buffer=_sum_buffer(model),
             progress=progress,
         )
@@ -144,7 +145,7 @@ def plan(
             notes.append(f"the model does not run with its parameters in bfloat16: {error_text(error)}")
             continue
         variants += more
-        measured = measured or why
+        measured, multiplies = measured or why, multiplies or run.multiplies
         notes += run.warnings()
     if allow_bf16:
         notes.append("updates that are small beside a weight or a moment are lost in bf16")
@@ -157,8 +158,11 @@ def plan(
         warnings=tuple(dict.fromkeys(notes)),
     )
     found = empty.choose(tuple(variants))
-    verifies = on_device and verify and ranks == 1 and not forward_only
-    return verify_plan(found, model, loss_fn, batch, split) if verifies else found
+    if not (on_device and verify and ranks == 1 and not forward_only):
+        return found
+    if multiplies:
+        take_blas_workspaces(accelerators_of(model)[0])  # else they would be counted as what the samples take
+    return verify_plan(found, model, loss_fn, batch, split)
 
 
 def _run(run: FakeRun, *, on_many_ranks: bool) -> tuple[list[StepVariant], str]:

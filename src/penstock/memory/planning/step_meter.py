@@ -164,7 +164,8 @@ class StepMeter:
         """Whether what is held after forward was kept by selective checkpointing, which autograd does not see."""
         self._confirmed: set[str] = set()
         """Modes in which six layers did what five and four predict."""
-        self._multiplies = False
+        self.multiplies = False
+        """Whether matrices were multiplied."""
         self.workspace_ops: set[str] = set()
         """Operations that ran and take a workspace, which is not counted."""
         self.leaves_gradients_only = True
@@ -220,7 +221,7 @@ class StepMeter:
             roles = counter.by_role()
             held = _Backward(counter.peak, counter.bound, roles, self._host.nbytes)
         peak, bound, roles = self._step_optimizer(counter)
-        workspace = self._products_nbytes if self._multiplies else 0
+        workspace = self._products_nbytes if self.multiplies else 0
         for one in (held.roles, roles):
             one["temporaries"] += workspace
         state = {storage_key(one): one.nbytes for one in self._state() if one.ndim and not one.is_sparse}
@@ -332,7 +333,7 @@ class StepMeter:
                 with counter:
                     loss.backward()
                 del loss
-        self._multiplies |= counter.multiplies
+        self.multiplies |= counter.multiplies
         self.workspace_ops |= counter.workspace_ops
 
     def _step_optimizer(self, counter: ByteCounter) -> tuple[int, int, dict[Role, int]]:

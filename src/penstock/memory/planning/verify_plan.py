@@ -82,12 +82,17 @@ def _measure(
 
 
 def _correct(plan: Plan, variant: StepVariant, taken: int) -> Plan:
-    """Return the plan with each variant's predicted bytes scaled by the ratio measured for `variant`."""
+    """Return the plan with each variant's predicted bytes corrected by what was measured for `variant`.
+
+    What was not predicted is a workspace, which grows with the samples; gradients and the like do not. What was
+    predicted and not taken is missing in proportion: a variant that holds little has little of it.
+    """
     expected = variant.backward_peak_nbytes - variant.static_nbytes
     ratio = taken / expected if expected else 1.0
+    of_a_sample = max(0, taken - expected) / variant.micro_batch
     text = f"verified by a measured step of {variant.describe()}: {size_text(taken)} on top of what is held, "
     found = replace(plan, verified=f"{text}{size_text(expected)} were predicted ({ratio - 1:+.1%})")
-    scaled = [_scale(one, ratio) for one in plan.variants]
+    scaled = [_scale(one, min(1.0, ratio), int(of_a_sample * one.micro_batch)) for one in plan.variants]
     return found.choose(
         tuple(_without_bound(new) if old is variant else new for old, new in zip(plan.variants, scaled, strict=True))
     )
@@ -98,8 +103,8 @@ def _without_bound(variant: StepVariant) -> StepVariant:
     return replace(variant, bound_nbytes=variant.peak_nbytes)
 
 
-def _scale(variant: StepVariant, ratio: float) -> StepVariant:
-    backward = variant.static_nbytes + int(ratio * (variant.backward_peak_nbytes - variant.static_nbytes))
+def _scale(variant: StepVariant, ratio: float, workspace: int) -> StepVariant:
+    backward = variant.static_nbytes + int(ratio * (variant.backward_peak_nbytes - variant.static_nbytes)) + workspace
     is_peak = variant.peak_nbytes == variant.backward_peak_nbytes
     peak = backward if is_peak else max(backward, variant.peak_nbytes)
     roles = {**variant.by_role, "temporaries": variant.by_role["temporaries"] + peak - variant.peak_nbytes}
