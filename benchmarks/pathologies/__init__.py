@@ -94,7 +94,7 @@ PROBLEMS = {
     "archive_opened_for_each_sample": _problem(
         "decode-bound", "opened-for-each-sample", "open it once in each worker", 4
     ),
-    "a_lock_between_workers": _problem("transform-bound", "", "compute(|what workers share|num_workers", 4),
+    "a_lock_between_workers": _problem("transform-bound", "", "work.py|what workers share|num_workers", 4),
     "a_dictionary_of_a_manager": _problem("", "another-process-for-each-sample", "keep the data in the dataset", 5),
     "a_pool_of_threads_in_python": _problem("", "threads-hold-each-other", "without a pool", 5),
     "gzip_read_for_each_sample": _problem("decode-bound", "opened-for-each-sample", "open it once in each worker", 5),

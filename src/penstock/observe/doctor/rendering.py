@@ -175,7 +175,7 @@ def _facts(measured: Measurements) -> list[str]:
         lines.append(
             f"  other programs keep this machine busy ({cores} of {machine.cores} cores during the "
             f"measurements, a load of {machine.load:.1f} before them): on a quiet machine trials with other "
-            "workers can end differently"
+            "workers can end differently, and no gain is estimated here"
         )
     lines += _same_samples(measured)
     if samples is not None and samples.hotspots:

@@ -49,6 +49,12 @@ def _is_beside(finding: Finding, verdict: Finding) -> bool:
     return is_loading and any(finding.name == cause.name for cause in (*ABOUT_RESULTS, *NOT_ABOUT_LOADING))
 
 
+def _without_guess(finding: Finding, measured: Measurements) -> Finding:
+    """Return a finding; an estimate is left out while other programs decide how long each part takes."""
+    is_guess = measured.machine.is_busy and not finding.is_measured
+    return replace(finding, gain=None) if is_guess else finding
+
+
 def _at_most_free(finding: Finding, measured: Measurements) -> Finding:
     """Return a finding about loading; where its gain is an estimate, no more than what free loading gained."""
     free = measured.gain_of(FREE)
@@ -66,6 +72,7 @@ def _find_all(measured: Measurements, causes: Sequence[Cause]) -> tuple[Finding,
     for cause in causes:
         finding = ask(cause, measured)
         if finding is not None:
+            finding = _without_guess(finding, measured)
             if cause not in NOT_ABOUT_LOADING:
                 finding = _at_most_free(finding, measured)
                 if not _is_worthwhile(finding):

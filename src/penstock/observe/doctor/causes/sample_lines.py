@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -77,7 +78,7 @@ def gain_without(fraction: float, measured: Measurements, parts_of: tuple[str, .
         return gain
     parts = loading_parts_s(measured)
     left_s = sum(parts.values()) - fraction * sum(parts.get(part, 0.0) for part in parts_of)
-    return min(gain, max(1.0, now.batch_s / (free.batch_s + left_s)))
+    return min(gain, max(1.0, now.batch_s / (min(free.batch_s, now.step_s or math.inf) + left_s)))
 
 
 LINE_PATTERNS = (

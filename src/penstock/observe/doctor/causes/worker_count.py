@@ -216,9 +216,10 @@ def _take_turns(measured: Measurements) -> bool:
 
 
 def _compute_in_turns(measured: Measurements, gain: Gain | None) -> bool:
-    """Return whether workers need as long as one process, more of them do not help, and cores are left."""
+    """Return whether workers need as long as one process although cores are left, and more of them do not help."""
     own, samples, now = measured.settings, required(measured.samples), required(measured.as_is)
-    if gain is None or not gain.is_clear or gain.median > THRESHOLDS.worthwhile_gain:
+    is_clear = gain is not None and gain.is_clear
+    if gain is not None and is_clear and gain.median > THRESHOLDS.worthwhile_gain:
         return False
     transport_s = transport_and_collate_s(measured) or 0.0
     if own.num_workers > measured.machine.usable_cores or transport_s > THRESHOLDS.transport_fraction * samples.batch_s:
@@ -227,7 +228,7 @@ def _compute_in_turns(measured: Measurements, gain: Gain | None) -> bool:
         return False
     activity, step_cores = measured.worker_activity, 1 - (now.wait_fraction or 0.0)
     if activity is None:
-        return True
+        return is_clear
     used = own.num_workers * activity.cores + step_cores
     return (
         activity.cores <= THRESHOLDS.waiting_worker_cores
