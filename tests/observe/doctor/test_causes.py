@@ -11,7 +11,15 @@ from penstock.core.stats import IndexDigest, LoaderStatistics, StageTimes
 from penstock.observe.doctor.causes import diagnose, findings_of_run
 from penstock.observe.doctor.causes.evidence import loading_parts_s
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
-from penstock.observe.doctor.probe_results import CopyOnWrite, HotLine, OneLabel, OtherLoop, SampleCosts, WorkerNoise
+from penstock.observe.doctor.probe_results import (
+    CopyOnWrite,
+    HotLine,
+    OneLabel,
+    OtherLoop,
+    SampleCosts,
+    WorkerActivity,
+    WorkerNoise,
+)
 from penstock.observe.doctor.probes.seen_labels import LabelRecorder
 from penstock.observe.doctor.probes.step_calls import StepCallRecorder
 from penstock.observe.doctor.trial import (
@@ -231,6 +239,37 @@ def test_more_workers_on_a_busy_machine_are_not_recommended_for_the_share_that_t
     waiting = replace(_loop(*trials, machine=busy), samples=replace(_loop().samples, sleep_fraction=0.9))  # type: ignore[type-var]
     named = {finding.name: finding.is_uncertain for finding in diagnose(waiting).findings}
     assert not named["too-few-workers"]
+    inline = replace(_loop(*trials[:2], _trial(THREADS, 0.020, 0.015), machine=busy), settings=Settings(dataset="D"))
+    named = {finding.name: finding.is_uncertain for finding in diagnose(inline).findings}
+    assert named["threads-faster"], "two threads get two shares of what others leave"
+
+
+def test_what_a_trial_of_persistent_workers_gained_beyond_their_start_is_not_believed() -> None:
+    trials = (_trial(AS_IS, 0.040, 0.035), _trial(FREE, 0.005), _trial(PERSISTENT, 0.030))
+    for startup_s, is_named in ((0.5, True), (0.05, False)):
+        settings = Settings(dataset="D", num_workers=2, start_method="fork", batch_size=8, length=40)
+        found = _loop(replace(trials[0], startup_s=0.081 + startup_s), *trials[1:], settings=settings)
+        assert ("short-epochs" in _names(found)) is is_named
+
+
+def test_no_gain_is_estimated_while_other_programs_take_the_processors() -> None:
+    line = HotLine(line="train.py:9: copy.deepcopy(record)", calls="copy.deepcopy", fraction=0.7)
+    found = _loop()
+    found = replace(found, samples=replace(found.samples, lines=(line,)))  # type: ignore[type-var]
+    (finding,) = diagnose(found).findings
+    assert finding.gain is not None
+    (finding,) = diagnose(replace(found, machine=Machine(cores=4, others_cores=3.0))).findings
+    assert (finding.name, finding.gain) == ("copied-for-each-sample", None)
+
+
+def test_a_lock_is_known_without_a_clear_trial_by_the_cores_that_workers_leave() -> None:
+    activity = WorkerActivity(workers=1, busy_threads=1.0, cores=0.4)
+    trials = (_trial(AS_IS, 0.081, 0.080), _trial(FREE, 0.001), _uneven(MORE_WORKERS, 0.120, 0.060, 0.080))
+    found = _loop(*trials, worker_activity=activity)
+    assert "workers-do-not-scale" in _names(found)
+    assert "workers-do-not-scale" not in _names(replace(found, worker_activity=None))
+    crowded = replace(found, machine=Machine(cores=1))
+    assert "workers-do-not-scale" not in _names(crowded)
 
 
 def test_a_loop_that_hardly_waits_is_healthy() -> None:

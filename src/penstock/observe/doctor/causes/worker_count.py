@@ -288,12 +288,12 @@ _BY_NUMBER = (MORE_WORKERS, THREADS, PROCESSES, NO_WORKERS, FEWER_WORKERS)
 def _gets_a_larger_share(measured: Measurements) -> bool:
     """Return whether more processes may only have taken processors from other programs, which a quiet machine has not.
 
-    Samples that wait gain from more workers on any machine, and so does one process that leaves cores unused.
+    Samples that wait gain from more workers on any machine, and so do a few workers that leave cores unused.
     """
     samples, own = measured.samples, measured.settings
     if not measured.machine.is_busy or samples is None or samples.sleep_fraction > THRESHOLDS.waiting_fraction:
         return False
-    return own.num_workers > 0 and own.num_workers + 2 > measured.machine.usable_cores
+    return not own.num_workers or own.num_workers + 2 > measured.machine.usable_cores
 
 
 BETTER_SETTINGS = (
