@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
 
 from penstock.core.stats import IndexDigest
-from penstock.loader.sampling.index_digest import bytes_of, digest_after
+from penstock.loader.sampling.index_digest import bytes_of, digest_after, joined
 
 _INDICES_AT_ONCE = 1 << 15
 _BATCHES_AT_ONCE = 64
@@ -43,7 +42,7 @@ class DigestLog:
     def digests(self) -> tuple[IndexDigest, ...]:
         """Return those kept, and the last one as it is now. Any thread may call it at any time."""
         latest = self.current.latest() if self.current is not None else []
-        return tuple(dict.fromkeys([*self._marks, *latest]))
+        return tuple(dict.fromkeys([*_most_telling(self._marks), *latest]))
 
     @property
     def reason(self) -> str:
@@ -55,9 +54,18 @@ class DigestLog:
         if mark in marks[-1:]:
             return
         marks.append(mark)
-        if len(marks) > _MOST_MARKS:  # those within earlier passes go first, and then the earliest passes
-            inner = (at for at, one in enumerate(marks) if not one.is_end and one.epoch != mark.epoch)
-            del marks[next(inner, 0)]
+        if len(marks) >= 2 * _MOST_MARKS:
+            self._marks = _most_telling(marks)
+
+
+def _most_telling(marks: list[IndexDigest]) -> list[IndexDigest]:
+    """Return as many as are kept: those within earlier passes go first, and then the earliest passes."""
+    left_over = len(marks) - _MOST_MARKS
+    if left_over <= 0:
+        return marks
+    inner = (at for at, one in enumerate(marks) if not one.is_end and one.epoch != marks[-1].epoch)
+    dropped = set(itertools.islice(inner, left_over))
+    return [one for at, one in enumerate(marks) if at not in dropped][-_MOST_MARKS:]
 
 
 class PassDigest:
@@ -195,7 +203,7 @@ class _Batches(list[Any]):
 
     def indices(self, start: int, stop: int) -> Iterator[Any]:
         """Yield the indices of some of the batches."""
-        yield _joined(self[start:stop])
+        yield joined(self[start:stop])
 
     def rest(self) -> tuple[np.ndarray, ...]:
         """Return what was drawn and not handed out."""
@@ -233,18 +241,3 @@ class _Drawn:
     def after_all(self) -> _Drawn:
         """Return what is pending when all of it has been hashed."""
         return _Drawn(self.rest(), self._size)
-
-
-def _joined(batches: list[Any]) -> Any:
-    if len(batches) == 1:
-        return batches[0]
-    kinds = set(map(type, batches))
-    if kinds == {torch.Tensor}:
-        return torch.cat(batches)
-    if kinds == {np.ndarray}:
-        return np.concatenate(batches)
-    return list(itertools.chain.from_iterable(map(_as_list, batches)))
-
-
-def _as_list(batch: Any) -> Any:
-    return batch.tolist() if isinstance(batch, torch.Tensor | np.ndarray) else batch
