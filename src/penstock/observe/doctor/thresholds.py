@@ -185,9 +185,6 @@ class Thresholds:
     line_fraction: float = _threshold(
         0.4, "of a sample's or step's time", "a line that takes less is not what decides how long it takes"
     )
-    sample_line_fraction: float = _threshold(
-        0.3, "of a sample's time", "a call that is known to be cheap once and dear for each sample is worth as much"
-    )
     costly_line_fraction: float = _threshold(
         0.6,
         "of a sample's or batch's time",

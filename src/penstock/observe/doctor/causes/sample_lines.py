@@ -42,7 +42,7 @@ class LinePattern:
         """Return the finding if such lines take most of a sample's time."""
         lines = self._lines(measured)
         fraction = self._fraction(measured)
-        if fraction < THRESHOLDS.sample_line_fraction or not loading_matters(measured):
+        if fraction < THRESHOLDS.line_fraction or not loading_matters(measured):
             return None
         if fraction < max(pattern._fraction(measured) for pattern in LINE_PATTERNS):
             return None
@@ -198,7 +198,7 @@ def same_for_every_sample(measured: Measurements) -> Finding | None:
     """A line of the dataset computes the same for all samples."""
     lines = [line for line in required(measured.samples).lines if line.is_same_for_all]
     fraction = sum(line.fraction for line in lines)
-    if fraction < THRESHOLDS.sample_line_fraction or not loading_matters(measured) or is_known(measured):
+    if fraction < THRESHOLDS.line_fraction or not loading_matters(measured) or is_known(measured):
         return None
     return Finding(
         name="same-for-every-sample",
