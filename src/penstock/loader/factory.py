@@ -118,7 +118,9 @@ def _inline_scheduler(
     if config.timeout != 0:
         raise AssertionError("num_workers=0 loads in the training process, which cannot time out; use timeout=0")
     can_be_direct = _is_plain(config, epoch) and not pinning.is_needed
-    direct = functools.partial(DirectScheduler, trial=runtime.slot_trial, busy_time=runtime.busy_time)
+    direct = functools.partial(
+        DirectScheduler, trial=runtime.slot_trial, busy_time=runtime.busy_time, batch_bytes=runtime.batch_bytes
+    )
     make = direct if can_be_direct else InlineScheduler
     inline = make(
         config.worker_spec(),

@@ -14,6 +14,7 @@ from penstock.loader.config import LoaderConfig
 from penstock.loader.counters import Counters
 from penstock.loader.sampling.order import Order
 from penstock.loader.scheduling.autoscale import AutoscalePolicy
+from penstock.loader.scheduling.batch_bytes import BatchBytes
 from penstock.loader.scheduling.dispatch_policy import Dispatch
 from penstock.loader.scheduling.slot_trial import SlotTrial
 from penstock.loader.to_device.prefetch import DEPTH
@@ -109,6 +110,7 @@ class LoaderRuntime:
     """Whether batches that are made in this process gain by reused slots."""
     busy_time: BusyTime = field(default_factory=lambda: BusyTime(with_process=True))
     """How much of the making of batches in this process is computing."""
+    batch_bytes: BatchBytes = field(default_factory=BatchBytes)
     fingerprint: DatasetFingerprint | None = None
     """Of dataset and sampler before the first pass, which may change them."""
     owner: dict[str, Any] | None = None

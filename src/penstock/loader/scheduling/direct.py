@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate
@@ -25,15 +23,13 @@ from penstock.loader.collate import fast_map, in_arena
 from penstock.loader.in_memory import CannotGatherError, gather_of
 from penstock.loader.sampling.batch_cursor import BatchCursor
 from penstock.loader.sampling.stream_cursor import Consumed
+from penstock.loader.scheduling.batch_bytes import BatchBytes
 from penstock.loader.scheduling.inline import InlineScheduler
 from penstock.loader.scheduling.slot_trial import SlotTrial
 from penstock.loader.transport.arena import Arena
 from penstock.loader.workers.busy_time import BusyTime
 from penstock.loader.workers.sample_fetcher import SampleFetcher, add_origin
 from penstock.loader.workers.sample_seed import Making
-
-_ATOMS = frozenset({int, float, bool, str, bytes})
-_CONTAINERS = frozenset({list, tuple, dict})
 
 
 class DirectScheduler(InlineScheduler):
@@ -42,18 +38,20 @@ class DirectScheduler(InlineScheduler):
     Args:
         arguments: as of `InlineScheduler`, and so are `others`.
         trial: whether to use slots.
-        busy_time: measures the batches of all passes.
+        busy_time: measures the batches of all passes, as does `batch_bytes`.
     """
 
-    def __init__(self, *arguments: Any, trial: SlotTrial, busy_time: BusyTime, **others: Any) -> None:
+    def __init__(
+        self, *arguments: Any, trial: SlotTrial, busy_time: BusyTime, batch_bytes: BatchBytes, **others: Any
+    ) -> None:
         super().__init__(*arguments, **others)
         self._trial = trial
         fetcher = self._shards.fetcher(0)
         self._samples = fetcher.samples if fetcher is not None else SampleFetcher(self._worker_spec)
         self._making = Making(self._samples)
         self._busy_time = busy_time
+        self._batch_bytes = batch_bytes
         self._count = 0
-        self._nbytes = _BatchBytes()
         self._fetched_ns = 0
         spec = self._worker_spec
         self._samples.epoch_seed = self._epoch_seed
@@ -103,7 +101,7 @@ class DirectScheduler(InlineScheduler):
         counters.asleep_ns += max(0, ended - began - self._busy_time.end(ended - began))
         counters.batches += 1
         counters.samples += self._count
-        counters.nbytes += self._nbytes.of(batch)
+        counters.nbytes += self._batch_bytes.of(batch)
         self.consumed, self.consumed_since = self.consumed_since, []
         if counters.recorder is not None:
             counters.recorder.made = (began, fetched - began, ended - fetched, self._count)
@@ -174,46 +172,3 @@ class DirectScheduler(InlineScheduler):
 
 class _EndedError(Exception):
     """The stream has no more samples, or too few for a batch."""
-
-
-class _BatchBytes:
-    """Returns the bytes of the tensors and arrays in batches, without looking through numbers and text.
-
-    Of batches of many parts, ever fewer are looked at, at least one in `_LONGEST`; others count as the last of them.
-    """
-
-    _MANY = 16
-    _LONGEST = 64
-
-    def __init__(self) -> None:
-        self._last = 0
-        self._between = 0
-        self._left = 0
-        self._parts = 0
-
-    def of(self, batch: Any) -> int:
-        """Return the bytes of a batch."""
-        if self._left:
-            self._left -= 1
-            return self._last
-        self._parts = 0
-        self._last = self._look(batch, 4)
-        if self._parts > self._MANY:
-            self._left = self._between = min(2 * self._between + 1, self._LONGEST)
-        return self._last
-
-    def _look(self, batch: Any, depth: int) -> int:
-        self._parts += 1
-        kind = type(batch)  # first: isinstance takes a microsecond for tensors
-        if kind is torch.Tensor or (kind not in _CONTAINERS and isinstance(batch, torch.Tensor)):
-            return batch.nbytes if batch.layout is torch.strided else 0
-        if isinstance(batch, np.ndarray):
-            return batch.nbytes
-        if kind not in (list, tuple):
-            if isinstance(batch, Mapping):
-                batch = list(batch.values())
-            elif not isinstance(batch, list | tuple):
-                return 0
-        if not batch or not depth or (type(batch[0]) in _ATOMS and type(batch[-1]) in _ATOMS):
-            return 0
-        return sum([self._look(part, depth - 1) for part in batch])

@@ -41,6 +41,9 @@ from penstock.loader.transport.arena import ALIGNMENT, Arena, ArenaFullError
 INLINE_NBYTES = 16_384
 """Buffers of at most this many bytes together stay in the envelope: below it, a slot costs more than a copy."""
 
+_SMALL_NBYTES = 4096
+"""A buffer of at most so many bytes stays in the pickle."""
+
 _HEAD = struct.Struct("<QIB")
 _INLINE, _TREE = 1, 2
 _SPAN = struct.Struct("<QQ")
@@ -76,10 +79,19 @@ def flatten(
     obj: Any, visit: Callable[[Any], None] = lambda _: None, carry: Carry | None = None
 ) -> tuple[bytes, list[np.ndarray]]:
     """Return the pickle of `obj` and the bytes (uint8) it refers to; `visit` sees every object but plain builtins."""
-    buffers: list[pickle.PickleBuffer] = []
+    pieces: list[np.ndarray] = []
+
+    def is_small(buffer: pickle.PickleBuffer) -> bool:
+        """Leave a small buffer in the pickle, where it takes less than a place of its own does."""
+        piece = np.frombuffer(buffer.raw(), np.uint8)
+        if piece.nbytes <= _SMALL_NBYTES:
+            return True
+        pieces.append(piece)
+        return False
+
     stream = io.BytesIO()
-    _Pickler(stream, buffers.append, visit, carry).dump(obj)
-    return stream.getvalue(), [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
+    _Pickler(stream, is_small, visit, carry).dump(obj)
+    return stream.getvalue(), pieces
 
 
 def pack(
@@ -170,7 +182,7 @@ class _Pickler(ForkingPickler):
     def __init__(
         self,
         stream: io.BytesIO,
-        buffer_callback: Callable[[pickle.PickleBuffer], None],
+        buffer_callback: Callable[[pickle.PickleBuffer], bool],
         visit: Callable[[Any], None],
         carry: Carry | None,
     ) -> None:
@@ -182,14 +194,17 @@ class _Pickler(ForkingPickler):
 
     def reducer_override(self, obj: Any) -> Any:
         self._visit(obj)
+        if type(obj) is np.ndarray:
+            if obj.nbytes <= _SMALL_NBYTES:
+                return obj.__reduce__()
+            # One that cannot be written to would arrive as a view that refuses it, too.
+            return NotImplemented if obj.flags.writeable else obj.copy(order="K").__reduce_ex__(5)
         if isinstance(obj, torch.Tensor):
             if obj.requires_grad and not obj.is_leaf:
                 return reduce_tensor(obj)  # which is torch's refusal: its gradient would end here, unnoticed
             if type(obj) is torch.Tensor and plain_tree.is_plain(obj):
                 return self._reduce_view(obj) or _reduce_plain(obj)
             return obj.__reduce_ex__(5) if obj.device.type == "cpu" else NotImplemented
-        if type(obj) is np.ndarray and not obj.flags.writeable:
-            return obj.copy(order="K").__reduce_ex__(5)  # else it would arrive as a view that refuses to be written to
         if isinstance(obj, torch.TypedStorage):
             return _reduce_storage(obj._untyped_storage, obj.dtype)
         if isinstance(obj, torch.UntypedStorage):
