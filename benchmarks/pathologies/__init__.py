@@ -94,7 +94,7 @@ PROBLEMS = {
     "archive_opened_for_each_sample": _problem(
         "decode-bound", "opened-for-each-sample", "open it once in each worker", 4
     ),
-    "a_lock_between_workers": _problem("transform-bound", "", "compute (work.py|what workers share|num_workers", 4),
+    "a_lock_between_workers": _problem("transform-bound", "", "work.py|what workers share|num_workers", 4),
     "a_dictionary_of_a_manager": _problem("", "another-process-for-each-sample", "keep the data in the dataset", 5),
     "a_pool_of_threads_in_python": _problem("", "threads-hold-each-other", "without a pool", 5),
     "gzip_read_for_each_sample": _problem("decode-bound", "opened-for-each-sample", "open it once in each worker", 5),
@@ -117,6 +117,15 @@ PROBLEMS = {
     "records_parsed_for_each_sample": _problem("", "parsed-for-each-sample", "do it once", 5),
     "copied_for_each_sample": _problem("", "copied-for-each-sample", "copy only", 5),
     "appended_to_a_tensor": _problem("", "appended-for-each-sample", "keep a list", 5),
+    "shard_read_for_each_sample": _problem("", "reads-more-than-it-keeps", "read only the part", 5),
+    "compressed_arrays": _problem("decode-bound", "decompressed-for-each-sample", "decompress once", 5),
+    "written_by_every_sample": _problem("", "written-for-each-sample", "write once per epoch", 5),
+    "table_searched": _problem("transform-bound", "searched-for-each-sample", "group the data once", 5),
+    "vocabulary_for_each_sample": _problem("transform-bound", "same-for-every-sample", "compute it once", 5),
+    "kept_in_the_dataset": _problem("compute-bound", "kept-by-the-dataset", "self.history", 2.5, is_timed=False),
+    "validated_often": _problem("start-up-bound", "other-loader-restarted", "make that loader once", 3),
+    "locked_file": _problem("", "workers-do-not-scale", "what workers share", 5),
+    "constant_labels": _problem("", "one-label", "dataset[0][1]", 2, is_timed=False),
     "pinned_without_accelerator": _problem(
         "compute-bound", "pinned-without-accelerator", "pin_memory=torch.accelerator", 2, is_timed=False
     ),

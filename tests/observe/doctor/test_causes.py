@@ -11,7 +11,15 @@ from penstock.core.stats import IndexDigest, LoaderStatistics, StageTimes
 from penstock.observe.doctor.causes import diagnose, findings_of_run
 from penstock.observe.doctor.causes.evidence import loading_parts_s
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
-from penstock.observe.doctor.probe_results import CopyOnWrite, HotLine, OneLabel, SampleCosts, WorkerNoise
+from penstock.observe.doctor.probe_results import (
+    CopyOnWrite,
+    HotLine,
+    OneLabel,
+    OtherLoop,
+    SampleCosts,
+    WorkerActivity,
+    WorkerNoise,
+)
 from penstock.observe.doctor.probes.seen_labels import LabelRecorder
 from penstock.observe.doctor.probes.step_calls import StepCallRecorder
 from penstock.observe.doctor.trial import (
@@ -117,7 +125,7 @@ def test_samples_that_wait_get_workers_beyond_the_cores_unless_a_trial_speaks_ag
     (finding,) = diagnose(_waiting()).findings
     assert finding.name == "too-few-workers"
     assert finding.remedy.startswith("num_workers=20,")
-    assert finding.gain == pytest.approx(8.0)
+    assert finding.gain == pytest.approx(0.040 / (0.076 / 20 + 0.009 / 4)), "what computes takes turns with the waits"
     assert [one.name for one in diagnose(_waiting(_trial(MORE_WORKERS, 0.020, 0.015))).findings] == ["too-few-workers"]
     assert diagnose(_waiting(_trial(MORE_WORKERS, 0.040, 0.035))).findings == ()  # they wait for each other
     inline = replace(_waiting(_trial(MORE_WORKERS, 0.020), _trial(THREADS, 0.035)), settings=Settings(dataset="D"))
@@ -231,6 +239,37 @@ def test_more_workers_on_a_busy_machine_are_not_recommended_for_the_share_that_t
     waiting = replace(_loop(*trials, machine=busy), samples=replace(_loop().samples, sleep_fraction=0.9))  # type: ignore[type-var]
     named = {finding.name: finding.is_uncertain for finding in diagnose(waiting).findings}
     assert not named["too-few-workers"]
+    inline = replace(_loop(*trials[:2], _trial(THREADS, 0.020, 0.015), machine=busy), settings=Settings(dataset="D"))
+    named = {finding.name: finding.is_uncertain for finding in diagnose(inline).findings}
+    assert named["threads-faster"], "two threads get two shares of what others leave"
+
+
+def test_what_a_trial_of_persistent_workers_gained_beyond_their_start_is_not_believed() -> None:
+    trials = (_trial(AS_IS, 0.040, 0.035), _trial(FREE, 0.005), _trial(PERSISTENT, 0.030))
+    for startup_s, is_named in ((0.5, True), (0.05, False)):
+        settings = Settings(dataset="D", num_workers=2, start_method="fork", batch_size=8, length=40)
+        found = _loop(replace(trials[0], startup_s=0.081 + startup_s), *trials[1:], settings=settings)
+        assert ("short-epochs" in _names(found)) is is_named
+
+
+def test_no_gain_is_estimated_while_other_programs_take_the_processors() -> None:
+    line = HotLine(line="train.py:9: copy.deepcopy(record)", calls="copy.deepcopy", fraction=0.7)
+    found = _loop()
+    found = replace(found, samples=replace(found.samples, lines=(line,)))  # type: ignore[type-var]
+    (finding,) = diagnose(found).findings
+    assert finding.gain is not None
+    (finding,) = diagnose(replace(found, machine=Machine(cores=4, others_cores=3.0))).findings
+    assert (finding.name, finding.gain) == ("copied-for-each-sample", None)
+
+
+def test_a_lock_is_known_without_a_clear_trial_by_the_cores_that_workers_leave() -> None:
+    activity = WorkerActivity(workers=1, busy_threads=1.0, cores=0.4)
+    trials = (_trial(AS_IS, 0.081, 0.080), _trial(FREE, 0.001), _uneven(MORE_WORKERS, 0.120, 0.060, 0.080))
+    found = _loop(*trials, worker_activity=activity)
+    assert "workers-do-not-scale" in _names(found)
+    assert "workers-do-not-scale" not in _names(replace(found, worker_activity=None))
+    crowded = replace(found, machine=Machine(cores=1))
+    assert "workers-do-not-scale" not in _names(crowded)
 
 
 def test_a_loop_that_hardly_waits_is_healthy() -> None:
@@ -363,7 +402,7 @@ def test_a_run_whose_samples_wait_gains_by_workers_beyond_the_cores() -> None:
     (finding,) = findings_of_run(_run(stages=stages, worker_type="process", workers=4))
     assert "num_workers=32" in finding.remedy
     assert "95.0 % of it waiting" in finding.evidence
-    assert finding.gain == pytest.approx(8.0)
+    assert finding.gain == pytest.approx(40 / (152 / 32 + 9 / 4))
     (chosen,) = findings_of_run(_run(stages=stages, worker_type="process", workers=4, workers_reason="auto: tried"))
     assert "num_workers" not in chosen.remedy
     assert "cores" not in chosen.remedy
@@ -379,7 +418,7 @@ def test_the_gain_of_workers_on_two_cores_is_not_that_of_one_worker() -> None:
     asleep = replace(stages, asleep_s=19.0)
     (finding,) = findings_of_run(replace(_run(stages=asleep, worker_type="inline"), cpus=2))
     assert finding.remedy.startswith("num_workers=24 ")
-    assert finding.gain == pytest.approx(20.0)
+    assert finding.gain == pytest.approx(20 / (19 / 24 + 1 / 2))
 
 
 def test_loaders_that_were_created_for_every_epoch_count_as_one() -> None:
@@ -447,6 +486,73 @@ def test_worker_crashes_and_skipped_samples_of_a_run_are_findings() -> None:
     assert "7, 9" in found[1].evidence
 
 
+def test_a_dataset_that_keeps_its_samples_is_told_from_one_that_caches_them() -> None:
+    growth = CopyOnWrite(samples=100, nbytes=9 << 20, repeat_nbytes=0, growing_attribute="self.kept")
+    assert _names(_loop(copy_on_write=growth)) == ["cache-in-each-worker"]
+    assert _names(_loop(copy_on_write=replace(growth, repeat_nbytes=9 << 20))) == ["kept-by-the-dataset"]
+    assert _names(_loop(copy_on_write=replace(growth, nbytes=9 << 10, repeat_nbytes=9 << 10))) == []
+
+
+def test_a_short_start_of_another_loops_workers_counts_where_it_is_frequent() -> None:
+    other = OtherLoop(dataset="D", num_workers=2, starts=10, loaders=10, startup_s=0.03)
+    diagnosis = diagnose(_loop(other_loops=(other,), batches_requested=250))
+    assert "other-loader-restarted" not in [one.name for one in diagnosis.findings], "1.2 ms in 40"
+    often = diagnose(_loop(other_loops=(other,), batches_requested=5))
+    assert (often.verdict.name, often.findings[0].name) == ("start-up-bound", "other-loader-restarted")
+    assert often.verdict.remedy == often.findings[0].remedy
+
+
+def test_workers_that_wait_in_turn_are_not_told_to_be_more() -> None:
+    settings = Settings(dataset="D", num_workers=8, start_method="fork", batch_size=8)
+    side_by_side, in_turn = (
+        replace(_waiting(), settings=settings, trials=(_trial(AS_IS, batch_s, 0.9 * batch_s), _trial(FREE, 0.001)))
+        for batch_s in (0.011, 0.080)
+    )
+    assert _names(side_by_side) == ["too-few-workers"]
+    assert _names(in_turn) == ["workers-do-not-scale"]
+    busy = replace(in_turn, machine=Machine(cores=4, others_cores=3.0))
+    (finding,) = diagnose(busy).findings
+    assert (finding.name, finding.is_uncertain) == ("too-few-workers", True), "others may take the time"
+
+
+def test_uneven_samples_are_told_to_be_made_further_ahead_where_hardly_any_are() -> None:
+    settings = Settings(dataset="D", num_workers=4, start_method="fork", batch_size=8, prefetch_factor=1)
+    samples = SampleCosts(
+        samples=64, batch_samples=8, sample_s=0.002, median_s=1e-4, slow_indices=(3,), slow_fraction=0.9
+    )
+    found = _loop(_trial(AS_IS, 0.020, 0.015), _trial(FREE, 0.005), settings=settings, samples=samples)
+    assert _names(found)[:2] == ["prefetches-little", "slow-samples"]
+    assert _names(replace(found, settings=replace(settings, prefetch_factor=2)))[0] == "slow-samples"
+    even = replace(samples, slow_indices=(), sample_s=0.002)
+    assert "prefetches-little" not in _names(replace(found, samples=even))
+
+
+def test_an_estimate_that_gains_nothing_is_no_finding() -> None:
+    line = HotLine(line="train.py:9: copy.deepcopy(record)", calls="copy.deepcopy", fraction=0.7)
+    found = _loop()
+    samples = replace(found.samples, lines=(line,))  # type: ignore[type-var]
+    assert _names(replace(found, samples=samples)) == ["copied-for-each-sample"]
+    free = _trial(FREE, 0.0385)
+    assert _names(replace(found, samples=samples, trials=(found.trials[0], free))) == []
+
+
+def test_one_label_is_certain_where_the_step_computes_with_it() -> None:
+    labels = torch.zeros(64)
+    for step, is_uncertain in (
+        (lambda batch: (batch[0] - batch[1]).mean(), False),
+        (lambda batch: (batch[0] - batch[1].view(64)).mean(), False),
+        (lambda batch: batch[0].mean() + len(batch[1]), True),
+    ):
+        recorder = StepCallRecorder()
+        batch = [torch.ones(64), labels]
+        recorder.enter(batch)
+        step(batch)
+        recorder.leave()
+        found = _loop(one_label=OneLabel(samples=64, label=0.0), step_calls=recorder.result())
+        (finding,) = (one for one in diagnose(found).findings if one.name == "one-label")
+        assert finding.is_uncertain is is_uncertain
+
+
 def test_samples_of_one_class_are_named_with_what_mixes_them() -> None:
     recorder = LabelRecorder()
     for batch in ([torch.zeros(32, 4), torch.full((32,), 3)], {"x": torch.zeros(32), "label": torch.full((32,), 3)}):
@@ -460,11 +566,31 @@ def test_samples_of_one_class_are_named_with_what_mixes_them() -> None:
     ]:
         (finding,) = (one for one in diagnose(replace(found, settings=settings)).findings if one.name == "one-label")
         assert words in finding.remedy
-    recorder.add([torch.zeros(2), torch.tensor([3, 4])])
+    recorder.add([torch.zeros(32), torch.tensor([3, 4] * 16)])
+    assert recorder.result() is None, "a third of the samples are mixed"
+
+
+@pytest.mark.parametrize("batches", [[[0]] * 40 + [[1]] * 40, [[0] * 32] * 40 + [[0] * 31 + [1]]])
+def test_labels_that_are_rare_or_come_one_by_one_are_not_taken_for_sorted_ones(batches: list[list[int]]) -> None:
+    recorder = LabelRecorder()
+    for labels in batches:
+        recorder.add([torch.zeros(len(labels), 4), torch.tensor(labels)])
     assert recorder.result() is None
 
 
-@pytest.mark.parametrize("batch", [torch.zeros(8), [torch.zeros(8, 2), torch.zeros(8)], {"ids": torch.zeros(8).long()}])
+def test_batches_of_one_class_each_are_named_although_the_class_changes() -> None:
+    recorder = LabelRecorder()
+    for label in (0, 0, 1, 1, 2, 2):
+        recorder.add([torch.zeros(32, 4), torch.full((32,), label)])
+    recorder.add([torch.zeros(32, 4), torch.tensor([2] * 16 + [3] * 16)])  # the end of a class
+    assert recorder.result() == OneLabel(samples=192, label=0, labels=3)
+    (finding,) = (one for one in diagnose(_loop(one_label=recorder.result())).findings if one.name == "one-label")
+    assert (finding.remedy, "3 runs" in finding.evidence) == ("shuffle=True", True)
+
+
+@pytest.mark.parametrize(
+    "batch", [torch.zeros(8), [torch.zeros(8, 2), torch.zeros(8, 2)], {"ids": torch.zeros(8).long()}]
+)
 def test_what_is_no_label_is_not_taken_for_one(batch: object) -> None:
     recorder = LabelRecorder()
     recorder.add(batch)

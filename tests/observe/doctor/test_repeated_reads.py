@@ -118,13 +118,6 @@ def test_a_file_without_a_source_is_its_line_alone(tmp_path: Path) -> None:
     assert reading_lines(str(tmp_path / "gone.py"), 2) == {2}
 
 
-def test_looks_at_lines_do_not_wait_until_a_line_reads_a_file() -> None:
-    before = sys.getswitchinterval()
-    with LineSampler():
-        assert sys.getswitchinterval() < before / 10
-    assert sys.getswitchinterval() == before
-
-
 def test_what_penstock_does_in_a_garbage_collection_is_the_line_that_caused_it() -> None:
     seen = []
 

@@ -174,6 +174,77 @@ def test_a_row_of_a_table_and_another_process_are_known_by_the_library_that_a_li
         assert finding.gain == pytest.approx(5.0)
 
 
+def _named(*lines: HotLine, **changes: Any) -> list[str]:
+    costs = SampleCosts(samples=64, batch_samples=8, sample_s=0.01, median_s=0.01, lines=lines, transform_fraction=1.0)
+    costs = replace(costs, storage_fraction=0.0, decode_fraction=0.0, **changes)
+    return [finding.name for finding in diagnose(_measured(costs)).findings]
+
+
+@pytest.mark.parametrize(
+    ("line", "calls", "name"),
+    [
+        ("raw = zlib.decompress(self.packed[index])", "", "decompressed-for-each-sample"),
+        ('return file["image"]', "numpy.lib._npyio_impl.NpzFile.__getitem__", "decompressed-for-each-sample"),
+        ("raw = lz4.frame.decompress(row)", "", "decompressed-for-each-sample"),
+        ("with gzip.open(path) as file:", "gzip.open", "opened-for-each-sample"),
+        ("with shelve.open(self.path) as rows:", "shelve.open", "opened-for-each-sample"),
+        ("os.fsync(file.fileno())", "", "written-for-each-sample"),
+        ("print(index, label)", "", "written-for-each-sample"),
+        ('with open(self.log, "a") as file:', "", "written-for-each-sample"),
+        (
+            'rows = self.table.query(f"user == {index}")',
+            "pandas.core.frame.DataFrame.query",
+            "searched-for-each-sample",
+        ),
+        (
+            'rows = self.df[self.df["user"] == index]',
+            "pandas.core.frame.DataFrame.__getitem__",
+            "searched-for-each-sample",
+        ),
+        ("rows = [row for row in self.rows if row.user == index]", "", "searched-for-each-sample"),
+        ("at = self.names.index(name)", "", "searched-for-each-sample"),
+        ("at = np.where(self.users == index)[0]", "", "searched-for-each-sample"),
+        ("row = self.table.iloc[index]", "pandas.core.indexing._iLocIndexer", "table-row-for-each-sample"),
+        ("return self.blur(image)", "", "costly-line"),
+    ],
+)
+def test_a_costly_line_is_named_by_what_it_does(line: str, calls: str, name: str) -> None:
+    found = HotLine(line=f"train.py:3: {line}", calls=calls, fraction=0.8)
+    assert _named(found) == [name]
+    assert _named(replace(found, fraction=0.2)) == []
+
+
+def test_a_line_that_uses_nothing_of_the_sample_is_named_before_it_is_called_costly() -> None:
+    line = HotLine(line="train.py:3: table = {word: n for n, word in words}", fraction=0.8, is_same_for_all=True)
+    assert _named(line) == ["same-for-every-sample"]
+    assert _named(replace(line, is_same_for_all=False)) == ["costly-line"]
+
+
+def test_a_sample_that_reads_many_times_its_size_is_told_from_one_that_reads_what_it_keeps() -> None:
+    line = HotLine(line="train.py:3: image = np.load(self.files[i // 256])[i % 256]", fraction=0.8)
+    sizes = {"batch_nbytes": 8 << 14, "read_nbytes": 64 << 22}
+    assert _named(line, **sizes) == ["reads-more-than-it-keeps"]
+    assert _named(line, **sizes | {"read_nbytes": 64 << 14}) == ["costly-line"]
+
+
+def test_the_part_that_cheap_samples_spend_in_their_only_line_is_no_finding() -> None:
+    line = HotLine(line="train.py:3: return self.x[index]", fraction=0.9)
+    assert _named(line, median_s=2e-5) == []
+    costs = SampleCosts(
+        samples=64, batch_samples=8, sample_s=2e-5, median_s=2e-5, lines=(line,), transform_fraction=1.0
+    )
+    measured = _measured(replace(costs, storage_fraction=0.0, decode_fraction=0.0))
+    assert "__getitems__" in diagnose(measured).verdict.remedy
+
+
+def test_a_collate_function_of_the_programs_own_is_named_where_it_takes_most_of_a_batch() -> None:
+    costs = SampleCosts(samples=64, batch_samples=8, sample_s=1e-4, median_s=1e-4, collate_s=0.005)
+    measured = _measured(costs)
+    for own, names in ((True, ["costly-collate"]), (False, [])):
+        settings = replace(measured.settings, collates_by_default=not own)
+        assert [one.name for one in diagnose(replace(measured, settings=settings)).findings] == names
+
+
 def test_an_estimate_is_no_more_than_what_free_loading_gained(tmp_path: Path) -> None:
     found = _measure(Zipped(tmp_path))
     assert found.samples is not None
@@ -185,7 +256,7 @@ def test_an_estimate_is_no_more_than_what_free_loading_gained(tmp_path: Path) ->
     assert 2.0 < gain <= 2.5, "0.4 s of free loading and what is left, in the place of 1 s"
 
 
-def test_a_line_of_the_users_own_that_matches_nothing_is_named_in_the_general_advice(tmp_path: Path) -> None:
+def test_a_line_of_the_users_own_that_matches_nothing_is_named_in_the_advice(tmp_path: Path) -> None:
     found = _measure(Zipped(tmp_path))
     line = HotLine(line="train.py:3: return self.blur(image)", calls="", fraction=0.8)
     samples = replace(found.samples, lines=(line,), repeated_read=None, transform_fraction=1.0, storage_fraction=0.0)  # type: ignore[type-var]

@@ -98,6 +98,14 @@ def test_a_gain_that_was_not_measured_is_called_an_estimate() -> None:
     assert guessed.gain == "1.20× the speed (an estimate)"
 
 
+def test_a_gain_of_one_loader_is_not_taken_for_that_of_the_whole_run() -> None:
+    run = made_runs.ordinary()
+    findings = tuple(dataclasses.replace(finding, loader="Images (train.py:3)") for finding in run.findings)
+    assert build_view(dataclasses.replace(run, findings=findings)).findings[0].gain == (
+        "1.45× the speed of that loop (measured)"
+    )
+
+
 @pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
 def test_words_and_shapes_stand_out_from_their_ground(colours: dict[str, str]) -> None:
     for role in ("ink", "muted", "accent", "good", "bad"):

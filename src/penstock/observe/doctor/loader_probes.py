@@ -11,13 +11,12 @@ from torch.utils.data import DataLoader
 from penstock.observe.doctor.measurement_log import MeasurementLog
 from penstock.observe.doctor.measurements import Settings
 from penstock.observe.doctor.probes.copy_on_write import measure_copy_on_write
-from penstock.observe.doctor.probes.gil import measure_thread_scaling
 from penstock.observe.doctor.probes.pickle_cost import measure_pickle
 from penstock.observe.doctor.probes.sample_cost import SampleProbe
 from penstock.observe.doctor.probes.transport_cost import measure_transport_s
 from penstock.observe.doctor.probes.worker_noise import measure_worker_noise
 
-_SAMPLES, _TRANSPORT, _THREADS, _COPY_ON_WRITE, _PICKLE = 0.42, 0.14, 0.12, 0.18, 0.08
+_SAMPLES, _TRANSPORT, _COPY_ON_WRITE, _PICKLE = 0.54, 0.14, 0.18, 0.08
 """Fractions of the time; what is left is for collating, and for starting workers."""
 
 _LEAST_COPY_ON_WRITE_S, _NOISE_S = 0.6, 1.5
@@ -94,11 +93,6 @@ class LoaderProbes:
             transport_s = self._seconds * _TRANSPORT
             found["transport_s"] = attempt(
                 "transport", lambda: measure_transport_s(self._loader, probe.samples, transport_s), transport_s + 4.0
-            )
-        if probe.samples and not own.is_iterable:
-            threads_s = self._seconds * _THREADS
-            found["thread_scaling"] = attempt(
-                "threads", lambda: measure_thread_scaling(self._loader, 2, threads_s), threads_s + 2.0
             )
         return found
 

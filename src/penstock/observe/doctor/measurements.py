@@ -19,7 +19,6 @@ from penstock.observe.doctor.probe_results import (
     OtherLoop,
     SampleCosts,
     StepCalls,
-    ThreadScaling,
     WorkerActivity,
     WorkerNoise,
 )
@@ -143,9 +142,6 @@ class Measurements:
 
     image_decode: ImageDecode | None = None
     """Images that were decoded at full size and then shrunk."""
-
-    thread_scaling: ThreadScaling | None = None
-    """Whether threads make samples faster."""
 
     worker_activity: WorkerActivity | None = None
     """The threads of the worker processes."""

@@ -40,6 +40,9 @@ class HotLine:
     calls: str = ""
     """The library function that it calls, as in "gzip.GzipFile.read"; empty where it is the line itself, or C code."""
 
+    is_same_for_all: bool = False
+    """Whether what it computes is made of nothing that depends on the sample."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepeatedRead:
@@ -192,23 +195,6 @@ class ImageDecode:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ThreadScaling:
-    """How much faster threads make samples together than one thread alone."""
-
-    threads: int
-    """How many were tried."""
-
-    speedup: float
-    """Samples per second of all threads together, relative to one thread."""
-
-    other_thread_progress: float
-    """How far another thread's Python code came while samples were made, relative to running alone."""
-
-    failure: str = ""
-    """The exception of a sample that failed in a thread."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerActivity:
     """What the worker processes did while the loop ran unchanged."""
 
@@ -255,13 +241,16 @@ class WorkerNoise:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OneLabel:
-    """The first samples that a loop was given all had this label."""
+    """The first batches that a loop was given had one label each."""
 
     samples: int
     """How many."""
 
-    label: int
-    """Theirs; True and False are 1 and 0."""
+    label: float
+    """Theirs, of the first of their batches; True and False are 1 and 0."""
+
+    labels: int = 1
+    """How many different ones they have: each batch has one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -379,3 +368,6 @@ class StepCalls:
 
     whole_images: WholeImages | None = None
     """What the first convolution of every observed step got; None where that was no image of whole numbers."""
+
+    uses_labels: bool = False
+    """Whether a step computed something of the batch's labels and another tensor, such as a loss."""

@@ -10,7 +10,6 @@ from penstock.core.units import size_text
 from penstock.observe.doctor.causes import Diagnosis
 from penstock.observe.doctor.causes.evidence import describe_line, loading_parts_s, stall_fraction
 from penstock.observe.doctor.measurements import Measurements
-from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS, FREE, MORE_WORKERS, PENSTOCK, PINNED, PROCESSES, THREADS, Trial
 from penstock.observe.record.finding import Finding
 
@@ -176,11 +175,9 @@ def _facts(measured: Measurements) -> list[str]:
         lines.append(
             f"  other programs keep this machine busy ({cores} of {machine.cores} cores during the "
             f"measurements, a load of {machine.load:.1f} before them): on a quiet machine trials with other "
-            "workers can end differently"
+            "workers can end differently, and no gain is estimated here"
         )
     lines += _same_samples(measured)
-    if measured.thread_scaling is not None:
-        lines.append(f"  threads: {_threads(measured)}")
     if samples is not None and samples.hotspots:
         spots = ", ".join(f"{spot.where} {spot.fraction:.0%}" for spot in samples.hotspots)
         lines.append(f"  most expensive functions of the dataset: {spots}")
@@ -204,22 +201,6 @@ def _same_samples(measured: Measurements) -> list[str]:
             "be split into different sets"
         )
     return lines
-
-
-def _threads(measured: Measurements) -> str:
-    scaling = measured.thread_scaling
-    assert scaling is not None
-    if scaling.failure:
-        return f"unclear, a sample failed in a thread ({scaling.failure})"
-    evidence = (
-        f"{scaling.threads} make samples {scaling.speedup:.2f} times as fast as one, and another thread's Python code "
-        f"runs at {scaling.other_thread_progress:.0%} of its speed meanwhile"
-    )
-    if scaling.speedup >= THRESHOLDS.threads_scale:
-        return f"they pay, the dataset releases Python's global lock ({evidence})"
-    if scaling.speedup <= THRESHOLDS.threads_do_not_scale:
-        return f"they do not pay, the dataset holds Python's global lock or another one ({evidence})"
-    return f"unclear ({evidence})"
 
 
 def _trial_json(measured: Measurements, trial: Trial) -> dict[str, Any]:

@@ -100,19 +100,21 @@ class Thresholds:
     unscaled_speedup: float = _threshold(
         0.85, "of one process's time per batch", "several workers that need more than this do not run in parallel"
     )
+    uneven_factor: float = _threshold(
+        1.3, "times as long", "a loop this much slower than the mean of its batches allows waits for the slow ones"
+    )
+    serial_factor: float = _threshold(
+        2.0, "times as long", "workers that wait side by side lose less to the machine; those that take turns lose more"
+    )
+    used_cores_fraction: float = _threshold(
+        0.75, "of the cores", "where step and workers use more, they wait for a core and not for each other"
+    )
     waiting_worker_cores: float = _threshold(
         0.8, "cores of the busiest worker", "a worker that computes for most of the time does not wait for another"
     )
     transport_fraction: float = _threshold(
         0.5, "of the time to make a batch", "with more than this, workers do not scale because of the transport"
     )
-    threads_scale: float = _threshold(
-        1.5, "times as fast with two threads", "from here on, the dataset releases the GIL for most of its time"
-    )
-    threads_do_not_scale: float = _threshold(
-        1.2, "times as fast with two threads", "up to here, the dataset holds the GIL or another lock"
-    )
-
     # ── epochs and iterators ────────────────────────────────────────────────────────────────────────────────
 
     few_iterators: int = _threshold(
@@ -130,6 +132,9 @@ class Thresholds:
     shuffled_samples: int = _threshold(8, "samples per epoch", "8 have the same order twice by chance once in 40 320")
     one_label_samples: int = _threshold(
         64, "samples", "of two equally frequent classes, one is missing by chance once in 1e19"
+    )
+    other_startup_fraction: float = _threshold(
+        0.1, "of the loop's time between two starts", "short starts matter as well where they are frequent"
     )
     other_starts: int = _threshold(2, "starts", "a loop that was started once shows no repetition")
     other_startup_s: float = _threshold(0.05, "s", "a start that takes less is not worth a change, once per validation")
@@ -180,8 +185,22 @@ class Thresholds:
     line_fraction: float = _threshold(
         0.4, "of a sample's or step's time", "a line that takes less is not what decides how long it takes"
     )
-    sample_line_fraction: float = _threshold(
-        0.3, "of a sample's time", "a call that is known to be cheap once and dear for each sample is worth as much"
+    costly_line_fraction: float = _threshold(
+        0.6,
+        "of a sample's or batch's time",
+        "what no pattern explains is named only where it is most of the cost",
+    )
+    costly_sample_s: float = _threshold(
+        1e-4, "s per sample", "cheaper samples cost what Python takes for any call, in whichever line that is"
+    )
+    free_cores_gain: float = _threshold(
+        1.5, "times as fast", "two more workers that gain this on idle cores are a smaller change than another dataset"
+    )
+    reread_factor: float = _threshold(
+        8.0, "bytes read per byte kept", "compressed or padded formats read less, and images shrink by less"
+    )
+    reread_nbytes: int = _threshold(
+        256 << 10, "bytes read per sample", "a system call for less takes about as long as for any amount"
     )
     repeated_samples: int = _threshold(5, "samples", "a file that fewer of them read may be theirs by chance")
     repeated_fraction: float = _threshold(

@@ -76,12 +76,13 @@ def workers_to_try(times: LoopTimes, cores: float, present: int = 0) -> int:
 def gain_of_workers(times: LoopTimes, workers: int, cores: float) -> float:
     """Return how many times as fast the loop would be with so many workers; at least 1.
 
-    Steps and loading then run side by side: the loop takes as long as its steps, as the loading of one worker, or as
-    all that computes takes on these cores, whichever is longest.
+    Steps and loading then run side by side: the loop takes as long as its steps or as the loading of one worker, or as
+    all that computes takes on these cores beside the waits, whichever is longest.
 
     >>> round(gain_of_workers(LoopTimes(step_s=1.0, loading_s=19.0, asleep_s=0.0, loop_s=20.0), 2, 2), 2)
     2.0
     """
     computing_s = times.step_s + times.loading_s - times.asleep_s
-    shortest_s = max(times.step_s, times.loading_s / max(1, workers), computing_s / max(1.0, cores))
+    shared_s = times.asleep_s / max(1, workers) + computing_s / max(1.0, cores)
+    shortest_s = max(times.step_s, times.loading_s / max(1, workers), shared_s)
     return max(1.0, times.loop_s / shortest_s) if shortest_s else 1.0

@@ -52,7 +52,7 @@ def headline(record: RunRecord) -> Headline:
     if waited < HIDDEN:
         more = "The loop is as fast as its step. A faster loader would not change that."
         return Headline(text=f"Loading is hidden: y{share}.", more=more, tone="good")
-    more = _possible_gain(waited) + _slowest_loader(used)
+    more = _possible_gain(waited, "loop" if len(used) == 1 else "loops together") + _slowest_loader(used)
     if waited < THRESHOLDS.run_stall_fraction:
         return Headline(text=f"Loading is nearly hidden: y{share}.", more=more, tone="plain")
     cause = _cause(most_waited_for(used))
@@ -61,12 +61,13 @@ def headline(record: RunRecord) -> Headline:
     return Headline(text=f"Loading is the bottleneck: y{share}, {cause}.", more=more, tone="bad")
 
 
-def _possible_gain(waited: float) -> str:
+def _possible_gain(waited: float, what: str) -> str:
     if waited > 0.99:
         return "The loop did little but load: its speed is the loader's."
+    whose = "its" if what == "loop" else "their"
     return (
-        f"If loading took no time, the loop would run at {ratio_text(gain_without(waited))} its speed. No change of "
-        "the loader can gain more."
+        f"If loading took no time, the {what} would run at {ratio_text(gain_without(waited))} {whose} speed. No change "
+        "of loading can gain more."
     )
 
 

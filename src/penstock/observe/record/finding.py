@@ -39,4 +39,5 @@ class Finding:
     def gain_text(self) -> str:
         """Its gain, and whether it was measured; empty where unknown."""
         how = "measured" if self.is_measured else "an estimate"
-        return "" if self.gain is None else f"{ratio_text(self.gain)} the speed ({how})"
+        whose = " of that loop" if self.loader else ""
+        return "" if self.gain is None else f"{ratio_text(self.gain)} the speed{whose} ({how})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from penstock.observe.doctor.causes.cause import required
@@ -11,6 +12,7 @@ from penstock.observe.doctor.causes.evidence import (
     is_unclear,
     loading_matters,
     loading_parts_s,
+    other_startup_s,
     oversubscribes_cores,
     stall_fraction,
     step_slowdown,
@@ -23,7 +25,7 @@ from penstock.observe.record.finding import Finding
 
 HEALTHY = "healthy"
 
-_MEANING = {
+MEANING = {
     "dataset": "making samples",
     "storage": "reading samples and waiting for storage",
     "decode": "decoding samples",
@@ -33,7 +35,7 @@ _MEANING = {
     "transport": "transporting batches through shared memory to the loop",
     "start-up": "starting workers for every epoch",
 }
-_REMEDY = {
+REMEDY = {
     "dataset": "make samples cheaper",
     "storage": "read larger blocks, or keep the data nearer",
     "decode": "open files once and decode less (smaller files, a reduced decode), or use a faster decoder",
@@ -46,6 +48,10 @@ _REMEDY = {
     "transport": "send fewer bytes (uint8 or float16, converted on the device)",
     "start-up": "let workers outlive an epoch, or make epochs longer",
 }
+_CHEAP = (
+    "make a whole batch at once: each sample is cheap, and most of its cost is Python's calls. A dataset that has "
+    "__getitems__(indices) is asked for all samples of a batch: list(zip(self.x[indices], self.y[indices]))"
+)
 _SETTINGS = {
     "dataset": (MORE_WORKERS, "raise num_workers"),
     "storage": (MORE_WORKERS, "read ahead with more workers (num_workers=)"),
@@ -60,6 +66,9 @@ def find_bottleneck(measured: Measurements, *, has_findings: bool = False) -> Fi
     """Return the verdict on a loop; `has_findings` if some cause asks for a change."""
     if measured.error or measured.hang is not None or measured.as_is is None:
         return _unknown(measured)
+    least = max(stall_fraction(measured), THRESHOLDS.other_startup_fraction)
+    if measured.has_step and other_startup_s(measured) > least * (measured.as_is.batch_s or math.inf):
+        return _others_start(measured)
     if measured.has_step and not loading_matters(measured):
         return _contention(measured) or _undecided(measured) or _healthy(measured)
     parts = loading_parts_s(measured)
@@ -104,6 +113,19 @@ def _healthy(measured: Measurements) -> Finding:
         remedy="",
         gain=free.median if free is not None else None,
         is_measured=free is not None,
+    )
+
+
+def _others_start(measured: Measurements) -> Finding:
+    now = required(measured.as_is)
+    return Finding(
+        name="start-up-bound",
+        cause="Most of the loading time is spent starting the workers of another loop, such as a validation.",
+        evidence=(
+            f"they take {other_startup_s(measured) * 1e3:.1f} ms for each batch of this loop, which takes "
+            f"{(now.batch_s or 0.0) * 1e3:.1f} ms and waits {stall_fraction(measured):.0%} of it"
+        ),
+        remedy="",
     )
 
 
@@ -161,9 +183,9 @@ def _bound(measured: Measurements) -> Finding:
         waits += f", and is {free.median:.1f} times as fast with loading free"
     return Finding(
         name=f"{largest}-bound",
-        cause=f"Most of the loading time is spent {_MEANING[largest]}.",
+        cause=f"Most of the loading time is spent {MEANING[largest]}.",
         evidence=(
-            f"{waits}; of {total_s * 1e3:.1f} ms of loading per batch, {_MEANING[largest]} "
+            f"{waits}; of {total_s * 1e3:.1f} ms of loading per batch, {MEANING[largest]} "
             f"takes {parts[largest] * 1e3:.1f} ms ({parts[largest] / total_s:.0%}){_hottest(measured, largest)}"
         ),
         remedy="",
@@ -195,11 +217,10 @@ def general_remedy(verdict: Finding, measured: Measurements) -> str:
     part = verdict.name.removesuffix("-bound")
     samples = measured.samples
     of_samples = part in ("storage", "decode", "transform", "coordination")
+    if of_samples and samples is not None and samples.median_s < THRESHOLDS.costly_sample_s:
+        return _CHEAP
     if of_samples and samples is not None and samples.lines:
         return f"{describe_line(samples.lines[0])}: {_advice(part, measured)}"
-    if of_samples and samples is not None and samples.hotspots:
-        hottest = samples.hotspots[0]
-        return f"{hottest.caller or hottest.where}: {_advice(part, measured)}"
     return _advice(part, measured)
 
 
@@ -208,7 +229,7 @@ def _advice(part: str, measured: Measurements) -> str:
     trial, setting = _SETTINGS.get(part, ("", ""))
     gain = measured.gain_of(trial) if trial else None
     has_failed = gain is not None and (gain.median < 1.0 or gain.is_negligible)
-    return ", or ".join(filter(None, (_REMEDY.get(part, ""), "" if has_failed else setting)))
+    return ", or ".join(filter(None, (REMEDY.get(part, ""), "" if has_failed else setting)))
 
 
 def _hottest(measured: Measurements, part: str) -> str:

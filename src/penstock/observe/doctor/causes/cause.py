@@ -55,6 +55,11 @@ def cause(name: str, *needs: str) -> Callable[[Callable[[Measurements], Finding 
     return decorate
 
 
+def ask(one: Cause, measured: Measurements) -> Finding | None:
+    """Return what a cause finds; None where a measurement that it needs is missing."""
+    return None if any(getattr(measured, need) is None for need in one.needs) else one.find(measured)
+
+
 def required(value: _Value | None) -> _Value:
     """Return a measurement that a cause named in `needs`, as its type without None."""
     assert value is not None

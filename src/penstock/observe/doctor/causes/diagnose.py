@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.observe.doctor.causes.bottleneck import HEALTHY, find_bottleneck, general_remedy
-from penstock.observe.doctor.causes.cause import Cause
+from penstock.observe.doctor.causes.cause import Cause, ask
 from penstock.observe.doctor.causes.cause_registry import ABOUT_RESULTS, CAUSES, NOT_ABOUT_LOADING
 from penstock.observe.doctor.measurements import Measurements
+from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import FREE
 from penstock.observe.record.finding import Finding
 
@@ -48,6 +49,12 @@ def _is_beside(finding: Finding, verdict: Finding) -> bool:
     return is_loading and any(finding.name == cause.name for cause in (*ABOUT_RESULTS, *NOT_ABOUT_LOADING))
 
 
+def _without_guess(finding: Finding, measured: Measurements) -> Finding:
+    """Return a finding; an estimate is left out while other programs decide how long each part takes."""
+    is_guess = measured.machine.is_busy and not finding.is_measured
+    return replace(finding, gain=None) if is_guess else finding
+
+
 def _at_most_free(finding: Finding, measured: Measurements) -> Finding:
     """Return a finding about loading; where its gain is an estimate, no more than what free loading gained."""
     free = measured.gain_of(FREE)
@@ -56,14 +63,19 @@ def _at_most_free(finding: Finding, measured: Measurements) -> Finding:
     return replace(finding, gain=min(finding.gain, max(1.0, free.median)))
 
 
+def _is_worthwhile(finding: Finding) -> bool:
+    return finding.gain is None or finding.is_measured or finding.gain >= THRESHOLDS.worthwhile_gain
+
+
 def _find_all(measured: Measurements, causes: Sequence[Cause]) -> tuple[Finding, ...]:
     by_name: dict[str, Finding] = {}
     for cause in causes:
-        if any(getattr(measured, need) is None for need in cause.needs):
-            continue
-        finding = cause.find(measured)
+        finding = ask(cause, measured)
         if finding is not None:
+            finding = _without_guess(finding, measured)
             if cause not in NOT_ABOUT_LOADING:
                 finding = _at_most_free(finding, measured)
+                if not _is_worthwhile(finding):
+                    continue
             by_name.setdefault(finding.name, finding)  # two causes may lead to the same change: the first explains it
     return tuple(sorted(by_name.values(), key=lambda finding: finding.is_uncertain))

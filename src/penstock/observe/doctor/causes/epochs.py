@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from penstock.observe.doctor.causes.cause import cause, required
-from penstock.observe.doctor.causes.evidence import clear_factor, epoch_startup_s, is_unclear
+from penstock.observe.doctor.causes.evidence import clear_factor, epoch_startup_s, is_unclear, other_startup_s
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import PERSISTENT
@@ -48,10 +50,12 @@ def cycled(measured: Measurements) -> Finding | None:
 @cause("other-loader-restarted")
 def other_loader_restarted(measured: Measurements) -> Finding | None:
     """The workers of another loop, such as a validation, are started again for each of its passes."""
+    batch_s = (measured.as_is.batch_s if measured.as_is is not None else None) or math.inf
+    is_often = other_startup_s(measured) > THRESHOLDS.other_startup_fraction * batch_s
     slow = [
         loop
         for loop in measured.other_loops
-        if loop.starts >= THRESHOLDS.other_starts and loop.startup_s >= THRESHOLDS.other_startup_s
+        if loop.starts >= THRESHOLDS.other_starts and (is_often or loop.startup_s >= THRESHOLDS.other_startup_s)
     ]
     if not slow:
         return None
@@ -78,7 +82,9 @@ def short_epochs(measured: Measurements) -> Finding | None:
         return None
     gain = measured.gain_of(PERSISTENT)
     epoch_s = max(startup_s, own.length * batch_s)
-    pays = gain is not None and gain.pays(THRESHOLDS.persistent_gain)
+    # what a trial gained beyond the starts themselves was the machine's
+    may_pay = 1 + startup_s / epoch_s >= THRESHOLDS.worthwhile_gain
+    pays = may_pay and gain is not None and gain.pays(THRESHOLDS.persistent_gain)
     if startup_s / epoch_s < THRESHOLDS.startup_fraction and not pays:
         return None
     if gain is not None and (gain.is_loss or (gain.is_clear and not pays)):

@@ -10,6 +10,9 @@ from penstock.observe.doctor.probe_results import HotLine
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS, FREE, Gain, Trial
 
+OF_SAMPLES = ("dataset", "storage", "decode", "transform", "coordination")
+"""The parts of loading that are the dataset's own."""
+
 
 def stall_fraction(measured: Measurements) -> float:
     """Return the fraction of the loop's time that loading costs it; 1 when there is no step to hide it.
@@ -131,6 +134,12 @@ def epoch_startup_s(measured: Measurements) -> float | None:
     if not own.start_method or own.persistent_workers or now is None or now.startup_s is None:
         return None
     return max(0.0, now.startup_s - (samples.batch_s if samples else 0.0))
+
+
+def other_startup_s(measured: Measurements) -> float:
+    """Return the seconds per batch of the examined loop that go to starting the workers of others."""
+    started_s = sum(loop.starts * loop.startup_s for loop in measured.other_loops if loop.starts > 1)
+    return started_s / max(1, measured.batches_requested)
 
 
 def step_slowdown(measured: Measurements) -> float | None:

@@ -139,9 +139,12 @@ def one_label(measured: Measurements) -> Finding | None:
         remedy = "shuffle=True"
     return Finding(
         name="one-label",
-        cause="The first samples all have the same label"
+        cause=f"{'The samples of each batch' if seen.labels > 1 else 'The first samples'} all have the same label"
         + ("." if settings.shuffles else ": the dataset is sorted by class, and the loader does not shuffle."),
-        evidence=f"{seen.samples} samples, all of them of class {seen.label}",
+        evidence=f"{seen.samples} samples in {seen.labels} runs of one label each"
+        if seen.labels > 1
+        else f"{seen.samples} samples, all of them with the label {seen.label:g}",
         remedy=remedy,
-        is_uncertain=True,  # the labels of some data are one number, and are never used
+        # the labels of some data are one number, and are never used
+        is_uncertain=measured.step_calls is None or not measured.step_calls.uses_labels,
     )

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
+from penstock.core.units import size_text
 from penstock.observe.doctor.causes.cause import cause, required
-from penstock.observe.doctor.causes.evidence import describe_line, loading_matters, loading_parts_s
+from penstock.observe.doctor.causes.evidence import OF_SAMPLES, describe_line, loading_matters, loading_parts_s
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import HotLine
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import FREE
 from penstock.observe.record.finding import Finding
+
+_SEARCH = (
+    r"\.query\(|\.isin\(|\.groupby\(|\.str\.contains\(|\bin (enumerate\()?self\.\w+\)? if \b|self\.\w+\.index\("
+    r"|\b(np|torch)\.(where|nonzero|flatnonzero|argwhere)\(\(?self\b[^,]* == |\bself\.\w+\[\(?self\.[^=]* == "
+)
+"""What looks at all rows of a table, or all elements of a list, to find some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +42,7 @@ class LinePattern:
         """Return the finding if such lines take most of a sample's time."""
         lines = self._lines(measured)
         fraction = self._fraction(measured)
-        if fraction < THRESHOLDS.sample_line_fraction or not loading_matters(measured):
+        if fraction < THRESHOLDS.line_fraction or not loading_matters(measured):
             return None
         if fraction < max(pattern._fraction(measured) for pattern in LINE_PATTERNS):
             return None
@@ -43,7 +51,7 @@ class LinePattern:
             cause=self.cause,
             evidence=f"{fraction:.0%} of a sample's time: {'; '.join(map(describe_line, lines))}",
             remedy=self.remedy,
-            gain=_gain_without(fraction, measured),
+            gain=gain_without(fraction, measured),
         )
 
     def _lines(self, measured: Measurements) -> list[HotLine]:
@@ -58,8 +66,8 @@ class LinePattern:
         return ("samples",)
 
 
-def _gain_without(fraction: float, measured: Measurements) -> float | None:
-    """Return how much faster the loop is without a part of its samples' time; None beyond what an estimate can tell.
+def gain_without(fraction: float, measured: Measurements, parts_of: tuple[str, ...] = OF_SAMPLES) -> float | None:
+    """Return how much faster the loop is without a fraction of these parts; None beyond what an estimate can tell.
 
     What is left of loading is added to the step: on few cores, workers compute beside it only as far as it waits.
     """
@@ -69,9 +77,8 @@ def _gain_without(fraction: float, measured: Measurements) -> float | None:
     if now is None or free is None or not now.batch_s or not free.batch_s:
         return gain
     parts = loading_parts_s(measured)
-    of_samples_s = sum(parts.get(part, 0.0) for part in ("dataset", "storage", "decode", "transform", "coordination"))
-    left_s = sum(parts.values()) - fraction * of_samples_s
-    return min(gain, max(1.0, now.batch_s / (free.batch_s + left_s)))
+    left_s = sum(parts.values()) - fraction * sum(parts.get(part, 0.0) for part in parts_of)
+    return min(gain, max(1.0, now.batch_s / (min(free.batch_s, now.step_s or math.inf) + left_s)))
 
 
 LINE_PATTERNS = (
@@ -91,15 +98,38 @@ LINE_PATTERNS = (
     LinePattern(
         "opened-for-each-sample",
         re.compile(
-            r" (gzip|bz2|lzma|zipfile|tarfile|h5py|zarr|lmdb)\."
-            r"|\b(gzip|bz2|lzma|tarfile)\.open\(|ZipFile\(|h5py\.File\("
+            r" (gzip|bz2|lzma|zipfile|tarfile|h5py|zarr|lmdb|dbm(\.\w+)?|shelve)\.(?!decompress)"
+            r"|\b(gzip|bz2|lzma|tarfile|dbm(\.\w+)?|shelve)\.open\(|ZipFile\(|h5py\.File\("
         ),
-        "Every sample opens an archive or a compressed file, and reads through it from its beginning.",
+        "Every sample opens an archive, a store or a compressed file, and reads through it from its beginning.",
         "open it once in each worker, when the dataset is first used, and keep it; or unpack it once before training",
     ),
     LinePattern(
+        "decompressed-for-each-sample",
+        re.compile(r"\bdecompress\(| (bz2|zlib|gzip|lzma)\.decompress|\.NpzFile\."),
+        "Every sample is decompressed, by a compression that is made for small files and not for speed.",
+        "decompress once, before training, and keep what samples read (an .npy file for each, or one array that is "
+        "memory-mapped); or compress with lz4 or zstd instead",
+    ),
+    LinePattern(
+        "written-for-each-sample",
+        re.compile(
+            r"\bos\.fsync\(|\.(flush|write|writelines|writerows?)\(|\bprint\(|\bnp\.save\w*\(|\btorch\.save\("
+            r"|\.to_(csv|parquet|pickle|json)\(|\b(pickle|json)\.dump\(|\bopen\([^)]*[\"'][wax]b?t?\+?[\"']"
+        ),
+        "Every sample writes to a file or to the terminal.",
+        "write once per epoch, from the training process; a worker returns what is to be written with its sample",
+    ),
+    LinePattern(
+        "searched-for-each-sample",
+        re.compile(_SEARCH),
+        "Every sample searches all of the data for what belongs to it.",
+        "group the data once, in __init__: self.rows = {key: rows for key, rows in table.groupby(column)}, or a dict "
+        "from each key to its positions; then look it up: self.rows[key]",
+    ),
+    LinePattern(
         "table-row-for-each-sample",
-        re.compile(r" pandas\.|\.i?loc\["),
+        re.compile(rf"^(?!.*({_SEARCH})).*( pandas\.|\.i?loc\[)"),
         "Every sample takes a row out of a pandas table, which makes a new Series of it each time.",
         "take the columns out once, in __init__: self.values = torch.tensor(table[columns].to_numpy()), then "
         "self.values[index]",
@@ -159,8 +189,66 @@ def read_again_for_each_sample(measured: Measurements) -> Finding | None:
         cause=f"Every sample {what} again: {read.name}.",
         evidence=f"{read.fraction:.0%} of a sample's time, in each of {read.samples} samples: {read.line}",
         remedy=f"{read.line.partition(': ')[0]}: {remedy}",
-        gain=_gain_without(read.fraction, measured),
+        gain=gain_without(read.fraction, measured),
     )
+
+
+@cause("same-for-every-sample", "samples")
+def same_for_every_sample(measured: Measurements) -> Finding | None:
+    """A line of the dataset computes the same for all samples."""
+    lines = [line for line in required(measured.samples).lines if line.is_same_for_all]
+    fraction = sum(line.fraction for line in lines)
+    if fraction < THRESHOLDS.line_fraction or not loading_matters(measured) or is_known(measured):
+        return None
+    return Finding(
+        name="same-for-every-sample",
+        cause="Every sample computes anew what is the same for all of them: nothing of the sample goes into it.",
+        evidence=f"{fraction:.0%} of a sample's time: {'; '.join(map(describe_line, lines))}",
+        remedy=f"{place_of(lines[0])}: compute it once, in __init__, and keep it in an attribute",
+        gain=gain_without(fraction, measured),
+    )
+
+
+@cause("reads-more-than-it-keeps", "samples")
+def reads_more_than_it_keeps(measured: Measurements) -> Finding | None:
+    """A sample reads many times its own size."""
+    samples = required(measured.samples)
+    kept_nbytes, read_nbytes = samples.batch_nbytes / samples.batch_samples, samples.read_nbytes / samples.samples
+    reading = [line for line in samples.lines if _READS.search(f"{line.line} {line.calls}")]
+    fraction = sum(line.fraction for line in reading)
+    if fraction < THRESHOLDS.line_fraction or not loading_matters(measured) or is_known(measured):
+        return None
+    if read_nbytes < max(THRESHOLDS.reread_nbytes, THRESHOLDS.reread_factor * kept_nbytes):
+        return None
+    return Finding(
+        name="reads-more-than-it-keeps",
+        cause="A sample reads far more than it keeps: whole files or chunks of which it takes a small part.",
+        evidence=(
+            f"{size_text(int(read_nbytes))} read for a sample of {size_text(int(kept_nbytes))}; {fraction:.0%} of a "
+            f"sample's time: {'; '.join(map(describe_line, reading))}"
+        ),
+        remedy=(
+            f"{place_of(reading[0])}: read only the part that the sample needs: np.load(..., mmap_mode='r') or "
+            "torch.load(..., mmap=True), opened once for each file and kept; penstock.open(...); or chunks of the size "
+            "of a sample"
+        ),
+        gain=gain_without(fraction, measured),
+    )
+
+
+_READS = re.compile(r"\bload\w*\(|\bread\w*\(|\bopen\w*\(|\bfromfile\(|\[.*\]| (numpy|torch|h5py|zarr|pyarrow)\.")
+
+
+def is_known(measured: Measurements) -> bool:
+    """Return whether a line that takes a good part of a sample's time has a name here."""
+    return any(pattern.find(measured) for pattern in LINE_PATTERNS) or (
+        read_again_for_each_sample.find(measured) is not None
+    )
+
+
+def place_of(line: HotLine) -> str:
+    """Return the file and number of a line."""
+    return line.line.partition(": ")[0]
 
 
 @cause("threads-hold-each-other", "samples")

@@ -113,7 +113,8 @@ def waiting_samples(measured: Measurements) -> Finding | None:
         return None
     times, cores = _loop_times(measured), measured.machine.usable_cores
     workers = workers_to_try(times, cores, own.num_workers)
-    if not times.waits or workers == own.num_workers:
+    take_turns, is_busy = _take_turns(measured), measured.machine.is_busy
+    if not times.waits or workers == own.num_workers or (take_turns and not is_busy):
         return None
     estimate = min(workers / own.num_workers, gain_of_workers(times, workers, cores))
     tried = f"; {describe_trial(measured, required(measured.trial(MORE_WORKERS)))}" if gain is not None else ""
@@ -125,8 +126,29 @@ def waiting_samples(measured: Measurements) -> Finding | None:
             f"worker{'s' * (own.num_workers > 1)}{tried}"
         ),
         remedy=f"num_workers={workers}, or penstock.DataLoader(..., num_workers='auto')",
-        gain=None if is_unclear(gain) else estimate,
-        is_uncertain=is_unclear(gain),
+        gain=None if is_unclear(gain) or take_turns else estimate,
+        is_uncertain=is_unclear(gain) or take_turns,
+    )
+
+
+@cause("prefetches-little", "samples", "as_is")
+def prefetches_little(measured: Measurements) -> Finding | None:
+    """Workers could keep up by their mean, and too few batches are made ahead for those that take long."""
+    own, samples, now = measured.settings, required(measured.samples), required(measured.as_is)
+    if own.prefetch_factor > 1 or own.num_workers < 2 or not samples.slow_indices or not loading_matters(measured):
+        return None
+    times = _loop_times(measured)
+    mean_s = times.loop_s / gain_of_workers(times, own.num_workers, measured.machine.usable_cores)
+    if (now.batch_s or 0.0) < THRESHOLDS.uneven_factor * mean_s:
+        return None
+    return Finding(
+        name="prefetches-little",
+        cause="A few samples take many times as long as the others, and hardly any batch is made ahead of them.",
+        evidence=(
+            f"a batch takes {(now.batch_s or 0.0) * 1e3:.1f} ms; by the mean of the samples, {own.num_workers} workers "
+            f"would need {mean_s * 1e3:.1f} ms, but prefetch_factor=1, and the loop waits for each slow one"
+        ),
+        remedy="prefetch_factor=8, so that other batches are ready meanwhile",
     )
 
 
@@ -160,30 +182,57 @@ def workers_do_not_scale(measured: Measurements) -> Finding | None:
     """Several workers are no faster than one process."""
     samples, own, now = required(measured.samples), measured.settings, required(measured.as_is)
     gain = measured.gain_of(MORE_WORKERS)
-    if own.num_workers < 2 or now.batch_s is None or gain is None or not loading_matters(measured):
+    if own.num_workers < 2 or now.batch_s is None or not loading_matters(measured) or measured.machine.is_busy:
         return None
-    transport_s = transport_and_collate_s(measured) or 0.0
-    if own.num_workers > measured.machine.usable_cores or transport_s > THRESHOLDS.transport_fraction * samples.batch_s:
-        return None
-    if now.batch_s < THRESHOLDS.unscaled_speedup * samples.batch_s:
-        return None
-    if not gain.is_clear or gain.median > THRESHOLDS.worthwhile_gain or measured.machine.is_busy:
+    if not _take_turns(measured) and not _compute_in_turns(measured, gain):
         return None
     activity = measured.worker_activity
-    if activity is not None and activity.cores > THRESHOLDS.waiting_worker_cores:  # they compute, and do not wait
-        return None
+    tried = f"; {describe_trial(measured, required(measured.trial(MORE_WORKERS)))}" if gain is not None else ""
     used = f", and no worker uses more than {activity.cores:.1f} cores" if activity is not None else ""
     return Finding(
         name="workers-do-not-scale",
-        cause="Several workers are no faster than one: they wait for each other, or for something that they share.",
+        cause="Several workers are hardly faster than one: they wait for each other, or for something that they share.",
         evidence=(
             f"one process makes a batch in {samples.batch_s * 1e3:.1f} ms, {own.num_workers} workers together need "
-            f"{now.batch_s * 1e3:.1f} ms; {describe_trial(measured, measured.trial(MORE_WORKERS) or now)}{used}"
+            f"{now.batch_s * 1e3:.1f} ms{tried}{used}"
         ),
         remedy=(
             "look for what workers share, and give each its own (a lock, a connection, a server that answers one "
             f"request at a time){_longest_line(samples.lines)}"
         ),
+    )
+
+
+def _take_turns(measured: Measurements) -> bool:
+    """Return whether samples wait, and the workers that there are do not wait side by side."""
+    own, samples, now = measured.settings, required(measured.samples), required(measured.as_is)
+    times = _loop_times(measured)
+    if not times.waits or not now.batch_s or own.num_workers < 2 or own.is_iterable:
+        return False
+    side_by_side_s = times.loop_s / gain_of_workers(times, own.num_workers, measured.machine.usable_cores)
+    others_s = (transport_and_collate_s(measured) or 0.0) + (now.step_s or 0.0)
+    slowest_s = max(side_by_side_s, samples.batch_s / own.num_workers)
+    return now.batch_s > THRESHOLDS.serial_factor * (slowest_s + others_s) and not samples.slow_indices
+
+
+def _compute_in_turns(measured: Measurements, gain: Gain | None) -> bool:
+    """Return whether workers need as long as one process although cores are left, and more of them do not help."""
+    own, samples, now = measured.settings, required(measured.samples), required(measured.as_is)
+    is_clear = gain is not None and gain.is_clear
+    if gain is not None and is_clear and gain.median > THRESHOLDS.worthwhile_gain:
+        return False
+    transport_s = transport_and_collate_s(measured) or 0.0
+    if own.num_workers > measured.machine.usable_cores or transport_s > THRESHOLDS.transport_fraction * samples.batch_s:
+        return False
+    if (now.batch_s or 0.0) < THRESHOLDS.unscaled_speedup * samples.batch_s:
+        return False
+    activity, step_cores = measured.worker_activity, 1 - (now.wait_fraction or 0.0)
+    if activity is None:
+        return is_clear
+    used = own.num_workers * activity.cores + step_cores
+    return (
+        activity.cores <= THRESHOLDS.waiting_worker_cores
+        and used < THRESHOLDS.used_cores_fraction * measured.machine.usable_cores
     )
 
 
@@ -239,12 +288,12 @@ _BY_NUMBER = (MORE_WORKERS, THREADS, PROCESSES, NO_WORKERS, FEWER_WORKERS)
 def _gets_a_larger_share(measured: Measurements) -> bool:
     """Return whether more processes may only have taken processors from other programs, which a quiet machine has not.
 
-    Samples that wait gain from more workers on any machine, and so does one process that leaves cores unused.
+    Samples that wait gain from more workers on any machine, and so do a few workers that leave cores unused.
     """
     samples, own = measured.samples, measured.settings
     if not measured.machine.is_busy or samples is None or samples.sleep_fraction > THRESHOLDS.waiting_fraction:
         return False
-    return own.num_workers > 0 and own.num_workers + 2 > measured.machine.usable_cores
+    return not own.num_workers or own.num_workers + 2 > measured.machine.usable_cores
 
 
 BETTER_SETTINGS = (

@@ -37,7 +37,7 @@ def copy_on_write(measured: Measurements) -> Finding | None:
 def cache_in_each_worker(measured: Measurements) -> Finding | None:
     """The dataset caches what it makes, separately in each worker."""
     growth = required(measured.copy_on_write)
-    if not growth.growing_attribute or not _grows(growth):
+    if not growth.growing_attribute or not _grows(growth) or 2 * growth.repeat_nbytes > growth.nbytes:
         return None
     return Finding(
         name="cache-in-each-worker",
@@ -54,10 +54,35 @@ def cache_in_each_worker(measured: Measurements) -> Finding | None:
 
 
 def _grows(growth: CopyOnWrite) -> bool:
-    lasting_nbytes = growth.nbytes - max(0, growth.repeat_nbytes)
-    if lasting_nbytes < THRESHOLDS.worker_growth_nbytes:
-        return False
-    return lasting_nbytes / max(1, growth.samples) >= THRESHOLDS.worker_growth_per_sample_nbytes
+    return _is_much(growth.nbytes - max(0, growth.repeat_nbytes), growth.samples)
+
+
+def _is_much(nbytes: int, samples: int) -> bool:
+    per_sample = nbytes / max(1, samples)
+    return nbytes >= THRESHOLDS.worker_growth_nbytes and per_sample >= THRESHOLDS.worker_growth_per_sample_nbytes
+
+
+@cause("kept-by-the-dataset", "copy_on_write")
+def kept_by_the_dataset(measured: Measurements) -> Finding | None:
+    """The dataset keeps something of each sample that it makes, each time that it makes one."""
+    growth = required(measured.copy_on_write)
+    if not growth.growing_attribute or 2 * growth.repeat_nbytes <= growth.nbytes:
+        return None
+    if not _is_much(growth.repeat_nbytes, growth.samples):
+        return None
+    return Finding(
+        name="kept-by-the-dataset",
+        cause="The dataset keeps something of every sample that it makes: memory grows until a worker is killed.",
+        evidence=(
+            f"{growth.growing_attribute} had more elements after {growth.samples} samples than before; a worker's "
+            f"memory grew by {size_text(growth.nbytes)} then, and by {size_text(growth.repeat_nbytes)} when it made "
+            "the same samples once more"
+        ),
+        remedy=(
+            f"take {growth.growing_attribute} out of the dataset, whose copy in a worker the training process never "
+            "sees: return what is to be kept with the sample; or bound it: collections.deque(maxlen=...)"
+        ),
+    )
 
 
 @cause("not-picklable", "dataset_pickle")

@@ -19,7 +19,8 @@ import torch
 
 from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.probe_results import ConstantSeed
-from penstock.observe.doctor.probes.line_sampler import find_line, line_text
+from penstock.observe.doctor.probes.line_sampler import find_line
+from penstock.observe.doctor.probes.source_lines import line_text
 from penstock.observe.doctor.probes.step_calls import NOT_THE_USERS
 
 _SEEDING = ((torch, "manual_seed"), (np.random, "seed"), (np.random, "default_rng"), (random, "seed"))

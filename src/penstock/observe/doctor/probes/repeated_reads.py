@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import linecache
 import os
 import sys
 import threading
@@ -17,7 +16,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.observe.doctor.probe_results import RepeatedRead
-from penstock.observe.doctor.probes.line_sampler import LineSampler, find_line, line_text
+from penstock.observe.doctor.probes.line_sampler import LineSampler, find_line
+from penstock.observe.doctor.probes.source_lines import extent, line_text, parse, statements_at
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
 _FOLDER_EVENTS = ("os.listdir", "os.scandir")
@@ -79,14 +79,10 @@ def reading_lines(file: str, number: int) -> frozenset[int]:
 
     Of `name = open(...)` and the like also the statements of that function that use the name.
     """
-    try:
-        tree = _parse(file)
-    except (SyntaxError, ValueError):
+    around = statements_at(file, number)
+    if not around:
         return frozenset([number])
-    around = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and number in _extent(node)]
-    statement = min(around, key=lambda node: len(_extent(node)), default=None)
-    if statement is None:
-        return frozenset([number])
+    statement = around[0]
     if (
         isinstance(statement, ast.Assign)
         and _is_opening(statement.value)
@@ -94,11 +90,11 @@ def reading_lines(file: str, number: int) -> frozenset[int]:
     ):
         name = statement.targets[0].id
         functions = [node for node in around if isinstance(node, ast.FunctionDef)]
-        body = min(functions, key=lambda node: len(_extent(node))).body if functions else tree.body
+        body = functions[0].body if functions else parse(file).body
         users = [node for node in body if any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(node))]
-        return frozenset(line for node in (statement, *users) for line in _extent(node))
+        return frozenset(line for node in (statement, *users) for line in extent(node))
     if isinstance(statement, ast.With | ast.Expr | ast.Assign | ast.AnnAssign | ast.Return | ast.AugAssign | ast.For):
-        return frozenset(_extent(statement))
+        return frozenset(extent(statement))
     return frozenset([number])
 
 
@@ -106,15 +102,6 @@ def _is_opening(value: ast.expr) -> bool:
     if not isinstance(value, ast.Call):
         return False
     return getattr(value.func, "id", getattr(value.func, "attr", "")) in ("open", "File", "ZipFile")
-
-
-def _extent(node: ast.stmt) -> range:
-    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
-
-
-@functools.lru_cache(maxsize=8)
-def _parse(file: str) -> ast.Module:
-    return ast.parse("".join(linecache.getlines(file)))
 
 
 def _writes(mode: Any, flags: Any) -> bool:

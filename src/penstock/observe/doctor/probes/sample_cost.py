@@ -74,8 +74,8 @@ class SampleProbe:
         try:
             calls = iter_sample_calls(self._loader)
             self._make_samples(calls)
-            self._watch_samples(calls)
             self._read = _read_since(before)
+            self._watch_samples(calls)
             self._repeat_slow_samples()
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
@@ -156,9 +156,12 @@ class SampleProbe:
             for index, make in itertools.chain(calls, iter_sample_calls(self._loader)):
                 try:
                     with self._reads.sample(index):
+                        self._lines.is_paused = False
                         make()
                 except StreamEndedError:
                     break
+                finally:
+                    self._lines.is_paused = True
                 if time.perf_counter() > until:
                     break
 

@@ -6,7 +6,6 @@ own code calls (its optimizers read step counters with `.item()`) are not counte
 
 from __future__ import annotations
 
-import linecache
 import os
 import site
 import sys
@@ -21,6 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.probe_results import StepCall, StepCalls, WholeImages
+from penstock.observe.doctor.probes.seen_labels import labels_of
+from penstock.observe.doctor.probes.source_lines import line_text
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
 _SYNCHRONIZING = {
@@ -70,17 +71,26 @@ class StepCallRecorder:
         self._computes_in_double = False
         self._mode: _RecordingMode | None = None
         self._images: dict[int, WholeImages | None] = {}
+        self._labels: set[int] = set()
+        self._uses_labels = False
 
     @property
     def steps(self) -> int:
         """How many steps were recorded."""
         return self._steps
 
-    def enter(self) -> None:
-        """Begin to record a step."""
+    def enter(self, batch: Any = None) -> None:
+        """Begin to record a step, which gets `batch`."""
         self._steps += 1
+        labels = labels_of(batch)
+        self._labels = set() if labels is None else {labels.data_ptr()}
         self._mode = _RecordingMode(self)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether it is still to be seen if this step uses its labels."""
+        return bool(self._labels) and not self._uses_labels
 
     def leave(self) -> None:
         """Stop recording; may be called at any time."""
@@ -97,6 +107,7 @@ class StepCallRecorder:
             double_casts=self._in_every_step(self._double_casts),
             computes_in_double=self._computes_in_double,
             whole_images=self._images_of_every_step(),
+            uses_labels=self._uses_labels,
         )
 
     def _images_of_every_step(self) -> WholeImages | None:
@@ -105,7 +116,7 @@ class StepCallRecorder:
 
     def _in_every_step(self, calls: Mapping[_Place, Counter[int]]) -> tuple[StepCall, ...]:
         return tuple(
-            StepCall(what=what, line=_line(file, number), per_step=sum(steps.values()) / self._steps)
+            StepCall(what=what, line=line_text(file, number), per_step=sum(steps.values()) / self._steps)
             for (what, file, number), steps in calls.items()
             if len(steps) == self._steps
         )
@@ -130,6 +141,15 @@ class StepCallRecorder:
         """Note what a convolution gets, if it is the first of its step."""
         if self._steps not in self._images:
             self._images[self._steps] = _whole_images(images)
+
+    def note_operands(self, operands: tuple[Any, ...], made: Any) -> None:
+        """Note whether the batch's labels, or what is made of them alone, meet another tensor."""
+        tensors = [one for one in operands if isinstance(one, torch.Tensor)]
+        own = [one for one in tensors if one.layout is torch.strided and one.data_ptr() in self._labels]
+        if own and len(own) < len(tensors):
+            self._uses_labels = True
+        elif own and isinstance(made, torch.Tensor):
+            self._labels.add(made.data_ptr())
 
     def _note(self, into: dict[_Place, Counter[int]], what: str) -> None:
         frame = _caller()
@@ -157,6 +177,8 @@ class _RecordingMode(TorchFunctionMode):
         made = func(*args, **kwargs)
         if func in _CASTS and _is_double(args[0]) and getattr(made, "dtype", None) in _SMALLER:
             self._recorder.note_double_cast(f".{func.__name__}()")
+        if self._recorder.has_labels:
+            self._recorder.note_operands((*args, *kwargs.values()), made)
         return made
 
 
@@ -199,8 +221,3 @@ def _caller() -> FrameType | None:
     if frame is None or frame.f_code.co_filename.startswith(NOT_THE_USERS):
         return None
     return frame
-
-
-def _line(file: str, number: int) -> str:
-    text = linecache.getline(file, number).strip()
-    return f"{os.path.basename(file)}:{number}: {text}" if text else f"{os.path.basename(file)}:{number}"

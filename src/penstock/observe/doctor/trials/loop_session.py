@@ -114,7 +114,7 @@ class LoopSession:
         self.watchdog.note_batch(now - requested_at)
         if self._phase is _Phase.WARM_UP:
             if self._observes_step(now):
-                self._step_calls.enter()
+                self._step_calls.enter(batch)
             self.step_lines.turn = self._warm_up_batches
             self.step_lines.start()
         return batch

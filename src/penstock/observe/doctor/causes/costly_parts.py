@@ -1,0 +1,81 @@
+"""Causes for what has no name in the other tables: one line, or the collate function, takes most of the time."""
+
+from __future__ import annotations
+
+from penstock.observe.doctor.causes import sample_lines, samples, worker_count
+from penstock.observe.doctor.causes.bottleneck import MEANING, REMEDY
+from penstock.observe.doctor.causes.cause import Cause, ask, cause, required
+from penstock.observe.doctor.causes.evidence import OF_SAMPLES, describe_line, loading_matters, loading_parts_s
+from penstock.observe.doctor.measurements import Measurements
+from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.doctor.trial import MORE_WORKERS
+from penstock.observe.record.finding import Finding
+
+_BETTER_KNOWN: tuple[Cause, ...] = (
+    *sample_lines.LINE_PATTERNS,
+    sample_lines.read_again_for_each_sample,
+    sample_lines.same_for_every_sample,
+    sample_lines.reads_more_than_it_keeps,
+    sample_lines.threads_hold_each_other,
+    samples.full_size_decode,
+    samples.slow_samples,
+    samples.cold_reads,
+    worker_count.workers_do_not_scale,
+    worker_count.no_workers,
+    worker_count.waiting_samples,
+)
+"""Causes that say what a costly line is, or why it is none."""
+
+
+@cause("costly-line", "samples")
+def costly_line(measured: Measurements) -> Finding | None:
+    """One line of the dataset takes most of a sample's time."""
+    made, parts = required(measured.samples), loading_parts_s(measured)
+    line = next(iter(made.lines), None)
+    if line is None or line.fraction < THRESHOLDS.costly_line_fraction or made.median_s < THRESHOLDS.costly_sample_s:
+        return None
+    of_samples_s = sum(parts.get(part, 0.0) for part in OF_SAMPLES)
+    if of_samples_s < THRESHOLDS.costly_line_fraction * sum(parts.values()) or not loading_matters(measured):
+        return None
+    known = [ask(one, measured) for one in _BETTER_KNOWN]
+    if _has_free_cores(measured) or any(finding is not None and not finding.is_uncertain for finding in known):
+        return None
+    part = max(OF_SAMPLES, key=lambda one: parts.get(one, 0.0))
+    return Finding(
+        name="costly-line",
+        cause=f"One line takes most of the time of every sample: {MEANING[part]}.",
+        evidence=f"{line.fraction:.0%} of a sample's time passes in this line",
+        remedy=f"{describe_line(line)}: {REMEDY[part]}",
+    )
+
+
+def _has_free_cores(measured: Measurements) -> bool:
+    """Return whether the simpler change is to use cores that no worker uses yet."""
+    gain = measured.gain_of(MORE_WORKERS)
+    return (
+        measured.settings.num_workers < measured.machine.usable_cores
+        and gain is not None
+        and gain.pays(THRESHOLDS.free_cores_gain)
+    )
+
+
+@cause("costly-collate", "samples")
+def costly_collate(measured: Measurements) -> Finding | None:
+    """The program's own collate function takes most of the time to make a batch."""
+    made, parts = required(measured.samples), loading_parts_s(measured)
+    if measured.settings.collates_by_default or not loading_matters(measured):
+        return None
+    fraction = made.collate_s / max(1e-9, made.batch_s)
+    if fraction < THRESHOLDS.costly_line_fraction or parts["collate"] < max(parts.values()):
+        return None
+    return Finding(
+        name="costly-collate",
+        cause="The program's own collate_fn takes most of the time to make a batch.",
+        evidence=f"collating takes {made.collate_s * 1e3:.1f} ms per batch, {fraction:.0%} of the time to make it",
+        remedy=(
+            "in collate_fn, handle whole arrays and no single numbers: torch.stack(tensors), "
+            "torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True), torch.from_numpy(numpy.stack(arrays)); what "
+            "concerns one sample belongs into __getitem__"
+        ),
+        gain=sample_lines.gain_without(fraction, measured, (*OF_SAMPLES, "collate")),
+    )
