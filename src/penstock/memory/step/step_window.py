@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from penstock.core.errors import RankError
 from penstock.memory.explain import OutOfMemoryError
+from penstock.memory.recovery.attempt import attempt
 from penstock.memory.recovery.failure import FailureLog
 from penstock.memory.recovery.optimizer_transaction import StepTransaction, StepTransactions
 from penstock.memory.recovery.resume_optimizer import PartialStepError
@@ -82,6 +83,8 @@ class StepWindow:
         self._ranks = ranks
         self._scaler = scaler
         self._clip_grad_norm = clip_grad_norm
+        self._is_plain = scaler is None and clip_grad_norm is None
+        """Whether the optimizer's step is all that is left to do with gradients that are right."""
         self._after_step = after_step
         self._log = log
         self._state = WindowState.OPEN
@@ -170,6 +173,8 @@ class StepWindow:
         """Divide, unscale, clip and step; ATTEMPT follows where gradients have to be computed again."""
         try:
             if self._commit is None and self._accumulation.is_weight_exact:
+                if self._is_plain and self._has_stepped():
+                    return WindowState.COMMITTED
                 self._commit = self._make_commit(1.0)
             elif self._commit is None:
                 self._accumulation.retry(self._correct_and_commit, "adding up the weights of a batch")
@@ -190,10 +195,16 @@ class StepWindow:
             ) from None
         return WindowState.COMMITTED
 
+    def _has_stepped(self) -> bool:
+        """Step with gradients that are right as they are. Return whether it succeeded; else it can be resumed."""
+        failure = attempt(self._transaction.step).failure
+        if failure is not None:
+            self._log.record(failure)
+        return failure is None
+
     def _open_next(self) -> None:
         """Count the step, call what follows it, and open the next window."""
-        assert self._commit is not None
-        stepped = self._commit.stepped
+        stepped = self._commit is None or self._commit.stepped
         self._commit, self._state = None, WindowState.OPEN
         if self._ranks is not None:
             if self._weight:
