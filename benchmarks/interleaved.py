@@ -67,17 +67,20 @@ def time_loaders(
     consumer: str | None = None,
     peers: bool = True,
     bound: str | None = None,
+    copying: bool = False,
     also: tuple[DataLoaderAdapter, ...] = (),
 ) -> Timings[EpochTiming]:
     """Time penstock, torch, `also` and the peers on `workload`, all of them open at once, each after one warm-up epoch.
 
     Penstock and torch load into one process, which is fresh, so that no other case has shaped its heap; every
     peer has a process of its own (`benchmarks.served` says why). Where there is a `bound`, the workload's ceiling
-    runs in the same rounds, under that name.
+    runs in the same rounds, under that name; `copying` says which (`benchmarks.ceiling`).
     """
     chosen = tuple(peer for peer in options.peers if peers and peer.supports(workload))
     return forked(
-        lambda: _time_loaders(options.repeats, consumer or options.consumer, also, chosen, workload, workers, bound)
+        lambda: _time_loaders(
+            options.repeats, consumer or options.consumer, also, chosen, workload, workers, bound, copying
+        )
     )
 
 
@@ -89,12 +92,13 @@ def _time_loaders(
     workload: Workload,
     workers: int,
     bound: str | None,
+    copying: bool,
 ) -> Timings[EpochTiming]:
     notes = []
     runs: dict[str, Callable[[], EpochTiming]] = {}
     with ExitStack() as stack:
         # The ceiling comes first: its processes are forks of this one, which has no loader yet.
-        bounds = {bound: stack.enter_context(ceiling(workload))} if bound else {}
+        bounds = {bound: stack.enter_context(ceiling(workload, copying=copying))} if bound else {}
         for adapter in (OURS, TORCH, *also):
             epochs = stack.enter_context(adapter.open(workload, workers=workers))
             runs[adapter.name] = partial(time_epoch, epochs, Consumer(consumer))

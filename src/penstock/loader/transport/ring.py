@@ -133,9 +133,8 @@ class Ring:
 
     def is_tight(self) -> bool:
         """Return whether the user's held batches leave the pipeline fewer than two slots to work with."""
-        if self.can_acquire():
-            return False
-        return sum(slot.state in (SlotState.FILLING, SlotState.READY) for slot in self._all_slots()) < 2
+        self._take_returned()
+        return self._count_in_use() - len(self._copying) < 2 and not self.can_acquire()
 
     def acquire_larger(self, nbytes: int) -> Slot | None:
         """Take a slot of at least `nbytes` bytes; slots made from now on are that large."""
