@@ -21,7 +21,7 @@ import torch
 
 from penstock.core.errors import StateError
 from penstock.loader.sampling.index_batches import index_batches
-from penstock.loader.sampling.index_digest import digest_after, index_words
+from penstock.loader.sampling.index_digest import digest_after, joined, noted_indices
 from penstock.loader.sampling.indexed_order import WhatIsLeft, batches, blocks_of_rank, numbers
 from penstock.loader.sampling.order import Order, OrderState
 from penstock.loader.sampling.orders import plain_batches
@@ -120,8 +120,10 @@ class BatchCursor(Iterator[Any]):
         self._handed_out = handed_out
         self._notes_blocks = False
         """Whether batches are cut from blocks that `handed_out` has been given, and come in their order."""
-        self._words: dict[int, np.ndarray | None] = {}
+        self._noted: dict[int, Any] = {}
         """What a sampler of the program's own, which may change its lists later, has drawn and was not handed out."""
+        self._undigested: dict[int, Any] = {}
+        """Of the same batches, and those handed out lately, what is not in the digest yet."""
         self._start = start or PassStart()
         self._in_order = in_order
         self._cut = plain_batches(sampler)
@@ -136,10 +138,10 @@ class BatchCursor(Iterator[Any]):
         self._used = 0
         is_resumed = self._start.order_state is not None and not self._start.is_foreseen
         self._digest = None if order.is_known else self._start.digest if is_resumed else 0
-        """Of all indices of the order that were drawn."""
-        self._digest_taken = self._digest
-        self._digests: dict[int, int | None] = {}
-        """The digest after each batch that was drawn and not handed out."""
+        """Of the indices of the order before batch number `_digested`."""
+        self._digested = 0
+        self._is_digested = in_order and not is_resumed and not order.is_known
+        """Whether a digest of what is handed out is one of what is taken."""
         if self._start.order_state is None:
             self._batches = self._fresh(sampler)
         elif self._start.is_foreseen:
@@ -154,10 +156,7 @@ class BatchCursor(Iterator[Any]):
         batch = next(self._batches)
         self._out[self._number] = batch
         if not self._order.is_known:
-            is_one = not isinstance(batch, (list, tuple, np.ndarray, torch.Tensor))
-            self._words[self._number] = index_words([batch] if is_one else batch)
-            if self._digest is not None:
-                self._add_to_digest(batch)
+            self._note_indices(batch)
         self._number += 1
         self._drawn += self._count(batch)
         if self._draws_ahead:
@@ -176,15 +175,14 @@ class BatchCursor(Iterator[Any]):
         """Record that batches with these numbers have been handed out (or had nothing to hand out)."""
         for number in numbers:
             batch = self._out.pop(number, None)
-            digest = self._digests.pop(number, None)
             if self._notes_blocks:
                 self._handed_out.count()  # type: ignore[union-attr]
             elif self._handed_out is not None:
                 self._hand_out(number, batch)
-            if number >= self._used:
-                self._used, self._digest_taken = number + 1, digest
+            self._used = max(self._used, number + 1)
         if self._used % _TIDY_EVERY == 0:
             self._order.forget(self._place(self._taken()))
+            self._digest_of_taken()
 
     @property
     def has_drawn(self) -> bool:
@@ -204,7 +202,7 @@ class BatchCursor(Iterator[Any]):
             taken=taken,
             pending=_plain([*itertools.chain.from_iterable(pending)] if self._makes_batches else pending),
             in_order=self._in_order,
-            digest=self._digest_taken,
+            digest=self._digest_of_taken(),
         )
 
     def _start_after(self, taken: int) -> PassStart:
@@ -228,13 +226,35 @@ class BatchCursor(Iterator[Any]):
         if self._order.is_known:
             self._handed_out.add(batch if self._makes_batches else [batch])
         else:
-            self._handed_out.add(self._words.pop(number))
+            self._handed_out.add(self._noted.pop(number))
 
-    def _add_to_digest(self, batch: Any) -> None:
-        """Note the digest after a batch; what was left over from an earlier pass has its place in it already."""
-        left_over = max(0, len(self._start.leftover) - self._drawn)
-        self._digest = digest_after(self._digest, (batch if self._makes_batches else [batch])[left_over:])
-        self._digests[self._number] = self._digest
+    def _note_indices(self, batch: Any) -> None:
+        noted = noted_indices(batch)
+        if self._handed_out is not None:
+            self._noted[self._number] = noted
+            if self._is_digested:
+                return
+        if self._digest is not None:
+            left_over = max(0, len(self._start.leftover) - self._drawn)  # of an earlier pass, and in the digest already
+            if left_over and noted is not None:
+                noted = noted[left_over:] if self._makes_batches else noted[:0]
+            self._undigested[self._number] = noted
+
+    def _digest_of_taken(self) -> int | None:
+        """Return the digest of the indices up to the last batch that was handed out, of an order that is not known."""
+        if self._handed_out is not None and self._is_digested:
+            state = self._handed_out.state()
+            return None if state is None else state[-1]
+        if self._digest is None:
+            return None
+        taken = [self._undigested.pop(number) for number in range(self._digested, self._used)]
+        self._digested = self._used
+        if any(noted is None for noted in taken):
+            self._digest = None
+            self._undigested.clear()
+        elif taken:
+            self._digest = digest_after(self._digest, joined(taken))
+        return self._digest
 
     def _taken(self) -> int:
         """Return how many indices have been drawn up to the last batch that was handed out."""

@@ -80,6 +80,39 @@ def index_words(indices: Any) -> np.ndarray | None:
         return None if None in words else np.array(words, np.int64)
 
 
+def noted_indices(batch: Any) -> Any:
+    """Return the indices of a batch, or an index by itself, for a digest: as they are now, whatever becomes of `batch`.
+
+    A list of whole numbers is copied, which takes a tenth of a microsecond; other indices become the words that stand
+    for them in a digest, or None where it cannot be told.
+
+    >>> noted_indices([1, 2]), noted_indices(3).tolist()
+    ([1, 2], [3])
+    """
+    if type(batch) is list and batch and type(batch[0]) is type(batch[-1]) is int:
+        return batch.copy()
+    if isinstance(batch, torch.Tensor | np.ndarray):
+        words = index_words(batch)
+        return None if words is None else words.copy()
+    return index_words(batch if isinstance(batch, list | tuple) else [batch])
+
+
+def joined(batches: Sequence[Any]) -> Any:
+    """Return the indices of several batches, each an array, a tensor or a list, as one of these."""
+    if len(batches) == 1:
+        return batches[0]
+    kinds = set(map(type, batches))
+    if kinds == {torch.Tensor}:
+        return torch.cat(tuple(batches))
+    if kinds == {np.ndarray}:
+        return np.concatenate(batches)
+    return list(itertools.chain.from_iterable(map(_as_list, batches)))
+
+
+def _as_list(batch: Any) -> Any:
+    return batch.tolist() if isinstance(batch, torch.Tensor | np.ndarray) else batch
+
+
 def _word_of(index: Any) -> int | None:
     try:
         return int(_NUMBER.unpack(_NUMBER.pack(operator.index(index)))[0])

@@ -215,6 +215,7 @@ def order_for(sampler: Any, *, snapshot_every: int) -> Order:
         sampler: of indices or batches.
         snapshot_every: after how many batches that are drawn ahead of the loop a sampler is asked for its state.
     """
+    is_batched = plain_batches(sampler) is not None
     sampler = drawn_from(sampler)
     if type(sampler) is SequentialSampler:
         return SequentialOrder(sampler)
@@ -224,7 +225,7 @@ def order_for(sampler: Any, *, snapshot_every: int) -> Order:
         return DistributedOrder(sampler)
     if type(sampler) is ChunkShuffle:
         return ChunkShuffleOrder(sampler)
-    return UnknownOrder(sampler, snapshot_every)
+    return UnknownOrder(sampler, snapshot_every, is_batched=is_batched)
 
 
 def drawn_from(sampler: Any) -> Any:

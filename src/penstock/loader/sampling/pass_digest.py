@@ -7,15 +7,13 @@ no indices: its digest is of the positions of its shards, as its state has them,
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
 
 from penstock.core.stats import IndexDigest
-from penstock.loader.sampling.index_digest import bytes_of, digest_after
+from penstock.loader.sampling.index_digest import bytes_of, digest_after, joined
 
 _INDICES_AT_ONCE = 1 << 15
 _BATCHES_AT_ONCE = 64
@@ -195,7 +193,7 @@ class _Batches(list[Any]):
 
     def indices(self, start: int, stop: int) -> Iterator[Any]:
         """Yield the indices of some of the batches."""
-        yield _joined(self[start:stop])
+        yield joined(self[start:stop])
 
     def rest(self) -> tuple[np.ndarray, ...]:
         """Return what was drawn and not handed out."""
@@ -233,18 +231,3 @@ class _Drawn:
     def after_all(self) -> _Drawn:
         """Return what is pending when all of it has been hashed."""
         return _Drawn(self.rest(), self._size)
-
-
-def _joined(batches: list[Any]) -> Any:
-    if len(batches) == 1:
-        return batches[0]
-    kinds = set(map(type, batches))
-    if kinds == {torch.Tensor}:
-        return torch.cat(batches)
-    if kinds == {np.ndarray}:
-        return np.concatenate(batches)
-    return list(itertools.chain.from_iterable(map(_as_list, batches)))
-
-
-def _as_list(batch: Any) -> Any:
-    return batch.tolist() if isinstance(batch, torch.Tensor | np.ndarray) else batch

@@ -14,7 +14,7 @@ import torch
 
 from penstock.core.errors import StateError
 from penstock.distributed.rank import rank_and_world_size
-from penstock.loader.sampling.index_digest import digest_after
+from penstock.loader.sampling.index_digest import digest_after, noted_indices
 from penstock.loader.sampling.order import OrderState, with_first_drawn
 from penstock.loader.sampling.sharding import Share
 from penstock.loader.workers.stateful import is_stateful
@@ -31,9 +31,11 @@ class UnknownOrder:
     share = Share()
     is_known = False
 
-    def __init__(self, sampler: Any, every: int) -> None:
+    def __init__(self, sampler: Any, every: int, *, is_batched: bool = False) -> None:
         self._sampler = sampler
         self._every = max(1, every)
+        self._is_batched = is_batched
+        """Whether the loader cuts into batches what the sampler gives; otherwise it may give batches of its own."""
         self._batches = 0
         self._noted: OrderState = {}
         self._states: deque[tuple[int, OrderState]] = deque()
@@ -179,9 +181,9 @@ class UnknownOrder:
             torch.set_rng_state(state["begin"])
             rest = iter(self._sampler)
             torch.set_rng_state(state["first"])
-            passed = list(itertools.islice(rest, position))
+            passed = self._digest_of(itertools.islice(rest, position))
             rest = with_first_drawn(rest)
-        if digest is not None and digest_after(0, passed) != digest:
+        if digest is not None and passed != digest:
             raise StateError(
                 f"{type(self._sampler).__qualname__} does not give the {position} indices again that were drawn when "
                 "this state was saved, so some samples would come twice and others never: it may draw from Python's or "
@@ -191,6 +193,14 @@ class UnknownOrder:
         self._noted = state
         self._states.clear()
         return rest
+
+    def _digest_of(self, drawn: Iterator[Any]) -> int | None:
+        if self._is_batched:
+            return digest_after(0, list(drawn))
+        digest: int | None = 0
+        for batch in drawn:
+            digest = digest_after(digest, noted_indices(batch))
+        return digest
 
     def _keep(self, state: OrderState, at: int) -> None:
         self._batches = 0
