@@ -159,6 +159,24 @@ def _stacked(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
 # ── what they are made of ───────────────────────────────────────────────────────────────────────────────────
 
 
+def _as_they_are(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+class Runs:
+    """A batch_sampler of the program's own: batches of `size` neighbours, in a random order."""
+
+    def __init__(self, length: int, size: int) -> None:
+        self.length, self.size = length, size
+
+    def __len__(self) -> int:
+        return self.length // self.size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for run in torch.randperm(len(self)).tolist():
+            yield list(range(run * self.size, (run + 1) * self.size))
+
+
 def _floats(rows: int, width: int) -> Tensor:
     return torch.rand(rows, width, generator=torch.Generator().manual_seed(SEED))
 
@@ -248,6 +266,16 @@ LOOPS = (
         name="collate_fn that stacks",
         make=lambda: Digits(6_000),
         arguments={"batch_size": 64, "shuffle": True, "collate_fn": _stacked},
+    ),
+    Loop(
+        name="lists, not collated",
+        make=lambda: Made(800, partial(_token_lists, _integers(100, 64).tolist())),
+        arguments={"batch_size": 16, "shuffle": True, "collate_fn": _as_they_are},
+    ),
+    Loop(
+        name="a batch_sampler",
+        make=lambda: Made(8_000, partial(_row, _floats(8_000, 32))),
+        arguments={"batch_sampler": Runs(8_000, 50)},
     ),
     Loop(
         name="a stream of rows",

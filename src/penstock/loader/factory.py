@@ -57,6 +57,11 @@ class Pipeline:
         return self.scheduler.pool.processes if isinstance(self.scheduler, Scheduler) else []
 
     @property
+    def is_bare(self) -> bool:
+        """Whether nothing runs beside the loop: no workers, and no copies to a device."""
+        return self.batches is self.scheduler and not isinstance(self.scheduler, Scheduler)
+
+    @property
     def is_open(self) -> bool:
         """Whether the workers have not been stopped."""
         return isinstance(self.scheduler, Scheduler) and self.scheduler.close.alive
@@ -113,7 +118,8 @@ def _inline_scheduler(
     if config.timeout != 0:
         raise AssertionError("num_workers=0 loads in the training process, which cannot time out; use timeout=0")
     can_be_direct = _is_plain(config, epoch) and not pinning.is_needed
-    make = functools.partial(DirectScheduler, trial=runtime.slot_trial) if can_be_direct else InlineScheduler
+    direct = functools.partial(DirectScheduler, trial=runtime.slot_trial, busy_time=runtime.busy_time)
+    make = direct if can_be_direct else InlineScheduler
     inline = make(
         config.worker_spec(),
         ring,

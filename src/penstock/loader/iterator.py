@@ -56,14 +56,15 @@ class LoaderIterator(_BaseDataLoaderIter):
         self._workers = self.pipeline.processes
         in_flight = self.pipeline.batches.in_flight if isinstance(self.pipeline.batches, Prefetcher) else None
         # No reference back to this object, and not at exit: Python may have torn down what these need.
-        weakref.finalize(
+        self._finalizer = weakref.finalize(
             self,
             _close,
             in_flight,
             self.pipeline.stop_workers,
             functools.partial(runtime.resources.ring_cache.put, self.pipeline.ring, shared=config.shares_memory),
             self._alarm,
-        ).atexit = False
+        )
+        self._finalizer.atexit = False
         self._count_length()
         self._counters.loop = weakref.ref(self)
 
@@ -175,6 +176,9 @@ class LoaderIterator(_BaseDataLoaderIter):
         if not self._config.persistent_workers:
             with self._counters.changing_workers():
                 self._shutdown_workers()
+            if self.pipeline.is_bare and (ending := self._finalizer.detach()) is not None:
+                # Here a Ctrl-C is not lost, and to hold it back takes as long as a small batch.
+                _end(*ending[2])
 
     def _shutdown_workers(self) -> None:
         """Stop the workers now (the name that Lightning and others call on torch's iterator)."""
@@ -213,8 +217,7 @@ def _length(sampler: Any) -> int | None:
     return None
 
 
-@uninterrupted_finalizer
-def _close(
+def _end(
     in_flight: InFlightCopies | None,
     stop_workers: Callable[[], Any],
     return_ring: Callable[[], None],
@@ -228,3 +231,6 @@ def _close(
             stack.callback(alarm.close)
         if in_flight is not None:
             in_flight.close()  # its copies read the ring's slots
+
+
+_close = uninterrupted_finalizer(_end)

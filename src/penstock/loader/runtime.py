@@ -19,6 +19,7 @@ from penstock.loader.scheduling.slot_trial import SlotTrial
 from penstock.loader.to_device.prefetch import DEPTH
 from penstock.loader.to_device.prefetch_depth import DepthTrial
 from penstock.loader.transport.ring import Ring
+from penstock.loader.workers.busy_time import BusyTime
 from penstock.loader.workers.ray.cluster import Cluster
 
 
@@ -106,6 +107,8 @@ class LoaderRuntime:
     """Whether copying ahead to the device pays in this loop."""
     slot_trial: SlotTrial = field(default_factory=SlotTrial)
     """Whether batches that are made in this process gain by reused slots."""
+    busy_time: BusyTime = field(default_factory=lambda: BusyTime(with_process=True))
+    """How much of the making of batches in this process is computing."""
     fingerprint: DatasetFingerprint | None = None
     """Of dataset and sampler before the first pass, which may change them."""
     owner: dict[str, Any] | None = None

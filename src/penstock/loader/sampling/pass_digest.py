@@ -7,6 +7,7 @@ no indices: its digest is of the positions of its shards, as its state has them,
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,7 +42,7 @@ class DigestLog:
     def digests(self) -> tuple[IndexDigest, ...]:
         """Return those kept, and the last one as it is now. Any thread may call it at any time."""
         latest = self.current.latest() if self.current is not None else []
-        return tuple(dict.fromkeys([*self._marks, *latest]))
+        return tuple(dict.fromkeys([*_most_telling(self._marks), *latest]))
 
     @property
     def reason(self) -> str:
@@ -53,9 +54,18 @@ class DigestLog:
         if mark in marks[-1:]:
             return
         marks.append(mark)
-        if len(marks) > _MOST_MARKS:  # those within earlier passes go first, and then the earliest passes
-            inner = (at for at, one in enumerate(marks) if not one.is_end and one.epoch != mark.epoch)
-            del marks[next(inner, 0)]
+        if len(marks) >= 2 * _MOST_MARKS:
+            self._marks = _most_telling(marks)
+
+
+def _most_telling(marks: list[IndexDigest]) -> list[IndexDigest]:
+    """Return as many as are kept: those within earlier passes go first, and then the earliest passes."""
+    left_over = len(marks) - _MOST_MARKS
+    if left_over <= 0:
+        return marks
+    inner = (at for at, one in enumerate(marks) if not one.is_end and one.epoch != marks[-1].epoch)
+    dropped = set(itertools.islice(inner, left_over))
+    return [one for at, one in enumerate(marks) if at not in dropped][-_MOST_MARKS:]
 
 
 class PassDigest:

@@ -33,6 +33,7 @@ from penstock.loader.workers.sample_fetcher import SampleFetcher, add_origin
 from penstock.loader.workers.sample_seed import Making
 
 _ATOMS = frozenset({int, float, bool, str, bytes})
+_CONTAINERS = frozenset({list, tuple, dict})
 
 
 class DirectScheduler(InlineScheduler):
@@ -41,16 +42,18 @@ class DirectScheduler(InlineScheduler):
     Args:
         arguments: as of `InlineScheduler`, and so are `others`.
         trial: whether to use slots.
+        busy_time: measures the batches of all passes.
     """
 
-    def __init__(self, *arguments: Any, trial: SlotTrial, **others: Any) -> None:
+    def __init__(self, *arguments: Any, trial: SlotTrial, busy_time: BusyTime, **others: Any) -> None:
         super().__init__(*arguments, **others)
         self._trial = trial
         fetcher = self._shards.fetcher(0)
         self._samples = fetcher.samples if fetcher is not None else SampleFetcher(self._worker_spec)
         self._making = Making(self._samples)
-        self._busy_time = BusyTime(with_process=True)
+        self._busy_time = busy_time
         self._count = 0
+        self._nbytes = _BatchBytes()
         self._fetched_ns = 0
         spec = self._worker_spec
         self._samples.epoch_seed = self._epoch_seed
@@ -100,7 +103,7 @@ class DirectScheduler(InlineScheduler):
         counters.asleep_ns += max(0, ended - began - self._busy_time.end(ended - began))
         counters.batches += 1
         counters.samples += self._count
-        counters.nbytes += _nbytes_of(batch)
+        counters.nbytes += self._nbytes.of(batch)
         self.consumed, self.consumed_since = self.consumed_since, []
         if counters.recorder is not None:
             counters.recorder.made = (began, fetched - began, ended - fetched, self._count)
@@ -173,14 +176,44 @@ class _EndedError(Exception):
     """The stream has no more samples, or too few for a batch."""
 
 
-def _nbytes_of(batch: Any, depth: int = 4) -> int:
-    """Return the bytes of the tensors and arrays in a batch, without looking through numbers and text."""
-    if isinstance(batch, torch.Tensor | np.ndarray):
-        return batch.nbytes if isinstance(batch, np.ndarray) or batch.layout is torch.strided else 0
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    elif not isinstance(batch, list | tuple):
-        return 0
-    if not batch or not depth or (type(batch[0]) in _ATOMS and type(batch[-1]) in _ATOMS):
-        return 0
-    return sum(_nbytes_of(part, depth - 1) for part in batch)
+class _BatchBytes:
+    """Returns the bytes of the tensors and arrays in batches, without looking through numbers and text.
+
+    Of batches of many parts, ever fewer are looked at, at least one in `_LONGEST`; others count as the last of them.
+    """
+
+    _MANY = 16
+    _LONGEST = 64
+
+    def __init__(self) -> None:
+        self._last = 0
+        self._between = 0
+        self._left = 0
+        self._parts = 0
+
+    def of(self, batch: Any) -> int:
+        """Return the bytes of a batch."""
+        if self._left:
+            self._left -= 1
+            return self._last
+        self._parts = 0
+        self._last = self._look(batch, 4)
+        if self._parts > self._MANY:
+            self._left = self._between = min(2 * self._between + 1, self._LONGEST)
+        return self._last
+
+    def _look(self, batch: Any, depth: int) -> int:
+        self._parts += 1
+        kind = type(batch)  # first: isinstance takes a microsecond for tensors
+        if kind is torch.Tensor or (kind not in _CONTAINERS and isinstance(batch, torch.Tensor)):
+            return batch.nbytes if batch.layout is torch.strided else 0
+        if isinstance(batch, np.ndarray):
+            return batch.nbytes
+        if kind not in (list, tuple):
+            if isinstance(batch, Mapping):
+                batch = list(batch.values())
+            elif not isinstance(batch, list | tuple):
+                return 0
+        if not batch or not depth or (type(batch[0]) in _ATOMS and type(batch[-1]) in _ATOMS):
+            return 0
+        return sum([self._look(part, depth - 1) for part in batch])
