@@ -10,7 +10,8 @@
 no trace. **ATTEMPT** computes the gradients of a window that takes no more batches: of one that is flushed, or whose
 gradients a failure has changed in part. **REDUCE**: the ranks of a parallel model vote, and add up their gradients
 (`ddp_sync.py`, `fsdp_sync.py`). **STEP** divides the gradients, clips them and steps the optimizer (`commit.py`); a
-failure there never shrinks a micro-batch. **COMMITTED**: exactly one step has been taken.
+failure there never shrinks a micro-batch. Where nothing is to be divided or clipped, the optimizer is stepped at
+once, and a Commit does the rest only if that fails. **COMMITTED**: exactly one step has been taken.
 
 What a loss is divided by is the weight of the whole window, over all of its batches and ranks. It is known only when
 the window is complete, so gradients are first divided by an estimate (the number of samples) and corrected in STEP.
