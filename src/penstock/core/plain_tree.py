@@ -3,7 +3,8 @@
 A plain tree is a tensor on the host, or a list, tuple or dict (these exact types) of plain trees, numbers, strings,
 bytes and None. No two of its tensors are views of one storage. Its description has a node for each container and
 tensor, a tuple whose first element says which; all else stands for itself. Pickling the description costs 2 µs,
-pickling a tensor with a reducer of ours 40 µs.
+pickling a tensor with a reducer of ours 40 µs. What begins with many containers without a tensor is left to pickle,
+which walks through those in C.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import torch
 _ATOMS = frozenset({int, float, bool, str, bytes, NoneType})
 _WHOLE_STORAGE_RATIO = 8
 _SMALL_STORAGE_NBYTES = 16_384
+_MOST_WITHOUT_TENSORS = 8
+"""Containers."""
 _AS_IT_IS, _TENSOR, _EMPTY, _LIST, _TUPLE, _DICT = range(6)
 _NAMES = {value: name for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 
@@ -56,6 +59,8 @@ def _node(value: Any, tensors: list[torch.Tensor], seen: list[int]) -> Any:
     seen.append(id(value))
     if kind is torch.Tensor:
         return _tensor_node(value, tensors, seen)
+    if len(seen) > _MOST_WITHOUT_TENSORS and not tensors:
+        raise _NotPlainError
     if kind is dict:
         if not _ATOMS.issuperset(map(type, value)):
             raise _NotPlainError
