@@ -57,6 +57,11 @@ def module_of(notes: Notes, dropout: float, extra: bool = False) -> Any:
             self.net = nn.Sequential(nn.Linear(6, 8), nn.Dropout(dropout), nn.Tanh(), nn.Linear(8, 1)).double()
             self.error = torchmetrics.MeanAbsoluteError()
             self.seen = 0
+            self.clipping = Notes(notes.mode)
+
+        def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
+            with self.clipping:
+                super().configure_gradient_clipping(*args, **kwargs)
 
         def training_step(self, batch: Any, number: int) -> Any:
             with notes:
@@ -131,6 +136,15 @@ def test_failures_in_the_middle_of_an_epoch_change_nothing(case: str) -> None:
         assert largest_difference(found, expected) == 0
         assert found[1] == expected[1]
         assert found[0].seen == expected[0].seen == 30
+
+
+def test_a_failure_while_gradients_are_clipped_changes_nothing() -> None:
+    arguments = ARGUMENTS["accumulated and clipped"]
+    expected = fitted(options={}, **arguments)
+    operations = expected[0].clipping.own
+    for number in operations[:: len(operations) // 3]:
+        found = fitted([number], options={}, **arguments)
+        assert largest_difference(found, expected) == 0
 
 
 @pytest.mark.parametrize("case", ["plain", "accumulated and clipped"])

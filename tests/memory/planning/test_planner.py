@@ -162,6 +162,18 @@ def test_what_fits_leaves_room_for_workspaces_that_are_not_counted() -> None:
     assert all(one.bound_nbytes == one.peak_nbytes for one in linear.variants)
 
 
+def test_what_fits_covers_the_gradient_of_one_weight_for_each_channel() -> None:
+    def case() -> Case:
+        model = nn.Conv2d(192, 192, 7, padding=3, groups=192).to(memory_format=torch.channels_last)
+        return model, squared, torch.randn(12, 192, 6, 6).contiguous(memory_format=torch.channels_last)
+
+    found = planned(case(), modes=("plain",))
+    whole = next(one for one in found.variants if one.parts == 1)
+    counted = measured_peak(case(), 1)
+    assert counted > 4 * whole.peak_nbytes  # which is why it must be covered
+    assert found.needed_nbytes(whole) >= counted
+
+
 def squared(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
     return model(x).square().sum(), len(x)
 

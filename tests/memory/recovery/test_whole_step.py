@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import importlib
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -278,3 +280,61 @@ def test_what_is_changed_after_it_was_read_and_used_can_be_resumed_and_else_not(
             moment.add_(double)
             weight.add_(1)
         assert proof.is_resumable is not is_late
+
+
+@pytest.fixture
+def counts() -> Iterator[dict[str, int]]:
+    """The compiler's count of functions, as a test may find it where a model has been compiled."""
+    counters = importlib.import_module("torch._dynamo.utils").counters["frames"]
+    before = dict(counters)
+    yield counters
+    counters.clear()
+    counters.update(before)
+    torch._dynamo.reset()
+
+
+def halved(x: Tensor) -> Tensor:
+    return x * 0.5
+
+
+def test_a_compiled_model_leaves_the_optimizer_provable(counts: dict[str, int]) -> None:
+    model = torch.compile(nn.Linear(2, 2), backend="eager")
+    model(torch.ones(1, 2))
+    assert counts["total"] > 0
+    whole, _, _ = prepared(Signs, 4)
+    assert stages(whole) == [Stage.RESUMABLE]
+
+
+@pytest.mark.parametrize("is_profiled", [False, True])
+def test_nothing_is_proven_of_a_step_that_calls_compiled_code(is_profiled: bool, counts: dict[str, int]) -> None:
+    class Compiled(Signs):
+        fast = staticmethod(torch.compile(halved, backend="eager"))
+
+        def change(self, p: Any, m: Tensor, lr: float) -> None:
+            super().change(p, m, lr)
+            m.copy_(self.fast(m))
+
+    sys.setprofile((lambda *_: None) if is_profiled else None)
+    try:
+        whole, _, _ = prepared(Compiled, 4)
+    finally:
+        sys.setprofile(None)
+    assert stages(whole) == [Stage.UNPROVEN]
+
+
+def test_a_step_that_something_is_compiled_in_is_proven_no_more(counts: dict[str, int]) -> None:
+    global calls_left
+
+    class Growing(Signs):
+        def change(self, p: Any, m: Tensor, lr: float) -> None:
+            counts["total"] = counts.get("total", 0) + (self.param_groups[0]["k"] == 6)
+            super().change(p, m, lr)
+
+    whole, _, params = prepared(Growing, 5)
+    assert stages(whole) == [Stage.RESUMABLE]
+    step(whole, params)
+    assert whole._is_careful
+    whole, _, params = prepared(Growing, 5)
+    calls_left = 2
+    with pytest.raises(PartialStepError, match="not known what a step of Growing changes"):
+        step(whole, params)

@@ -328,3 +328,16 @@ def test_positions_of_one_row_still_go_to_every_part() -> None:
     step = step_of(make_net(), lambda m, b: (m(b["x"] + b["positions"]).sum(), len(b["x"])), micro_batch=2)
     step({"positions": rows(1), "x": rows(6)})
     assert step.statistics().micro_batch == 2
+
+
+def test_a_loss_that_fails_on_a_part_only_says_so() -> None:
+    model = nn.Linear(3, 1)
+
+    def loss_fn(model: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+        groups = model(x).view(-1, 6)
+        return (groups - groups.mean(1, keepdim=True)).square().sum(), len(x)
+
+    step = TrainStep(model, torch.optim.SGD(model.parameters()), loss_fn)
+    with pytest.raises(RuntimeError, match="invalid for input of size") as raised:
+        step.check(torch.randn(12, 3))
+    assert "the whole batch of 12 samples runs, and one of its" in raised.value.__notes__[0]

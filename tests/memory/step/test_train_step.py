@@ -630,7 +630,7 @@ def test_gradients_that_could_not_be_recomputed_are_recomputed_by_the_next_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     models = [deep(), deep()]
-    steps = [TrainStep(m, torch.optim.SGD(m.parameters(), lr=0.1), sum_of_squares) for m in models]
+    steps = [TrainStep(m, torch.optim.SGD(m.parameters(), lr=0.1), sum_of_squares, clip_grad_norm=9.0) for m in models]
 
     def fail_in_part(commit: Commit) -> None:
         monkeypatch.undo()

@@ -254,12 +254,16 @@ def _takes_workspace(name: str, result: Any, *, products: bool) -> bool:
 
 def _workspace_allowance(name: str, args: Any, kwargs: Any, result: Any) -> int:
     """Return bytes that cover the workspaces seen on the CPU: a copy of all that is read and written in the library's
-    layout, and eight of a convolution's weight (its gradient is summed in parts).
+    layout, and eight of a convolution's weight (its gradient is summed in parts), or 256 if each channel has its own.
     """
     copies = sum(one.nbytes for one in tree_leaves((args, kwargs, result)) if isinstance(one, Tensor))
     if name == "aten::convolution":
         return copies + 8 * int(args[1].nbytes)
-    return copies + 8 * int(args[2].nbytes) if name == "aten::convolution_backward" else copies
+    if name != "aten::convolution_backward":
+        return copies
+    weight = args[2]
+    is_depthwise = weight.shape[1] == 1 and weight.device.type == "cpu"
+    return copies + (256 if is_depthwise else 8) * int(weight.nbytes)
 
 
 def _is_product(name: str) -> bool:

@@ -14,8 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from penstock.core.errors import OptionError
-from penstock.memory.recovery.failure import FailureLog
-from penstock.memory.recovery.retry_ops import RetryOps
+from penstock.memory.recovery.retry_ops import call_with_retries
 from penstock.memory.step.guarded_backward import GuardedBackward, Scale, sum_of_losses
 from penstock.memory.step.guarded_optimizer import guard_optimizer
 
@@ -32,7 +31,7 @@ def guard_hf_trainer(trainer: Any, options: dict[str, Any]) -> None:
             guards.clear()
             guards[id(model)] = model, GuardedBackward(model, **options)
             clip = trainer.accelerator.clip_grad_norm_
-            trainer.accelerator.clip_grad_norm_ = functools.partial(_run_with_retries, clip)
+            trainer.accelerator.clip_grad_norm_ = functools.partial(call_with_retries, clip)
 
         def run(part: Any, scale: Scale) -> Any:
             with _ScaledBackward(trainer.accelerator, scale):
@@ -74,11 +73,6 @@ class _ScaledBackward:
 
     def __exit__(self, *_: object) -> None:
         self._accelerator.backward = self._backward
-
-
-def _run_with_retries(body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with RetryOps((), FailureLog()):
-        return body(*args, **kwargs)
 
 
 def _reject(trainer: Any) -> None:

@@ -7,6 +7,7 @@ Its inner part is replaced; gradients are zeroed first, so that those of the ste
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from penstock.core.errors import OptionError
 from penstock.memory.explain import OutOfMemoryError
 from penstock.memory.microbatch.join import join_outputs
+from penstock.memory.recovery.retry_ops import call_with_retries
 from penstock.memory.step.guarded_backward import GuardedBackward, Scale, sum_of_losses
 from penstock.memory.step.guarded_optimizer import guard_optimizer
 
@@ -26,6 +28,8 @@ def guard_lightning_trainer(trainer: Any, options: dict[str, Any]) -> None:
             f"this Trainer runs with {type(trainer.strategy).__name__}, whose ranks communicate in backward, and would "
             "be left waiting by one that tries again; use devices=1, or TrainStep in manual optimization"
         )
+    precision = trainer.precision_plugin
+    precision.clip_gradients = functools.partial(call_with_retries, precision.clip_gradients)
     loop = trainer.fit_loop.epoch_loop.automatic_optimization
     make_closure = loop._make_closure
     guards: dict[int, tuple[Any, GuardedBackward]] = {}

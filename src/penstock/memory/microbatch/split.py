@@ -38,7 +38,7 @@ def count_samples(batch: Any) -> int:
     8
     """
     if type(batch) in (tuple, list) and batch and type(first := batch[0]) is Tensor and first.ndim:
-        size: int = len(first)
+        size = first.shape[0]  # `len` is Python
         if size != 1:
             return size  # of most batches, at a tenth of the price
     found = 0

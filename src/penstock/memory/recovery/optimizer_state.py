@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,10 @@ TENSORWISE = frozenset(
     if hasattr(torch.optim, name)
 )  # fmt: skip
 """torch's optimizers that treat each parameter by itself, so that some of the parameters may be stepped at a time."""
+_wrapper = Optimizer.profile_hook_step(len).__code__
+_RECORDING: object = _wrapper if _wrapper.co_filename == Optimizer.__init__.__code__.co_filename else object()
+"""Of what torch wraps every `step` in; of nothing, where somebody has replaced that."""
+_is_profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
 
 def reject_closure_optimizer(optimizer: Optimizer | None) -> None:
@@ -47,6 +52,17 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
         or getattr(optimizer, "_optimizer_step_pre_hooks", None)  # which some that are not torch's lack
         or getattr(optimizer, "_optimizer_step_post_hooks", None)
     )
+
+
+def step_without_hooks(optimizer: Optimizer) -> Callable[[], object]:
+    """Return what `optimizer.step` does when it has no hooks, without the operations that record it in a profile.
+
+    It is `optimizer.step` itself where anybody may see a difference: a profiler is on, or somebody has replaced it.
+    """
+    recorded: Any = type(optimizer).step
+    if getattr(recorded, "__code__", None) is not _RECORDING or "step" in vars(optimizer) or _is_profiled():
+        return optimizer.step
+    return functools.partial(recorded.__wrapped__, optimizer)
 
 
 def stepped_params(optimizer: Optimizer) -> list[Tensor]:

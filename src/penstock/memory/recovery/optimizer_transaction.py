@@ -38,6 +38,7 @@ from penstock.memory.recovery.optimizer_state import (
     has_step_hooks,
     is_tensorwise,
     nbytes_by_accelerator,
+    step_without_hooks,
     stepped_params,
 )
 from penstock.memory.recovery.resume_optimizer import PartialStepError, StepResumption
@@ -172,7 +173,7 @@ class StepTransaction:
         versions = [*map(_version, tensors)]
         self._is_partial = True
         try:
-            self.optimizer.step()
+            step_without_hooks(self.optimizer)()
             self._is_partial = False
             return
         except BaseException as error:

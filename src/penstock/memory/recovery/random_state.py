@@ -1,6 +1,6 @@
 """RandomState: the states of all generators that a step may draw from, saved and restored.
 
-NumPy's and Python's states are 624 numbers each that pass through Python one by one. That takes a tenth of a
+The states of torch's, NumPy's and Python's generators on the host are 624 numbers each, which takes up to a tenth of a
 millisecond in every step, and mostly nothing was drawn since. So a Mersenne Twister's position and words beside it are
 compared where they lie in memory, and `get_state` is called only for a generator where they have changed. Each draw
 moves the position, and where that begins anew all words are made anew: that 16 of them stay has a chance of 2^-512.
@@ -11,10 +11,11 @@ from __future__ import annotations
 import _random
 import ctypes
 import functools
+import pickle
 import random
 import struct
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,13 @@ _WORDS = 624
 _NBYTES = 4 * (_WORDS + 1)
 """A Mersenne Twister's words, and its position among them."""
 _LOOKED_AT = 4 * 17
-"""The bytes of the position, and of the words beside it."""
+"""The bytes of NumPy's and Python's position, and of the words beside it."""
+_TORCH_HEAD, _TORCH_NBYTES = 20, 20 + 4 * _WORDS + 28
+"""In a generator of torch's: the bytes before its words, and those of all that is a state."""
+_TORCH_WORDS, _TORCH_STATE = 24, 5056
+"""Where in what torch's `get_state` returns the words begin, each of 8 bytes; and the bytes of all."""
+_TORCH_TRIED = (0, 2), (8, 2), (16, 2), (24, 2), (16 + 8 * _WORDS, 2), (5040, 1), (5024, 2), (5052, 1)
+"""Bits of that: of the seed, the position, the first and last word, and of what is left of two normal numbers."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,22 +43,25 @@ class RandomState:
     out of memory.
     """
 
-    generators: list[tuple[torch.Generator | _ModulesGenerator, Tensor]]
+    torchs: Tensor
     numpy: _NumpyState | None
     python: Any
+    generators: list[tuple[torch.Generator | _ModulesGenerator, Tensor]]
+    """Those of accelerators."""
 
     @classmethod
-    def now(cls, devices: Iterable[torch.device]) -> RandomState:
+    def now(cls, devices: Collection[torch.device]) -> RandomState:
         """Return the current states; `devices` are accelerators."""
-        own = torch.default_generator
+        host = _host.now()
+        if not devices:
+            return host
         return cls(
-            [(own, own.get_state()), *((one, one.get_state()) for one in map(_generator_of, devices))],
-            _numpy_twister.now() if "numpy.random" in sys.modules else None,
-            _python_twister.now(),
+            host.torchs, host.numpy, host.python, [(one, one.get_state()) for one in map(_generator_of, devices)]
         )
 
     def restore(self) -> None:
         """Restore all of them."""
+        torch.default_generator.set_state(self.torchs)
         for generator, state in self.generators:
             generator.set_state(state)
         if self.numpy is not None:
@@ -64,7 +74,7 @@ class RandomState:
     __hash__ = None  # type: ignore[assignment]
 
     def _contents(self) -> tuple[Any, ...]:
-        states = [state for _, state in self.generators]
+        states = [self.torchs, *(state for _, state in self.generators)]
         words = [ctypes.string_at(state.data_ptr(), state.numel()) for state in states]
         return words, self.numpy, self.python
 
@@ -74,80 +84,124 @@ class _NumpyState:
         self.state = state
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _NumpyState) and self._parts() == other._parts()
+        return isinstance(other, _NumpyState) and pickle.dumps(self.state) == pickle.dumps(other.state)
 
-    def __hash__(self) -> int:
-        return hash(self._parts())
+    __hash__ = None  # type: ignore[assignment]
 
-    def _parts(self) -> tuple[Any, ...]:
-        name, keys, *rest = self.state
-        return (name, keys.tobytes(), *rest)
+
+_NOTHING = memoryview(b"")
 
 
 class _Twister:
     """A Mersenne Twister, whose state is read only if it has changed since the last time.
 
     Args:
-        peek: returns bytes that differ when the state does; None where they cannot be read.
+        find: returns the memory of a generator that differs when its state does; nothing where that is not known.
         get_state: returns the state, slowly.
-        is_covered: whether the bytes of `peek` cover all of a state.
+        is_covered: whether that memory covers all of a state.
     """
 
     def __init__(
         self,
-        peek: Callable[[], Any],
+        find: Callable[[Any], memoryview],
         get_state: Callable[[], Any],
         is_covered: Callable[[Any], bool] = lambda state: True,
     ) -> None:
-        self._peek = peek
-        self._get_state = get_state
-        self._is_covered = is_covered
+        self._find, self._get_state, self._is_covered = find, get_state, is_covered
+        self.memory = _NOTHING
+        self._owner: Any = None
+        """Whose memory it is, which is kept alive."""
+        self._seen: Any = None
+        """What the memory was before the state was read, and what stood beside it; None if that does not tell."""
+        self.state: Any = None
+
+    def read(self, owner: Any, beside: object = None) -> bytes | None:
+        """Read the state of `owner`, if it may have changed. Return its memory; None if that tells of no change."""
+        if owner is not self._owner:
+            self.memory, self._owner, self._seen = self._find(owner), owner, None
+        memory = self.memory.tobytes()
+        if (memory, beside) != self._seen:
+            self.state = self._get_state()
+            self._seen = (memory, beside) if memory and self._is_covered(self.state) else None
+        return None if self._seen is None else memory
+
+
+def _get_numpys() -> _NumpyState:
+    return _NumpyState(sys.modules["numpy.random"].get_state(legacy=False))
+
+
+class _Host:
+    """The generators on the host, of which nothing is read as long as their memory is the same."""
+
+    def __init__(self) -> None:
+        self._torch = _Twister(_find_torch, torch.default_generator.get_state)
+        # NumPy keeps the second of two normal numbers where it cannot be read.
+        self._numpy = _Twister(_find_numpy, _get_numpys, lambda known: not known.state["has_gauss"])
+        self._python = _Twister(_find_python, random.getstate)
         self._seen: Any = None
         self._state: Any = None
 
-    def now(self) -> Any:
-        """Return the current state."""
-        seen = self._peek()
-        if seen is None or seen != self._seen:
-            self._state = self._get_state()
-            self._seen = seen if self._is_covered(self._state) else None
-        return self._state
+    def now(self) -> RandomState:
+        """Return the states, without those of accelerators."""
+        numpy_random: Any = sys.modules.get("numpy.random")
+        python: Any = random._inst
+        numpy = None if numpy_random is None else numpy_random.get_bit_generator()
+        memories = self._torch.memory.tobytes(), self._numpy.memory.tobytes(), self._python.memory.tobytes()
+        seen = numpy, python, python.gauss_next, memories
+        if seen != self._seen:
+            read = (
+                self._torch.read(torch.default_generator),
+                b"" if numpy is None else self._numpy.read(numpy),
+                self._python.read(python, python.gauss_next),
+            )
+            numpys = None if numpy is None else self._numpy.state
+            self._state = RandomState(self._torch.state, numpys, self._python.state, [])
+            self._seen = None if None in read else (*seen[:3], read)
+        state: RandomState = self._state
+        return state
 
 
-class _Memory:
-    """The bytes of a generator's state that are looked at, where they lie."""
-
-    owner: Any = None
-    view = memoryview(b"")
-
-    def find(self, owner: Any, address: int) -> None:
-        """Look at the state of `owner`, which is kept alive."""
-        self.view = memoryview((ctypes.c_char * _LOOKED_AT).from_address(address))
-        self.owner = owner
-
-
-_numpy_memory, _python_memory = _Memory(), _Memory()
-
-
-def _peek_numpy() -> bytes | None:
-    """Return the last words, and the position, which follows them."""
-    numpy_random = sys.modules["numpy.random"]
-    generator = numpy_random.get_bit_generator()
-    if generator is not _numpy_memory.owner:
-        if type(generator) is not numpy_random.MT19937:
-            return None
-        _numpy_memory.find(generator, generator.ctypes.state_address + _NBYTES - _LOOKED_AT)
-    return _numpy_memory.view.tobytes()
+def _find_torch(generator: Any) -> memoryview:
+    """Return all of the state, if another generator that is tried out has it there."""
+    tried: Any = torch.Generator()
+    begin = _find_words(tried)
+    if begin is None:
+        return _NOTHING
+    memory = _memory_at(tried._cdata + begin, _TORCH_NBYTES)
+    for place, bit in _TORCH_TRIED:
+        state, before = tried.get_state(), memory.tobytes()
+        (ctypes.c_ubyte * _TORCH_STATE).from_address(state.data_ptr())[place] ^= bit
+        tried.set_state(state)
+        if memory.tobytes() == before:
+            return _NOTHING
+    return _memory_at(generator._cdata + begin, _TORCH_NBYTES)
 
 
-def _peek_python() -> tuple[bytes, float | None] | None:
-    """Return the position and the first words, and the second of two normal numbers if it is still to be returned."""
-    if not _can_peek_python():
+def _find_words(generator: Any) -> int | None:
+    """Return how far from its address the state of a generator of torch's begins."""
+    state = generator.get_state()
+    if not hasattr(generator, "_cdata") or state.numel() != _TORCH_STATE:
         return None
-    generator: Any = random._inst
-    if generator is not _python_memory.owner:
-        _python_memory.find(generator, id(generator) + object.__basicsize__)
-    return _python_memory.view.tobytes(), generator.gauss_next
+    words = ctypes.string_at(state.data_ptr() + _TORCH_WORDS, 8 * 16)
+    first = b"".join(words[at : at + 4] for at in range(0, len(words), 8))
+    found = ctypes.string_at(generator._cdata, 512).find(first)
+    return None if found < _TORCH_HEAD else found - _TORCH_HEAD
+
+
+def _find_numpy(generator: Any) -> memoryview:
+    """Return the last words, and the position, which follows them."""
+    if type(generator) is not sys.modules["numpy.random"].MT19937:
+        return _NOTHING
+    return _memory_at(generator.ctypes.state_address + _NBYTES - _LOOKED_AT, _LOOKED_AT)
+
+
+def _find_python(generator: Any) -> memoryview:
+    """Return the position, and the first words."""
+    return _memory_at(id(generator) + object.__basicsize__, _LOOKED_AT) if _can_peek_python() else _NOTHING
+
+
+def _memory_at(address: int, nbytes: int) -> memoryview:
+    return memoryview((ctypes.c_char * nbytes).from_address(address))
 
 
 @functools.cache
@@ -160,12 +214,7 @@ def _can_peek_python() -> bool:
     return bool((*words, position) == random.getstate()[1])
 
 
-_numpy_twister = _Twister(
-    _peek_numpy,
-    lambda: _NumpyState(sys.modules["numpy.random"].get_state()),
-    lambda known: not known.state[3],  # NumPy keeps the second of two normal numbers where it cannot be read
-)
-_python_twister = _Twister(_peek_python, random.getstate)
+_host = _Host()
 
 
 def _generator_of(device: torch.device) -> torch.Generator | _ModulesGenerator:

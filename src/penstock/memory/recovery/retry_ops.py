@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -58,6 +58,12 @@ class RetryOps(TorchDispatchMode):
             del failed
             free_memory()
         return func(*args, **kwargs)
+
+
+def call_with_retries(body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `body` with each of its operations retried by itself."""
+    with RetryOps((), FailureLog()):
+        return body(*args, **kwargs)
 
 
 def written_tensors(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:

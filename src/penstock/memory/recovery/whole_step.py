@@ -12,12 +12,16 @@ The first steps are careful. Proven ones are resumable from then on, and others 
 out anywhere in the training step, in forward or backward too: from then on these are careful again. So what may be
 refused is a failure that comes out of the blue, and only once. Steps are careful in any case where an accelerator has
 no room for the temporaries of a step, and while a dispatch mode sees their operations; and those that are like no step
-before, until eight in a row were.
+before, until eight in a row were. Nothing is proven of a step that calls what `torch.compile` has made: it would be
+another one under a dispatch mode, and a kernel changes several tensors at once.
 """
 
 from __future__ import annotations
 
+import cProfile
 import sys
+from collections.abc import Callable
+from types import CodeType
 
 import torch
 from torch import Tensor
@@ -28,7 +32,12 @@ from penstock.memory.model_tensors import storage_key
 from penstock.memory.recovery.attempt import attempt, clear_frames, free_memory, retry
 from penstock.memory.recovery.failure import Failure, FailureLog
 from penstock.memory.recovery.known_optimizer import BegunStep, KnownOptimizer, Stage
-from penstock.memory.recovery.optimizer_state import has_room, has_step_hooks, nbytes_by_accelerator
+from penstock.memory.recovery.optimizer_state import (
+    has_room,
+    has_step_hooks,
+    nbytes_by_accelerator,
+    step_without_hooks,
+)
 from penstock.memory.recovery.random_state import RandomState
 from penstock.memory.recovery.resume_optimizer import PartialStepError
 from penstock.memory.recovery.state_tree import StateTree
@@ -94,7 +103,8 @@ class WholeStep:
 
     def _is_undisturbed(self) -> bool:
         """Return whether steps may be resumed, and learned about."""
-        return not self._is_careful and not _is_observed() and not has_step_hooks(self._optimizer)
+        is_observed = torch._C._len_torch_dispatch_stack()
+        return not self._is_careful and not is_observed and not has_step_hooks(self._optimizer)
 
     def _is_hopeful(self) -> bool:
         """Return whether steps that nothing is proven of run without a copy."""
@@ -106,10 +116,12 @@ class WholeStep:
     def _run_uncopied(self, known: _Known) -> None:
         self._copies = []
         self._is_lost = True
+        is_resumable = known is not None and known[1].kind.stage is Stage.RESUMABLE  # and so without hooks
+        compiled = _count_compiled()
         try:
-            self._optimizer.step()
-            if known is not None and known[1].kind.stage is Stage.RESUMABLE:
-                self._is_careful = known[1].changes() != known[1].kind.changes
+            (step_without_hooks(self._optimizer) if is_resumable else self._optimizer.step)()
+            if known is not None and is_resumable:
+                self._is_careful = known[1].changes() != known[1].kind.changes or compiled != _count_compiled()
             self._is_lost = False
             return
         except BaseException as error:
@@ -123,7 +135,7 @@ class WholeStep:
         clear_frames(caught)
         del caught
         free_memory()
-        self._finish(known, text)
+        self._finish(known if compiled == _count_compiled() else None, text)
 
     def _finish(self, known: _Known, text: str) -> None:
         """Do a step to its end that has failed without a copy."""
@@ -167,13 +179,14 @@ class WholeStep:
         """Step; count the changes of the first step of a kind, and look whether the second one is resumable."""
         kind = begun.kind
         if kind.stage is Stage.NEW and self._is_undisturbed():
-            self._optimizer.step()
+            is_compiled = _is_compiled(self._optimizer.step)
             kind.changes = begun.changes()
             unchanged = [
                 pair for *pair, times in zip(begun.tensors, self._copies, kind.changes, strict=True) if not times
             ]
             is_seen = all(torch.equal(tensor.to(copy.device), copy) for tensor, copy in unchanged)
-            kind.stage = Stage.COUNTED if is_seen and not begun.has_moved() else Stage.UNPROVEN
+            is_countable = is_seen and not is_compiled and not begun.has_moved()
+            kind.stage = Stage.COUNTED if is_countable else Stage.UNPROVEN
         elif kind.stage is Stage.COUNTED and self._is_undisturbed():
             keys = [*map(storage_key, begun.tensors)]
             proof = StepProof(set(keys))
@@ -237,10 +250,28 @@ class WholeStep:
             torch._foreach_copy_([tensor for tensor, _ in own], [copy for _, copy in own])
 
 
-def _is_observed() -> bool:
-    """Return whether a dispatch mode is on, or the step may be compiled and become another one under a mode."""
+def _is_compiled(step: Callable[[], object]) -> bool:
+    """Run `step`; return whether it called something that `torch.compile` has made, or nobody can know."""
+    is_profiled = sys.getprofile() is not None or _is_monitored()
+    if is_profiled or "torch._dynamo.eval_frame" not in sys.modules:
+        step()
+        return "torch._dynamo.eval_frame" in sys.modules
+    profile = cProfile.Profile(builtins=False)  # is C: what is Python might be compiled as well
+    profile.runcall(step)
+    through = sys.modules["torch._dynamo.eval_frame"].__file__
+    return any(isinstance(one.code, CodeType) and one.code.co_filename == through for one in profile.getstats())
+
+
+def _is_monitored() -> bool:
+    """Return whether Python (3.12) has a profiler on that is not seen by `sys.getprofile`."""
+    monitoring = getattr(sys, "monitoring", None)
+    return monitoring is not None and monitoring.get_tool(monitoring.PROFILER_ID) is not None
+
+
+def _count_compiled() -> int:
+    """Return how many functions have been compiled so far."""
     dynamo = sys.modules.get("torch._dynamo.utils")
-    return bool(torch._C._len_torch_dispatch_stack() or (dynamo is not None and dynamo.counters["frames"]["total"]))
+    return 0 if dynamo is None else int(dynamo.counters["frames"]["total"])
 
 
 def _is_like(copy: Tensor, tensor: Tensor) -> bool:

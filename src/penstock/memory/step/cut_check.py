@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from penstock.core.errors import OptionError
 from penstock.core.host import available_nbytes
+from penstock.device.oom import is_out_of_memory
 from penstock.memory.microbatch.coupling import CouplingObserver, lowest_epsilon
 from penstock.memory.microbatch.split import arrays_of
 from penstock.memory.recovery.random_state import RandomState
@@ -151,7 +152,7 @@ class CutChecker:
             self._watched.restore()
             before.restore()
             with _eager():
-                parted = self._run(cut, CouplingObserver(size, self._runner.devices))
+                parted = self._run_parts(cut, size)
         finally:
             self._restore(before)
         moved = [name for name, one in whole.buffers.items() if _is_other(one, parted.buffers.get(name))]
@@ -191,6 +192,16 @@ class CutChecker:
                 gradients[name] = param.grad.detach().to_dense().to("cpu", torch.float64) * scale
                 param.grad = None
         return _Run(gradients, {name: one.detach().clone() for name, one in self._named("named_buffers").items()})
+
+    def _run_parts(self, cut: Sequence[Any], size: int) -> _Run:
+        try:
+            return self._run(cut, CouplingObserver(size, self._runner.devices))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                error.add_note(
+                    f"the whole batch of {size} samples runs, and one of its {len(cut)} parts does not: pass split="
+                )
+            raise
 
     def _versions(self) -> dict[str, int]:
         return {name: param._version for name, param in self._named("named_parameters").items()}

@@ -257,8 +257,9 @@ class GradientAccumulation:
                 one.after = RandomState.now(self._runner.devices)
             self._done += 1
         self._is_replay = False
-        if self._fsdp is None:
-            self._window[-1].mean = self._window[-1].mean_loss()  # here, within the attempt that there is
+        last = self._window[-1]
+        if self._fsdp is None and last.mean is None:
+            last.mean = last.mean_loss()  # here, within the attempt that there is
         if len(self._window) == self.accumulate:
             self._watched.learn()
 
@@ -284,7 +285,7 @@ class GradientAccumulation:
             else:
                 self._run_part(one, one.batch)
         if one.batch is not None:
-            self.micro_batch = one.micro_batch
+            self.micro_batch = one.size if one.parts == 1 else one.micro_batch
             if self.policy.sizes.is_limited:
                 self.policy.sizes.record_success(one.bucket, self.micro_batch)
 
@@ -295,8 +296,10 @@ class GradientAccumulation:
         is_known = type(weight) in _NUMBERS or (isinstance(weight, Tensor) and weight.device.type == "cpu")
         if is_known and self.accumulate == one.parts == 1 and not self.is_estimate_shared and 0 < weight < math.inf:
             self.estimated_weight, self.is_weight_exact = float(weight), True
-        self._runner.add_gradients(loss, self.estimated_weight)
         one.add(loss.detach(), weight.detach() if isinstance(weight, Tensor) else weight)
+        if one.parts == 1:
+            one.mean = one.mean_loss()  # before backward, which leaves nothing in the processor's caches
+        self._runner.add_gradients(loss, self.estimated_weight)
 
     def _look_at_graph(self) -> Callable[[Tensor], None] | None:
         return self._gradients.find_in_graph if self._gradients.looks_at_graph else None

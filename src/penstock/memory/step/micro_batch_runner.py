@@ -93,12 +93,20 @@ class MicroBatchRunner:
 
     def compute_loss(self, part: Any) -> tuple[Tensor, Any]:
         """Return the sum of the losses of `part`, and its weight."""
+        found: Any
         if self._autocast.is_off:
             found = self._loss_fn(self.model, part)
         else:
             with self._autocast():
                 found = self._loss_fn(self.model, part)
-        return _check_loss(found)
+        if isinstance(found, (tuple, list)) and len(found) == 2 and isinstance(found[0], Tensor):
+            loss, weight = found
+            if weight is not None:
+                return loss, weight
+        raise OptionError(
+            "loss_fn must return two things, the sum of the losses as a tensor and how many they are (samples or "
+            f"tokens), not {found!r}"
+        )
 
     def run_without_effect(self, part: Any) -> None:
         """Run `part` with its losses times zero; buffers and random states are as before."""
@@ -158,12 +166,3 @@ class MicroBatchRunner:
         """Let the scaler allocate both of its tensors again: after a failure between them it never makes the second."""
         if self._scaler is not None and self._scaler._growth_tracker is None:
             self._scaler._scale = None
-
-
-def _check_loss(found: Any) -> tuple[Tensor, Any]:
-    if isinstance(found, (tuple, list)) and len(found) == 2 and isinstance(found[0], Tensor) and found[1] is not None:
-        return found[0], found[1]
-    raise OptionError(
-        "loss_fn must return two things, the sum of the losses as a tensor and how many they are (samples or tokens), "
-        f"not {found!r}"
-    )

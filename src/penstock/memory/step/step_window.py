@@ -10,7 +10,8 @@
 no trace. **ATTEMPT** computes the gradients of a window that takes no more batches: of one that is flushed, or whose
 gradients a failure has changed in part. **REDUCE**: the ranks of a parallel model vote, and add up their gradients
 (`ddp_sync.py`, `fsdp_sync.py`). **STEP** divides the gradients, clips them and steps the optimizer (`commit.py`); a
-failure there never shrinks a micro-batch. **COMMITTED**: exactly one step has been taken.
+failure there never shrinks a micro-batch. Where nothing is to be divided or clipped, the optimizer is stepped at
+once, and a Commit does the rest only if that fails. **COMMITTED**: exactly one step has been taken.
 
 What a loss is divided by is the weight of the whole window, over all of its batches and ranks. It is known only when
 the window is complete, so gradients are first divided by an estimate (the number of samples) and corrected in STEP.
@@ -30,6 +31,7 @@ from torch import Tensor, nn
 
 from penstock.core.errors import RankError
 from penstock.memory.explain import OutOfMemoryError
+from penstock.memory.recovery.attempt import attempt
 from penstock.memory.recovery.failure import FailureLog
 from penstock.memory.recovery.optimizer_transaction import StepTransaction, StepTransactions
 from penstock.memory.recovery.resume_optimizer import PartialStepError
@@ -82,6 +84,8 @@ class StepWindow:
         self._ranks = ranks
         self._scaler = scaler
         self._clip_grad_norm = clip_grad_norm
+        self._is_plain = scaler is None and clip_grad_norm is None
+        """Whether the optimizer's step is all that is left to do with gradients that are right."""
         self._after_step = after_step
         self._log = log
         self._state = WindowState.OPEN
@@ -170,6 +174,8 @@ class StepWindow:
         """Divide, unscale, clip and step; ATTEMPT follows where gradients have to be computed again."""
         try:
             if self._commit is None and self._accumulation.is_weight_exact:
+                if self._is_plain and self._has_stepped():
+                    return WindowState.COMMITTED
                 self._commit = self._make_commit(1.0)
             elif self._commit is None:
                 self._accumulation.retry(self._correct_and_commit, "adding up the weights of a batch")
@@ -190,10 +196,16 @@ class StepWindow:
             ) from None
         return WindowState.COMMITTED
 
+    def _has_stepped(self) -> bool:
+        """Step with gradients that are right as they are. Return whether it succeeded; else it can be resumed."""
+        failure = attempt(self._transaction.step).failure
+        if failure is not None:
+            self._log.record(failure)
+        return failure is None
+
     def _open_next(self) -> None:
         """Count the step, call what follows it, and open the next window."""
-        assert self._commit is not None
-        stepped = self._commit.stepped
+        stepped = self._commit is None or self._commit.stepped
         self._commit, self._state = None, WindowState.OPEN
         if self._ranks is not None:
             if self._weight:
