@@ -36,6 +36,9 @@ class StageTimes:
     step_s: float = 0.0
     """Between returning one batch and the request for the next: the user's own step."""
 
+    nested_s: float = 0.0
+    """Of the steps: in loops over other loaders, which count it as well. Sums over loaders are without it."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RingCounts:

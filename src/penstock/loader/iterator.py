@@ -19,6 +19,7 @@ from penstock.data.source import Source
 from penstock.distributed.failure_alarm import FailureAlarm, start_failure_alarm
 from penstock.loader.begin_epoch import begin_epoch
 from penstock.loader.factory import build_pipeline
+from penstock.loader.loop_time import loop_time
 from penstock.loader.runtime import LoaderRuntime
 from penstock.loader.to_device.prefetch import InFlightCopies, Prefetcher
 
@@ -43,6 +44,8 @@ class LoaderIterator(_BaseDataLoaderIter):
         self._began_ns = time.perf_counter_ns()
         self._counters.begun_ns = self._counters.begun_ns or self._began_ns
         self._returned_ns = 0
+        self._loop_mark = 0
+        """Of `loop_time`, when the last batch was returned."""
         self._yielded = 0
         self.is_over = False
         try:
@@ -101,8 +104,10 @@ class LoaderIterator(_BaseDataLoaderIter):
             raise StopIteration
         if self._alarm is not None:
             self._alarm.check()
+        mark = self._loop_mark if self._returned_ns else loop_time.counted_ns
         if self._returned_ns:
             counters.step_ns += began - self._returned_ns
+            counters.nested_ns += loop_time.others_ns(mark, began - self._returned_ns)
         stepped, counted_ns = self._returned_ns, counters.wait_ns + counters.inline_ns + counters.workers_ns
         try:
             # torch's record_function takes 15 µs, also when nothing is recorded.
@@ -123,6 +128,7 @@ class LoaderIterator(_BaseDataLoaderIter):
             self._returned_ns = time.perf_counter_ns()
             counted_ns = counters.wait_ns + counters.inline_ns + counters.workers_ns - counted_ns
             counters.transport_ns += self._returned_ns - began - counted_ns
+            self._loop_mark = loop_time.count(mark, self._returned_ns - (stepped or began))
         if counters.recorder is not None:
             counters.recorder.add_turn(stepped, began, self._returned_ns, counters.epochs, self._yielded)
         if self._epoch.stream_epoch is not None:

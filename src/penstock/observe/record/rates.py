@@ -50,15 +50,17 @@ class Totals:
 def total(every: Iterable[LoaderStatistics], ranks: Sequence[RankRecord] = ()) -> Totals:
     """Return the sums over loaders, of a run of these ranks."""
     counted = list(every)
-    loop_s, samples = sum(one.loop_s for one in counted), sum(one.samples for one in counted)
+    stages = total_stages(one.stages for one in counted)
+    loading_s, samples = sum(one.loading_s for one in counted), sum(one.samples for one in counted)
+    loop_s = loading_s + stages.step_s
     alone = samples / loop_s if loop_s else 0.0
     return Totals(
         batches=sum(one.batches for one in counted),
         samples=samples,
         nbytes=sum(one.nbytes for one in counted),
-        loading_s=sum(one.loading_s for one in counted),
+        loading_s=loading_s,
         loop_s=loop_s,
-        stages=total_stages(one.stages for one in counted),
+        stages=stages,
         samples_per_s=sum(rank.samples_per_s for rank in ranks) if ranks else alone,
     )
 
@@ -98,9 +100,10 @@ def combine_statistics(every: Sequence[LoaderStatistics]) -> LoaderStatistics:
 
 
 def total_stages(stages: Iterable[StageTimes]) -> StageTimes:
-    """Return the sum of `stages`, stage by stage."""
+    """Return the sum of `stages`, stage by stage; what several loops have counted of their steps is in it once."""
     every = list(stages)
-    return StageTimes(**{field.name: sum(getattr(one, field.name) for one in every) for field in fields(StageTimes)})
+    sums = StageTimes(**{field.name: sum(getattr(one, field.name) for one in every) for field in fields(StageTimes)})
+    return replace(sums, step_s=sums.step_s - sums.nested_s, nested_s=0.0)
 
 
 def stages_between(earlier: StageTimes, later: StageTimes) -> StageTimes:

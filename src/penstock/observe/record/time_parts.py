@@ -191,7 +191,7 @@ def _outside(record: RunRecord) -> str:
     if record.ranks:
         return "Of all ranks together."
     if outside_s < -0.02 * record.wall_s:
-        return "Loops were nested or ran at the same time, so the sum exceeds the wall clock."
+        return "Loops ran in several threads at the same time, so the sum exceeds the wall clock."
     return f"{time_text(max(0.0, outside_s))} more were outside of loops: imports, set-up, saving."
 
 

@@ -98,7 +98,7 @@ def _span(first: TimelinePoint, last: TimelinePoint, inside: Sequence[TimelinePo
     before = first.stages
     step_s = max(0.0, counted.step_s - before.step_s)
     waiting_s = max(0.0, last.loading_s - first.loading_s)
-    whole_s = max(seconds, step_s + waiting_s)  # nested loops count the same second twice
+    whole_s = max(seconds, step_s + waiting_s)  # loops in several threads count the same second twice
     step, waiting = step_s / whole_s, waiting_s / whole_s
     utilizations = [point.device_utilization for point in inside if point.device_utilization is not None]
     return Span(
