@@ -59,9 +59,9 @@ class Pipeline:
         return self.scheduler.pool.processes if isinstance(self.scheduler, Scheduler) else []
 
     @property
-    def is_bare(self) -> bool:
-        """Whether nothing runs beside the loop: no workers, and no copies to a device."""
-        return self.batches is self.scheduler and not isinstance(self.scheduler, Scheduler)
+    def copies_ahead(self) -> bool:
+        """Whether copies to a device may be under way."""
+        return self.batches is not self.scheduler
 
     @property
     def is_open(self) -> bool:

@@ -182,9 +182,8 @@ class LoaderIterator(_BaseDataLoaderIter):
         if not self._config.persistent_workers:
             with self._counters.changing_workers():
                 self._shutdown_workers()
-            if self.pipeline.is_bare and (ending := self._finalizer.detach()) is not None:
-                # Here a Ctrl-C is not lost, and to hold it back takes as long as a small batch.
-                _end(*ending[2])
+            if not self.pipeline.copies_ahead and (ending := self._finalizer.detach()) is not None:
+                _end(*ending[2])  # here a Ctrl-C cannot be lost, and to hold it back takes as long as a small batch
 
     def _shutdown_workers(self) -> None:
         """Stop the workers now (the name that Lightning and others call on torch's iterator)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.util
 import os
 import pickle
 import signal
@@ -83,6 +84,28 @@ def test_an_interrupt_while_an_abandoned_loop_is_cleaned_up_reaches_the_program(
     with pytest.raises(KeyboardInterrupt):
         abandon()
     assert closed
+
+
+@pytest.mark.slow
+def test_an_interrupt_while_workers_are_put_away_after_an_epoch_reaches_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    close = multiprocessing.util.close_fds
+
+    def interrupted_close(*fds: int) -> None:
+        monkeypatch.undo()
+        close(*fds)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("multiprocessing.util.close_fds", interrupted_close)
+
+    def load() -> None:
+        for _ in DataLoader(ROWS, 2, num_workers=2, multiprocessing_context="fork"):
+            pass
+        threading.Event().wait(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        load()
 
 
 # ── worker_init_fn ──────────────────────────────────────────────────────────────────────────────────────────

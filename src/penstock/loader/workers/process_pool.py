@@ -423,6 +423,18 @@ class ProcessPool:
             end.close()
         self._pickled_spec.close()
         self._control.close()
+        for process in everybody:
+            _close_descriptors(process)
+
+
+def _close_descriptors(process: Any) -> None:
+    """Close what multiprocessing holds of a process that has ended.
+
+    It would be closed when the object dies, in the callback of a weak reference, in which a Ctrl-C is lost.
+    """
+    popen = getattr(process, "_popen", None)
+    if popen is not None and popen.returncode is not None:
+        popen.close()
 
 
 def _exit_cause(exitcode: int | None) -> str:
