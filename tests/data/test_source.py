@@ -53,6 +53,14 @@ def test_samples_are_counted_from_both_ends_and_not_beyond() -> None:
             source[index]
 
 
+def test_an_index_is_a_whole_number_of_any_kind() -> None:
+    source = Squares(3)
+    assert source[np.int64(2)]["x"] == source[torch.tensor(2)]["x"] == 4  # type: ignore[index]
+    for index in (1.5, "1", None):
+        with pytest.raises(TypeError):
+            source[index]  # type: ignore[index]
+
+
 def test_maps_filters_and_selections_stack() -> None:
     source = Squares(6).filter(lambda sample: sample["x"] % 2 == 0).map(lambda sample: {"x": sample["x"] + 1})
     assert xs(source) == [1, 5, 17]

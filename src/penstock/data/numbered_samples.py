@@ -79,8 +79,9 @@ class NumberedSamples(Dataset[Any]):
             sample = entered.samples.pop(index, self)
             if sample is not self:
                 return sample
-        count = len(self)
-        number = index + count if index < 0 else index
+        count, number = len(self), operator.index(index)
+        if number < 0:
+            number += count
         if not 0 <= number < count:
             raise IndexError(f"sample {index} of {self.where}, which has {count}")
         return self.read(number)
