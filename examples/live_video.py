@@ -62,7 +62,6 @@ def main() -> None:
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
-
     model = ClipNet().to(device).eval()
     arriving = clips(frames(args.source, args.side), args.frames, args.every)
     outputs: Iterator[Any] = penstock.infer(

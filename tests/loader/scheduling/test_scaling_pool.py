@@ -32,6 +32,16 @@ def pretend_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
         monkeypatch.setattr(f"penstock.loader.{module}.cores_of_rank", lambda: cores)
 
 
+def compute_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the first batch look as if it had only computed: on a busy machine it may wait for memory or disk."""
+    plan = AutoscalePolicy.plan_first
+
+    def plan_computed(policy: AutoscalePolicy, work_ns: int, busy_ns: int, **limits: int) -> None:
+        plan(policy, work_ns, work_ns, **limits)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(AutoscalePolicy, "plan_first", plan_computed)
+
+
 class Scripted(AutoscalePolicy):
     """Wants what its script says, batch by batch, over and over."""
 
@@ -207,6 +217,7 @@ def test_workers_that_are_no_longer_needed_go() -> None:
 
 def test_where_samples_may_depend_on_their_worker_the_batches_are_torchs_for_the_same_number(monkeypatch) -> None:
     pretend_cores(monkeypatch, 4)
+    compute_first_batch(monkeypatch)
     for dataset in (Augmented(90), Aware(90)):
         loader = DataLoader(dataset, batch_size=8, num_workers="auto", generator=torch.Generator().manual_seed(3))
         own = [repr(batch) for batch in loader]
@@ -219,6 +230,7 @@ def test_where_samples_may_depend_on_their_worker_the_batches_are_torchs_for_the
 
 def test_where_samples_may_depend_on_their_worker_the_number_changes_between_epochs(monkeypatch) -> None:
     pretend_cores(monkeypatch, 4)
+    compute_first_batch(monkeypatch)
     choices = iter([3, 1])
     monkeypatch.setattr(AutoscalePolicy, "choose", lambda autoscale: next(choices))
     loader = DataLoader(Augmented(400), batch_size=8, num_workers="auto")
