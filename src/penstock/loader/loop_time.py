@@ -16,7 +16,8 @@ class LoopTime(threading.local):
 
     def others_ns(self, mark: int, passed_ns: int) -> int:
         """Return how much of `passed_ns` loops have counted since `counted_ns` was `mark`."""
-        return min(max(0, self.counted_ns - mark), passed_ns)
+        others_ns = self.counted_ns - mark
+        return min(max(0, others_ns), passed_ns) if others_ns else 0
 
     def count(self, mark: int, passed_ns: int) -> int:
         """Count what nobody has counted of `passed_ns`, which began at `mark`; return the mark of what comes next.
@@ -26,8 +27,11 @@ class LoopTime(threading.local):
         >>> time.count(0, 8)
         8
         """
-        self.counted_ns += passed_ns - self.others_ns(mark, passed_ns)
-        return self.counted_ns
+        counted_ns = self.counted_ns
+        if counted_ns != mark:  # hardly ever
+            passed_ns -= self.others_ns(mark, passed_ns)
+        self.counted_ns = counted_ns = counted_ns + passed_ns
+        return counted_ns
 
 
 loop_time = LoopTime()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 _ATOMS = frozenset({int, float, bool, str, bytes})
-_CONTAINERS = frozenset({list, tuple, dict})
+_SEQUENCES = list, tuple
 
 
 class BatchBytes:
@@ -40,16 +40,21 @@ class BatchBytes:
 
     def _look(self, batch: Any, depth: int) -> int:
         self._parts += 1
-        kind = type(batch)  # first: isinstance takes a microsecond for tensors
-        if kind is torch.Tensor or (kind not in _CONTAINERS and isinstance(batch, torch.Tensor)):
-            return batch.nbytes if batch.layout is torch.strided else 0
-        if isinstance(batch, np.ndarray):
-            return batch.nbytes
-        if kind not in (list, tuple):
-            if isinstance(batch, Mapping):
-                batch = list(batch.values())
-            elif not isinstance(batch, list | tuple):
+        if not isinstance(batch, _SEQUENCES):  # asked first, for this is done for every batch
+            if isinstance(batch, torch.Tensor):
+                return batch.nbytes if batch.layout is torch.strided else 0
+            if isinstance(batch, np.ndarray):
+                return batch.nbytes
+            if not isinstance(batch, Mapping):
                 return 0
+            batch = list(batch.values())
         if not batch or not depth or (type(batch[0]) in _ATOMS and type(batch[-1]) in _ATOMS):
             return 0
-        return sum([self._look(part, depth - 1) for part in batch])
+        nbytes = 0
+        for part in batch:
+            if type(part) is torch.Tensor and part.layout is torch.strided:
+                self._parts += 1
+                nbytes += part.nbytes
+            else:
+                nbytes += self._look(part, depth - 1)
+        return nbytes
