@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # the benchmarks are not part of the package
 
-from benchmarks.process_tree_cpu import cpu_s  # noqa: E402
+from benchmarks.process_tree_cpu import cpu_s
 
 PROGRAM = """
 import threading, time
