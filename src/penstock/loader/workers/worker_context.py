@@ -33,7 +33,6 @@ class WorkerOptions:
     worker: int
     workers: int
     base_seed: int
-    init_fn: Callable[[int], Any] | None
     shards: dict[int, StreamShard] = field(default_factory=dict)
     """Its shards of an iterable dataset, by their positions in the round."""
     epoch: int | None = None
@@ -115,11 +114,9 @@ class WorkerContext:
             install(own, worker_spec)
             if settle_workers is not None:
                 _install_unsettled(settle_workers)
-            if options.init_fn is not None:
-                options.init_fn(options.worker)
-            self._shards = StreamShards(
-                worker_spec, options.shards, install, seed=self._seed, init=options.init_fn, own=own
-            )
+            if worker_spec.init_fn is not None:
+                worker_spec.init_fn(options.worker)
+            self._shards = StreamShards(worker_spec, options.shards, install, seed=self._seed, own=own)
             self.prefetch = worker_spec.prefetch
         except Exception:
             self._failure = self.wrap_exception()

@@ -40,6 +40,8 @@ class WorkerSpec:
     iterable: bool
     auto_collation: bool
     drop_last: bool
+    init_fn: Callable[[int], Any] | None = None
+    """The loader's worker_init_fn. It travels with the dataset, because it may be a method of it."""
     errors: ErrorPolicy = "raise"
     keep_batch_size: bool = False
     seeded: bool = False
