@@ -286,6 +286,8 @@ def _dispatch_mode(config: LoaderConfig) -> tuple[Mode, str]:
         return "demand", "threads share one dataset and one random state"
     if config.dispatch != "auto":
         return config.dispatch, "asked for"
+    if config.worker_type == "process" and config.worker_spec().prefetch is not None:
+        return "round_robin", "as torch assigns, so that each worker knows which remote files its next batches read"
     if config.seed is not None and config.worker_init_fn is None:
         return "demand", "asked for: with seed=, samples depend on the seed, the epoch and their index only"
     if doubt := why_impure(config.worker_spec()):

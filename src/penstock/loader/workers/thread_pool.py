@@ -177,7 +177,8 @@ class ThreadPool:
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:
-            thread.join()
+            if thread is not threading.current_thread():  # in which the last reference to the iterator may have died
+                thread.join()
 
     # ── in a thread ─────────────────────────────────────────────────────────────────────────────────────────
 

@@ -23,7 +23,7 @@ from penstock.core.errors import UnpicklableError
 from penstock.loader.collate import stack_in_slots
 from penstock.loader.workers.batch_fetcher import BatchFetcher
 from penstock.loader.workers.stream_shard import StreamShard, StreamShards, install_info
-from penstock.loader.workers.worker_spec import WorkerSpec
+from penstock.loader.workers.worker_spec import Prefetch, WorkerSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +100,8 @@ class WorkerContext:
         self._dumps = dumps
         self._shards: StreamShards | None = None
         self._failure: ExceptionWrapper | None = None
+        self.prefetch: Prefetch | None = None
+        """How the remote files of a batch are requested ahead; None for most datasets, and where set-up has failed."""
         torch.set_num_threads(1)
         own = StreamShard(number=options.worker, of=options.workers)
         self._seed(own)
@@ -115,6 +117,7 @@ class WorkerContext:
             if worker_spec.init_fn is not None:
                 worker_spec.init_fn(options.worker)
             self._shards = StreamShards(worker_spec, options.shards, install, seed=self._seed, own=own)
+            self.prefetch = worker_spec.prefetch
         except Exception:
             self._failure = self.wrap_exception()
 
