@@ -211,12 +211,12 @@ def _latency(case: Case, way: Way) -> dict[str, Any]:
     return {**asdict(way), "latency_ms": statistics.median(found), "latency_most_ms": max(found), "clips": len(found)}
 
 
-def _epoch(case: Case, way: Way, loader: Any) -> dict[str, float]:
+def _epoch(case: Case, way: Way, loader: Any, most_batches: int | None = None) -> dict[str, float]:
     """Return the milliseconds of a step and of a transfer, and the most host memory that was seen."""
     marks: list[tuple[Any, Any]] = []
     settle()
     began, batches, most, aside_s = time.perf_counter(), 0, 0, 0.0
-    for batch in loader:
+    for batch in itertools.islice(loader, most_batches):
         if not way.ahead:
             begin = _mark()
             batch = map_leaves(lambda leaf: moved(leaf, non_blocking=way.non_blocking), batch)
@@ -273,7 +273,7 @@ def _resident_ms(case: Case) -> float:
 
 
 def measure(case: Case, way: Way, rounds: int, bound_ms: float) -> dict[str, Any]:
-    """Return a row: the setting, and the median of rounds after one that warms up."""
+    """Return a row: the setting, and the median of rounds after some batches that warm up."""
     options: dict[str, Any] = {
         "batch_size": case.batch_size, "num_workers": way.num_workers, "persistent_workers": way.num_workers > 0,
         "drop_last": True,
@@ -283,7 +283,9 @@ def measure(case: Case, way: Way, rounds: int, bound_ms: float) -> dict[str, Any
     elif DEVICE == "cuda":  # elsewhere it does nothing but warn
         options["pin_memory"] = way.pin_memory
     loader: Any = (TorchDataLoader if way.loader == "torch" else penstock.DataLoader)(case.dataset, **options)
-    found = [_epoch(case, way, loader) for _ in range(rounds + 1)][-max(1, rounds) :]
+    if rounds:
+        _epoch(case, way, loader, 4)  # its workers persist, and so do its slots
+    found = [_epoch(case, way, loader) for _ in range(max(1, rounds))]
     row: dict[str, Any] = {name: statistics.median(one[name] for one in found) for name in found[0]}
     if way.ahead and (counted := loader.statistics()).uploads:
         row["copies_hidden"] = counted.uploads_hidden / counted.uploads
@@ -321,8 +323,9 @@ def run(
                 if case.compiled is not None:
                     about["compiled"] = case.compiled
                 for way in missing:
+                    began = time.perf_counter()
                     row = _latency(case, way) if way.loader == "infer" else measure(case, way, rounds, bound_ms)
-                    rows.append({**about, **row})
+                    rows.append({**about, **row, "took_s": time.perf_counter() - began})
                     write()
             except Exception:  # noqa: BLE001
                 rows.append({"case": name, "failed": traceback.format_exc()})  # the other cases are still worth it

@@ -118,6 +118,11 @@ class LoaderConfig:
                 "threads share one dataset object, and an IterableDataset cannot distinguish them to share out its "
                 "samples; use worker_type='process', or num_workers=1"
             )
+        if workers and isinstance(dataset, Source) and dataset.decodes_on is not None:
+            raise OptionError(
+                f"the samples of {dataset.where} are decoded on {dataset.decodes_on}, in the training process; use "
+                "num_workers=0, or open the source without device="
+            )
         rank, world_size = _place(dataset, distributed)
         is_in_group = not isinstance(distributed, bool)
         return cls(
@@ -231,6 +236,7 @@ class LoaderConfig:
             iterable=self.is_iterable,
             auto_collation=self.auto_collation,
             drop_last=self.drop_last,
+            init_fn=self.worker_init_fn,
             errors=self.errors,
             keep_batch_size=self.keep_batch_size,
             # Threads share the global random states, so no sample can have one to itself.
