@@ -236,6 +236,7 @@ class LoaderConfig:
             iterable=self.is_iterable,
             auto_collation=self.auto_collation,
             drop_last=self.drop_last,
+            init_fn=self.worker_init_fn,
             errors=self.errors,
             keep_batch_size=self.keep_batch_size,
             # Threads share the global random states, so no sample can have one to itself.

@@ -239,6 +239,7 @@ class DataLoader(TorchDataLoader[T_co]):
             policy = AutoscalePolicy(workers=max(1, least), most=most, fixed=max(1, least))
             policy.least = least
             self._penstock_runtime.autoscale = policy
+            policy.is_persistent = persistent_workers
         elif config.is_auto:
             enable_autoscaling(self)
         _warm_up(config_of(self))
@@ -357,7 +358,7 @@ def enable_autoscaling(loader: DataLoader[Any], *, asked: int | None = None) -> 
     most = max(fixed, min(_MOST_WORKERS, cores_of_rank()))
     most_waiting = max(most, _MOST_WAITING_WORKERS)
     runtime.autoscale = AutoscalePolicy(workers=min(2, fixed), most=most, fixed=fixed, most_waiting=most_waiting)
-    runtime.autoscale.asked = asked
+    runtime.autoscale.asked, runtime.autoscale.is_persistent = asked, config.persistent_workers
 
 
 def _warm_up(config: LoaderConfig) -> None:

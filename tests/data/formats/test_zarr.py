@@ -53,6 +53,16 @@ def test_rows_are_those_that_zarr_reads(tmp_path: Path, version: Any, dtype: str
         assert source.select_fields(["inner/label"])[3] == {"inner/label": 3}
 
 
+def test_groups_of_different_dtypes_are_read_in_one_that_holds_both(tmp_path: Path) -> None:
+    for number, dtype in enumerate(("int32", "float32")):
+        group = zarr.open_group(tmp_path / f"{number}.zarr", mode="w")
+        group.create_array("x", data=np.arange(3, dtype=dtype) + (1 << 24), chunks=(2,))
+    with reading(tmp_path / "0.zarr", tmp_path / "1.zarr") as source:
+        assert source.schema == {"x": Field("number", "float64")}
+        assert [sample["x"] for sample in source] == [16777216, 16777217, 16777218, 16777216, 16777216, 16777218]
+        assert {type(sample["x"]) for sample in source.__getitems__([0, 4])} == {np.float64}
+
+
 def test_batches_are_gathered_from_chunks_that_are_held(tmp_path: Path) -> None:
     data = RNG.normal(size=(50, 6)).astype(">f4")
     group = zarr.open_group(tmp_path / "a.zarr", mode="w")

@@ -133,6 +133,8 @@ class AutoscalePolicy:
         self.least = 0
         self.asked: int | None = None
         """The number that a script has asked for, where this policy takes its place."""
+        self.is_persistent = False
+        """Whether a fixed number stays for all epochs, because its workers do."""
         self.fixed_reason = _GUESS
         self.reason = "to begin with"
         self._timings: deque[BatchTiming] = deque(maxlen=_WINDOW)
@@ -168,6 +170,11 @@ class AutoscalePolicy:
         self._fixed_ceiling: int | None = None
         """What was best when more did not help."""
         self._fixed_ceiling_for = 0
+        self._fixed_ceiling_work_ns = 0.0
+        """What so many workers had to do for a batch; 0 before they were measured. With other work it is another
+        question."""
+        self._enough_before = 0
+        """What would have been enough in the epoch before the last one."""
         self._retry_epochs = _RETRY_EPOCHS
 
     # ── while the number may change ─────────────────────────────────────────────────────────────────────────
@@ -383,16 +390,14 @@ class AutoscalePolicy:
             return self.fixed
         rate = batches / max(1, loop_ns + wait_ns)
         needed, stalled = work_ns / max(1, loop_ns), wait_ns / max(1, wait_ns + loop_ns)
+        enough = max(1, math.ceil(_SPARE * needed))
+        # Epochs may cost different amounts: fewer workers have to have been enough for two of them.
+        enough, self._enough_before = max(enough, self._enough_before), enough
         if self._fixed_before is not None and not self._fixed_stays(rate, stalled, *self._fixed_before):
             return self.fixed
         # Starting n workers takes n * _START_NS, and they make the epoch in work / n.
         most = max(self.most, min(self._allowed(busy_ns / max(1, work_ns)), math.isqrt(work_ns // _START_NS)))
-        if self._fixed_ceiling is not None:
-            most = min(most, self._fixed_ceiling)
-            self._fixed_ceiling_for -= 1
-            if self._fixed_ceiling_for == 0:
-                self._fixed_ceiling = None
-        enough = max(1, math.ceil(_SPARE * needed))
+        most = min(most, self._fixed_ceiling_at(work_ns / batches))
         if stalled > STALLED and self.fixed < most:
             before = self.fixed
             has_failed = self._retry_epochs > _RETRY_EPOCHS
@@ -404,6 +409,24 @@ class AutoscalePolicy:
             self.fixed_reason = f"the work of a batch filled {needed:.1f} workers in the last epoch"
         return self.fixed
 
+    def _fixed_ceiling_at(self, work_ns: float) -> int:
+        """Return how many workers there may be at most where a batch takes so much work; count an epoch."""
+        if self._fixed_ceiling is None:
+            return self.most_waiting
+        if self.fixed == self._fixed_ceiling:
+            self._fixed_ceiling_work_ns = known_ns = self._fixed_ceiling_work_ns or max(1.0, work_ns)
+            if not 1 / _COST_CHANGE < work_ns / known_ns < _COST_CHANGE:
+                self._lift_fixed_ceiling()
+                return self.most_waiting
+        ceiling = self._fixed_ceiling
+        self._fixed_ceiling_for -= 1
+        if self._fixed_ceiling_for == 0:
+            self._fixed_ceiling = None
+        return ceiling
+
+    def _lift_fixed_ceiling(self) -> None:
+        self._fixed_ceiling, self._retry_epochs = None, _RETRY_EPOCHS
+
     def _fixed_stays(self, rate: float, stalled: float, before: int, rate_before: float, gain: float) -> bool:
         """Keep the number that the last epoch had if it paid; if not, go back, and measure that as well."""
         present, self._fixed_before = self.fixed, None
@@ -411,14 +434,15 @@ class AutoscalePolicy:
             if present > before:
                 self._retry_epochs = _RETRY_EPOCHS
             return True
-        if present < before:
+        if present < before:  # so what seemed to be no gain was an epoch that costs more
             self.fixed, self.fixed_reason = before, f"{before} made more than {present}"
-        else:
-            self.fixed = max(before, self.most) if present > self.most else before
-            self.fixed_reason = f"{present} made no more than {before}"
-            self._fixed_before = present, rate, 1 / _USEFUL
-        self._fixed_ceiling = self.fixed
-        self._fixed_ceiling_for = self._retry_epochs
+            self._lift_fixed_ceiling()
+            return False
+        self.fixed = max(before, self.most) if present > self.most else before
+        self.fixed_reason = f"{present} made no more than {before}"
+        self._fixed_before = present, rate, 1 / _USEFUL
+        self._fixed_ceiling, self._fixed_ceiling_for = self.fixed, self._retry_epochs
+        self._fixed_ceiling_work_ns = 0.0
         self._retry_epochs *= 2
         return False
 

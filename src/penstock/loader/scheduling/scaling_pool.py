@@ -142,7 +142,9 @@ class ScalingPool:
             return
         self._counters.workers = self._pool.size
         if self._dispatch.mode == "round_robin":
-            why = f"{self._policy.fixed_reason}; samples may depend on their worker, so it changes between epochs only"
+            never = "and workers are persistent, so it does not change"
+            when = never if self._policy.is_persistent else "so it changes between epochs only"
+            why = f"{self._policy.fixed_reason}; samples may depend on their worker, {when}"
         else:
             why = self._policy.reason
         asked = f"; the script asked for {self._policy.asked or 'none'}" if self._policy.asked is not None else ""

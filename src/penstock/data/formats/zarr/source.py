@@ -69,7 +69,7 @@ def open_files(
     """
     local = [path if is_remote(path) else storage.local(path) for path in paths]
     groups = [_probe_group(path, fields, max_record_nbytes) for path in local]
-    return ColumnSource(groups, partial(OpenFiles, groups, _OpenGroup, chunk_cache_nbytes))
+    return ColumnSource(groups, partial(OpenFiles, open_file=_OpenGroup, cache_nbytes=chunk_cache_nbytes))
 
 
 @dataclass(frozen=True, kw_only=True)
