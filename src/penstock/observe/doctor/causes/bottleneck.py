@@ -133,8 +133,9 @@ def _others_start(measured: Measurements) -> Finding:
 def _undecided(measured: Measurements) -> Finding | None:
     """The loop waits, and trials with free loading disagree: other programs take the processors now and then."""
     waits, free = stall_fraction(measured), measured.gain_of(FREE)
-    # Beside other programs a step may be so slow that it hides any loading.
-    may_hide = measured.machine.is_busy and measured.settings.num_workers > 0
+    # Threads of a step that others delay wait for each other: one round may show nothing else.
+    is_one_round = free is not None and free.rounds < 2 and measured.machine.intra_op_threads > 1
+    may_hide = is_one_round and measured.machine.is_busy and measured.settings.num_workers > 0
     waits_enough = may_hide or waits >= THRESHOLDS.certain_stall_fraction
     if not waits_enough or not is_unclear(free) or waits_for_processors(measured):
         return None

@@ -130,7 +130,8 @@ def one_label(measured: Measurements) -> Finding | None:
     """The first samples all have the same label."""
     seen, settings = required(measured.one_label), measured.settings
     step = measured.step_calls
-    if seen.samples < THRESHOLDS.one_label_samples or (step is not None and step.steps and not step.uses_labels):
+    is_unused = step is not None and step.steps > 0 and not step.uses_labels
+    if seen.samples < THRESHOLDS.one_label_samples or (is_unused and settings.shuffles):
         return None  # the labels of some data are one number, and are never used
     if settings.shuffles:
         remedy = "look at what the dataset returns as label: dataset[0][1], or its entry of that name"
@@ -146,5 +147,5 @@ def one_label(measured: Measurements) -> Finding | None:
         if seen.labels > 1
         else f"{seen.samples} samples, all of them with the label {seen.label:g}",
         remedy=remedy,
-        is_uncertain=step is None or not step.steps,
+        is_uncertain=step is None or not step.uses_labels,
     )
