@@ -111,7 +111,8 @@ def text_case(folder: Path, *, tiny: bool) -> Case:
 
     length, size, depth = (16, 4, 1) if tiny else (256, 64, 8)
     text = folder / "text.txt"
-    text.write_bytes(bytes(np.random.default_rng(0).integers(32, 127, (length // 2) * size * (5 if tiny else 60))))
+    tokens = np.random.default_rng(0).integers(32, 127, (length // 2) * size * (5 if tiny else 60), dtype=np.uint8)
+    text.write_bytes(tokens.tobytes())
     model = small_gpt.Gpt(depth).to(DEVICE)
     trained, compiled = _compiled(model, torch.zeros(size, length, dtype=torch.int64, device=DEVICE), small_gpt.loss_fn)
     step = penstock.TrainStep(
@@ -211,12 +212,12 @@ def _latency(case: Case, way: Way) -> dict[str, Any]:
     return {**asdict(way), "latency_ms": statistics.median(found), "latency_most_ms": max(found), "clips": len(found)}
 
 
-def _epoch(case: Case, way: Way, loader: Any) -> dict[str, float]:
+def _epoch(case: Case, way: Way, loader: Any, most_batches: int | None = None) -> dict[str, float]:
     """Return the milliseconds of a step and of a transfer, and the most host memory that was seen."""
     marks: list[tuple[Any, Any]] = []
     settle()
     began, batches, most, aside_s = time.perf_counter(), 0, 0, 0.0
-    for batch in loader:
+    for batch in itertools.islice(loader, most_batches):
         if not way.ahead:
             begin = _mark()
             batch = map_leaves(lambda leaf: moved(leaf, non_blocking=way.non_blocking), batch)
@@ -273,7 +274,7 @@ def _resident_ms(case: Case) -> float:
 
 
 def measure(case: Case, way: Way, rounds: int, bound_ms: float) -> dict[str, Any]:
-    """Return a row: the setting, and the median of rounds after one that warms up."""
+    """Return a row: the setting, and the median of rounds after some batches that warm up."""
     options: dict[str, Any] = {
         "batch_size": case.batch_size, "num_workers": way.num_workers, "persistent_workers": way.num_workers > 0,
         "drop_last": True,
@@ -283,7 +284,9 @@ def measure(case: Case, way: Way, rounds: int, bound_ms: float) -> dict[str, Any
     elif DEVICE == "cuda":  # elsewhere it does nothing but warn
         options["pin_memory"] = way.pin_memory
     loader: Any = (TorchDataLoader if way.loader == "torch" else penstock.DataLoader)(case.dataset, **options)
-    found = [_epoch(case, way, loader) for _ in range(rounds + 1)][-max(1, rounds) :]
+    if rounds:
+        _epoch(case, way, loader, 4)  # its workers persist, and so do its slots
+    found = [_epoch(case, way, loader) for _ in range(max(1, rounds))]
     row: dict[str, Any] = {name: statistics.median(one[name] for one in found) for name in found[0]}
     if way.ahead and (counted := loader.statistics()).uploads:
         row["copies_hidden"] = counted.uploads_hidden / counted.uploads
@@ -321,8 +324,9 @@ def run(
                 if case.compiled is not None:
                     about["compiled"] = case.compiled
                 for way in missing:
+                    began = time.perf_counter()
                     row = _latency(case, way) if way.loader == "infer" else measure(case, way, rounds, bound_ms)
-                    rows.append({**about, **row})
+                    rows.append({**about, **row, "took_s": time.perf_counter() - began})
                     write()
             except Exception:  # noqa: BLE001
                 rows.append({"case": name, "failed": traceback.format_exc()})  # the other cases are still worth it

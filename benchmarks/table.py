@@ -273,7 +273,7 @@ def _peers_table(report: dict[str, Any]) -> str:
     """Return a row for each other loader and a column for each workload."""
     machine, results = report["machine"], [Result.from_json(result) for result in report["results"]]
     others = list(dict.fromkeys(other for result in results for other in result.ratios))
-    names = list(dict.fromkeys(result.name for result in results))
+    names = list(dict.fromkeys(result.name for result in results if result.unit))
     versions = ", ".join(f"{name} {machine[name]}" for name in PEER_PACKAGES if name in machine)
     lines = [
         f"`python -m benchmarks.loader --quick --peers`, {machine['cores']} cores of {machine['cpu']}, Python "

@@ -441,8 +441,8 @@ def test_a_state_is_refused_by_a_mixture_with_other_weights_or_data() -> None:
 def test_any_worker_may_make_a_batch_of_a_mixture_of_pure_sources() -> None:
     collate = torch.utils.data.default_collate
     made: dict[str, Any] = {"collate_fn": collate, "iterable": False, "auto_collation": True, "drop_last": False}
-    assert why_impure(WorkerSpec(dataset=penstock.mix([([1, 2], 1)]), **made), None) == ""
-    assert why_impure(WorkerSpec(dataset=mixture(), **made), None) == "Numbers may keep a state"
+    assert why_impure(WorkerSpec(dataset=penstock.mix([([1, 2], 1)]), **made)) == ""
+    assert why_impure(WorkerSpec(dataset=mixture(), **made)) == "Numbers may keep a state"
 
 
 # ── the source itself ───────────────────────────────────────────────────────────────────────────────────────

@@ -223,3 +223,21 @@ def test_an_output_on_another_device_is_copied_by_torch_which_waits_for_what_com
     monkeypatch.setattr(inference, "_to_host", lambda leaf: leaf.device.type)
     outputs = infer(lambda x: {"here": x, "there": x.to("meta")}, [torch.arange(3.0)], device=OwnOnly())
     assert [(out["here"].tolist(), out["there"]) for out in outputs] == [([0, 1, 2], "meta")]
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor that says it lies on a GPU, until it is brought to the host."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda")
+
+    def cpu(self) -> torch.Tensor:  # type: ignore[override]
+        return self.as_subclass(torch.Tensor)
+
+
+def test_outputs_of_a_function_that_takes_batches_to_a_gpu_itself_come_to_the_host() -> None:
+    batches = [torch.arange(3) + number for number in range(4)]
+    outputs = list(infer(lambda batch: {"scores": batch.as_subclass(Elsewhere), "of": "them"}, batches))
+    assert [type(output["scores"]) for output in outputs] == [torch.Tensor] * 4
+    assert all(torch.equal(output["scores"], batch) for output, batch in zip(outputs, batches, strict=True))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock
 from penstock.loader.counters import Counters
+from penstock.loader.loop_time import LoopTime
 from penstock.loader.torch_watch import TimedLoop
 from penstock.observe.record import rates
 
@@ -65,6 +69,32 @@ def test_a_loop_that_is_left_early_does_not_count_what_comes_after() -> None:
     list(other)
     next(iter(one))
     assert one.statistics().stages.nested_s == 0
+
+
+def in_another_thread(call: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result()
+
+
+def test_steps_that_begin_in_one_thread_and_end_in_another_have_nothing_nested() -> None:
+    here = penstock.DataLoader(Slow(), 2)
+    list(penstock.DataLoader(Slow(), 3))  # this thread has counted more than those that come
+    batches = iter(here)
+    for ask in (in_another_thread, lambda call: call(), in_another_thread):
+        ask(batches.__next__)
+    assert here.statistics().stages.nested_s == 0
+
+
+def test_a_mark_of_another_thread_says_nothing_whichever_thread_came_first() -> None:
+    time_here = LoopTime()
+    marks = [time_here.count(time_here.counted_ns, 100), *(in_another_thread(new_mark(time_here)) for _ in range(2))]
+    for mark in marks:
+        assert in_another_thread(lambda mark=mark: time_here.others_ns(mark, 50)) == 0
+    assert [time_here.others_ns(mark - 7, 50) for mark in marks] == [7, 0, 0]
+
+
+def new_mark(loop_time: LoopTime) -> Callable[[], int]:
+    return lambda: loop_time.count(loop_time.counted_ns, 100)
 
 
 def test_loops_of_torch_within_steps_are_counted_once_too() -> None:

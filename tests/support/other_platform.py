@@ -8,40 +8,74 @@ by `tests/loader/test_other_platforms.py`.
 
 from __future__ import annotations
 
+import ast
 import builtins
+import functools
 import importlib
 import io
 import json
 import sys
+import types
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-MACOS = {
-    "os": "memfd_create MFD_CLOEXEC O_TMPFILE sched_getaffinity sched_setaffinity posix_fallocate posix_fadvise "
-    "POSIX_FADV_RANDOM pidfd_open O_DIRECT eventfd",
-    "socket": "MSG_CMSG_CLOEXEC MSG_NOSIGNAL",
-    "mmap": "MADV_HUGEPAGE",
-    "resource": "prlimit",
+whole_open = io.open
+
+TYPESHED = Path(find_spec("mypy").origin).parent / "typeshed" / "stdlib"  # type: ignore[union-attr, arg-type]
+"""Says which module has which name on which platform."""
+
+PLATFORMS = {"windows": "win32", "macos": "darwin"}
+ALSO_ABSENT = {
+    "windows": {
+        "os": "O_CLOEXEC O_NONBLOCK O_TMPFILE O_DIRECT",
+        "socket": "AF_UNIX SOCK_SEQPACKET MSG_NOSIGNAL MSG_DONTWAIT CMSG_SPACE",
+    },
+    "macos": {"os": "O_TMPFILE O_DIRECT", "socket": "MSG_NOSIGNAL"},
 }
-WINDOWS = {
-    "os": f"{MACOS['os']} register_at_fork fork forkpty sysconf getuid geteuid getpgid setsid killpg pread preadv "
-    "pwrite O_CLOEXEC O_NONBLOCK statvfs uname fchmod fchown wait WNOHANG set_blocking nice",
-    "socket": f"{MACOS['socket']} AF_UNIX SOCK_SEQPACKET SCM_RIGHTS CMSG_SPACE MSG_DONTWAIT",
-    "mmap": f"{MACOS['mmap']} MAP_PRIVATE MAP_SHARED MAP_ANONYMOUS PROT_READ PROT_WRITE",
-    "signal": "SIGHUP SIGKILL SIGSTOP SIGCONT SIGALRM SIGQUIT SIGPIPE SIGUSR1 pthread_kill pthread_sigmask setitimer",
-    "select": "poll epoll",
-    "time": "clock_gettime CLOCK_MONOTONIC",
-    "multiprocessing.reduction": "DupFd sendfds recvfds",
-}
-NO_MODULE = {"windows": {"fcntl", "resource", "pwd", "grp", "termios", "tty", "pty"}, "macos": set[str]()}
+"""Names that typeshed has for all platforms, or does not know by platform."""
+
+
+def names_on(sys_platform: str, statements: list[ast.stmt], *, imported: bool = True) -> set[str]:
+    """Return the names that a stub's statements define on a platform; without `imported`, those of its own."""
+    names = set[str]()
+    for statement in statements:
+        match statement:
+            case ast.If():
+                system = types.SimpleNamespace(platform=sys_platform, version_info=sys.version_info)
+                is_so = eval(compile(ast.Expression(statement.test), "stub", "eval"), {"sys": system})
+                names |= names_on(sys_platform, statement.body if is_so else statement.orelse, imported=imported)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                names.add(name)
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                names.add(name)
+            case ast.ImportFrom(names=aliases) if imported:
+                names |= {alias.asname or alias.name for alias in aliases}
+    return names
+
+
+@functools.cache
+def absent_names(module: str, platform: str) -> set[str] | None:
+    """Return the names of a module of the standard library that a platform lacks; None if it lacks the module."""
+    path = TYPESHED / module.replace(".", "/")
+    stub = path / "__init__.pyi" if path.is_dir() else path.with_suffix(".pyi")
+    if not stub.exists():  # not of the standard library
+        return set()
+    with whole_open(stub) as file:
+        statements = ast.parse(file.read()).body
+    here, there = (names_on(system, statements) for system in ("linux", PLATFORMS[platform]))
+    if names_on("linux", statements, imported=False) and not names_on(PLATFORMS[platform], statements, imported=False):
+        return None
+    return {*(here - there), *ALSO_ABSENT[platform].get(module, "").split()}
 
 
 class Without(ModuleType):
     """A module without some of its names."""
 
-    def __init__(self, whole: ModuleType, absent: str) -> None:
+    def __init__(self, whole: ModuleType, absent: set[str]) -> None:
         super().__init__(whole.__name__)
-        self.__dict__["_whole"], self.__dict__["_absent"] = whole, {*absent.split()}
+        self.__dict__["_whole"], self.__dict__["_absent"] = whole, absent
 
     def __getattr__(self, name: str) -> Any:
         if name in self._absent:
@@ -50,19 +84,23 @@ class Without(ModuleType):
 
 
 def take_away(platform: str) -> None:
-    """Have every module of penstock see the modules of `platform`, and no /proc."""
-    absent = WINDOWS if platform == "windows" else MACOS
-    parts = {name: Without(importlib.import_module(name), names) for name, names in absent.items()}
-    whole_import, whole_open = builtins.__import__, io.open
+    """Have every module of penstock see the standard library of `platform`, and no /proc."""
+    whole_import = builtins.__import__
+
+    @functools.cache
+    def seen_there(name: str) -> ModuleType:
+        absent = absent_names(name, platform)
+        if absent is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        whole = importlib.import_module(name)
+        return Without(whole, absent) if absent else whole
 
     def import_there(name: str, globals_: Any = None, locals_: Any = None, fromlist: Any = (), level: int = 0) -> Any:
-        module = whole_import(name, globals_, locals_, fromlist, level)
-        if level == 0 and str((globals_ or {}).get("__name__", "")).startswith("penstock"):
-            if name in NO_MODULE[platform]:
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-            if name in parts and (fromlist or "." not in name):
-                return parts[name]
-        return module
+        is_own = str((globals_ or {}).get("__name__", "")).startswith("penstock")
+        if is_own and level == 0 and name.partition(".")[0] in sys.stdlib_module_names:
+            there = seen_there(name)
+            return there if fromlist or "." not in name else seen_there(name.partition(".")[0])
+        return whole_import(name, globals_, locals_, fromlist, level)
 
     def open_there(file: Any, *arguments: Any, **options: Any) -> Any:
         if str(file).startswith(("/proc", "/sys", "/dev/shm")):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import ctypes
 import faulthandler
+import multiprocessing
+import multiprocessing.synchronize
 import random
 import sys
 import time
@@ -157,3 +159,33 @@ class Imported(Dataset):
 
     def __getitem__(self, index: int) -> str:
         return str("penstock.device" in sys.modules)
+
+
+class Gate(multiprocessing.synchronize.Lock):
+    """A lock of a program's own: multiprocessing pickles it only while it starts a process."""
+
+    def __init__(self) -> None:
+        super().__init__(ctx=multiprocessing.get_context("spawn"))
+
+
+class Opened(Dataset):
+    """Opened by its own method in each worker; what workers count, and the scale, is in shared memory."""
+
+    def __init__(self) -> None:
+        self.opened_by = -1
+        self.reads, self.scale = torch.zeros(8, dtype=torch.int64).share_memory_(), torch.ones(()).share_memory_()
+        self.gate = Gate()
+
+    def __len__(self) -> int:
+        return 8
+
+    def open(self, worker: int) -> None:
+        self.opened_by = worker
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        with self.gate:
+            self.reads[index] += 1
+        return self.opened_by, index * float(self.scale)
+
+    def collate(self, samples: list[tuple[int, float]]) -> tuple[int, list[tuple[int, float]]]:
+        return self.opened_by, samples

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.data.schema import Sample, plain
+from penstock.data.schema import Sample
 
 _OBJECT_NBYTES = 8
 """Of what has no size of its own: a number of Python's, a date, None."""
@@ -23,9 +23,7 @@ def nbytes_of(sample: Sample) -> int:
 
 
 def _nbytes(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        value = plain(value)
-    if isinstance(value, np.ndarray | np.generic):
+    if isinstance(value, np.ndarray | np.generic | torch.Tensor):
         return value.nbytes
     if isinstance(value, str):
         return len(value.encode("utf-8", "surrogatepass"))

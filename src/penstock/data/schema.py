@@ -90,6 +90,21 @@ class Field:
 Schema = dict[str, Field]
 
 
+def common_dtype(one: str, other: str) -> str:
+    """Return the dtype that holds the numbers of two exactly; "" if there is none.
+
+    >>> common_dtype("float32", "float64"), common_dtype("int32", "float32"), common_dtype("int64", "float64")
+    ('float64', 'float64', '')
+    """
+    if "bool" in (one, other):
+        return one if one == other else ""
+    wide = np.result_type(one, other)
+    for dtype in map(np.dtype, (one, other)):
+        if dtype.kind in "iu" and wide.kind in "fc" and np.iinfo(dtype).max > 2 ** (np.finfo(wide).nmant + 1):
+            return ""
+    return wide.name
+
+
 def plain(value: Any) -> Any:
     """Return a field's value as array, NumPy scalar, str or bytes.
 

@@ -118,6 +118,11 @@ class LoaderConfig:
                 "threads share one dataset object, and an IterableDataset cannot distinguish them to share out its "
                 "samples; use worker_type='process', or num_workers=1"
             )
+        if workers and isinstance(dataset, Source) and dataset.decodes_on is not None:
+            raise OptionError(
+                f"the samples of {dataset.where} are decoded on {dataset.decodes_on}, in the training process; use "
+                "num_workers=0, or open the source without device="
+            )
         rank, world_size = _place(dataset, distributed)
         is_in_group = not isinstance(distributed, bool)
         return cls(
@@ -231,6 +236,7 @@ class LoaderConfig:
             iterable=self.is_iterable,
             auto_collation=self.auto_collation,
             drop_last=self.drop_last,
+            init_fn=self.worker_init_fn,
             errors=self.errors,
             keep_batch_size=self.keep_batch_size,
             # Threads share the global random states, so no sample can have one to itself.
@@ -256,6 +262,8 @@ def _check_choices(given: dict[str, Any]) -> None:
     if errors not in ("raise", "skip") and not callable(errors):
         raise OptionError(f"errors must be 'raise', 'skip' or a callable (exception, index) -> sample, not {errors!r}")
     _whole_number("max_worker_crashes", given["max_worker_crashes"], least=1)
+    if given["snapshot_every_n_steps"] is not None:
+        _whole_number("snapshot_every_n_steps", given["snapshot_every_n_steps"], least=0)
 
 
 def _pin_memory(wanted: Any) -> PinMemory:
@@ -279,7 +287,7 @@ def _worker_numbers(
                 "instead of 'auto'"
             )
         return auto_workers(), None
-    if isinstance(num_workers, str):
+    if not isinstance(num_workers, tuple) and not hasattr(num_workers, "__index__"):
         raise OptionError(
             f"num_workers must be a number, 'auto', or (least, most) with worker_type='ray', not {num_workers!r}"
         )

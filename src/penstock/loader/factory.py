@@ -134,7 +134,6 @@ def _inline_scheduler(
         epoch_seed=epoch.epoch_seed,
         shards=epoch.shards,
         turn=epoch.turn,
-        init_fn=config.worker_init_fn,
     )
     epoch.read_shards_with(inline.current_shard)
     return inline
@@ -220,7 +219,7 @@ def _pool(
     """Return workers, not started yet; one, if it is not settled how many there are, and `workers` is a guess."""
     worker_spec = config.worker_spec()
     if config.worker_type == "thread":
-        return ThreadPool(worker_spec, workers, base_seed=base_seed, init_fn=config.worker_init_fn)
+        return ThreadPool(worker_spec, workers, base_seed=base_seed)
     announced = workers if mode == "round_robin" else config.num_workers
     if config.worker_type == "ray":
         runtime.resources.join_cluster(config.cluster_address)
@@ -230,7 +229,6 @@ def _pool(
             cluster=Cluster(config.cluster_address),
             reported_workers=announced,
             base_seed=base_seed,
-            init_fn=config.worker_init_fn,
         )
     most = workers if runtime.autoscale is None else runtime.autoscale.most_waiting
     from penstock.loader.workers.process_pool import ProcessPool  # imports what only some systems have
@@ -242,7 +240,6 @@ def _pool(
         reported_workers=announced,
         context=config.context,
         base_seed=base_seed,
-        init_fn=config.worker_init_fn,
         named=not memfd_works(),
         cores=cores_near(numa_node, most),
         is_settled=is_settled,
@@ -289,9 +286,11 @@ def _dispatch_mode(config: LoaderConfig) -> tuple[Mode, str]:
         return "demand", "threads share one dataset and one random state"
     if config.dispatch != "auto":
         return config.dispatch, "asked for"
+    if config.worker_type == "process" and config.worker_spec().prefetch is not None:
+        return "round_robin", "as torch assigns, so that each worker knows which remote files its next batches read"
     if config.seed is not None and config.worker_init_fn is None:
         return "demand", "asked for: with seed=, samples depend on the seed, the epoch and their index only"
-    if doubt := why_impure(config.worker_spec(), config.worker_init_fn):
+    if doubt := why_impure(config.worker_spec()):
         return "round_robin", f"as torch assigns, because {doubt}"
     return "demand", "no sample can tell which worker makes it: dataset and collate_fn are known to keep no state"
 

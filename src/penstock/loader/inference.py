@@ -187,6 +187,10 @@ class _Results:
     def send(self, output: Any) -> None:
         """Start the copy of an output."""
         if self._device.is_host:
+            if any(
+                _is_elsewhere(tensor) for tensor in tensors(output)
+            ):  # of a function that takes batches there itself
+                output = map_leaves(_to_host, output)
             self._in_flight.append(_Result(None, output, self._device.record_event()))
             return
         leaves = {id(tensor): tensor.contiguous() for tensor in tensors(output) if self._is_copied(tensor)}
@@ -229,6 +233,10 @@ class _Results:
             return Arena(torch.empty(nbytes, dtype=torch.uint8).numpy()), None
         self._ring.commit(slot, 0)
         return Arena(self._ring.lend(slot)), slot
+
+
+def _is_elsewhere(tensor: torch.Tensor) -> bool:
+    return tensor.device.type not in ("cpu", "meta")
 
 
 def _to_host(leaf: Any) -> Any:

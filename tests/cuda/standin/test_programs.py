@@ -334,3 +334,24 @@ def test_what_a_gpu_writes_into_a_batch_reaches_no_later_one(workers: int) -> No
         torch.cuda._sleep(TEN_MS)
         batch.copy_(results, non_blocking=True)
         del batch
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_outputs_of_a_function_that_takes_batches_to_a_gpu_itself_are_whole(workers: int) -> None:
+    def later(batch: torch.Tensor) -> torch.Tensor:
+        there = batch.to("cuda:0", non_blocking=True)
+        torch.cuda._sleep(TEN_MS // 4)
+        return there
+
+    copies: list[torch.Tensor] = []
+
+    def keep(output: torch.Tensor) -> None:  # in a thread, whose current stream is another one
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda._sleep(TEN_MS // 4)
+            copies.append(output.to("cuda:1", non_blocking=True))
+
+    loader = DataLoader(Numbers(20), batch_size=ROWS, num_workers=workers, pin_memory=True)
+    for output in infer(later, loader):
+        in_threads(lambda output=output: keep(output))  # type: ignore[misc]
+        assert output.is_cpu
+    assert wrong(copies) == []

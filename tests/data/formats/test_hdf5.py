@@ -384,8 +384,8 @@ def test_several_files_are_one_source(tmp_path: Path) -> None:
         assert source.chunk_starts is not None
         assert source.chunk_starts.tolist() == [0, 2, 4, 5, 7, 8]
     with h5py.File(tmp_path / "3.h5", "w") as file:
-        file["x"] = np.zeros((3, 2), "f4")
-    with pytest.raises(SourceError, match=r"field 'x' of .*3.h5 is float32\[2\], and that of .*0.h5 int32\[2\]"):
+        file["x"] = np.zeros((3, 2), "?")
+    with pytest.raises(SourceError, match=r"field 'x' of .*3.h5 is bool\[2\], and that of .*0.h5 int32\[2\]"):
         reading(tmp_path / "0.h5", tmp_path / "3.h5")
 
 
@@ -642,6 +642,71 @@ def test_files_are_joined(tmp_path: Path, compression: Any, cuts: tuple[int, ...
         assert source.schema == schema
         for one, other in zip(samples, source, strict=True):
             assert_same(one, other)
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": (2, 2)}, {"chunks": (2, 2), "compression": "gzip"}])
+@pytest.mark.parametrize(
+    ("one", "other", "wide"),
+    [("float32", "float64", "float64"), (">i4", "int64", "int64"), ("uint8", "float16", "float16")],
+)
+def test_files_of_different_dtypes_are_read_in_one_that_holds_both(
+    tmp_path: Path, one: str, other: str, wide: str, options: dict[str, Any]
+) -> None:
+    data = [np.arange(6).reshape(3, 2).astype(one), np.arange(6, 14).reshape(4, 2).astype(other)]
+    for number, values in enumerate(data):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file.create_dataset("x", data=values, **options)
+            file["label"] = values[:, 0]
+    with reading(tmp_path / "0.h5", tmp_path / "1.h5") as source:
+        assert source.schema == {"x": Field("array", wide, (2,)), "label": Field("number", wide)}
+        expected = np.concatenate([values.astype(wide) for values in data])
+        for samples in ([*source], source.__getitems__([*range(7)]), [source[index] for index in range(7)]):
+            for sample, row in zip(samples, expected, strict=True):
+                assert_same(sample, {"x": row, "label": row[0]})
+
+
+@pytest.mark.parametrize("name", ["units", "scale_factor", "add_offset", "calendar"])
+def test_numbers_whose_attributes_give_them_other_meanings_are_not_mixed(tmp_path: Path, name: str) -> None:
+    for number, value in enumerate((1, 2, 1)):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["x"] = np.arange(3)
+            file["x"].attrs[name] = np.array([value])
+    with reading(tmp_path / "0.h5", tmp_path / "2.h5") as source:
+        assert source.schema["x"].words() == f"int64 ({name}=1)"
+        assert [sample["x"] for sample in source] == [0, 1, 2] * 2
+    with pytest.raises(SourceError, match=f"{name}=2.*{name}=1"):
+        reading(tmp_path / "0.h5", tmp_path / "1.h5")
+
+
+def test_what_pytables_and_netcdf_keep_beside_their_values_are_no_fields(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["table"] = np.arange(3)
+        file["_i_table/index/sorted"] = np.zeros((500, 2))
+        file["sample"] = np.zeros(3, "f4")
+        file["sample"].make_scale("This is a netCDF dimension but not a netCDF variable.         3")
+    with reading(tmp_path / "a.h5") as source:
+        assert [*source] == [{"table": 0}, {"table": 1}, {"table": 2}]
+
+
+def test_ragged_arrays_of_different_dtypes_are_read_in_the_wider_one(tmp_path: Path) -> None:
+    for number, dtype in enumerate(("float32", "float64")):
+        samples = [{"x": np.arange(size, dtype=dtype) / 3} for size in (0, 2, 1)]
+        write_samples(tmp_path / f"{number}.h5", samples, {"x": Field("array", dtype, (None,))}, compression="gzip")
+    with reading(tmp_path / "0.h5", tmp_path / "1.h5") as source:
+        assert source.chunk_starts.tolist() == [0, 3, 6]
+        found = [sample["x"] for sample in source]
+    assert [one.dtype.name for one in found] == ["float64"] * 6
+    assert found[1].tolist() == (np.arange(2, dtype="float32") / 3).tolist()
+    assert found[4].tolist() == (np.arange(2) / 3).tolist()
+
+
+@pytest.mark.parametrize(("one", "other"), [("int64", "float64"), ("int64", "uint64"), ("bool", "uint8")])
+def test_files_of_dtypes_that_none_holds_both_of_are_refused(tmp_path: Path, one: str, other: str) -> None:
+    for number, dtype in enumerate((one, other)):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["x"] = np.zeros(3, dtype)
+    with pytest.raises(SourceError, match=f"1.h5 is {other}, and that of .*0.h5 {one}; .* one type that holds both"):
+        penstock.open(tmp_path)
 
 
 def test_files_of_whole_chunks_are_joined_without_unpacking(tmp_path: Path) -> None:

@@ -306,9 +306,13 @@ def test_units_of_one_folder_are_converted_to_the_finest(
         (pa.float16(), pa.float32(), "float32"),
         (pa.list_(pa.int16()), pa.list_(pa.int32()), "int32"),
         (pa.list_(pa.float32(), 1), pa.list_(pa.float64(), 1), "float64"),
+        (pa.list_(pa.int32(), 1), pa.list_(pa.int64()), "int64"),
+        (pa.list_(pa.int32()), pa.large_list(pa.float64()), "float64"),
+        (pa.int32(), pa.float32(), "float64"),
+        (pa.int16(), pa.float32(), "float32"),
     ],
 )
-def test_numbers_of_different_widths_are_read_in_the_wider_type(
+def test_numbers_of_different_types_are_read_in_one_that_holds_both(
     tmp_path: Path, one: Any, other: Any, wide: str
 ) -> None:
     for number, type in enumerate((one, other)):
@@ -329,14 +333,62 @@ def test_numbers_of_different_widths_are_read_in_the_wider_type(
         (pa.decimal256(76, 0), pa.decimal256(76, 70)),
         (pa.list_(pa.string()), pa.list_(pa.binary())),
         (pa.int64(), pa.uint64()),
-        (pa.int32(), pa.float64()),
+        (pa.int64(), pa.float64()),
         (pa.bool_(), pa.int8()),
+        (pa.struct({"a": pa.timestamp("us")}), pa.struct({"a": pa.int64()})),
+        (pa.list_(pa.struct({"a": pa.string()})), pa.list_(pa.struct({"b": pa.string()}))),
     ],
 )
 def test_values_of_different_meaning_are_refused_with_both_files_named(tmp_path: Path, one: Any, other: Any) -> None:
     for number, type in enumerate((one, other)):
         table(tmp_path / f"{number}.parquet", {"t": pa.array([], type)})
-    with pytest.raises(SourceError, match=r"1\.parquet: field 't' is .*, and .* in .*0\.parquet"):
+    with pytest.raises(SourceError, match=r"1\.parquet: field 't(/a)?' is .*, and .* in .*0\.parquet"):
+        penstock.open(tmp_path)
+
+
+def _nested(inner: Any) -> Any:
+    return pa.list_(pa.struct({"role": pa.string(), "call": inner}))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (pa.array([[None], []], pa.list_(pa.null())), pa.array([["a"], ["b", None]])),
+        (pa.array([[]], pa.list_(pa.null())), pa.array([["a"]], pa.large_list(pa.large_string()))),
+        (
+            pa.array([[{"role": "user", "call": None}]], _nested(pa.null())),
+            pa.array([[{"role": "tool", "call": [1]}], None], _nested(pa.list_(pa.int64()))),
+        ),
+        (
+            pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int8())),
+            pa.array([[("l", None)]], pa.map_(pa.large_string(), pa.int32())),
+        ),
+        (pa.array([["a"]], pa.list_(pa.dictionary(pa.int8(), pa.string()))), pa.array([[None]], pa.list_(pa.null()))),
+    ],
+)
+def test_nested_values_keep_theirs_where_another_file_has_nulls_or_other_layouts(
+    tmp_path: Path, one: Any, other: Any
+) -> None:
+    for number, column in enumerate((one, other)):
+        table(tmp_path / f"{number}.parquet", {"x": column})
+    for paths in (["0", "1"], ["1", "0"]):
+        source = penstock.open([tmp_path / f"{name}.parquet" for name in paths])
+        columns = [one, other] if paths == ["0", "1"] else [other, one]
+        assert [sample["x"] for sample in source] == [value for column in columns for value in column.to_pylist()]
+
+
+def test_lists_that_are_empty_in_one_file_are_arrays_of_the_other_files_type(tmp_path: Path) -> None:
+    table(tmp_path / "0.parquet", {"x": pa.array([[]], pa.list_(pa.null()))})
+    table(tmp_path / "1.parquet", {"x": pa.array([[1, 2]], pa.list_(pa.int16()))})
+    assert [(s["x"].dtype.name, s["x"].tolist()) for s in penstock.open(tmp_path)] == [("int16", []), ("int16", [1, 2])]
+
+
+def test_arrays_of_bytes_in_different_shapes_do_not_become_bytes(tmp_path: Path) -> None:
+    for number, shape in enumerate(((2, 2), (4,))):
+        writer = ParquetWriter(str(tmp_path / f"{number}.parquet"), {"x": Field("array", "float32", shape)})
+        writer.write({"x": np.ones(shape, np.float32)})
+        writer.close()
+    with pytest.raises(SourceError, match=r"field 'x' is float32\[4\], and float32\[2, 2\] in"):
         penstock.open(tmp_path)
 
 

@@ -258,7 +258,7 @@ def test_a_mixture_is_not_cached_but_its_sources_are() -> None:
 def test_what_keeps_no_state_keeps_none_when_it_is_cached() -> None:
     def reason(dataset: Any) -> str:
         spec = {"iterable": False, "auto_collation": True, "drop_last": False}
-        return why_impure(WorkerSpec(dataset=dataset, collate_fn=torch.utils.data.default_collate, **spec), None)
+        return why_impure(WorkerSpec(dataset=dataset, collate_fn=torch.utils.data.default_collate, **spec))
 
     assert reason(penstock.cached(TensorDataset(torch.arange(4)), "ram", limit="1MiB")) == ""
     assert reason(penstock.cached(Pictures(), "ram", limit="1MiB")) == "Pictures may keep a state"

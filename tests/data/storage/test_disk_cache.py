@@ -182,6 +182,27 @@ def test_the_least_recently_used_copies_make_room(cache: DiskCache) -> None:
     assert names(cache) == ["a", "c", "d"]
 
 
+def test_the_files_are_not_listed_for_each_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, listed = DiskCache(str(tmp_path / "cache"), 100_000), []
+    find = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: listed.append(path) or find(path))
+    for number in range(100):
+        keep_copy(cache, f"{number:03d}")
+    assert listed.count(cache.folder) == 2, "before the first copy: for what processes have left, and for the sizes"
+    for number in range(100, 109):
+        keep_copy(cache, f"{number:03d}")
+    assert listed.count(cache.folder) == 6, "a full cache makes room for several at once"
+    assert sum(os.path.getsize(os.path.join(cache.folder, name)) for name in names(cache)) <= 100_000
+
+
+def test_a_number_of_bytes_that_was_not_written_whole_is_counted_again(cache: DiskCache) -> None:
+    keep_copy(cache, "a")
+    (Path(cache.folder) / "lock").write_bytes(b"\1")
+    for name in "bcd":
+        keep_copy(cache, name)
+    assert len(names(cache)) == 3, "as many as fit"
+
+
 def test_a_copy_that_is_read_is_not_removed(cache: DiskCache) -> None:
     for at, name in enumerate("abc"):
         keep_copy(cache, name)

@@ -24,7 +24,7 @@ import penstock
 from penstock.core.errors import RecordError, SourceError
 from penstock.data.source import Source
 from penstock.data.storage import event_loop, object_batch
-from penstock.data.storage.object_batch import ObjectBatch
+from penstock.data.storage.object_batch import BatchChain, ObjectBatch
 from penstock.data.storage.storage import Storage
 
 COUNT = 20
@@ -35,7 +35,10 @@ PATIENT = Storage(retries=20, timeout_s=600, stall_s=60)
 
 @contextmanager
 def connections_ended() -> Iterator[None]:
-    """Afterwards close this process's connections, and wait for the threads of servers that have served them."""
+    """Afterwards close this process's connections, and wait for the threads of servers that have served them.
+
+    The servers have to be closed before: they may still begin to serve a connection that was given up.
+    """
     before = set(threading.enumerate())
     yield
     if event_loop._current is not None:
@@ -47,7 +50,7 @@ def connections_ended() -> Iterator[None]:
 
 @pytest.fixture
 def files() -> Iterator[Files]:
-    with Files(dict(OBJECTS)).running() as server, connections_ended():
+    with connections_ended(), Files(dict(OBJECTS)).running() as server:
         yield server
 
 
@@ -107,6 +110,109 @@ def test_only_a_few_objects_are_under_way_or_unread(files: Files, monkeypatch: p
             found = batch.take(request)
             assert found is not None
             assert found.data == DATA[number]
+
+
+def test_files_of_a_batch_that_is_started_before_it_is_entered_come_after_those_of_the_batch_before(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_batch, "AHEAD", 6)
+    requests, chain = opened(files).object_requests(range(COUNT)), BatchChain()
+    first, second = ObjectBatch(requests[:8]), ObjectBatch(requests[8:])
+    first.start(chain)
+    second.start(chain)
+    assert (len(first._started), len(second._started)) == (6, 0)
+    with first:
+        for number, request in enumerate(requests[:8]):
+            found = first.take(request)
+            assert found is not None
+            assert found.data == DATA[number]
+            assert len(first._started) + len(second._started) == 6
+    assert len(second._started) == 6
+    with second:
+        assert [second.take(request).data for request in requests[8:]] == DATA[8:]  # type: ignore[union-attr]
+    assert not chain.batches
+    assert len(files.requests) == COUNT
+
+
+def test_a_batch_that_is_closed_before_it_is_entered_makes_room_for_others(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_batch, "AHEAD", 4)
+    source, chain = opened(files), BatchChain()
+    requests = source.object_requests(range(COUNT))
+    first, second = ObjectBatch(requests[:8]), ObjectBatch(requests[8:])
+    first.start(chain)
+    second.start(chain)
+    first.close()
+    first.close()
+    with second:
+        assert [second.take(request).data for request in requests[8:]] == DATA[8:]  # type: ignore[union-attr]
+    assert event_loop._current is not None
+    assert event_loop._current.users == 1, "the source's own connection"
+
+
+def test_fewer_files_are_under_way_where_they_are_large(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_batch, "AHEAD_NBYTES", 5 * len(DATA[-1]))
+    requests, chain = opened(files).object_requests(range(COUNT)), BatchChain()
+    with ObjectBatch(requests[-1:]) as batch:
+        batch.take(requests[-1])
+    with ObjectBatch(requests) as batch:
+        assert len(batch._started) == COUNT, "nobody knows how large they are"
+    chain.largest_nbytes = len(DATA[-1])
+    batch = ObjectBatch(requests)
+    batch.start(chain)
+    assert len(batch._started) == 5
+    batch.close()
+
+
+@pytest.mark.parametrize("collate", [as_list, None])
+def test_a_worker_requests_the_files_of_its_next_batch_while_it_makes_one(files: Files, collate: Any) -> None:
+    files.range_barrier = threading.Barrier(10)  # nobody is answered before two batches are requested
+    loader = penstock.DataLoader(opened(files).map(len_of), 5, num_workers=1, collate_fn=collate)
+    found = [int(sample) for batch in loader for sample in batch]
+    assert found == [len(data) for data in DATA]
+    assert len(files.requests) == COUNT
+    assert loader.statistics().dispatch == "round_robin"
+
+
+def len_of(sample: dict[str, Any]) -> int:
+    return len(sample["encoded"])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_passes_that_are_left_early_change_nothing_in_those_after_them(files: Files, workers: int) -> None:
+    source = opened(files).map(encoded)
+    loader: Any = penstock.DataLoader(source, 2, collate_fn=as_list, num_workers=workers, persistent_workers=True)
+    for left_after in (1, 3, 0):
+        batches = [batch for batch, _ in zip(loader, range(left_after), strict=False)]
+        assert [sample for batch in batches for sample in batch] == DATA[: 2 * len(batches)]
+    assert [sample for batch in loader for sample in batch] == DATA
+
+
+def test_what_cannot_be_fetched_ahead_is_an_error_of_its_own_batch(files: Files) -> None:
+    del files.files["/011.jpg"]
+    loader: Any = penstock.DataLoader(opened(files).map(encoded), 5, collate_fn=as_list, num_workers=1)
+    batches = iter(loader)
+    assert [next(batches), next(batches)] == [DATA[:5], DATA[5:10]]
+    with pytest.raises(SourceError, match=r"there is no file http://.*/011\.jpg"):
+        next(batches)
+    assert next(batches) == DATA[15:]
+
+
+def test_a_state_taken_while_batches_are_requested_ahead_resumes_after_the_last_one_seen(files: Files) -> None:
+    source = opened(files).map(encoded)
+
+    def loader() -> Any:
+        return penstock.DataLoader(source, 3, collate_fn=as_list, num_workers=1, shuffle=True, seed=5)
+
+    whole, first = [*loader()], loader()
+    batches = iter(first)
+    seen = [next(batches), next(batches)]
+    state = first.state_dict()
+    del batches
+    second = loader()
+    second.load_state_dict(state)
+    assert [*seen, *second] == whole
 
 
 class Draws:
@@ -214,7 +320,7 @@ def test_a_closed_source_keeps_no_thread(files: Files, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("has_ranges", [True, False])
 def test_a_large_object_is_read_whole_in_ranges_of_one_version(has_ranges: bool) -> None:
-    with Files(dict(OBJECTS), has_ranges=has_ranges).running() as server, connections_ended():
+    with connections_ended(), Files(dict(OBJECTS), has_ranges=has_ranges).running() as server:
         source = opened(server, Storage(range_nbytes=100)).map(encoded)
         assert batch_of(source, list(range(COUNT))) == DATA
         with pytest.raises(RecordError, match="larger than 150 bytes"):
@@ -285,7 +391,7 @@ def test_an_empty_object_is_read_where_a_range_of_it_is_refused(monkeypatch: pyt
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     with serving() as address:
         put(address, {f"{number}.jpg": DATA[number] for number in range(4)} | {"empty.jpg": b""})
-        with Proxy(*address).running() as proxy, connections_ended():
+        with connections_ended(), Proxy(*address).running() as proxy:
             monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
             yield proxy
 

@@ -10,13 +10,17 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import fsspec
 import numpy as np
 import pytest
+from botocore.auth import S3SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 from bucket import Address, put, serving
 from faulty_storage import FaultPlan, Files, Proxy
 from sample_files import write_samples
@@ -250,6 +254,56 @@ def test_what_the_user_configures_for_s3_goes_with_each_range(
     assert [{name: one[name] for name in expected} for one in seen] == [expected]
     signed = parse_qs(urlsplit(s3.requests[0][1]).query)["X-Amz-SignedHeaders"][0].split(";")
     assert {*signed} <= {*seen[0]}
+
+
+def test_a_listing_goes_on_with_the_page_that_has_failed(s3: Proxy) -> None:
+    keys = ["t/a.txt", "t/b+c d.txt", "t/é.txt", "t/folder/", "t/z.txt"]
+    asked, failures = [], [500, 503]
+
+    def answer(method: str, path: str, headers: Any) -> Any:
+        query = parse_qs(urlsplit(path).query)
+        start = int(query.get("continuation-token", ["0"])[0])
+        if start == 2 and failures:
+            return failures.pop(), {}, b"<Error><Code>InternalError</Code></Error>"
+        asked.append(start)
+        contents = "".join(
+            f"<Contents><Key>{quote(key)}</Key><Size>{place}</Size><ETag>&quot;{place}&quot;</ETag></Contents>"
+            for place, key in enumerate(keys[start : start + 2], start)
+        )
+        more = f"<NextContinuationToken>{start + 2}</NextContinuationToken>" if start + 2 < len(keys) else ""
+        page = f"<ListBucketResult><EncodingType>url</EncodingType>{more}{contents}</ListBucketResult>"
+        return 200, {}, page.encode()
+
+    s3.answer = answer  # type: ignore[method-assign]
+    found = QUICK.listed_versions("s3://bucket/t")
+    assert {url: (one.nbytes, one.version) for url, one in found.items()} == {
+        f"s3://bucket/{key}": (place, f'"{place}"') for place, key in enumerate(keys) if not key.endswith("/")
+    }
+    assert asked == [0, 2, 4]
+
+
+@pytest.mark.parametrize("name", ["plain.txt", "with space+é.txt"])
+def test_requests_are_signed_as_s3_checks_them(
+    s3: Proxy, moto: Address, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """moto checks no signature: the body is no part of it, nor is a key that is in the URL encoded another time."""
+    put(moto, {name: b"data"})
+    honest, seen = s3.answer, []
+
+    def noting(method: str, path: str, headers: Any) -> Any:
+        seen.append((s3.url + path, dict(headers)))
+        return honest(method, path, headers)
+
+    s3.answer = noting  # type: ignore[method-assign]
+    assert QUICK.read(f"s3://bucket/{name}", 100) == b"data"
+    for url, headers in seen:
+        asked = {key: values[0] for key, values in parse_qs(urlsplit(url).query).items()}
+        at = datetime.strptime(asked["X-Amz-Date"], "%Y%m%dT%H%M%SZ")
+        monkeypatch.setattr("botocore.auth.get_current_datetime", lambda at=at: at)
+        request = AWSRequest("GET", url.partition("?")[0], {"Range": headers["Range"]})
+        S3SigV4QueryAuth(Credentials("key", "secret"), "s3", "us-east-1", int(asked["X-Amz-Expires"])).add_auth(request)
+        assert {key: values[0] for key, values in parse_qs(urlsplit(request.url).query).items()} == asked
+    assert len(seen) == 1
 
 
 @pytest.mark.parametrize("key", ["a b/c+d&e=f#g.txt", "ü/ñ%20x.txt", "d//e.txt", "x~!*'().txt", "empty"])

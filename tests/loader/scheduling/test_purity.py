@@ -34,9 +34,15 @@ def doubt(
     init_fn: Callable[[int], Any] | None = None,
 ) -> str:
     spec = WorkerSpec(
-        dataset=dataset, collate_fn=collate_fn, iterable=False, auto_collation=True, drop_last=False, errors=errors
+        dataset=dataset,
+        collate_fn=collate_fn,
+        iterable=False,
+        auto_collation=True,
+        drop_last=False,
+        init_fn=init_fn,
+        errors=errors,
     )
-    return why_impure(spec, init_fn)
+    return why_impure(spec)
 
 
 TENSORS = TensorDataset(torch.arange(6), torch.rand(6, 2))

@@ -140,6 +140,31 @@ def test_a_template_that_has_died_is_replaced_by_plain_spawn(monkeypatch, tmp_pa
     assert not spawn_template.templates
 
 
+@pytest.mark.slow
+def test_a_worker_that_needs_more_descriptors_than_a_message_carries_is_spawned(monkeypatch) -> None:
+    sent: list[int] = []
+    fork = spawn_template.Template.fork
+
+    def watched_fork(template: spawn_template.Template, fds: list[int]) -> int:
+        pid = fork(template, fds)
+        sent.append(len(fds))
+        return pid
+
+    monkeypatch.setattr(spawn_template.Template, "fork", watched_fork)
+    rows = [torch.full((3,), float(number)) for number in range(4)]
+
+    def load(few: list[torch.Tensor]) -> None:
+        (batch,) = DataLoader(few, batch_size=4, num_workers=1, multiprocessing_context="spawn")
+        assert torch.equal(batch, torch.stack(few))
+
+    load(rows[:1])
+    monkeypatch.setattr(spawn_template, "MOST_FDS", sent[0] + 2)  # each tensor takes one
+    load(rows)
+    assert not spawn_template.failures
+    load(rows[:3])
+    assert sent == [sent[0], sent[0] + 2]
+
+
 def test_the_template_ends_when_the_training_process_is_killed() -> None:
     warm_up(SPAWN)
     (inherited,) = spawn_template.templates

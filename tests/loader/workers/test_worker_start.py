@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from sample_sets import Stream
+from sample_sets import Opened, Stream
 from torch.utils.data import get_worker_info
 
 from penstock import DataLoader, UnpicklableError
@@ -145,6 +145,27 @@ def test_worker_init_fn_is_called_once_in_each_thread() -> None:
     torch.empty((), dtype=torch.int64).random_()  # the seed that torch's iterators draw
     assert torch.equal(torch.get_rng_state(), after)
     assert get_worker_info() is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_what_a_dataset_shares_with_its_methods_and_with_the_program_stays_shared_in_a_new_interpreter(
+    method: str,
+) -> None:
+    data = Opened()
+    loader = DataLoader(
+        data,
+        4,
+        num_workers=2,
+        worker_init_fn=data.open,
+        collate_fn=data.collate,
+        multiprocessing_context=method,
+        persistent_workers=True,
+    )
+    for scale in (1.0, 3.0):
+        data.scale.fill_(scale)
+        assert [*loader] == [(k, [(k, scale * index) for index in range(4 * k, 4 * k + 4)]) for k in range(2)]
+    assert data.reads.tolist() == [2] * 8
 
 
 # ── refused before a worker starts ──────────────────────────────────────────────────────────────────────────

@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,9 +16,9 @@ from penstock.core.errors import SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.concat_index import ConcatIndex
-from penstock.data.formats.chunked_rows import RaggedValues, Wanted
+from penstock.data.formats.chunked_rows import Wanted
 from penstock.data.sample_batch import as_slice, put_in_order, samples_of
-from penstock.data.schema import Field, Sample, Schema
+from penstock.data.schema import Field, Sample, Schema, common_dtype
 from penstock.data.source import Source
 
 SMALL_NBYTES = 64 << 10
@@ -140,19 +141,19 @@ class ColumnSource(Source):
     """Samples of files, by number.
 
     Args:
-        files: their columns.
-        opened: opens them, in each process.
+        files: their columns. Numbers of different types are read in one that holds those of all files exactly.
+        opened: opens files, in each process.
 
     Raises:
         SourceError: the files have different fields.
     """
 
-    def __init__(self, files: Sequence[FileColumns], opened: Callable[[], OpenFiles]) -> None:
+    def __init__(self, files: Sequence[FileColumns], opened: Callable[[Sequence[FileColumns]], OpenFiles]) -> None:
         self.where = files[0].path if len(files) == 1 else f"{files[0].path} and {len(files) - 1} more"
-        self._files = list(files)
-        self._schema = _common(self._files)
+        self._schema = _common(files)
+        self._files = [_converted(file, self._schema) for file in files]
         self._parts = ConcatIndex(file.count for file in files)
-        self._reading = PerProcess(opened, OpenFiles.close)
+        self._reading = PerProcess(partial(opened, self._files), OpenFiles.close)
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -197,10 +198,11 @@ class ColumnSource(Source):
         """Return samples in order, up to where a chunk ends, if one ends before `stop`."""
         number, own = self._parts.locate(start)
         largest = max((self._files[number].columns[name] for name in self._schema), key=lambda column: column.nbytes)
-        rows, count = largest.rows[1], stop - start
-        if 1 < rows <= count and largest.rows[0] == largest.count:
-            stop = start - own + (own + count) // rows * rows
-        return super().read_range(start, stop)
+        rows, end = largest.rows[1], min(own + stop - start, self._files[number].count)
+        if 1 < rows <= end - own and largest.rows[0] == largest.count:
+            end = end // rows * rows
+        values, wanted = self._reading.get().values(number), slice(own, end)
+        return samples_of([*self._schema], [values[name].take(wanted) for name in self._schema])
 
     @property
     def schema(self) -> Schema:
@@ -224,9 +226,10 @@ class ColumnSource(Source):
     def _starts(self, number: int, name: str, column: Column) -> np.ndarray:
         chunks = np.arange(0, *column.rows)
         values = self._reading.get().values(number)[name]
-        if not isinstance(values, RaggedValues):
+        all_starts = getattr(values, "all_starts", None)
+        if all_starts is None:
             return chunks
-        cuts = np.searchsorted(values.all_starts(), chunks)
+        cuts = np.searchsorted(all_starts(), chunks)
         return np.unique(np.append(0, cuts[cuts < column.count])) if column.count else cuts[:0]
 
     def select_fields(self, fields: Sequence[str]) -> ColumnSource:
@@ -240,6 +243,21 @@ class ColumnSource(Source):
         self._reading.close()
 
 
+def stated_unit(attributes: Mapping[str, Any]) -> str:
+    """Return what the attributes of an array say of its numbers, in the names of netCDF's conventions.
+
+    >>> stated_unit({"units": b"K", "scale_factor": np.array([0.5]), "title": "t"})
+    'units=K, scale_factor=0.5'
+    """
+    found = []
+    for name in ("units", "calendar", "scale_factor", "add_offset"):
+        if name in attributes:
+            value = np.asarray(attributes[name]).reshape(-1)[:1].tolist()
+            words = value[0].decode(errors="replace") if value and isinstance(value[0], bytes) else (value or [""])[0]
+            found.append(f"{name}={str(words)[:200]}")
+    return ", ".join(found)
+
+
 def _common(files: Sequence[FileColumns]) -> Schema:
     first, *others = ({name: column.field for name, column in file.columns.items()} for file in files)
     common = dict(first)
@@ -249,11 +267,40 @@ def _common(files: Sequence[FileColumns]) -> Schema:
             raise SourceError(f"{file.path} has the fields {words}, and {files[0].path} has {sorted(common)}")
         for name, field in schema.items():
             old = common[name]
-            if replace(old, shape=()) != replace(field, shape=()) or len(old.shape) != len(field.shape):
+            wide = common_dtype(old.dtype, field.dtype) if old.dtype and field.dtype else ""
+            if replace(old, dtype=wide, shape=()) != replace(field, dtype=wide, shape=()) or (
+                len(old.shape) != len(field.shape) or (not wide and old.dtype != field.dtype)
+            ):
                 raise SourceError(
                     f"field {name!r} of {file.path} is {field.words()}, and that of {files[0].path} {old.words()}; "
-                    "files that are opened together need the same"
+                    "files that are opened together need the same, or one type that holds both exactly"
                 )
             sizes = (one if one == other else None for one, other in zip(old.shape, field.shape, strict=True))
-            common[name] = replace(old, shape=tuple(sizes))
+            common[name] = replace(old, dtype=wide, shape=tuple(sizes))
     return common
+
+
+def _converted(file: FileColumns, schema: Schema) -> FileColumns:
+    """Return a file's columns with numbers of the types that the schema has."""
+    columns = {
+        name: column
+        if column.field.dtype == schema[name].dtype
+        else replace(column, open=partial(_Converted, column.open, schema[name].dtype))
+        for name, column in file.columns.items()
+    }
+    return replace(file, columns=columns)
+
+
+class _Converted:
+    """Numbers in a wider type than the file has."""
+
+    def __init__(self, opened: Callable[[Any, Any], Values], dtype: str, file: Any, cache: Any) -> None:
+        self._values, self._dtype = opened(file, cache), dtype
+        self.holds = self._values.holds
+        self.all_starts = getattr(self._values, "all_starts", None)
+
+    def take(self, wanted: Wanted) -> Sequence[Any] | np.ndarray:
+        found = self._values.take(wanted)
+        return (
+            found.astype(self._dtype) if isinstance(found, np.ndarray) else [one.astype(self._dtype) for one in found]
+        )

@@ -4,16 +4,17 @@
                           changes at its origin gets another copy
     KEY-NAME.part         a copy being made, locked (flock) by the process that makes it; others wait
     KEY-NAME.read.part    a copy made while a stream reads the file; others read past the cache
-    lock                  held while room is made
+    lock                  held while room is made; its 8 bytes are a number of bytes that the copies do not exceed
     leases/               which copies processes need that were given their paths, see `cache_leases`
 
 A process may be killed at any moment. The kernel releases its locks, a copy is renamed only when it is complete and
 on the disk, and the next process that makes a copy removes every .part that nobody has locked.
 
-The folder holds at most `nbytes`, unfinished copies included. To make room, the least recently used copies are removed,
-except those that are open through `DiskCache.open`, which are locked (shared), and those whose path `DiskCache.path`
-gave to a living process. All processes belong to one user. The file system must support locks: local ones do, Lustre
-with -o flock, NFS from version 4.
+The folder holds at most `nbytes`, unfinished copies included. Each copy is added to the number in the lock; the files
+are listed when that exceeds `nbytes`, and before a process's first copy. To make room, the least recently used copies
+are removed, except those that are open through `DiskCache.open`, which are locked (shared), and those whose path
+`DiskCache.path` gave to a living process. All processes belong to one user. The file system must support locks: local
+ones do, Lustre with -o flock, NFS from version 4.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ _PARTIAL = ".part"
 _READING = ".read"
 _LOCK = "lock"
 _MAX_NAME = 100
+_SPARE = 32
+"""A full cache makes room for this part of it at once: to list its files for each copy takes longer than the copy."""
+
+_listed: set[tuple[int, str]] = set()
+"""Processes and their folders whose files they have listed."""
 
 
 def user_folder(name: str) -> str:
@@ -158,27 +164,41 @@ class DiskCache:
 
     def _make_room(self, name: str, nbytes: int, descriptor: int) -> None:
         """Remove unused copies until the new one fits, and take its room."""
-        with open(os.path.join(self.folder, _LOCK), "ab") as lock:
+        with open(os.path.join(self.folder, _LOCK), "a+b", buffering=0) as lock:
             try_lock(lock.fileno(), waits=True)
             try:
-                self._remove_leftovers()
-                copies = self._copies()
-                excess = sum(size for _, size, _ in copies) + nbytes - self.nbytes
-                for _, size, path in sorted(copies):
-                    if excess <= 0:
-                        break
-                    if not path.endswith(_PARTIAL) and _remove_if_unused(path):
-                        excess -= size
-                if excess > 0:
-                    raise SourceError(
-                        f"a copy of {name} needs {nbytes} bytes, and the cache {self.folder}, which may hold "
-                        f"{self.nbytes}, is full of files that are in use; raise cache_nbytes by {excess} or more"
-                    )
+                counted = os.pread(lock.fileno(), 8, 0)
+                used_nbytes = int.from_bytes(counted, "little")
+                place = os.getpid(), self.folder
+                if place not in _listed or len(counted) != 8 or used_nbytes + nbytes > self.nbytes:
+                    used_nbytes = self._remove_excess(name, nbytes)
+                    _listed.add(place)
                 if nbytes > shutil.disk_usage(self.folder).free:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                lock.truncate(0)
+                lock.write((used_nbytes + nbytes).to_bytes(8, "little"))
                 os.ftruncate(descriptor, nbytes)  # other processes count the room as taken
             finally:
                 unlock(lock.fileno())
+
+    def _remove_excess(self, name: str, nbytes: int) -> int:
+        """Remove unused copies until the new one fits, and more for those after it; return the bytes of the rest."""
+        self._remove_leftovers()
+        copies = self._copies()
+        used_nbytes = sum(size for _, size, _ in copies)
+        excess = used_nbytes + nbytes - self.nbytes
+        wanted = excess + self.nbytes // _SPARE if excess > 0 else 0
+        for _, size, path in sorted(copies):
+            if wanted <= 0:
+                break
+            if not path.endswith(_PARTIAL) and _remove_if_unused(path):
+                wanted, excess, used_nbytes = wanted - size, excess - size, used_nbytes - size
+        if excess > 0:
+            raise SourceError(
+                f"a copy of {name} needs {nbytes} bytes, and the cache {self.folder}, which may hold {self.nbytes}, is "
+                f"full of files that are in use; raise cache_nbytes by {excess} or more"
+            )
+        return used_nbytes
 
     def _remove_leftovers(self) -> None:
         cache_leases.remove_expired(self.folder)

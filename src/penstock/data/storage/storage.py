@@ -20,6 +20,7 @@ import re
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import BinaryIO
 from urllib.parse import unquote
 
@@ -30,7 +31,7 @@ from penstock.data.storage.backends import FileVersion, ListedFile
 from penstock.data.storage.cache_fill import CopyingFile
 from penstock.data.storage.disk_cache import DiskCache, copy_name, user_folder
 from penstock.data.storage.listings import listed
-from penstock.data.storage.object_batch import ObjectRequest, fetch
+from penstock.data.storage.object_batch import ObjectRequest, fetch, keep
 from penstock.data.storage.partial_copy import PartialCopy
 from penstock.data.storage.retries import Retries
 
@@ -184,7 +185,7 @@ class Storage:
                 rest = io.BufferedReader(remote, _BUFFER_NBYTES).read(max(0, limit - len(data)))
             return data[:limit] + rest
         if request.cache is not None:
-            _keep(request.cache, _copy_name(request.url, version), data)
+            keep(partial(_keep, request.cache, _copy_name(request.url, version), data))
         return data[:limit]
 
     def nbytes(self, path: str) -> int:

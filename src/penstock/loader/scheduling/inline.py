@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +39,6 @@ class InlineScheduler:
         epoch_seed: int,
         shards: Sequence[StreamShard] = (),
         turn: int = 0,
-        init_fn: Callable[[int], Any] | None = None,
     ) -> None:
         self._worker_spec = worker_spec
         self._ring = ring
@@ -47,7 +46,7 @@ class InlineScheduler:
         self._indices = indices
         self._epoch_seed = epoch_seed
         install = functools.partial(install_info, base_seed=base_seed)
-        self._shards = StreamShards(worker_spec, dict(enumerate(shards)), install, init=init_fn)
+        self._shards = StreamShards(worker_spec, dict(enumerate(shards)), install)
         self._shards.deactivate()
         self._waiting = deque(range(len(shards) if worker_spec.iterable else 1))
         self._waiting.rotate(-turn)

@@ -14,7 +14,7 @@ these, because a subclass may override anything.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -40,17 +40,17 @@ _DEEPEST = 8
 """How deep lists are looked through; one may contain itself."""
 
 
-def why_impure(worker_spec: WorkerSpec, init_fn: Callable[[int], Any] | None) -> str:
+def why_impure(worker_spec: WorkerSpec) -> str:
     """Return what may make samples depend on their worker; an empty string if it is proven that nothing does.
 
     >>> dataset = Subset(TensorDataset(torch.arange(4)), [1, 2])
     >>> spec = dict(iterable=False, auto_collation=True, drop_last=False)
-    >>> why_impure(WorkerSpec(dataset=dataset, collate_fn=default_collate, **spec), None)
+    >>> why_impure(WorkerSpec(dataset=dataset, collate_fn=default_collate, **spec))
     ''
-    >>> why_impure(WorkerSpec(dataset=dataset, collate_fn=lambda samples: samples, **spec), None)
+    >>> why_impure(WorkerSpec(dataset=dataset, collate_fn=lambda samples: samples, **spec))
     'collate_fn may keep a state'
     """
-    if init_fn is not None:
+    if worker_spec.init_fn is not None:
         return "worker_init_fn may make workers differ"
     if callable(worker_spec.errors):
         return "the function for errors= may keep a state"

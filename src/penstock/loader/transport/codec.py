@@ -50,6 +50,9 @@ _SPAN = struct.Struct("<QQ")
 _LENGTH = struct.Struct("<I")
 
 
+Visit = Callable[[Any], tuple[Any, ...] | None]
+"""Returns how to pickle an object, as `__reduce__` does; None to pickle it as usual."""
+
 Carry = Callable[[Any], tuple[Any, ...] | None]
 """Returns how to pickle a class or a function, as `__reduce__` does; None to pickle it by its name."""
 
@@ -75,9 +78,7 @@ def encode(obj: Any, arena: Arena | None, carry: Carry | None = None) -> bytes:
     return pack(skeleton, arrays, arena)
 
 
-def flatten(
-    obj: Any, visit: Callable[[Any], None] = lambda _: None, carry: Carry | None = None
-) -> tuple[bytes, list[np.ndarray]]:
+def flatten(obj: Any, visit: Visit = lambda _: None, carry: Carry | None = None) -> tuple[bytes, list[np.ndarray]]:
     """Return the pickle of `obj` and the bytes (uint8) it refers to; `visit` sees every object but plain builtins."""
     pieces: list[np.ndarray] = []
 
@@ -183,7 +184,7 @@ class _Pickler(ForkingPickler):
         self,
         stream: io.BytesIO,
         buffer_callback: Callable[[pickle.PickleBuffer], bool],
-        visit: Callable[[Any], None],
+        visit: Visit,
         carry: Carry | None,
     ) -> None:
         pickle.Pickler.__init__(self, stream, protocol=5, buffer_callback=buffer_callback)
@@ -193,7 +194,8 @@ class _Pickler(ForkingPickler):
         self._storages: dict[int, torch.UntypedStorage] = {}
 
     def reducer_override(self, obj: Any) -> Any:
-        self._visit(obj)
+        if (how := self._visit(obj)) is not None:
+            return how
         if type(obj) is np.ndarray:
             if obj.nbytes <= _SMALL_NBYTES and obj.dtype.isnative:
                 return obj.__reduce__()

@@ -64,20 +64,28 @@ class BatchFetcher:
         tick: Tick | None = None,
         rows: RowRange | None = None,
         enlarge: Enlarge | None = None,
+        prefetched: contextlib.AbstractContextManager[Any] | None = None,
     ) -> FetchResult:
         """Make the batch of `indices`, or the `rows` of it that they are, in `arena` where that pays.
 
         When the arena is too small, `enlarge` is asked for a larger one; `FetchResult.arena` is where the batch is.
+        `prefetched` is entered while the samples are made.
 
         Raises:
             NothingLeftError: every sample was skipped.
         """
         self._samples.epoch_seed = epoch_seed
         with self._keep_states(), Making(self._samples):
-            return self._make(indices, arena, tick, rows, enlarge)
+            return self._make(indices, arena, tick, rows, enlarge, prefetched)
 
     def _make(
-        self, indices: Any, arena: Arena | None, tick: Tick | None, rows: RowRange | None, enlarge: Enlarge | None
+        self,
+        indices: Any,
+        arena: Arena | None,
+        tick: Tick | None,
+        rows: RowRange | None,
+        enlarge: Enlarge | None,
+        prefetched: contextlib.AbstractContextManager[Any] | None,
     ) -> FetchResult:
         began = time.perf_counter_ns()
         self._busy_time.begin()
@@ -89,7 +97,7 @@ class BatchFetcher:
         elif self._worker_spec.makes_whole_batches:
             self._make_bulk(indices, fetched, tick, enlarge)
         elif sequence := indices if isinstance(indices, list) else [*indices]:  # arrays, sets, whatever can be iterated
-            with self._fetching(sequence):
+            with prefetched or self._fetching(sequence):
                 self._make_by_samples(sequence, fetched, tick, rows, enlarge)
         else:
             fetched.batch = self._worker_spec.collate_fn([])

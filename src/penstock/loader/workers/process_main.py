@@ -32,6 +32,7 @@ from penstock.loader.transport.control_page import IDLE, ControlPage
 from penstock.loader.workers import messages
 from penstock.loader.workers.batch_fetcher import BatchFetcher
 from penstock.loader.workers.fetch_result import FetchResult, NothingLeftError
+from penstock.loader.workers.inbox import Inbox
 from penstock.loader.workers.pickled_spec import PickledSpec
 from penstock.loader.workers.process_ends import ProcessEnds, ProcessOptions
 from penstock.loader.workers.worker_context import WorkerContext
@@ -89,7 +90,6 @@ class _Worker:
         self._options = options
         self._ends = ends
         self._pid = os.getpid()
-        self._inbox = channel.Receiver(ends.inbox)
         self._shared = channel.Receiver(ends.shared)
         page = ends.control
         handle = (
@@ -98,6 +98,7 @@ class _Worker:
         self._control = ControlPage.attach(handle, ends.lock.fd)
         self._cells = self._control.cells
         self._claim_cell = self._control.claim_cell(options.worker)
+        self._inbox = Inbox(ends.inbox, lambda epoch: self._cells[0] == epoch)
         self._segments: dict[int, tuple[MemfdSegment | NamedSegment, np.ndarray]] = {}
         self._is_retired = False
         torch.multiprocessing._set_thread_name("pt_data_worker")
@@ -111,6 +112,8 @@ class _Worker:
             dumps=pickle.dumps,
             settle_workers=None if options.is_settled else self._control.settle_workers,
         )
+        if (prefetch := self._worker_context.prefetch) is not None:
+            self._inbox.look_ahead(prefetch)
 
     # ── messages ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -122,16 +125,14 @@ class _Worker:
         inbox = self._ends.inbox.fileno()
         self._cells[self._claim_cell + 1] = 1  # before a worker's first claim: it is ready
         while not self._is_retired:
-            ready = [fd for fd, _ in poller.poll()]
-            if inbox in ready:
+            ready = [] if self._inbox.has_taken else [fd for fd, _ in poller.poll()]
+            if self._inbox.has_taken or inbox in ready:
                 self._read_inbox()
             else:
                 self._take_shared_task()
 
     def _read_inbox(self) -> None:
-        message = self._inbox.receive()
-        assert message is not None
-        payload, fds = message
+        payload, fds = self._inbox.receive()
         kind = payload[:1]
         if kind == b"W":
             self._work(memoryview(payload)[1:])
@@ -176,6 +177,7 @@ class _Worker:
         cells[row_cell] = 0
         cells[self._claim_cell] = seq + 1
         if cells[0] != epoch:
+            self._inbox.drop_prefetched(seq)
             self._send(seq, messages.CANCELLED)
             return
         if (failure := self._worker_context.take_failure()) is not None:
@@ -193,7 +195,8 @@ class _Worker:
         rows = RowRange(start, stop, total) if total >= 0 else None
         try:
             indices = pickle.loads(message[messages.TASK.size :])
-            self._make(fetcher, seq, indices, Arena(memory), tick, rows, epoch_seed, wants_state)
+            with self._inbox.working():
+                self._make(fetcher, seq, indices, Arena(memory), tick, rows, epoch_seed, wants_state)
         except _CancelledError:
             self._send(seq, messages.CANCELLED)
         except channel.Closed:
@@ -223,7 +226,15 @@ class _Worker:
 
         set_current_arena(arena)
         try:
-            fetched = fetcher.make(indices, arena, epoch_seed=epoch_seed, tick=tick, rows=rows, enlarge=enlarge)
+            fetched = fetcher.make(
+                indices,
+                arena,
+                epoch_seed=epoch_seed,
+                tick=tick,
+                rows=rows,
+                enlarge=enlarge,
+                prefetched=self._inbox.prefetched(seq, indices),
+            )
             if wants_state or fetched.ended:
                 fetched.state = self._worker_context.state(fetcher, ended=fetched.ended)
             if fetched.ended:

@@ -15,7 +15,7 @@ import select
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.context import BaseContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -53,7 +53,6 @@ class ProcessPool:
         reported_workers: what `get_worker_info().num_workers` returns.
         context: how they are started.
         base_seed: worker k's random states begin with base_seed + k, as torch's.
-        init_fn: called in each worker with its number.
         named: whether shared segments need names, because the system refuses memfds.
         cores: where the workers run, or None for anywhere.
         is_settled: whether `reported_workers` is final; else `plan_workers` may change it, until a worker asks for it
@@ -73,7 +72,6 @@ class ProcessPool:
         reported_workers: int,
         context: BaseContext,
         base_seed: int,
-        init_fn: Callable[[int], Any] | None,
         named: bool,
         cores: frozenset[int] | None = None,
         is_settled: bool = True,
@@ -85,7 +83,6 @@ class ProcessPool:
             worker=0,
             workers=reported_workers,
             base_seed=base_seed,
-            init_fn=init_fn,
             named=named,
             cores=cores,
             is_settled=is_settled,
@@ -224,9 +221,7 @@ class ProcessPool:
                     "raise the limits on processes and open files (`ulimit -u`, `ulimit -n`)"
                 ) from error
             if isinstance(error, (TypeError, AttributeError, pickle.PicklingError)):  # as torch tells these
-                raise unpicklable_error(
-                    self._worker_spec, self._options.init_fn, self._start_method(), error
-                ) from error
+                raise unpicklable_error(self._worker_spec, self._start_method(), error) from error
             raise
         finally:
             theirs.close()

@@ -25,6 +25,8 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
+from penstock.loader.workers.template_main import MOST_FDS
+
 _STATUS = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Cpus_allowed:", "Mems")
 """How lines of /proc/self/status begin that tell what a new process inherits."""
 
@@ -39,6 +41,8 @@ class SpawnProcess(multiprocessing.context.SpawnProcess):
                 return _Popen(process_obj, _matching_template())
             except _TemplateEndedError:
                 failures.append(os.getpid())
+            except _TooManyDescriptorsError:  # spawned processes inherit any number
+                pass
         return popen_spawn_posix.Popen(process_obj)
 
     def __reduce__(self) -> Any:
@@ -87,6 +91,10 @@ class _TemplateEndedError(Exception):
     """The template has ended, and cannot fork a worker."""
 
 
+class _TooManyDescriptorsError(Exception):
+    """A worker needs more descriptors than one message can carry."""
+
+
 class Template:
     """A running template, and this process's end of the socket to it."""
 
@@ -108,6 +116,8 @@ class Template:
 
     def fork(self, fds: list[int]) -> int:
         """Have the template fork a worker that gets `fds`; return its pid."""
+        if len(fds) > MOST_FDS:
+            raise _TooManyDescriptorsError
         with self._lock:
             try:
                 self._has_forked = True

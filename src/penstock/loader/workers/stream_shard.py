@@ -88,9 +88,6 @@ def install_info(shard: StreamShard, worker_spec: WorkerSpec, base_seed: int) ->
 InstallInfo = Callable[[StreamShard, WorkerSpec], None]
 """Called before a shard's dataset is asked for samples: has `get_worker_info()` return that shard's worker."""
 
-Init = Callable[[int], Any]
-"""The loader's worker_init_fn: called for a shard with its number, where the process was not set up for it."""
-
 Seed = Callable[[StreamShard], None]
 """Called before a shard begins: seeds the random states as for a worker that has no other shard."""
 
@@ -103,7 +100,6 @@ class StreamShards:
         shards: those of this worker, by their positions in the round; none for map-style datasets.
         install_info: see `InstallInfo`.
         seed: see `Seed`; None where random states are the training loop's, and must stay as they are.
-        init: see `Init`.
         own: the shard for which this process was set up.
     """
 
@@ -114,11 +110,9 @@ class StreamShards:
         install_info: InstallInfo,
         *,
         seed: Seed | None = None,
-        init: Init | None = None,
         own: StreamShard | None = None,
     ) -> None:
         self._worker_spec = worker_spec
-        self._init = init
         self._install_info = install_info
         self._seed = seed
         self._own = own
@@ -141,8 +135,8 @@ class StreamShards:
         for position, shard in shards.items():
             worker_spec = self._worker_spec if is_same else specs[position]
             self._activate(position, shard, worker_spec)
-            if self._init is not None and shard.of and not self._is_own(shard):
-                self._init(shard.number)
+            if worker_spec.init_fn is not None and shard.of and not self._is_own(shard):
+                worker_spec.init_fn(shard.number)
             fetcher = next(iter(earlier.values())) if is_same else self._make_fetcher(worker_spec)
             # A process that has reached that end remembers it: the training process, and a persistent worker.
             remembers_end = not shard.is_restored and (self._own is None or is_same)

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-_MOST_FDS = 250
+MOST_FDS = 250
 """How many descriptors may go with one request; the kernel's limit is 253."""
 
 
@@ -44,7 +44,7 @@ def serve(fd: int, on_interrupt: Any) -> None:
                 continue
             request, fds = b"", list[int]()
             if ready == requests.fileno():
-                request, fds, _, _ = socket.recv_fds(requests, 1, _MOST_FDS)
+                request, fds, _, _ = socket.recv_fds(requests, 1, MOST_FDS)
             if not request:
                 poller.unregister(ready)
                 is_open = False

@@ -57,21 +57,13 @@ class ThreadPool:
     Args:
         worker_spec: what the workers do.
         workers: how many there are at first.
-        base_seed: for what `get_worker_info().seed` returns in `init_fn`.
-        init_fn: called in each thread with its number. If it raises, that is the result of every task.
+        base_seed: for what `get_worker_info().seed` returns in `worker_init_fn`. If that raises, it is the result of
+            every task.
     """
 
-    def __init__(
-        self,
-        worker_spec: WorkerSpec,
-        workers: int,
-        *,
-        base_seed: int = 0,
-        init_fn: Callable[[int], Any] | None = None,
-    ) -> None:
+    def __init__(self, worker_spec: WorkerSpec, workers: int, *, base_seed: int = 0) -> None:
         self.size = workers
         self._base_seed = base_seed
-        self._init_fn = init_fn
         self._failure: ExceptionWrapper | None = None
         self.processes: list[Any] = []
         self._worker_spec = worker_spec
@@ -98,7 +90,7 @@ class ThreadPool:
         )
         thread.start()
         self._threads.append(thread)
-        if self._init_fn is not None:
+        if self._worker_spec.init_fn is not None:
             is_set_up.wait()
 
     def resize(self, workers: int) -> bool:
@@ -185,13 +177,14 @@ class ThreadPool:
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:
-            thread.join()
+            if thread is not threading.current_thread():  # in which the last reference to the iterator may have died
+                thread.join()
 
     # ── in a thread ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _run(self, worker: int, is_set_up: threading.Event) -> None:
-        if self._init_fn is not None:
-            self._set_up(worker, self._init_fn)
+        if self._worker_spec.init_fn is not None:
+            self._set_up(worker, self._worker_spec.init_fn)
             is_set_up.set()
         shards: StreamShards | None = None
         epoch = -1

@@ -23,7 +23,7 @@ from penstock.core.errors import UnpicklableError
 from penstock.loader.collate import stack_in_slots
 from penstock.loader.workers.batch_fetcher import BatchFetcher
 from penstock.loader.workers.stream_shard import StreamShard, StreamShards, install_info
-from penstock.loader.workers.worker_spec import WorkerSpec
+from penstock.loader.workers.worker_spec import Prefetch, WorkerSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,6 @@ class WorkerOptions:
     worker: int
     workers: int
     base_seed: int
-    init_fn: Callable[[int], Any] | None
     shards: dict[int, StreamShard] = field(default_factory=dict)
     """Its shards of an iterable dataset, by their positions in the round."""
     epoch: int | None = None
@@ -101,6 +100,8 @@ class WorkerContext:
         self._dumps = dumps
         self._shards: StreamShards | None = None
         self._failure: ExceptionWrapper | None = None
+        self.prefetch: Prefetch | None = None
+        """How the remote files of a batch are requested ahead; None for most datasets, and where set-up has failed."""
         torch.set_num_threads(1)
         own = StreamShard(number=options.worker, of=options.workers)
         self._seed(own)
@@ -113,11 +114,10 @@ class WorkerContext:
             install(own, worker_spec)
             if settle_workers is not None:
                 _install_unsettled(settle_workers)
-            if options.init_fn is not None:
-                options.init_fn(options.worker)
-            self._shards = StreamShards(
-                worker_spec, options.shards, install, seed=self._seed, init=options.init_fn, own=own
-            )
+            if worker_spec.init_fn is not None:
+                worker_spec.init_fn(options.worker)
+            self._shards = StreamShards(worker_spec, options.shards, install, seed=self._seed, own=own)
+            self.prefetch = worker_spec.prefetch
         except Exception:
             self._failure = self.wrap_exception()
 

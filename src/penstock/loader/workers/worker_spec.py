@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch.utils.data import default_collate
 
 from penstock.data.source import Source
+from penstock.data.storage.object_batch import BatchChain, ObjectBatch
 
 
 class Skip:
@@ -24,6 +25,9 @@ class Skip:
 
 SKIP = Skip()
 
+Prefetch = Callable[[Any], ObjectBatch | None]
+"""Requests the remote files of samples, by their indices; what it returns is entered to read them, or closed."""
+
 ErrorPolicy = Literal["raise", "skip"] | Callable[[Exception, Any], Any]
 
 
@@ -36,6 +40,8 @@ class WorkerSpec:
     iterable: bool
     auto_collation: bool
     drop_last: bool
+    init_fn: Callable[[int], Any] | None = None
+    """The loader's worker_init_fn. It travels with the dataset, because it may be a method of it."""
     errors: ErrorPolicy = "raise"
     keep_batch_size: bool = False
     seeded: bool = False
@@ -65,6 +71,22 @@ class WorkerSpec:
         dataset = self.dataset
         is_own = isinstance(dataset, Source) and type(dataset).__getitems__ is Source.__getitems__
         return dataset.fetching if is_own and (dataset.reads_objects or dataset.reads_batches) else None
+
+    @property
+    def prefetch(self) -> Prefetch | None:
+        """How the remote files of batches are requested ahead, those of one batch after the other; None for most."""
+        fetching, chain = self.fetching, BatchChain()
+        if fetching is None or not self.dataset.reads_objects or not self.auto_collation:
+            return None
+
+        def prefetch(indices: Any) -> ObjectBatch | None:
+            batch = fetching(indices if isinstance(indices, list) else [*indices])
+            if not isinstance(batch, ObjectBatch):
+                return None
+            batch.start(chain)
+            return batch
+
+        return prefetch
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Which fields the samples of an Arrow table have, and what reads their columns.
 
     number    a column of a number type; dates, times and durations are their integers, in the column's unit, which the
-              schema states. Files in different units are read in the finest of them, and integers and floats of
-              different widths in the wider one; see `common_type`
+              schema states. Files in different units are read in the finest of them, and numbers of different types
+              in one that holds both exactly; see `common_type`
     text      utf8, large_utf8, utf8_view
     bytes     binary, large_binary, binary_view, fixed_size_binary
     array     lists, large lists and lists of a fixed size of numbers, nested or not, as long as they form a block;
@@ -34,8 +34,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
-
 from penstock.core.errors import SourceError
 from penstock.data.formats.arrow.columns import (
     NUMBER_TYPES,
@@ -54,7 +52,7 @@ from penstock.data.formats.arrow.columns import (
     text_column,
 )
 from penstock.data.optional import need
-from penstock.data.schema import Field
+from penstock.data.schema import Field, common_dtype
 
 Layout = Literal["tensors", "raw"]
 
@@ -75,6 +73,8 @@ _SAME_OBJECTS = {
     "large_binary": "binary",
     "binary_view": "binary",
 }
+
+_LARGE = {"string": "large_string", "binary": "large_binary"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +195,15 @@ def _describe(type: Any) -> str:
 
 
 def merged(one: Leaf, other: Leaf) -> Leaf | None:
-    """Return the field of two files that differ in a unit, in one that holds both exactly; None if there is none."""
+    """Return the field of two files that differ in type, in one that holds both exactly; None if there is none."""
     if UNTYPED in (one.field, other.field):
         return other if one.field == UNTYPED else one
-    type = common_type(one.type, other.type)
-    reader = "" if type is None else _reader(need("pyarrow", "parquet").field("", type))
+    pa, type = need("pyarrow", "parquet"), common_type(one.type, other.type)
+    if type is not None and one.field.kind == other.field.kind == "object":
+        return Leaf(Field("object", unit=_describe(type)), one.path, object_column, type)
+    if any(_reader(pa.field("", leaf.type))[0] != leaf.field for leaf in (one, other)):
+        return None  # its metadata say what it is
+    reader = "" if type is None else _reader(pa.field("", type))
     if isinstance(reader, str):
         return None
     return Leaf(reader[0], one.path, reader[1], type)
@@ -223,15 +227,21 @@ def common_type(one: Any, other: Any) -> Any:
 
     if one == other:
         return one
-    if both(types.is_list) or both(types.is_large_list):
-        inner = common_type(one.value_type, other.value_type)
-        return inner and (pa.list_(inner) if types.is_list(one) else pa.large_list(inner))
-    if both(types.is_fixed_size_list) and one.list_size == other.list_size:
-        inner = common_type(one.value_type, other.value_type)
-        return inner and pa.list_(inner, one.list_size)
-    if both(types.is_integer) or both(types.is_floating):
-        wide = np.result_type(number_type(one), number_type(other))
-        return pa.from_numpy_dtype(wide) if (wide.kind == "f") == types.is_floating(one) else None
+    if types.is_null(one) or types.is_null(other):
+        return other if types.is_null(one) else one
+    if types.is_nested(one) and types.is_nested(other):
+        return _common_nested(one, other)
+    if _describe(one) == _describe(other) and _describe(one) in _LARGE:
+        return pa.type_for_alias(_LARGE[_describe(one)])
+    if both(_is_number):
+        wide = common_dtype(number_type(one), number_type(other))
+        return pa.from_numpy_dtype(wide) if wide else None
+    return _common_time(one, other, both)
+
+
+def _common_time(one: Any, other: Any, both: Callable[[Callable[[Any], bool]], bool]) -> Any:
+    pa = need("pyarrow", "parquet")
+    types = pa.types
     if both(types.is_date):
         return pa.date64()
     if both(types.is_decimal):
@@ -246,6 +256,41 @@ def common_type(one: Any, other: Any) -> Any:
         unit = _finer(one, other)
         return pa.time32(unit) if unit in ("s", "ms") else pa.time64(unit)
     return None
+
+
+def _common_nested(one: Any, other: Any) -> Any:
+    pa = need("pyarrow", "parquet")
+    types = pa.types
+    if _is_list(one) and _is_list(other):
+        made = pa.large_list if types.is_large_list(one) or types.is_large_list(other) else pa.list_
+        sizes = [getattr(type, "list_size", None) for type in (one, other)]
+        if sizes[0] is not None and sizes[0] == sizes[1]:
+            made = partial(pa.list_, list_size=sizes[0])
+        parts = [(one.value_type, other.value_type)]
+    elif types.is_map(one) and types.is_map(other):
+        made, parts = pa.map_, [(one.key_type, other.key_type), (one.item_type, other.item_type)]
+    elif types.is_struct(one) and types.is_struct(other):
+        names = [field.name for field in one]
+        if not sorted(names) == sorted({*names}) == sorted(field.name for field in other):
+            return None
+        parts = [(one.field(name).type, other.field(name).type) for name in names]
+
+        def made(*types: Any) -> Any:
+            return pa.struct(list(zip(names, types, strict=True)))
+    else:
+        return None
+    common = [common_type(*pair) for pair in parts]
+    return None if None in common else made(*common)
+
+
+def _is_list(type: Any) -> bool:
+    types = need("pyarrow", "parquet").types
+    return bool(types.is_list(type) or types.is_large_list(type) or types.is_fixed_size_list(type))
+
+
+def _is_number(type: Any) -> bool:
+    types = need("pyarrow", "parquet").types
+    return bool(types.is_integer(type) or types.is_floating(type))
 
 
 def unit_type(unit: str) -> Any:

@@ -11,6 +11,7 @@ chunk_starts   those of the largest field, if its chunks have to be unpacked
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import partial
 
 from penstock.core.errors import SourceError
@@ -74,10 +75,10 @@ def open_files(
         ((28, 28), np.int64(7))
     """
     found = [_probe_file(storage.local(path), fields, group, max_record_nbytes, external) for path in paths]
-    return ColumnSource(found, partial(_open_all, found, max_record_nbytes, chunk_cache_nbytes))
+    return ColumnSource(found, partial(_open_all, max_record_nbytes=max_record_nbytes, cache_nbytes=chunk_cache_nbytes))
 
 
-def _open_all(files: list[FileColumns], max_record_nbytes: int, cache_nbytes: int) -> OpenFiles:
+def _open_all(files: Sequence[FileColumns], max_record_nbytes: int, cache_nbytes: int) -> OpenFiles:
     collections: ChunkCache[Collection] = ChunkCache(_COLLECTION_NBYTES, _COLLECTIONS_NBYTES)
 
     def open_file(info: FileColumns) -> Heap:

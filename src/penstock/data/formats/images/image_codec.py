@@ -129,6 +129,29 @@ def dimensions(data: bytes | bytearray | memoryview, *, max_pixels: int = MAX_PI
         return picture.height, picture.width
 
 
+def has_usual_colours(data: bytes, *, max_pixels: int = MAX_PIXELS) -> bool:
+    """Return whether it is a JPEG, of grey or of red, green and blue, as far as its header says: no CMYK.
+
+    Raises:
+        SourceError: it is too large.
+
+    >>> has_usual_colours(encode(np.zeros((3, 4, 6), np.uint8), "jpeg")), has_usual_colours(b"text")
+    (True, False)
+    """
+    if not data.startswith(_JPEG):
+        return False
+    data, turbo = _checked(data), _turbo()
+    if turbo is None:
+        with _pillow(data, max_pixels) as picture:
+            return picture.mode in ("RGB", "L")
+    try:
+        height, width, colours, _ = turbo.decode_jpeg_header(data)
+    except ValueError:
+        return False
+    _check_pixels(height, width, max_pixels)
+    return bool(colours != "CMYK")
+
+
 def encode(image: np.ndarray, format: str = "png", quality: int = 95) -> bytes:
     """Return an image as the bytes of a file.
 
@@ -195,7 +218,7 @@ def resized(pixels: np.ndarray, crop: Crop, wanted: tuple[int, int] | None, resi
     part = pixels[top : top + rows, left : left + columns]
     if wanted is None or wanted == (rows, columns):
         return part.transpose(2, 0, 1)
-    height, width = _covering((rows, columns), wanted) if resize == "cover" else wanted
+    height, width = covering((rows, columns), wanted) if resize == "cover" else wanted
     if (height, width) != (rows, columns):
         # A batch whose strides have channels last is resized as it lies; others are copied first.
         batch = torch.from_numpy(part)[None].permute(0, 3, 1, 2)
@@ -339,7 +362,7 @@ def _scaled(crop: Crop, whole: tuple[int, int], decoded: tuple[int, ...]) -> Cro
     return top, left, bottom - top, right - left
 
 
-def _covering(whole: tuple[int, int], wanted: tuple[int, int]) -> tuple[int, int]:
+def covering(whole: tuple[int, int], wanted: tuple[int, int]) -> tuple[int, int]:
     """Return the height and width that cover `wanted` in the shape of `whole`: those of torchvision's Resize."""
     height, width = wanted
     if height * whole[1] >= width * whole[0]:

@@ -202,8 +202,9 @@ class LMDBSource(Source):
         return [self._fields.take(sample, self.where) for sample in samples]
 
     def _read_batch(self, indices: Sequence[int]) -> list[Sample]:
-        if len(self._files) == 1 and {*map(type, indices)} == {int} and 0 <= min(indices) <= max(indices) < len(self):
-            with contextlib.suppress(SourceError):  # raised again below, by the sample that it belongs to
+        with contextlib.suppress(SourceError, TypeError, ValueError):  # raised again below, if it is an error
+            # A sum has the widest type of what is in it.
+            if len(self._files) == 1 and type(sum(indices)) is int and min(indices) >= 0 and max(indices) < len(self):
                 return self._read_file(0, [*indices])
         return super()._read_batch(indices)
 

@@ -11,8 +11,7 @@ this process dies can be found out.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -62,7 +61,7 @@ class RayWorker:
     """One worker; `ray.remote` makes an actor class of it.
 
     Args:
-        spec_refs: a list of one reference to (spec, worker_init_fn). In a list Ray does not open it, so that a spec
+        spec_refs: a list of one reference to the spec. In a list Ray does not open it, so that a spec
             that cannot be opened here is an error of the first task, with its traceback, and the actor lives.
     """
 
@@ -76,7 +75,6 @@ class RayWorker:
         self._spec_refs = spec_refs
         self._memory = np.empty(0, np.uint8)
         self._worker = -1
-        self._init_fn: Callable[[int], Any] | None = None
         self._note = CrashNote()
 
     def arrive(self) -> Arrival:
@@ -88,7 +86,7 @@ class RayWorker:
         """Become the worker of `options`, and open the dataset. A failure is the result of every task."""
         self._worker = options.worker
         self._worker_context = WorkerContext(
-            replace(options, init_fn=self._init),
+            options,
             self._open_worker_spec,
             where=f"in DataLoader worker process {options.worker} (pid {os.getpid()}) on {self.arrive().address}",
             dumps=need("ray.cloudpickle", "ray").dumps,
@@ -96,12 +94,7 @@ class RayWorker:
         self._spec_refs = []
 
     def _open_worker_spec(self) -> WorkerSpec:
-        worker_spec, self._init_fn = self._ray.get(self._spec_refs[0])
-        return cast(WorkerSpec, worker_spec)
-
-    def _init(self, worker: int) -> None:
-        if self._init_fn is not None:
-            self._init_fn(worker)
+        return cast(WorkerSpec, self._ray.get(self._spec_refs[0]))
 
     def make(self, task: Task) -> tuple[TaskResult, np.ndarray | None]:
         """Make a task; return its result, and the bytes (uint8) that belong in its slot."""

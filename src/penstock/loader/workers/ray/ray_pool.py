@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,7 +43,6 @@ class RayPool:
         cluster: where; the pool leaves it when it closes.
         reported_workers: what `get_worker_info().num_workers` returns.
         base_seed: worker k's random states begin with base_seed + k, as torch's.
-        init_fn: called in each worker with its number.
 
     Raises:
         UnpicklableError: the spec cannot travel.
@@ -58,20 +57,19 @@ class RayPool:
         cluster: Cluster,
         reported_workers: int,
         base_seed: int,
-        init_fn: Callable[[int], Any] | None,
     ) -> None:
         self.size = workers
         self.processes: list[Any] = []
         self._cluster = cluster
         self._ray = cluster.ray
         self._dataset = worker_spec.dataset
-        self._options = WorkerOptions(worker=0, workers=reported_workers, base_seed=base_seed, init_fn=None)
+        self._options = WorkerOptions(worker=0, workers=reported_workers, base_seed=base_seed)
         self._shards: Sequence[StreamShard] = ()
         """Of an iterable dataset, as a worker that arrives now has to begin them."""
         self._owner = os.getpid()
         self._closed = False
         try:
-            spec_ref = self._ray.put((worker_spec, init_fn))
+            spec_ref = self._ray.put(worker_spec)
         except Exception as error:
             cluster.leave()
             raise UnpicklableError(
