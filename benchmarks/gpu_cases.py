@@ -111,7 +111,8 @@ def text_case(folder: Path, *, tiny: bool) -> Case:
 
     length, size, depth = (16, 4, 1) if tiny else (256, 64, 8)
     text = folder / "text.txt"
-    text.write_bytes(bytes(np.random.default_rng(0).integers(32, 127, (length // 2) * size * (5 if tiny else 60))))
+    tokens = np.random.default_rng(0).integers(32, 127, (length // 2) * size * (5 if tiny else 60), dtype=np.uint8)
+    text.write_bytes(tokens.tobytes())
     model = small_gpt.Gpt(depth).to(DEVICE)
     trained, compiled = _compiled(model, torch.zeros(size, length, dtype=torch.int64, device=DEVICE), small_gpt.loss_fn)
     step = penstock.TrainStep(

@@ -262,6 +262,8 @@ def _check_choices(given: dict[str, Any]) -> None:
     if errors not in ("raise", "skip") and not callable(errors):
         raise OptionError(f"errors must be 'raise', 'skip' or a callable (exception, index) -> sample, not {errors!r}")
     _whole_number("max_worker_crashes", given["max_worker_crashes"], least=1)
+    if given["snapshot_every_n_steps"] is not None:
+        _whole_number("snapshot_every_n_steps", given["snapshot_every_n_steps"], least=0)
 
 
 def _pin_memory(wanted: Any) -> PinMemory:
@@ -285,7 +287,7 @@ def _worker_numbers(
                 "instead of 'auto'"
             )
         return auto_workers(), None
-    if isinstance(num_workers, str):
+    if not isinstance(num_workers, tuple) and not hasattr(num_workers, "__index__"):
         raise OptionError(
             f"num_workers must be a number, 'auto', or (least, most) with worker_type='ray', not {num_workers!r}"
         )

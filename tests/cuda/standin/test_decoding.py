@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import penstock
 
@@ -45,10 +44,11 @@ class Decoder(ModuleType):
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    images = pytest.importorskip("PIL.Image")
     monkeypatch.setitem(sys.modules, "torchvision", ModuleType("torchvision"))
     monkeypatch.setitem(sys.modules, "torchvision.io", Decoder())
     for number in range(IMAGES):
-        image = Image.fromarray(np.full((SIDE, SIDE, 3), 10 * number, np.uint8))
+        image = images.fromarray(np.full((SIDE, SIDE, 3), 10 * number, np.uint8))
         image.save(tmp_path / f"{number:02d}.{'png' if number % 6 == 5 else 'jpg'}", quality=100)
     return penstock.open(tmp_path, device="cuda")
 

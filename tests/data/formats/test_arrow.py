@@ -353,3 +353,28 @@ def tried(path: Path) -> bool:
             refused = True
     source.close()
     return refused
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_files_whose_footer_alone_says_where_messages_are_are_read(tmp_path: Path, compression: Any) -> None:
+    # Polars 2 writes no schema behind the magic, nor anything that a stream may begin with.
+    path, table = tmp_path / "a.arrow", pa.table({"x": np.arange(6), "s": [*"abcdef"]})
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_file(str(path), table.schema, options=options) as sink:
+        sink.write_table(table, max_chunksize=4)
+    data = bytearray(path.read_bytes())
+    data[8:16] = b"\x04\0\0\0\xf2\xff\xff\xff"
+    path.write_bytes(data)
+    source = penstock.open(path)
+    assert [*source] == table.to_pylist()
+    assert source.__getitems__([5, 0]) == [{"x": 5, "s": "f"}, {"x": 0, "s": "a"}]
+    assert source.chunk_starts.tolist() == [0, 4, 6]
+    path.write_bytes(data[:-40])
+    with pytest.raises(SourceError, match=r"a\.arrow"):
+        penstock.open(path)
+
+
+def test_feather_of_version_1_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.feather").write_bytes(b"FEA1" + bytes(100) + b"FEA1")
+    with pytest.raises(SourceError, match="Feather file of version 1"):
+        penstock.open(tmp_path / "a.feather")

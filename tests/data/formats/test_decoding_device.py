@@ -175,6 +175,21 @@ def test_a_broken_image_is_named_and_the_others_come(root: Path) -> None:
     assert sum(len(batch["image"]) for batch in loader) == 5
 
 
+@pytest.mark.usefixtures("on_host")
+def test_remote_images_of_a_batch_are_fetched_and_decoded_together(root: Path, torchvision: FakeTorchvision) -> None:
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    memory.put(f"{root}/", "/decoded/", recursive=True)
+    try:
+        source = penstock.open("memory://decoded", size=8, device="cuda")
+        (batch,) = TorchDataLoader(source, batch_size=6)
+        source.close()
+    finally:
+        memory.rm("/decoded", recursive=True)
+    here = penstock.open(root, size=8, device="cuda")
+    assert batch["image"].equal(torch.stack([here[number]["image"] for number in range(6)]))
+    assert torchvision.calls[0] == 5
+
+
 @pytest.mark.usefixtures("on_host", "torchvision")
 def test_an_image_with_too_many_pixels_is_refused_before_it_is_decoded(
     root: Path, torchvision: FakeTorchvision

@@ -665,6 +665,29 @@ def test_files_of_different_dtypes_are_read_in_one_that_holds_both(
                 assert_same(sample, {"x": row, "label": row[0]})
 
 
+@pytest.mark.parametrize("name", ["units", "scale_factor", "add_offset", "calendar"])
+def test_numbers_whose_attributes_give_them_other_meanings_are_not_mixed(tmp_path: Path, name: str) -> None:
+    for number, value in enumerate((1, 2, 1)):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["x"] = np.arange(3)
+            file["x"].attrs[name] = np.array([value])
+    with reading(tmp_path / "0.h5", tmp_path / "2.h5") as source:
+        assert source.schema["x"].words() == f"int64 ({name}=1)"
+        assert [sample["x"] for sample in source] == [0, 1, 2] * 2
+    with pytest.raises(SourceError, match=f"{name}=2.*{name}=1"):
+        reading(tmp_path / "0.h5", tmp_path / "1.h5")
+
+
+def test_what_pytables_and_netcdf_keep_beside_their_values_are_no_fields(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["table"] = np.arange(3)
+        file["_i_table/index/sorted"] = np.zeros((500, 2))
+        file["sample"] = np.zeros(3, "f4")
+        file["sample"].make_scale("This is a netCDF dimension but not a netCDF variable.         3")
+    with reading(tmp_path / "a.h5") as source:
+        assert [*source] == [{"table": 0}, {"table": 1}, {"table": 2}]
+
+
 def test_ragged_arrays_of_different_dtypes_are_read_in_the_wider_one(tmp_path: Path) -> None:
     for number, dtype in enumerate(("float32", "float64")):
         samples = [{"x": np.arange(size, dtype=dtype) / 3} for size in (0, 2, 1)]

@@ -63,6 +63,44 @@ def test_groups_of_different_dtypes_are_read_in_one_that_holds_both(tmp_path: Pa
         assert {type(sample["x"]) for sample in source.__getitems__([0, 4])} == {np.float64}
 
 
+def test_dates_and_durations_are_their_integers_in_a_unit(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2)
+    for name, dtype in (("day", "M8[D]"), ("time", "M8[ns]"), ("step", ">m8[us]")):
+        group.create_array(name, data=np.array([0, 18262], "i8").view("i8").astype(dtype), chunks=(2,))
+    with reading(tmp_path / "a.zarr") as source:
+        assert {name: field.words() for name, field in source.schema.items()} == {
+            "day": "int64 (datetime64[D])",
+            "time": "int64 (timestamp[ns])",
+            "step": "int64 (duration[us])",
+        }
+        assert_same(source[1], dict.fromkeys(("day", "step", "time"), np.int64(18262)))
+    group["time"][1] = np.datetime64("NaT")
+    with reading(tmp_path / "a.zarr") as source:
+        assert source[0]["time"] == 0
+        with pytest.raises(RecordError, match=r"time\[1\].*NaT"):
+            source[1]
+
+
+def test_an_array_that_no_field_can_hold_is_left_out_and_named(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2)
+    group.create_array("x", data=np.arange(3), chunks=(3,))
+    group.create_array("pairs", data=np.zeros(3, "i4,f4"), chunks=(3,))
+    with pytest.warns(UserWarning, match="left out: .*'pairs'"), reading(tmp_path / "a.zarr") as source:
+        assert [*source] == [{"x": 0}, {"x": 1}, {"x": 2}]
+    with pytest.raises(SourceError, match="'pairs' holds"), reading(tmp_path / "a.zarr", fields=["x", "pairs"]):
+        pass
+
+
+def test_arrays_whose_attributes_state_other_units_are_refused(tmp_path: Path) -> None:
+    for name, unit in (("0", "m"), ("1", "km")):
+        group = zarr.open_group(tmp_path / f"{name}.zarr", mode="w")
+        group.create_array("x", data=np.arange(3), chunks=(3,)).attrs["units"] = unit
+    with reading(tmp_path / "0.zarr") as source:
+        assert source.schema["x"].words() == "int64 (units=m)"
+    with pytest.raises(SourceError, match=r"units=km.*units=m"), reading(tmp_path / "0.zarr", tmp_path / "1.zarr"):
+        pass
+
+
 def test_batches_are_gathered_from_chunks_that_are_held(tmp_path: Path) -> None:
     data = RNG.normal(size=(50, 6)).astype(">f4")
     group = zarr.open_group(tmp_path / "a.zarr", mode="w")
@@ -138,12 +176,12 @@ def test_several_groups_through_a_loader(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_a_field_is_said(tmp_path: Path) -> None:
-    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2)
     group.create_array("x", data=np.zeros((4, 1000)), chunks=(4, 1000))
     group.create_array("y", data=np.zeros(3), chunks=(3,))
-    group.create_array("when", data=np.zeros(4, "M8[s]"), chunks=(4,))
+    group.create_array("pair", data=np.zeros(4, "i4,f4"), chunks=(4,))
     for fields, options, words in (
-        (None, {}, "'when' holds datetime64"),
+        (["pair"], {}, "'pair' holds"),
         (["z"], {}, "has no field 'z'"),
         (["x", "y"], {}, "'x' has 4, 'y' has 3"),
         (["x"], {"max_record_nbytes": 1000}, "32000 bytes for all columns; 1000 are the most"),

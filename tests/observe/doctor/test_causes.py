@@ -22,11 +22,13 @@ from penstock.observe.doctor.probe_results import (
 )
 from penstock.observe.doctor.probes.seen_labels import LabelRecorder
 from penstock.observe.doctor.probes.step_calls import StepCallRecorder
+from penstock.observe.doctor.rendering import render
 from penstock.observe.doctor.trial import (
     AS_IS,
     FREE,
     MORE_WORKERS,
     NO_WORKERS,
+    ONE_THREAD,
     PENSTOCK,
     PERSISTENT,
     THREADS,
@@ -225,6 +227,37 @@ def test_a_wait_that_other_programs_cause_is_not_blamed_on_loading() -> None:
         diagnose(_loop(*trials, samples=samples, machine=Machine(cores=4, others_cores=2.0))).verdict.name == "healthy"
     )
     assert diagnose(_loop(*trials, machine=Machine(cores=4, others_cores=2.0))).verdict.name == "decode-bound"
+
+
+_CROWDED = Machine(cores=2, others_cores=1.9, intra_op_threads=2)
+
+
+def test_a_step_that_others_delay_does_not_hide_loading_that_a_quiet_machine_would_show() -> None:
+    slow = (
+        _trial(AS_IS, 0.420, 0.004),
+        _trial(FREE, 0.400),
+        _trial(ONE_THREAD, 0.006, line="torch.set_num_threads(1)"),
+    )
+    found = _loop(*slow, machine=_CROWDED)
+    diagnosis = diagnose(found)
+    assert diagnosis.verdict.name == "decode-bound"
+    assert "on a quiet machine" in diagnosis.verdict.evidence
+    assert "takes 400.0 ms with torch's 2 threads" in " ".join(render(found, diagnosis).split())
+    cheap = SampleCosts(samples=100, batch_samples=8, sample_s=1e-4, median_s=1e-4)
+    assert diagnose(replace(found, samples=cheap)).verdict.name == "healthy", "3 ms of loading beside 6 ms of step"
+    assert diagnose(replace(found, machine=Machine(cores=2))).verdict.name == "healthy", "a quiet one shows it itself"
+
+
+def test_without_workers_a_loop_on_a_busy_machine_waits_for_no_more_than_it_was_seen_to_wait() -> None:
+    inline = Settings(dataset="Images", batch_size=8)
+    trials = (_trial(AS_IS, 0.420, 0.004), _trial(FREE, 0.400), _trial(ONE_THREAD, 0.006))
+    assert diagnose(_loop(*trials, machine=_CROWDED, settings=inline)).verdict.name == "healthy"
+
+
+def test_a_loop_whose_step_others_slow_down_is_not_called_healthy_after_one_round() -> None:
+    trials = (_trial(AS_IS, 0.420, 0.004, rounds=1), _trial(FREE, 0.400, rounds=1))
+    assert diagnose(_loop(*trials, machine=_CROWDED)).verdict.name == "unknown"
+    assert diagnose(_loop(*trials, machine=Machine(cores=2))).verdict.name == "healthy"
 
 
 def test_more_workers_on_a_busy_machine_are_not_recommended_for_the_share_that_they_take_from_others() -> None:
@@ -513,6 +546,9 @@ def test_workers_that_wait_in_turn_are_not_told_to_be_more() -> None:
     busy = replace(in_turn, machine=Machine(cores=4, others_cores=3.0))
     (finding,) = diagnose(busy).findings
     assert (finding.name, finding.is_uncertain) == ("too-few-workers", True), "others may take the time"
+    for asleep, name in ((0.2, "too-few-workers"), (0.97, "workers-do-not-scale")):  # 130 or 620 ms, samples 76
+        slept = replace(busy, worker_activity=WorkerActivity(workers=8, busy_threads=1.0, asleep_fraction=asleep))
+        assert [(one.name, one.is_uncertain) for one in diagnose(slept).findings] == [(name, False)]
 
 
 def test_uneven_samples_are_told_to_be_made_further_ahead_where_hardly_any_are() -> None:
@@ -536,12 +572,12 @@ def test_an_estimate_that_gains_nothing_is_no_finding() -> None:
     assert _names(replace(found, samples=samples, trials=(found.trials[0], free))) == []
 
 
-def test_one_label_is_certain_where_the_step_computes_with_it() -> None:
+def test_one_label_is_named_where_the_step_computes_with_it() -> None:
     labels = torch.zeros(64)
-    for step, is_uncertain in (
-        (lambda batch: (batch[0] - batch[1]).mean(), False),
-        (lambda batch: (batch[0] - batch[1].view(64)).mean(), False),
-        (lambda batch: batch[0].mean() + len(batch[1]), True),
+    for step, is_used in (
+        (lambda batch: (batch[0] - batch[1]).mean(), True),
+        (lambda batch: (batch[0] - batch[1].view(64)).mean(), True),
+        (lambda batch: batch[0].mean() + len(batch[1]), False),
     ):
         recorder = StepCallRecorder()
         batch = [torch.ones(64), labels]
@@ -549,8 +585,22 @@ def test_one_label_is_certain_where_the_step_computes_with_it() -> None:
         step(batch)
         recorder.leave()
         found = _loop(one_label=OneLabel(samples=64, label=0.0), step_calls=recorder.result())
-        (finding,) = (one for one in diagnose(found).findings if one.name == "one-label")
-        assert finding.is_uncertain is is_uncertain
+        assert [one.is_uncertain for one in diagnose(found).findings if one.name == "one-label"] == [not is_used]
+        shuffled = replace(found, settings=replace(found.settings, shuffles=True))
+        assert ("one-label" in _names(shuffled)) is is_used, "an autoencoder's data may be of one class"
+
+
+@pytest.mark.parametrize("is_left_out", [True, False])
+def test_values_that_are_not_finite_are_named_unless_the_loss_leaves_them_out(is_left_out: bool) -> None:
+    recorder, weight = StepCallRecorder(), torch.ones(1, requires_grad=True)
+    batch = [torch.tensor([1.0, float("nan")])]
+    recorder.enter(batch)
+    known = batch[0][~torch.isnan(batch[0])] if is_left_out else batch[0]
+    (known * weight).sum().backward()
+    recorder.leave()
+    found = _loop(step_calls=recorder.result())
+    found = replace(found, samples=replace(found.samples, not_finite=(1,)))  # type: ignore[type-var]
+    assert ("values-not-finite" in _names(found)) is not is_left_out
 
 
 def test_samples_of_one_class_are_named_with_what_mixes_them() -> None:

@@ -293,6 +293,9 @@ def test_an_archive_is_named_as_such_alone() -> None:
         ("train.py:9: gc.collect()", "", "collects-garbage-every-step"),
         ("train.py:9: torch.cuda.empty_cache()", "torch.cuda.memory.empty_cache", "collects-garbage-every-step"),
         ('train.py:9: writer.add_scalar("loss", loss, step)', "", "logs-every-step"),
+        ("train.py:9: best = copy.deepcopy(model.state_dict())", "copy.deepcopy", "copied-every-step"),
+        ("train.py:9: self.seen = torch.cat([self.seen, out])", "", "appended-every-step"),
+        ("train.py:9: auc = roc_auc_score(y, p)", "sklearn.metrics._ranking.roc_auc_score", "measures-every-step"),
         ('train.py:9: logger.info("loss %s", loss)', "logging.Logger.info", "logs-every-step"),
     ],
 )

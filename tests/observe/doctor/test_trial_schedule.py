@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from penstock.observe.doctor.probe_results import Hang
-from penstock.observe.doctor.trial import AS_IS, FREE
+from penstock.observe.doctor.trial import AS_IS, FREE, ONE_THREAD
 from penstock.observe.doctor.trials.batch_source import InlineSource, RepeatedBatchSource
 from penstock.observe.doctor.trials.loop_watchdog import LoopWatchdog
 from penstock.observe.doctor.trials.source_rotation import SourceRotation
@@ -166,3 +166,22 @@ def test_a_scheduler_that_was_reset_has_no_loop() -> None:
     scheduler.reset()
     assert scheduler.loader is None
     assert scheduler.trials() == ()
+
+
+def test_one_thread_is_tried_before_the_rounds_and_in_its_own_turn_only() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        sources = [RepeatedBatchSource(name) for name in (AS_IS, ONE_THREAD, FREE)]
+        budget = TimeBudget(60.0)
+        rotation = SourceRotation(sources, budget, LoopWatchdog(budget))
+        threads = [torch.get_num_threads()]
+        for _ in range(4):
+            rotation.advance()
+            threads.append(torch.get_num_threads())
+        rotation.advance()  # one thread again
+        rotation.close()
+        assert threads == [1, 2, 1, 2, 2]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -243,6 +243,21 @@ class ColumnSource(Source):
         self._reading.close()
 
 
+def stated_unit(attributes: Mapping[str, Any]) -> str:
+    """Return what the attributes of an array say of its numbers, in the names of netCDF's conventions.
+
+    >>> stated_unit({"units": b"K", "scale_factor": np.array([0.5]), "title": "t"})
+    'units=K, scale_factor=0.5'
+    """
+    found = []
+    for name in ("units", "calendar", "scale_factor", "add_offset"):
+        if name in attributes:
+            value = np.asarray(attributes[name]).reshape(-1)[:1].tolist()
+            words = value[0].decode(errors="replace") if value and isinstance(value[0], bytes) else (value or [""])[0]
+            found.append(f"{name}={str(words)[:200]}")
+    return ", ".join(found)
+
+
 def _common(files: Sequence[FileColumns]) -> Schema:
     first, *others = ({name: column.field for name, column in file.columns.items()} for file in files)
     common = dict(first)

@@ -72,10 +72,9 @@ def examine(
     """
     began = time.perf_counter()
     limits, log = MachineLimits(cgroup, shm), MeasurementLog()
-    machine = limits.measure()
 
     def plan(loader: DataLoader[Any], has_step: bool) -> Any:
-        return plan_sources(loader, machine, has_step=has_step)
+        return plan_sources(loader, limits.measure(), has_step=has_step)
 
     scheduler = TrialScheduler(plan, seconds * _TRIALS)
     error = _run_trials(loop, scheduler, seconds * _TRIALS, log)
@@ -113,6 +112,7 @@ def examine(
         hang=scheduler.hang,
         error=error,
         wall_s=time.perf_counter() - began,
+        preparing_s=scheduler.began_at - began,
         notes=log.notes,
         **parts,
     )

@@ -65,6 +65,11 @@ class Machine:
         return self.others_cores >= THRESHOLDS.busy_fraction * self.cores
 
     @property
+    def free_fraction(self) -> float:
+        """How much of the processors' time was left to this program, where others keep the machine busy; else 1."""
+        return max(0.2, 1 - (self.others_cores or 0.0) / self.cores) if self.is_busy else 1.0
+
+    @property
     def usable_cores(self) -> float:
         """How many cores can be kept busy."""
         return min(float(self.cores), self.quota_cores or float("inf"))
@@ -198,7 +203,10 @@ class Measurements:
     """The exception that ended the loop early, in one line."""
 
     wall_s: float = 0.0
-    """How long all measurements took."""
+    """How long everything took."""
+
+    preparing_s: float = 0.0
+    """Of that, what the program did before its loop began."""
 
     notes: tuple[str, ...] = ()
     """What could not be measured, and why."""

@@ -207,6 +207,10 @@ class WorkerActivity:
     cores: float = 1.0
     """How many processors the busiest worker used."""
 
+    asleep_fraction: float = 0.0
+    """Of its time, in which the thread that makes samples neither ran nor was runnable: of the worker that slept
+    least."""
+
     libraries: tuple[str, ...] = ()
     """Libraries with threads of their own that are loaded in a worker: openmp, openblas, mkl, opencv."""
 
@@ -368,6 +372,10 @@ class StepCalls:
 
     whole_images: WholeImages | None = None
     """What the first convolution of every observed step got; None where that was no image of whole numbers."""
+
+    leaves_gaps_out: bool = False
+    """Whether batches had values that are not finite, and the loss of each of them was finite: a mask, or a target that
+    the loss leaves out."""
 
     uses_labels: bool = False
     """Whether a step computed something of the batch's labels and another tensor, such as a loss."""

@@ -10,12 +10,24 @@ from penstock.core.units import size_text
 from penstock.observe.doctor.causes import Diagnosis
 from penstock.observe.doctor.causes.evidence import describe_line, loading_parts_s, stall_fraction
 from penstock.observe.doctor.measurements import Measurements
-from penstock.observe.doctor.trial import AS_IS, FREE, MORE_WORKERS, PENSTOCK, PINNED, PROCESSES, THREADS, Trial
+from penstock.observe.doctor.trial import (
+    AS_IS,
+    FREE,
+    MORE_WORKERS,
+    ONE_THREAD,
+    PENSTOCK,
+    PINNED,
+    PROCESSES,
+    THREADS,
+    Trial,
+    gain_between,
+)
 from penstock.observe.record.finding import Finding
 
 _WIDTH = 110
 _QUESTIONS = {
     FREE: "What if loading were free?",
+    ONE_THREAD: "What if loading were free, and torch had one thread?",
     MORE_WORKERS: "What if there were 2 more workers?",
     THREADS: "What if workers were threads?",
     PROCESSES: "What if workers were processes?",
@@ -164,11 +176,12 @@ def _facts(measured: Measurements) -> list[str]:
     own, machine, samples = measured.settings, measured.machine, measured.samples
     workers = f"{own.num_workers} workers" + (f" ({own.start_method})" if own.start_method else "")
     quota = f", quota {machine.quota_cores:g}" if machine.quota_cores else ""
+    after = f", after {measured.preparing_s:.0f} s of the program's own" if measured.preparing_s >= 1.0 else ""
     lines = [
         f"  {own.kind}'s DataLoader of {own.dataset}, {workers}, batch_size={own.batch_size}, "
         f"prefetch_factor={own.prefetch_factor}, pin_memory={own.pin_memory}",
         f"  {machine.cores} cores{quota}, torch.get_num_threads() is {machine.intra_op_threads}, accelerator: "
-        f"{machine.accelerator or 'none'}; measured for {measured.wall_s:.0f} s",
+        f"{machine.accelerator or 'none'}; measured for {measured.wall_s - measured.preparing_s:.0f} s{after}",
     ]
     if machine.is_busy:
         cores = f"{machine.others_cores:.1f}" if machine.others_cores is not None else "perhaps all"
@@ -177,7 +190,7 @@ def _facts(measured: Measurements) -> list[str]:
             f"measurements, a load of {machine.load:.1f} before them): on a quiet machine trials with other "
             "workers can end differently, and no gain is estimated here"
         )
-    lines += _same_samples(measured)
+    lines += _one_thread(measured) + _same_samples(measured)
     if samples is not None and samples.hotspots:
         spots = ", ".join(f"{spot.where} {spot.fraction:.0%}" for spot in samples.hotspots)
         lines.append(f"  most expensive functions of the dataset: {spots}")
@@ -185,6 +198,19 @@ def _facts(measured: Measurements) -> list[str]:
         lines += [f"  {line.fraction:.0%} of a sample's time: {describe_line(line)}" for line in samples.lines]
     lines += [f"  {line.fraction:.0%} of the step's time: {describe_line(line)}" for line in measured.step_lines]
     return ["Facts", *(line for fact in lines for line in _paragraph(fact.strip(), "  ", "    "))]
+
+
+def _one_thread(measured: Measurements) -> list[str]:
+    """Return what torch's threads cost where other programs have the processors that they wait for."""
+    free, one = measured.trial(FREE), measured.trial(ONE_THREAD)
+    gain = gain_between(free, one) if free is not None and one is not None else None
+    if free is None or one is None or gain is None or not gain.pays():
+        return []
+    return [
+        f"while other programs use these cores, the step takes {(free.batch_s or 0.0) * 1e3:.1f} ms with torch's "
+        f"{measured.machine.intra_op_threads} threads, which wait for each other, and {(one.batch_s or 0.0) * 1e3:.1f} "
+        "ms with one: torch.set_num_threads(1), or OMP_NUM_THREADS=1 before Python starts"
+    ]
 
 
 def _same_samples(measured: Measurements) -> list[str]:

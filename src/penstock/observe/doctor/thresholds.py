@@ -112,6 +112,9 @@ class Thresholds:
     waiting_worker_cores: float = _threshold(
         0.8, "cores of the busiest worker", "a worker that computes for most of the time does not wait for another"
     )
+    asleep_fraction: float = _threshold(
+        0.4, "of a worker's time", "of two workers that share a lock each sleeps for half, while the other one has it"
+    )
     transport_fraction: float = _threshold(
         0.5, "of the time to make a batch", "with more than this, workers do not scale because of the transport"
     )

@@ -9,6 +9,7 @@ from penstock.observe.doctor.thresholds import THRESHOLDS
 
 AS_IS = "as is"
 FREE = "loading free"
+ONE_THREAD = "loading free, one thread"
 MORE_WORKERS = "2 more workers"
 FEWER_WORKERS = "fewer workers"
 NO_WORKERS = "no workers"

@@ -39,8 +39,9 @@ class IpcFile:
     rows: list[int]
     """Of each record batch."""
     spans: list[tuple[int, int]]
-    """The bytes of its message."""
+    """The bytes of its message; -1 where only the library knows."""
     has_dictionaries: bool
+    """Or whether batches are read by the library for another reason."""
     is_swapped: bool
     """Whether it is of the other byte order."""
     is_packed: bool
@@ -63,8 +64,13 @@ def scan_file(path: str) -> IpcFile:
         data = _map(path)
         if data.size < len(_MAGIC):
             raise SourceError(f"{path} is no Arrow file: it has {data.size} bytes")
-        is_stream = data.slice(0, len(_MAGIC)).to_pybytes() != _MAGIC
+        magic = data.slice(0, len(_MAGIC)).to_pybytes()
+        if magic.startswith(b"FEA1"):
+            raise SourceError(f"{path} is a Feather file of version 1, which is not read; write version 2 of it")
+        is_stream = magic != _MAGIC
         reader = pa.ipc.open_stream(data) if is_stream else pa.ipc.open_file(data)
+        if not is_stream and not _begins_with_schema(data):
+            return _scan_by_footer(path, data, reader)
         begin = first = 0 if is_stream else 8
         messages = pa.BufferReader(data.slice(first))
         schema, no_columns = pa.ipc.read_schema(messages), pa.schema([])
@@ -83,6 +89,30 @@ def scan_file(path: str) -> IpcFile:
             raise SourceError(f"{path}: its footer lists {reader.num_record_batches} batches, and it has {len(rows)}")
     is_swapped = schema != reader.schema
     return IpcFile(path, data.size, is_stream, reader.schema, rows, spans, has_dictionaries, is_swapped, is_packed)
+
+
+def _begins_with_schema(data: Any) -> bool:
+    """Return whether a stream follows a file's magic: in files of Polars 2 the footer alone says where messages are."""
+    pa = need("pyarrow", "parquet")
+    try:
+        return bool(pa.ipc.read_message(pa.BufferReader(data.slice(8))).type == "schema")
+    except (pa.ArrowException, OSError):
+        return False
+
+
+def _scan_by_footer(path: str, data: Any, reader: Any) -> IpcFile:
+    rows: list[int] = []
+    is_packed = False
+    for number in range(reader.num_record_batches):
+        batch = reader.get_batch(number)
+        if not rows:
+            buffers = [one for column in batch.columns for one in column.buffers() if one]
+            is_packed = not all(0 <= one.address - data.address < data.size for one in buffers)
+        rows.append(batch.num_rows)
+    spans = [(-1, -1)] * len(rows)
+    return IpcFile(
+        path, data.size, False, reader.schema, rows, spans, has_dictionaries=True, is_swapped=False, is_packed=is_packed
+    )
 
 
 def _map(path: str) -> Any:

@@ -22,7 +22,7 @@ import numpy as np
 from penstock.core.errors import RecordError, SourceError
 from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.formats.chunked_rows import ChunkedRows, RaggedValues, Wanted, first_of, native
-from penstock.data.formats.column_source import SMALL_NBYTES, Column, Values
+from penstock.data.formats.column_source import SMALL_NBYTES, Column, Values, stated_unit
 from penstock.data.formats.hdf5.heap import HEAP_REFERENCE, UNWRITTEN, Heap
 from penstock.data.formats.hdf5.layout import DatasetLayout, ProbedFile, read_layout
 from penstock.data.formats.hdf5.rows import open_rows
@@ -154,7 +154,8 @@ def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | 
             part = "".join(f", part {part!r}" for part in parts)
             found["/".join((name, *parts))] = f"{where}{part} holds {held}, which no field can hold"
         else:
-            found["/".join((name, *parts))] = _column(layout, held, 0, parts)
+            unit = held.unit or (stated_unit(there.attrs) if held.dtype and not parts else "")
+            found["/".join((name, *parts))] = _column(layout, replace(held, unit=unit), 0, parts)
     return found
 
 

@@ -16,6 +16,7 @@ Describe = Callable[[str, Any], dict[str, Column | str]]
 """Given a name and h5py's dataset (or group of ragged arrays), returns the fields that it is, or why it is none."""
 
 _MAX_OBJECTS = 10_000
+_NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
 
 
 def select_columns(group: Any, fields: Selection, describe: Describe, *, external: bool) -> dict[str, Column]:
@@ -111,14 +112,22 @@ def _list_datasets(group: Any, external: bool) -> dict[str, Any]:
             seen += 1
             if seen > _MAX_OBJECTS:  # or a link that leads back
                 raise SourceError(f"{_where(group)} has more than {_MAX_OBJECTS} objects; choose some with fields=")
-            if not isinstance(here.get(name, getlink=True), followed):
-                continue
+            if name.startswith("_i_") or not isinstance(here.get(name, getlink=True), followed):
+                continue  # PyTables names indexes of its tables so
             one = here[name]
             if isinstance(one, h5py.Group) and RAGGED not in one.attrs:
                 groups.append((f"{prefix}{name}/", one))
-            elif isinstance(one, h5py.Group) or (isinstance(one, h5py.Dataset) and one.shape):
+            elif isinstance(one, h5py.Group) or (
+                isinstance(one, h5py.Dataset) and one.shape and not _is_dimension(one)
+            ):
                 found[prefix + name] = one
     return found
+
+
+def _is_dimension(dataset: Any) -> bool:
+    """Whether it only says how long a dimension of netCDF is: without values, and the length of its name may vary."""
+    name = dataset.attrs.get("NAME", b"") if dataset.attrs.get("CLASS") == b"DIMENSION_SCALE" else b""
+    return isinstance(name, bytes) and name.startswith(_NO_VARIABLE)
 
 
 def _of_one_length(there: dict[str, Any], where: str) -> dict[str, Any]:

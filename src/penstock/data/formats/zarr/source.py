@@ -1,7 +1,9 @@
 """Zarr: the arrays of a group are the fields of its samples, and their rows are the samples. Versions 2 and 3.
 
 fields      arrays of numbers, and of strings and bytes of one dimension, that have as many rows as the largest one;
-            an array that is not in a group is the field "array"
+            an array that is not in a group is the field "array". Dates and durations are their integers (int64), in the
+            unit that the schema states, as are `units`, `scale_factor` and so on of netCDF's conventions. What no field
+            can hold is left out with a warning
 reading     by the zarr package, chunk (or shard) by chunk; a chunk is unpacked once and kept a while
 chunk_starts   those of the largest field
 ZarrWriter      version 3, chunks of about 1 MiB. Arrays and numbers are arrays, text is an array of strings. Bytes, and
@@ -15,6 +17,7 @@ ZarrWriter      version 3, chunks of about 1 MiB. Arrays and numbers are arrays,
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,13 +28,23 @@ import numpy as np
 from penstock.core.errors import RecordError, SourceError
 from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.formats.chunked_rows import ChunkedRows, RaggedValues, Wanted, first_of, native
-from penstock.data.formats.column_source import SMALL_NBYTES, Column, ColumnSource, FileColumns, OpenFiles, Values
+from penstock.data.formats.column_source import (
+    SMALL_NBYTES,
+    Column,
+    ColumnSource,
+    FileColumns,
+    OpenFiles,
+    Values,
+    stated_unit,
+)
 from penstock.data.formats.zarr.writer import ERRORS, RAGGED
 from penstock.data.optional import need
 from penstock.data.schema import Errors, Field, Selection
 from penstock.data.storage.storage import Storage, is_remote
 
 _NUMBERS = "biufc"
+_ARROWS = tuple((1, unit) for unit in ("s", "ms", "us", "ns"))
+"""Units that Arrow has, too."""
 
 
 def open_files(
@@ -158,6 +171,10 @@ class _Values:
         values = self.rows.take(wanted)
         if self.field.kind == "bytes":
             return [*map(bytes, values)]
+        if values.dtype.kind in "mM":
+            if np.isnat(values).any():
+                raise RecordError(self.path, -1, f"{self.name}[{first_of(wanted)}]", "it is NaT, which is no number")
+            values = values.view(values.dtype.str[0] + "i8")
         if self.field.kind != "text":
             return cast(np.ndarray, native(values))
         try:
@@ -192,12 +209,18 @@ def _probe_group(path: str, fields: Selection, most_nbytes: int) -> FileColumns:
         raise
     except ERRORS as error:
         raise SourceError(f"{path} cannot be read as Zarr: {type(error).__name__}: {error}") from error
-    if not columns:
+    unread = [column for column in columns.values() if isinstance(column, str)]
+    held = {name: column for name, column in columns.items() if not isinstance(column, str)}
+    if unread and (not held or fields.chosen is not None):
+        raise SourceError("; ".join(unread))
+    if not held:
         raise SourceError(f"{path} has no arrays with rows")
-    if len({column.count for column in columns.values()}) > 1:
-        counts = ", ".join(f"{name!r} has {column.count}" for name, column in columns.items())
+    for why in unread:
+        warnings.warn(f"left out: {why}", stacklevel=2)
+    if len({column.count for column in held.values()}) > 1:
+        counts = ", ".join(f"{name!r} has {column.count}" for name, column in held.items())
         raise SourceError(f"{path}: the fields of samples need one number of rows; {counts}")
-    return FileColumns(path=path, columns=columns)
+    return FileColumns(path=path, columns=held)
 
 
 def _list_arrays(group: Any, prefix: str = "") -> dict[str, tuple[str, Any]]:
@@ -225,7 +248,7 @@ def _nbytes(one: Any) -> int:
     return int(math.prod(array.shape) * array.dtype.itemsize)
 
 
-def _column(path: str, name: str, one: Any, most_nbytes: int) -> Column:
+def _column(path: str, name: str, one: Any, most_nbytes: int) -> Column | str:
     is_ragged = RAGGED in one.attrs
     array = ZarrArray.of(one["values"], f"{name}/values") if is_ragged else ZarrArray.of(one, name)
     chunk_nbytes = array.row_nbytes * array.rows
@@ -236,7 +259,11 @@ def _column(path: str, name: str, one: Any, most_nbytes: int) -> Column:
         )
     if is_ragged:
         return _ragged_column(path, name, one, array)
-    field = _field(one, f"{path}: array {name!r}")
+    field = _field(one)
+    if field is None:
+        return (
+            f"{path}: array {name!r} holds {array.dtype} of shape {array.shape} in each sample, which no field can hold"
+        )
     return _make_column(name, field, array, array.count, partial(_open_values, array, field))
 
 
@@ -265,11 +292,20 @@ def _ragged_column(path: str, name: str, group: Any, values: ZarrArray) -> Colum
     return _make_column(name, field, values, offsets.count, opened)
 
 
-def _field(array: Any, where: str) -> Field:
+def _field(array: Any) -> Field | None:
     dtype, shape = array.dtype, tuple(array.shape[1:])
+    unit = stated_unit(array.attrs)
+    if dtype.kind in "mM":
+        name, count = np.datetime_data(dtype)
+        unit = (
+            f"{'timestamp' if dtype.kind == 'M' else 'duration'}[{name}]"
+            if (count, name) in _ARROWS
+            else str(dtype.newbyteorder("="))
+        )
+        dtype = np.dtype(np.int64)
     if dtype.kind in _NUMBERS:
         name = dtype.newbyteorder("=").name
-        return Field("array", name, shape) if shape else Field("number", name)
+        return Field("array", name, shape, unit) if shape else Field("number", name, unit=unit)
     if shape or dtype.kind not in "TUSO":
-        raise SourceError(f"{where} holds {dtype} of shape {shape} in each sample, which no field can hold")
+        return None
     return Field("bytes" if dtype.kind == "O" else "text")

@@ -13,6 +13,7 @@ from penstock.observe.doctor.causes.evidence import (
     loading_matters,
     loading_parts_s,
     other_startup_s,
+    outweighs_step,
     oversubscribes_cores,
     stall_fraction,
     step_slowdown,
@@ -132,13 +133,17 @@ def _others_start(measured: Measurements) -> Finding:
 def _undecided(measured: Measurements) -> Finding | None:
     """The loop waits, and trials with free loading disagree: other programs take the processors now and then."""
     waits, free = stall_fraction(measured), measured.gain_of(FREE)
-    if waits < THRESHOLDS.certain_stall_fraction or not is_unclear(free) or waits_for_processors(measured):
+    # Threads of a step that others delay wait for each other: one round may show nothing else.
+    is_one_round = free is not None and free.rounds < 2 and measured.machine.intra_op_threads > 1
+    may_hide = is_one_round and measured.machine.is_busy and measured.settings.num_workers > 0
+    waits_enough = may_hide or waits >= THRESHOLDS.certain_stall_fraction
+    if not waits_enough or not is_unclear(free) or waits_for_processors(measured):
         return None
     return Finding(
         name="unknown",
         cause="The measurements do not show where the time goes: the machine is too busy.",
         evidence=(
-            f"the loop waits for data {waits:.0%} of its time, and trials with loading free disagree: "
+            f"the loop waits for data {waits:.0%} of its time, and trials with loading free do not tell: "
             f"{describe_trial(measured, required(measured.trial(FREE)))}"
         ),
         remedy="measure it on a quieter machine, or for longer: --seconds 60",
@@ -181,6 +186,8 @@ def _bound(measured: Measurements) -> Finding:
     waits = f"the loop waits for data {now.wait_fraction:.0%} of its time" if measured.has_step else "the loader alone"
     if measured.has_step and free is not None:
         waits += f", and is {free.median:.1f} times as fast with loading free"
+    if outweighs_step(measured) and (now.wait_fraction or 0.0) < THRESHOLDS.stall_fraction:
+        waits += "; other programs delay its step, which would wait on a quiet machine"
     return Finding(
         name=f"{largest}-bound",
         cause=f"Most of the loading time is spent {MEANING[largest]}.",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import HotLine
 from penstock.observe.doctor.thresholds import THRESHOLDS
-from penstock.observe.doctor.trial import AS_IS, FREE, Gain, Trial
+from penstock.observe.doctor.trial import AS_IS, FREE, ONE_THREAD, Gain, Trial
 
 OF_SAMPLES = ("dataset", "storage", "decode", "transform", "coordination")
 """The parts of loading that are the dataset's own."""
@@ -37,6 +37,8 @@ def loading_matters(measured: Measurements) -> bool:
     free = measured.gain_of(FREE)
     if waits_for_processors(measured):
         return False
+    if outweighs_step(measured):
+        return True
     if free is None:
         return fraction >= THRESHOLDS.stall_fraction or _cannot_be_hidden(measured)
     if free.median < THRESHOLDS.worthwhile_gain:
@@ -58,16 +60,43 @@ def _cannot_be_hidden(measured: Measurements) -> bool:
 
 def waits_for_processors(measured: Measurements) -> bool:
     """Return whether the loop waits only because other programs take the processors: its workers could keep up."""
-    own, samples, free = measured.settings, measured.samples, measured.trial(FREE)
-    if not (measured.machine.is_busy and own.start_method and samples is not None and free is not None):
-        return False
+    ratio = _loading_to_step(measured)
+    has_workers = bool(measured.settings.start_method)
+    return has_workers and ratio is not None and ratio < THRESHOLDS.hidden_loading_fraction
+
+
+def outweighs_step(measured: Measurements) -> bool:
+    """Return whether other programs delay the step, which could not hide its loading if they did not."""
+    ratio = _loading_to_step(measured)
+    return ratio is not None and ratio > THRESHOLDS.unhidden_loading
+
+
+def _loading_to_step(measured: Measurements) -> float | None:
+    """Return how many times as long loading takes as the step, both without what other programs take of the processors.
+
+    None on a quiet machine, where the loop itself shows it.
+    """
+    own, samples, free = measured.settings, measured.samples, step_alone(measured)
+    if not measured.machine.is_busy or measured.machine.accelerator or samples is None or free is None:
+        return None
     parallel = max(1.0, min(float(own.num_workers), measured.machine.usable_cores))
     loading_s = (
         samples.batch_s / parallel
         + (measured.transport_s or 0.0)
         + (epoch_startup_s(measured) or 0.0) / (own.length or math.inf)
     )
-    return loading_s < THRESHOLDS.hidden_loading_fraction * (free.idle_machine_s or 0.0)
+    if not own.num_workers and measured.as_is is not None:  # then the loop waits for all of it
+        loading_s = min(loading_s, (measured.as_is.wait_fraction or 0.0) * (measured.as_is.batch_s or 0.0))
+    return loading_s / max(1e-9, free.idle_machine_s or 0.0)
+
+
+def step_alone(measured: Measurements) -> Trial | None:
+    """Return the trial that shows the step: with free loading, and where threads wait for each other with one only."""
+    free, one = measured.trial(FREE), measured.trial(ONE_THREAD)
+    if one is None and measured.machine.intra_op_threads > 1 and free is not None and len(free.windows) < 2:
+        return None  # one round of threads that wait for each other tells nothing
+    both = [trial for trial in (free, one) if trial is not None]
+    return min(both, key=lambda trial: trial.idle_machine_s or math.inf, default=None)
 
 
 def loading_parts_s(measured: Measurements) -> Mapping[str, float]:
@@ -133,7 +162,8 @@ def epoch_startup_s(measured: Measurements) -> float | None:
     now = next((trial for trial in measured.trials if trial.name == AS_IS), None)
     if not own.start_method or own.persistent_workers or now is None or now.startup_s is None:
         return None
-    return max(0.0, now.startup_s - (samples.batch_s if samples else 0.0))
+    # Starting them is computing, which takes longer by what others have of the processors.
+    return max(0.0, now.startup_s * measured.machine.free_fraction - (samples.batch_s if samples else 0.0))
 
 
 def other_startup_s(measured: Measurements) -> float:

@@ -97,8 +97,8 @@ def constant_seed(measured: Measurements) -> Finding | None:
 @cause("values-not-finite", "samples")
 def values_not_finite(measured: Measurements) -> Finding | None:
     """Samples hold NaN or infinite values."""
-    samples = required(measured.samples)
-    if not samples.not_finite:
+    samples, step = required(measured.samples), measured.step_calls
+    if not samples.not_finite or (step is not None and step.leaves_gaps_out):
         return None
     shown = ", ".join(map(repr, samples.not_finite[:_SHOWN_INDICES]))
     return Finding(
@@ -129,8 +129,10 @@ def stream_not_sharded(measured: Measurements) -> Finding | None:
 def one_label(measured: Measurements) -> Finding | None:
     """The first samples all have the same label."""
     seen, settings = required(measured.one_label), measured.settings
-    if seen.samples < THRESHOLDS.one_label_samples:
-        return None
+    step = measured.step_calls
+    is_unused = step is not None and step.steps > 0 and not step.uses_labels
+    if seen.samples < THRESHOLDS.one_label_samples or (is_unused and settings.shuffles):
+        return None  # the labels of some data are one number, and are never used
     if settings.shuffles:
         remedy = "look at what the dataset returns as label: dataset[0][1], or its entry of that name"
     elif settings.is_iterable:
@@ -145,6 +147,5 @@ def one_label(measured: Measurements) -> Finding | None:
         if seen.labels > 1
         else f"{seen.samples} samples, all of them with the label {seen.label:g}",
         remedy=remedy,
-        # the labels of some data are one number, and are never used
-        is_uncertain=measured.step_calls is None or not measured.step_calls.uses_labels,
+        is_uncertain=step is None or not step.uses_labels,
     )

@@ -258,9 +258,8 @@ def threads_hold_each_other(measured: Measurements) -> Finding | None:
     waits = _waiting_lines(samples.lines)
     if samples.coordination_fraction < THRESHOLDS.line_fraction or not waits or not loading_matters(measured):
         return None
-    machine = measured.machine
-    free_fraction = max(0.2, 1 - (machine.others_cores or 0.0) / machine.cores)  # others slow these threads down
-    if not THRESHOLDS.one_core_low * free_fraction < samples.other_threads_cores < THRESHOLDS.one_core_high:
+    least_cores = THRESHOLDS.one_core_low * measured.machine.free_fraction  # others slow these threads down
+    if not least_cores < samples.other_threads_cores < THRESHOLDS.one_core_high:
         return None
     return Finding(
         name="threads-hold-each-other",

@@ -121,6 +121,24 @@ STEP_PATTERNS = (
         "take it out: Python collects by itself, and the allocator gives back memory before it fails",
     ),
     StepPattern(
+        "copied-every-step",
+        re.compile(r" copy\.|\bdeepcopy\("),
+        "Every step makes a deep copy, such as one of the model's state.",
+        "copy only a state that is to be kept: the best one so far, after a validation, or one per epoch",
+    ),
+    StepPattern(
+        "appended-every-step",
+        re.compile(r"\b([\w.]+) = (torch|np)\.(append|cat|concat|concatenate|vstack|hstack|stack)\(.*\b\1\b"),
+        "Every step copies all that was kept of the steps before, to append to it: each step takes longer.",
+        "append to a list, and make one tensor of it at the end of the epoch: torch.cat(kept)",
+    ),
+    StepPattern(
+        "measures-every-step",
+        re.compile(r" (sklearn|scipy|torchmetrics|skimage)\."),
+        "Every step computes a metric, or a statistic, on the processor.",
+        "keep what it needs as tensors, and compute it every hundred steps, or once at the end of an epoch",
+    ),
+    StepPattern(
         "logs-every-step",
         re.compile(
             r" (logging|matplotlib|tensorboard|wandb|mlflow)\.|\bprint\(|\blog(ger|ging)?\.\w+\("

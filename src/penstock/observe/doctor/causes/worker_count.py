@@ -113,9 +113,10 @@ def waiting_samples(measured: Measurements) -> Finding | None:
         return None
     times, cores = _loop_times(measured), measured.machine.usable_cores
     workers = workers_to_try(times, cores, own.num_workers)
-    take_turns, is_busy = _take_turns(measured), measured.machine.is_busy
-    if not times.waits or workers == own.num_workers or (take_turns and not is_busy):
+    if not times.waits or workers == own.num_workers or _take_turns(measured):
         return None
+    is_seen = measured.worker_activity is not None or not measured.machine.is_busy
+    is_open = is_unclear(gain) or (gain is None and not is_seen)
     estimate = min(workers / own.num_workers, gain_of_workers(times, workers, cores))
     tried = f"; {describe_trial(measured, required(measured.trial(MORE_WORKERS)))}" if gain is not None else ""
     return Finding(
@@ -126,8 +127,8 @@ def waiting_samples(measured: Measurements) -> Finding | None:
             f"worker{'s' * (own.num_workers > 1)}{tried}"
         ),
         remedy=f"num_workers={workers}, or penstock.DataLoader(..., num_workers='auto')",
-        gain=None if is_unclear(gain) or take_turns else estimate,
-        is_uncertain=is_unclear(gain) or take_turns,
+        gain=None if is_open else estimate,
+        is_uncertain=is_open,
     )
 
 
@@ -182,9 +183,9 @@ def workers_do_not_scale(measured: Measurements) -> Finding | None:
     """Several workers are no faster than one process."""
     samples, own, now = required(measured.samples), measured.settings, required(measured.as_is)
     gain = measured.gain_of(MORE_WORKERS)
-    if own.num_workers < 2 or now.batch_s is None or not loading_matters(measured) or measured.machine.is_busy:
+    if own.num_workers < 2 or now.batch_s is None or not loading_matters(measured):
         return None
-    if not _take_turns(measured) and not _compute_in_turns(measured, gain):
+    if not _take_turns(measured) and (measured.machine.is_busy or not _compute_in_turns(measured, gain)):
         return None
     activity = measured.worker_activity
     tried = f"; {describe_trial(measured, required(measured.trial(MORE_WORKERS)))}" if gain is not None else ""
@@ -205,6 +206,8 @@ def workers_do_not_scale(measured: Measurements) -> Finding | None:
 
 def _take_turns(measured: Measurements) -> bool:
     """Return whether samples wait, and the workers that there are do not wait side by side."""
+    if measured.machine.is_busy:
+        return _sleep_for_each_other(measured)
     own, samples, now = measured.settings, required(measured.samples), required(measured.as_is)
     times = _loop_times(measured)
     if not times.waits or not now.batch_s or own.num_workers < 2 or own.is_iterable:
@@ -213,6 +216,22 @@ def _take_turns(measured: Measurements) -> bool:
     others_s = (transport_and_collate_s(measured) or 0.0) + (now.step_s or 0.0)
     slowest_s = max(side_by_side_s, samples.batch_s / own.num_workers)
     return now.batch_s > THRESHOLDS.serial_factor * (slowest_s + others_s) and not samples.slow_indices
+
+
+def _sleep_for_each_other(measured: Measurements) -> bool:
+    """Return whether every worker sleeps for most of its time, and far longer than its samples do.
+
+    That holds on a busy machine, too, where a worker that computes is not asleep while it waits for a processor.
+    """
+    own, samples, now = measured.settings, required(measured.samples), required(measured.as_is)
+    activity = measured.worker_activity
+    if activity is None or own.num_workers < 2 or own.is_iterable or samples.slow_indices:
+        return False
+    if (now.wait_fraction or 0.0) < THRESHOLDS.busy_workers or activity.asleep_fraction < THRESHOLDS.asleep_fraction:
+        return False  # workers that are ahead of the loop sleep as well
+    asleep_s = activity.asleep_fraction * own.num_workers * (now.batch_s or 0.0)
+    own_s = samples.sleep_fraction * samples.batch_s + (transport_and_collate_s(measured) or 0.0)
+    return asleep_s > THRESHOLDS.serial_factor * own_s
 
 
 def _compute_in_turns(measured: Measurements, gain: Gain | None) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import torch
@@ -28,7 +27,7 @@ class MachineLimits:
         self._shm = shm
         self._throttled_s = self._throttled()
         self._load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-        self._began = time.perf_counter(), proc.busy_s(), proc.own_s()
+        self._usage = proc.ProcessorUsage()
 
     def measure(self) -> Machine:
         """Return the limits, and how long the control group has throttled this process."""
@@ -37,22 +36,13 @@ class MachineLimits:
             cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
             quota_cores=self._quota(),
             load=self._load,
-            others_cores=self._others_cores(),
+            others_cores=self._usage.others_cores(),
             intra_op_threads=torch.get_num_threads(),
             throttled_s=max(0.0, self._throttled() - self._throttled_s),
             shm_nbytes=shm[0],
             shm_free_nbytes=shm[1],
             accelerator=_accelerator(),
         )
-
-    def _others_cores(self) -> float | None:
-        """Return how many cores others used, on average: what was used, without this process and its children."""
-        began, busy_s, own_s = self._began
-        now_s = proc.busy_s()
-        if busy_s is None or now_s is None:
-            return None
-        others_s = now_s - busy_s - (proc.own_s() - own_s)
-        return max(0.0, others_s / max(1.0, time.perf_counter() - began))
 
     def _quota(self) -> float | None:
         """Return the quota in cores: cgroup-v2's cpu.max, or the two files of cgroup v1."""

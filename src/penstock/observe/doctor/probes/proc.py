@@ -100,6 +100,22 @@ def thread_times() -> ThreadTimes:
     return ThreadTimes(wall_s=time.perf_counter(), ran_s=time.thread_time(), queued_s=queued_s)
 
 
+class ProcessorUsage:
+    """What is used of the processors from its creation on."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter(), busy_s(), own_s()
+
+    def others_cores(self) -> float | None:
+        """Return how many cores others used, on average: what was used, without this process and its children."""
+        began, before_s, before_own_s = self._began
+        now_s = busy_s()
+        if before_s is None or now_s is None:
+            return None
+        others_s = now_s - before_s - (own_s() - before_own_s)
+        return max(0.0, others_s / max(1.0, time.perf_counter() - began))
+
+
 def busy_s() -> float | None:
     """Return how long the processors that this process may use have been busy, added up over them."""
     try:

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.probe_results import StepCall, StepCalls, WholeImages
+from penstock.observe.doctor.probes.batch_values import all_finite
 from penstock.observe.doctor.probes.seen_labels import labels_of
 from penstock.observe.doctor.probes.source_lines import line_text
 from penstock.observe.doctor.thresholds import THRESHOLDS
@@ -73,6 +74,8 @@ class StepCallRecorder:
         self._images: dict[int, WholeImages | None] = {}
         self._labels: set[int] = set()
         self._uses_labels = False
+        self._has_gaps = False
+        self._leaves_gaps_out: bool | None = None
 
     @property
     def steps(self) -> int:
@@ -84,6 +87,7 @@ class StepCallRecorder:
         self._steps += 1
         labels = labels_of(batch)
         self._labels = set() if labels is None else {labels.data_ptr()}
+        self._has_gaps = not all_finite(batch)
         self._mode = _RecordingMode(self)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
 
@@ -108,6 +112,7 @@ class StepCallRecorder:
             computes_in_double=self._computes_in_double,
             whole_images=self._images_of_every_step(),
             uses_labels=self._uses_labels,
+            leaves_gaps_out=bool(self._leaves_gaps_out),
         )
 
     def _images_of_every_step(self) -> WholeImages | None:
@@ -142,6 +147,11 @@ class StepCallRecorder:
         if self._steps not in self._images:
             self._images[self._steps] = _whole_images(images)
 
+    def note_loss(self, loss: Any) -> None:
+        """Note whether the loss of a batch with values that are not finite is finite."""
+        if self._has_gaps:
+            self._leaves_gaps_out = self._leaves_gaps_out is not False and all_finite(loss)
+
     def note_operands(self, operands: tuple[Any, ...], made: Any) -> None:
         """Note whether the batch's labels, or what is made of them alone, meet another tensor."""
         tensors = [one for one in operands if isinstance(one, torch.Tensor)]
@@ -174,6 +184,8 @@ class _RecordingMode(TorchFunctionMode):
             self._recorder.note_pageable_copy(".to(..., non_blocking=True)")
         if func in _PRODUCTS:
             self._recorder.note_product(args)
+        if func is torch.Tensor.backward:
+            self._recorder.note_loss(args[0].detach())
         made = func(*args, **kwargs)
         if func in _CASTS and _is_double(args[0]) and getattr(made, "dtype", None) in _SMALLER:
             self._recorder.note_double_cast(f".{func.__name__}()")

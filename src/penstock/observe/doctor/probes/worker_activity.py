@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 
+from penstock.loader.workers.busy_time import thread_times
 from penstock.observe.doctor.probe_results import Hang, WorkerActivity
 from penstock.observe.doctor.probes import proc
 from penstock.observe.doctor.thresholds import THRESHOLDS
@@ -18,6 +19,8 @@ class WorkerActivityProbe:
     def __init__(self) -> None:
         self._ran: dict[int, dict[int, int]] = {}
         self._before: dict[int, dict[int, int]] = {}
+        self._times_before: dict[int, tuple[int, int]] = {}
+        self._asleep_s: dict[int, float] = {}
         self._libraries: tuple[str, ...] = ()
         self._began = 0.0
         self._measured_s = 0.0
@@ -26,30 +29,38 @@ class WorkerActivityProbe:
         """Begin a window with these workers."""
         self._began = time.perf_counter()
         self._before = {pid: proc.thread_ticks(pid) for pid in pids}
+        self._times_before = {pid: times for pid in pids if (times := thread_times(str(pid))) is not None}
 
     def stop(self) -> None:
         """End the window."""
-        self._measured_s += time.perf_counter() - self._began if self._before else 0.0
+        passed_s = time.perf_counter() - self._began
+        self._measured_s += passed_s if self._before else 0.0
+        for pid, times in self._times_before.items():
+            now = thread_times(str(pid))
+            if now is not None:  # neither on a core nor waiting for one
+                asleep_s = passed_s - (sum(now) - sum(times)) / 1e9
+                self._asleep_s[pid] = self._asleep_s.get(pid, 0.0) + max(0.0, asleep_s)
         for pid, before in self._before.items():
             ran = self._ran.setdefault(pid, {})
             for thread, ticks in proc.thread_ticks(pid).items():
                 ran[thread] = ran.get(thread, 0) + ticks - before.get(thread, 0)
             self._libraries = self._libraries or proc.threading_libraries(pid)
-        self._before = {}
+        self._before, self._times_before = {}, {}
 
     def result(self) -> WorkerActivity | None:
-        """Return the activity; None if the workers hardly ran."""
+        """Return the activity; None if no worker was observed."""
         used = [sum(ran.values()) / os.sysconf("SC_CLK_TCK") for ran in self._ran.values()]
         busy = [
             sum(ticks > THRESHOLDS.busy_thread * max(ran.values()) for ticks in ran.values())
             for ran in self._ran.values()
             if sum(ran.values()) >= THRESHOLDS.worker_ticks
         ]
-        if not busy:
+        if not self._ran:
             return None
         return WorkerActivity(
-            workers=len(busy),
-            busy_threads=sum(busy) / len(busy),
+            workers=len(self._ran),
+            asleep_fraction=min(self._asleep_s.values(), default=0.0) / max(1e-9, self._measured_s),
+            busy_threads=sum(busy) / max(1, len(busy)),  # of those that ran for long enough
             cores=max(used) / max(1e-9, self._measured_s),
             libraries=self._libraries,
         )

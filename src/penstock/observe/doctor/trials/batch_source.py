@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from penstock.core.host import usable_cores
 from penstock.observe.doctor.probes.batch_values import copy_containers
 from penstock.observe.doctor.trial import AS_IS
 
@@ -25,9 +26,14 @@ iterate_unpatched: Callable[[DataLoader[Any]], Any] = DataLoader.__iter__
 
 @contextlib.contextmanager
 def impatient_close() -> Iterator[None]:
-    """Let torch's loaders terminate a worker that has not stopped after a moment; they would wait for five seconds."""
+    """Let torch's loaders terminate a worker that has not stopped after a moment; they would wait for five seconds.
+
+    On a busy machine a worker that is not given its moment may end with a lock of the dataset's, for good.
+    """
     utils: Any = torch.utils.data._utils
-    before, utils.MP_STATUS_CHECK_INTERVAL = utils.MP_STATUS_CHECK_INTERVAL, _STOPPING_S
+    crowd = os.getloadavg()[0] / usable_cores() if hasattr(os, "getloadavg") else 1.0
+    patience_s = min(utils.MP_STATUS_CHECK_INTERVAL, _STOPPING_S * max(1.0, crowd))
+    before, utils.MP_STATUS_CHECK_INTERVAL = utils.MP_STATUS_CHECK_INTERVAL, patience_s
     try:
         yield
     finally:
@@ -185,8 +191,8 @@ class RepeatedBatchSource(BatchSource):
 
     starts_processes = False
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name, _no_loader)
+    def __init__(self, name: str, *, line: str = "") -> None:
+        super().__init__(name, _no_loader, line=line)
         self.batch: Any = None
 
     def open(self) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from penstock.observe.doctor.thresholds import THRESHOLDS
-from penstock.observe.doctor.trial import AS_IS, FREE, TimingWindow, Trial, gain_between
+from penstock.observe.doctor.trial import AS_IS, FREE, ONE_THREAD, TimingWindow, Trial, gain_between
 from penstock.observe.doctor.trials.batch_source import BatchSource, RepeatedBatchSource
 from penstock.observe.doctor.trials.loop_watchdog import LoopWatchdog
 from penstock.observe.doctor.trials.time_budget import TimeBudget
@@ -14,6 +16,9 @@ from penstock.observe.doctor.trials.time_budget import TimeBudget
 
 class SourceRotation:
     """Sources that feed one loop in rounds, a window each. Sources whose turn it is not are paused.
+
+    Where one thread of torch's is tried, the loop has one before the rounds begin, too: on a crowded machine threads
+    wait for each other in every operation, and nothing else would be seen of a step.
 
     Args:
         sources: the first is the loop's own loader.
@@ -29,6 +34,8 @@ class SourceRotation:
         self._windows: dict[str, list[TimingWindow]] = {}
         self._has_paused = False
         self._never_pauses = False
+        self._threads = torch.get_num_threads()
+        self._set_threads(1)
         self.current = self._sources[0]
 
     @property
@@ -84,6 +91,7 @@ class SourceRotation:
                 self._drop_hopeless()
                 self._round = self.live
             self.current = self._round.pop(0)
+            self._set_threads(1 if self.current.name == ONE_THREAD else self._threads)
             self.current.resume()
             if self._drain(self.current):
                 return
@@ -116,8 +124,13 @@ class SourceRotation:
 
     def close(self) -> None:
         """Close all sources."""
+        self._set_threads(self._threads)
         for source in self._sources:
             source.close()
+
+    def _set_threads(self, threads: int) -> None:
+        if any(source.name == ONE_THREAD for source in self._sources):
+            torch.set_num_threads(threads)
 
     def _drop_hopeless(self) -> None:
         """Give the time that is left to what can still matter: a change that loses twice is not tried a third time.

@@ -17,6 +17,7 @@ from penstock.observe.doctor.trial import (
     FREE,
     MORE_WORKERS,
     NO_WORKERS,
+    ONE_THREAD,
     PENSTOCK,
     PERSISTENT,
     PINNED,
@@ -66,6 +67,9 @@ def plan_sources(loader: DataLoader[Any], machine: Machine, *, has_step: bool) -
             PausableThreadSource(AS_IS, lambda dataset: build_variant(loader, dataset=dataset), loader.dataset, line="")
         ]
     if has_step:
+        is_crowded = machine.is_busy or machine.load >= machine.cores
+        if is_crowded and machine.intra_op_threads > 1 and not machine.accelerator:
+            sources.append(RepeatedBatchSource(ONE_THREAD, line="torch.set_num_threads(1)"))
         sources.append(RepeatedBatchSource(FREE))
     if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
         return sources
