@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import zlib
 
-from hypothesis import HealthCheck, settings
-
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "usual")
 """quick, usual or thorough."""
 
 
 def load_profile() -> None:
     """Choose the number of examples of all tests that do not choose theirs; how long one takes fails no test."""
+    try:
+        from hypothesis import HealthCheck, settings
+    except ImportError:  # tests/cuda needs pytest, torch and NumPy alone
+        return
     for name, count in (("quick", 5), ("usual", 40), ("thorough", 400)):
         settings.register_profile(name, max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile(PROFILE)

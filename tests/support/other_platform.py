@@ -65,7 +65,11 @@ def absent_names(module: str, platform: str) -> set[str] | None:
     with whole_open(stub) as file:
         statements = ast.parse(file.read()).body
     here, there = (names_on(system, statements) for system in ("linux", PLATFORMS[platform]))
-    if names_on("linux", statements, imported=False) and not names_on(PLATFORMS[platform], statements, imported=False):
+    own_here, own_there = (
+        any(not name.startswith("_") for name in names_on(system, statements, imported=False))
+        for system in ("linux", PLATFORMS[platform])
+    )
+    if own_here and not own_there:
         return None
     return {*(here - there), *ALSO_ABSENT[platform].get(module, "").split()}
 
@@ -96,11 +100,12 @@ def take_away(platform: str) -> None:
         return Without(whole, absent) if absent else whole
 
     def import_there(name: str, globals_: Any = None, locals_: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+        module = whole_import(name, globals_, locals_, fromlist, level)
         is_own = str((globals_ or {}).get("__name__", "")).startswith("penstock")
-        if is_own and level == 0 and name.partition(".")[0] in sys.stdlib_module_names:
-            there = seen_there(name)
-            return there if fromlist or "." not in name else seen_there(name.partition(".")[0])
-        return whole_import(name, globals_, locals_, fromlist, level)
+        if not is_own or level or name.partition(".")[0] not in sys.stdlib_module_names:
+            return module
+        there = seen_there(name)
+        return there if fromlist or "." not in name else seen_there(module.__name__)
 
     def open_there(file: Any, *arguments: Any, **options: Any) -> Any:
         if str(file).startswith(("/proc", "/sys", "/dev/shm")):

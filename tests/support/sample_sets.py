@@ -10,6 +10,7 @@ import multiprocessing.synchronize
 import random
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -169,12 +170,12 @@ class Gate(multiprocessing.synchronize.Lock):
 
 
 class Opened(Dataset):
-    """Opened by its own method in each worker; what workers count, and the scale, is in shared memory."""
+    """Opened by its own method in each worker; what workers count, and the scale, are tensors."""
 
-    def __init__(self) -> None:
+    def __init__(self, gate: Any) -> None:
         self.opened_by = -1
-        self.reads, self.scale = torch.zeros(8, dtype=torch.int64).share_memory_(), torch.ones(()).share_memory_()
-        self.gate = Gate()
+        self.reads, self.scale = torch.zeros(8, dtype=torch.int64), torch.ones(()).share_memory_()
+        self.gate = gate
 
     def __len__(self) -> int:
         return 8

@@ -228,14 +228,19 @@ def _end(
     return_ring: Callable[[], None],
     alarm: FailureAlarm | None,
 ) -> None:
-    """End what an iterator has under way; the next one takes the ring."""
-    with contextlib.ExitStack() as stack:  # all of it, whatever fails
-        stack.callback(return_ring)
-        stack.callback(stop_workers)
-        if alarm is not None:
-            stack.callback(alarm.close)
+    """End what an iterator has under way, all of it, whatever fails; the next one takes the ring."""
+    try:
         if in_flight is not None:
             in_flight.close()  # its copies read the ring's slots
+    finally:
+        try:
+            if alarm is not None:
+                alarm.close()
+        finally:
+            try:
+                stop_workers()
+            finally:
+                return_ring()
 
 
 _close = uninterrupted_finalizer(_end)

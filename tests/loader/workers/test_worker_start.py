@@ -8,15 +8,18 @@ import os
 import pickle
 import signal
 import threading
+from collections.abc import Callable
+from contextlib import nullcontext
 from multiprocessing import forkserver
 from typing import Any
 
 import pytest
 import torch
-from sample_sets import Opened, Stream
+from sample_sets import Gate, Opened, Stream
 from torch.utils.data import get_worker_info
 
 from penstock import DataLoader, UnpicklableError
+from penstock.loader.workers import pickled_spec
 from penstock.loader.workers.process_pool import ProcessPool
 
 _ARMED: set[str] = set()
@@ -148,11 +151,11 @@ def test_worker_init_fn_is_called_once_in_each_thread() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize(("method", "gate"), [("spawn", nullcontext), ("forkserver", nullcontext), ("spawn", Gate)])
 def test_what_a_dataset_shares_with_its_methods_and_with_the_program_stays_shared_in_a_new_interpreter(
-    method: str,
+    method: str, gate: Callable[[], Any]
 ) -> None:
-    data = Opened()
+    data = Opened(gate())
     loader = DataLoader(
         data,
         4,
@@ -166,6 +169,21 @@ def test_what_a_dataset_shares_with_its_methods_and_with_the_program_stays_share
         data.scale.fill_(scale)
         assert [*loader] == [(k, [(k, scale * index) for index in range(4 * k, 4 * k + 4)]) for k in range(2)]
     assert data.reads.tolist() == [2] * 8
+
+
+@pytest.mark.slow
+def test_tensors_that_torch_could_not_send_are_sent_as_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickled_spec, "_MOST_TENSORS", 1)
+    data = Opened(nullcontext())
+    loader = DataLoader(data, 8, num_workers=1, collate_fn=list, multiprocessing_context="spawn")
+    data.scale.fill_(3)
+    assert [*loader] == [[(-1, 3.0 * index) for index in range(8)]]
+    assert data.reads.tolist() == [1] * 8
+    monkeypatch.setattr(pickled_spec, "_MOST_TENSORS", 0)
+    data.reads = torch.zeros(8, dtype=torch.int64)
+    assert [*loader] == [[(-1, 3.0 * index) for index in range(8)]]
+    assert data.reads.tolist() == [0] * 8
+    assert not data.reads.is_shared()
 
 
 # ── refused before a worker starts ──────────────────────────────────────────────────────────────────────────

@@ -70,10 +70,6 @@ class ChunkCache(Generic[_Chunk]):
                     self._gates.pop(key, None)
         return found
 
-    def holds(self, key: Hashable) -> bool:
-        """Return whether the chunk `key` is there."""
-        return key in self._held
-
     def peek(self, key: Hashable) -> _Chunk | None:
         """Return the chunk `key` if it is there, without a claim to keep it."""
         return self._held.get(key)

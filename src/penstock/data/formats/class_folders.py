@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from penstock.core.errors import OptionError, SourceError
-from penstock.data.storage.backends import FileVersion
+from penstock.data.storage.backend import FileVersion
 from penstock.data.storage.storage import Storage, is_remote
 
 

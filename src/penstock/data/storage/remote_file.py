@@ -21,7 +21,8 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from penstock.core.errors import SourceError
-from penstock.data.storage.backends import Backend, FileVersion, ListedFile, get_backend
+from penstock.data.storage.backend import Backend, FileVersion, ListedFile
+from penstock.data.storage.backends import get_backend
 from penstock.data.storage.event_loop import EventLoopThread, acquire
 from penstock.data.storage.remote_errors import redact_url
 from penstock.data.storage.retries import Retries, RetryBudget, TransientError

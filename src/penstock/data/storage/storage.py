@@ -27,7 +27,7 @@ from urllib.parse import unquote
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.units import to_nbytes
 from penstock.data.storage import remote_file
-from penstock.data.storage.backends import FileVersion, ListedFile
+from penstock.data.storage.backend import FileVersion, ListedFile
 from penstock.data.storage.cache_fill import CopyingFile
 from penstock.data.storage.disk_cache import DiskCache, copy_name, user_folder
 from penstock.data.storage.listings import listed

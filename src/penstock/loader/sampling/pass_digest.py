@@ -1,15 +1,16 @@
 """PassDigest: the digest of what one rank's loop has been handed, pass by pass, and its values at some batches.
 
 Where batches are cut from blocks of indices, they are only counted, and a block is hashed when it has been handed out
-or somebody asks. Other batches are kept as they are, and hashed some thousand indices at a time. Of a stream there are
-no indices: its digest is of the positions of its shards, as its state has them, where the digest is kept.
+or somebody asks. Other batches are kept as they are, and hashed some thousand indices at a time. What is pending at the
+end of a short pass is hashed when somebody asks, for there may be a thousand passes a second. Of a stream there are no
+indices: its digest is of the positions of its shards, as its state has them, where the digest is kept.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +23,9 @@ _BATCHES_AT_ONCE = 64
 
 _MOST_MARKS = 128
 
+_SHORT = 1024
+"""Indices that may be pending after a pass."""
+
 _UNKNOWN = "the sampler gives objects that cannot be compared"
 
 
@@ -29,27 +33,30 @@ class DigestLog:
     """The digests of one loader: at powers of two of batches, and where each pass was left."""
 
     def __init__(self) -> None:
-        self._marks: list[IndexDigest] = []
+        self._marks: list[IndexDigest | PassDigest] = []
         self.current: PassDigest | None = None
 
     def begin(self, epoch: int, start: int = 0, batches: int = 0, digest: int = 0) -> PassDigest:
         """Return the digest of a pass that begins; the arguments are as in `IndexDigest`."""
         if self.current is not None:
             self.current.leave()
+            if self.current.is_pending:
+                self._keep(self.current)
         self.current = PassDigest(self._keep, epoch, start=start, batches=batches, digest=digest)
         return self.current
 
     def digests(self) -> tuple[IndexDigest, ...]:
         """Return those kept, and the last one as it is now. Any thread may call it at any time."""
-        latest = self.current.latest() if self.current is not None else []
-        return tuple(dict.fromkeys([*_most_telling(self._marks), *latest]))
+        latest = [self.current] if self.current is not None else []
+        found = (one.latest() if isinstance(one, PassDigest) else [one] for one in [*self._marks, *latest])
+        return tuple(_most_telling([*dict.fromkeys(itertools.chain.from_iterable(found))]))
 
     @property
     def reason(self) -> str:
         """Why the pass begun last has no digest; empty if it has."""
-        return self.current.reason if self.current is not None else ""
+        return self.current.why_unknown() if self.current is not None else ""
 
-    def _keep(self, mark: IndexDigest) -> None:
+    def _keep(self, mark: IndexDigest | PassDigest) -> None:
         marks = self._marks
         if mark in marks[-1:]:
             return
@@ -58,7 +65,10 @@ class DigestLog:
             self._marks = _most_telling(marks)
 
 
-def _most_telling(marks: list[IndexDigest]) -> list[IndexDigest]:
+_Mark = TypeVar("_Mark", IndexDigest, "IndexDigest | PassDigest")
+
+
+def _most_telling(marks: list[_Mark]) -> list[_Mark]:
     """Return as many as are kept: those within earlier passes go first, and then the earliest passes."""
     left_over = len(marks) - _MOST_MARKS
     if left_over <= 0:
@@ -83,7 +93,7 @@ class PassDigest:
         self, keep: Callable[[IndexDigest], None], epoch: int, *, start: int, batches: int, digest: int
     ) -> None:
         self._keep = keep
-        self._epoch = epoch
+        self.epoch = epoch
         self._start = start
         self.reason = ""
         self._held: tuple[int, int, _Batches | _Drawn] = (digest, batches, _Batches())
@@ -92,7 +102,11 @@ class PassDigest:
         """Batches of a stream, whose digest is of the positions that were kept."""
         self._room = 1
         """How many batches are hashed together."""
-        self._is_end = False
+        self.is_end = False
+        self.is_pending = False
+        """Whether the pass has been left, and its last batches are not hashed."""
+        self._left: list[IndexDigest] | None = None
+        """What `latest` has found of such a pass."""
 
     def add(self, batch: Any) -> None:
         """Count a batch of indices: an array, tensor or list; None for indices that cannot be compared."""
@@ -134,17 +148,34 @@ class PassDigest:
 
     def leave(self, *, is_end: bool = False) -> None:
         """Keep the digest at the end of the pass, or where it was left."""
-        if self._is_end:
+        if self.is_end:
+            return
+        self.is_end = is_end
+        pending = self._held[2]
+        self.is_pending = len(pending) > 0 and pending.most_indices() <= _SHORT
+        if self.is_pending:
             return
         self._hash()
-        self._is_end = is_end
         if is_end or self._held[1]:
             self._mark()
 
     def latest(self) -> list[IndexDigest]:
         """Return what is worth keeping of the batches not hashed yet, and the digest as it is now. For any thread."""
+        if self._left is not None:
+            return self._left
+        is_left = self.is_pending
         marks, digest, batches = self._hashed()
-        return [] if self.reason or digest is None or not batches else [*marks, self._as_mark(digest, batches)]
+        if self.reason or digest is None or not batches:
+            marks = []
+        else:
+            marks.append(self._as_mark(digest, batches, is_end=self.is_end))
+        if is_left:
+            self._left = marks
+        return marks
+
+    def why_unknown(self) -> str:
+        """Return why there is no digest; empty if there is."""
+        return self.reason or (_UNKNOWN if self._hashed()[1] is None else "")
 
     def state(self) -> list[int] | None:
         """Return `start`, `batches` and `digest` of a pass that resumes here; None where there is no digest."""
@@ -184,12 +215,10 @@ class PassDigest:
 
     def _mark(self) -> None:
         if not self.reason:
-            self._keep(self._as_mark(*self._held[:2]))
+            self._keep(self._as_mark(*self._held[:2], is_end=self.is_end))
 
-    def _as_mark(self, digest: int, batches: int) -> IndexDigest:
-        return IndexDigest(
-            epoch=self._epoch, batches=batches, digest=f"{digest:016x}", start=self._start, is_end=self._is_end
-        )
+    def _as_mark(self, digest: int, batches: int, *, is_end: bool = False) -> IndexDigest:
+        return IndexDigest(epoch=self.epoch, batches=batches, digest=f"{digest:016x}", start=self._start, is_end=is_end)
 
 
 def _is_kept(batches: int) -> bool:
@@ -204,6 +233,10 @@ class _Batches(list[Any]):
     def indices(self, start: int, stop: int) -> Iterator[Any]:
         """Yield the indices of some of the batches."""
         yield joined(self[start:stop])
+
+    def most_indices(self) -> int:
+        """Return how many indices are in memory for this."""
+        return sum(map(len, self))
 
     def rest(self) -> tuple[np.ndarray, ...]:
         """Return what was drawn and not handed out."""
@@ -220,11 +253,15 @@ class _Drawn:
     def __init__(self, blocks: tuple[np.ndarray, ...], size: int) -> None:
         self._blocks = blocks
         self._size = size
-        self._most = -(-sum(map(len, blocks)) // size)
+        self._most = -(-self.most_indices() // size)
         self.handed_out = 0
 
     def __len__(self) -> int:
         return min(self.handed_out, self._most)
+
+    def most_indices(self) -> int:
+        """Return how many indices are in memory for this."""
+        return sum(map(len, self._blocks))
 
     def indices(self, start: int, stop: int) -> Iterator[np.ndarray]:
         """Yield the indices of some of the batches."""
