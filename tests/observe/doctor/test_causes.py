@@ -257,6 +257,10 @@ def test_without_workers_a_loop_on_a_busy_machine_waits_for_no_more_than_it_was_
 def test_a_loop_whose_step_others_slow_down_is_not_called_healthy_after_one_round() -> None:
     trials = (_trial(AS_IS, 0.420, 0.004, rounds=1), _trial(FREE, 0.400, rounds=1))
     assert diagnose(_loop(*trials, machine=_CROWDED)).verdict.name == "unknown"
+    slow = _loop(
+        trials[0], machine=_CROWDED, samples=SampleCosts(samples=9, batch_samples=8, sample_s=0.02, median_s=0.02)
+    )
+    assert diagnose(slow).verdict.name == "unknown", "loading free was not even tried"
     assert diagnose(_loop(*trials, machine=Machine(cores=2))).verdict.name == "healthy"
 
 

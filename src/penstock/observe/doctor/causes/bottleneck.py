@@ -134,17 +134,18 @@ def _undecided(measured: Measurements) -> Finding | None:
     """The loop waits, and trials with free loading disagree: other programs take the processors now and then."""
     waits, free = stall_fraction(measured), measured.gain_of(FREE)
     # Threads of a step that others delay wait for each other: one round may show nothing else.
-    is_one_round = free is not None and free.rounds < 2 and measured.machine.intra_op_threads > 1
+    is_one_round = (free is None or free.rounds < 2) and measured.machine.intra_op_threads > 1
     may_hide = is_one_round and measured.machine.is_busy and measured.settings.num_workers > 0
     waits_enough = may_hide or waits >= THRESHOLDS.certain_stall_fraction
-    if not waits_enough or not is_unclear(free) or waits_for_processors(measured):
+    if not waits_enough or not (may_hide or is_unclear(free)) or waits_for_processors(measured):
         return None
+    trial = measured.trial(FREE)
     return Finding(
         name="unknown",
         cause="The measurements do not show where the time goes: the machine is too busy.",
         evidence=(
             f"the loop waits for data {waits:.0%} of its time, and trials with loading free do not tell: "
-            f"{describe_trial(measured, required(measured.trial(FREE)))}"
+            f"{describe_trial(measured, trial) if trial is not None else 'the time was over before'}"
         ),
         remedy="measure it on a quieter machine, or for longer: --seconds 60",
     )
