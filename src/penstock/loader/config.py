@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import operator
 from collections.abc import Callable
@@ -145,7 +146,7 @@ class LoaderConfig:
             **others,
         )
 
-    @property
+    @functools.cached_property
     def is_iterable(self) -> bool:
         """Whether the dataset yields its samples, and has no indices."""
         return isinstance(self.dataset, IterableDataset)
@@ -227,8 +228,9 @@ class LoaderConfig:
             "seed": self.seed,
         }
 
+    @functools.cached_property
     def worker_spec(self) -> WorkerSpec:
-        """Return what each worker needs to make batches."""
+        """What each worker needs to make batches."""
         assert self.collate_fn is not None
         return WorkerSpec(
             dataset=self.dataset,

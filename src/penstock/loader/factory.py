@@ -126,7 +126,7 @@ def _inline_scheduler(
     )
     make = direct if can_be_direct else InlineScheduler
     inline = make(
-        config.worker_spec(),
+        config.worker_spec,
         ring,
         runtime.counters,
         epoch.indices,
@@ -159,7 +159,7 @@ def _started_scheduler(
     dispatch = _dispatch(config, runtime, mode, reason, workers if is_settled else 1)
     pool = _pool(config, runtime, mode, workers, epoch.base_seed, pinning.numa_node, is_settled=is_settled)
     scheduler = Scheduler(
-        worker_spec=config.worker_spec(),
+        worker_spec=config.worker_spec,
         pool=pool,
         ring=ring,
         dispatch=dispatch,
@@ -217,7 +217,7 @@ def _pool(
     is_settled: bool,
 ) -> Pool:
     """Return workers, not started yet; one, if it is not settled how many there are, and `workers` is a guess."""
-    worker_spec = config.worker_spec()
+    worker_spec = config.worker_spec
     if config.worker_type == "thread":
         return ThreadPool(worker_spec, workers, base_seed=base_seed)
     announced = workers if mode == "round_robin" else config.num_workers
@@ -273,7 +273,7 @@ def _may_split(config: LoaderConfig) -> bool:
     """
     # The rows of a Ray worker's batch arrive over the network: no machine has the slot that they would share.
     is_asked = config.dispatch == "demand" or config.seed is not None or config.worker_type == "thread"
-    return is_asked and config.worker_spec().rows_can_be_split and config.worker_type != "ray"
+    return is_asked and config.worker_spec.rows_can_be_split and config.worker_type != "ray"
 
 
 def _dispatch_mode(config: LoaderConfig) -> tuple[Mode, str]:
@@ -286,11 +286,11 @@ def _dispatch_mode(config: LoaderConfig) -> tuple[Mode, str]:
         return "demand", "threads share one dataset and one random state"
     if config.dispatch != "auto":
         return config.dispatch, "asked for"
-    if config.worker_type == "process" and config.worker_spec().prefetch is not None:
+    if config.worker_type == "process" and config.worker_spec.prefetch is not None:
         return "round_robin", "as torch assigns, so that each worker knows which remote files its next batches read"
     if config.seed is not None and config.worker_init_fn is None:
         return "demand", "asked for: with seed=, samples depend on the seed, the epoch and their index only"
-    if doubt := why_impure(config.worker_spec()):
+    if doubt := why_impure(config.worker_spec):
         return "round_robin", f"as torch assigns, because {doubt}"
     return "demand", "no sample can tell which worker makes it: dataset and collate_fn are known to keep no state"
 

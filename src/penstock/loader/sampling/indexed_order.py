@@ -146,6 +146,11 @@ def blocks_of_rank(
     >>> [block.tolist() for block in blocks_of_rank(order, Share(rank=1, world=2), leftover=[1], position=4)]
     [[4, 6]]
     """
+    if share.world == 1 and not leftover:
+        step = max(1, BLOCK // multiple_of) * multiple_of
+        for start in range(position, len(order), step):
+            yield order.at(np.arange(start, min(len(order), start + step)))
+        return
     left = WhatIsLeft(order, leftover, position)
     size, step = share.size(left.count), max(1, BLOCK // multiple_of) * multiple_of
     for start in range(0, size if left.count else 0, step):
