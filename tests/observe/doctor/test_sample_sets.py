@@ -419,6 +419,9 @@ def _tokens(count: int) -> torch.Tensor:
         torch.zeros(3, 64, 64),
         torch.full((3, 64, 64), 0.4843),
         torch.full((3, 512, 512), 0.4843),
+        torch.full((3, 8, 8), 0.4843),
+        torch.tensor([0.5, 0.25, 1.5] * 16),
+        torch.tensor([0.5, float("nan"), float("inf")]),
         torch.tensor(3),
         _tokens(12),
         {"ids": _tokens(30), "mask": torch.ones(512)},
@@ -433,6 +436,18 @@ def _tokens(count: int) -> torch.Tensor:
 def test_samples_that_are_equal_by_chance_are_not_mentioned(sample: Any) -> None:
     assert _of(_shuffled([sample] * 8)) == {}
     assert _of(_shuffled([sample] * 8), DataLoader([sample] * 4)) == {}  # type: ignore[arg-type]
+
+
+def test_short_rows_of_measured_numbers_are_not_equal_by_chance() -> None:
+    rows, labels = torch.randn(300, 32), torch.arange(300) % 3
+    rows[150:180], labels[150:180] = rows[:30], labels[:30]
+    training, evaluation = TensorDataset(rows[:200], labels[:200]), TensorDataset(rows[190:], labels[190:])
+    found = _of(_shuffled(training), DataLoader(evaluation))
+    assert "of 200 samples of TensorDataset that were compared, 30 are the same" in found["samples-twice"].evidence
+    assert "10 of 110 samples" in found["in-train-and-validation"].evidence
+    counts = torch.randint(0, 9, (300, 32)).float()
+    counts[150:180] = counts[:30]
+    assert _of(_shuffled(TensorDataset(counts))) == {}
 
 
 def test_samples_that_are_random_or_of_unknown_kind_are_not_mentioned() -> None:

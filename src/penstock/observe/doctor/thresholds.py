@@ -227,6 +227,9 @@ class Thresholds:
     telling_nbytes: int = _threshold(
         256, "compressed bytes of a sample", "blank images, short lines and rows of categories are equal by chance"
     )
+    telling_fractions_nbytes: int = _threshold(
+        96, "compressed bytes of a sample with fractions", "two dozen measured numbers are not equal by chance"
+    )
     shared_pairs: int = _threshold(
         2, "samples", "one sample that is in both sets may be in the data twice; more of them were put there"
     )

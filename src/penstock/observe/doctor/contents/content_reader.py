@@ -130,7 +130,8 @@ class ContentReader:
         if content.digest not in self._is_telling:
             self._is_telling[content.digest] = None
         elif self._is_telling[content.digest] is None:
-            self._is_telling[content.digest] = content.has_information(THRESHOLDS.telling_nbytes)
+            least_nbytes = THRESHOLDS.telling_fractions_nbytes if content.has_fractions else THRESHOLDS.telling_nbytes
+            self._is_telling[content.digest] = content.has_information(least_nbytes)
 
     def _make(self, dataset: Any, index: int) -> SampleContent | None:
         for is_plain in (True, False):  # a dataset may need its transforms
