@@ -60,3 +60,15 @@ def test_of_ranks_that_are_killed_together_one_reports_and_has_all_of_them(tmp_p
     assert late.record is None
     files_of(tmp_path, 0, 3).remove()
     assert not list(tmp_path.iterdir())
+
+
+def test_the_report_of_a_rank_that_is_killed_while_it_writes_it_is_written_by_its_supervisor(tmp_path: Path) -> None:
+    killed(tmp_path, 1, 2)
+    files = files_of(tmp_path, 0, 2)
+    record = RunRecord(command=("x",), wall_s=1.0, exit_code=1, started="2026-01-01T00:00:00+00:00", started_unix_ns=0)
+    files.begin(record)
+    begun = files.end(record)
+    assert begun.is_last
+    other = files_of(tmp_path, 1, 2).end(None)
+    assert (other.record, other.is_last) == (None, False)
+    assert files_of(tmp_path, 0, 2).end(None) == begun

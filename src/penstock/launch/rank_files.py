@@ -3,12 +3,13 @@
     <folder>/ranks-<launch>/<rank>.json     {"pid", "start_ticks": see process_state.py,
                                              "ended": whether the record is final, "record": as in run.json, or null}
 
-    <folder>/ranks-<launch>/reported        the report of all is being written, or was
+    <folder>/ranks-<launch>/reported        the rank that writes the report of all
 
 No rank waits for another. Every rank that ends merges the records that exist, and the last one finds all of them. A
 killed rank leaves the record that it saved last: the first when it begins, later ones while it loads. Where several are
 killed at once, the first whose supervisor notices is the last rank that ends, since nobody runs any more; the others
-have nothing to add.
+have nothing to add. A launcher ends the ranks that are left when one fails, so a rank may be killed while it writes the
+report: then its supervisor writes it.
 """
 
 from __future__ import annotations
@@ -91,9 +92,9 @@ class RankFiles:
 
     def _end(self, record: RunRecord | None) -> FinalState:
         reported = self._folder / "reported"
-        if record is None and reported.exists():
-            return FinalState(None, False)
         entries, own = _read(self._folder), self._ranks.rank
+        if record is None and _text(reported) not in ("", str(own)):
+            return FinalState(None, False)
         missing: dict[int, str] = {}
         if record is None:
             record, missing = self._saved_record(entries)
@@ -117,7 +118,7 @@ class RankFiles:
         if not records:
             return FinalState(None, is_last)
         if is_last:
-            reported.touch()
+            reported.write_text(str(own))
         return FinalState(merge_ranks(records, missing) if self._ranks.world_size > 1 else records[own], is_last)
 
     def _saved_record(self, entries: dict[int, dict[str, Any]]) -> tuple[RunRecord | None, dict[int, str]]:
@@ -171,6 +172,13 @@ def _read(folder: Path) -> dict[int, dict[str, Any]]:
         with contextlib.suppress(OSError, ValueError):
             entries[int(file.stem)] = json.loads(file.read_text(encoding="utf-8"))
     return entries
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def _is_running(entry: dict[str, Any]) -> bool:
