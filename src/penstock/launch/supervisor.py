@@ -84,7 +84,8 @@ class Supervisor:
             self._connection.sendall(_RELEASE)
         answer = select.poll()
         answer.register(self._connection, select.POLLIN)
-        answer.poll(1000 * _ANSWER_TIMEOUT_S)
+        if answer.poll(1000 * _ANSWER_TIMEOUT_S):
+            _receive(self._connection)
 
     def dismiss(self) -> None:
         """End the supervisor: all outputs are written."""
@@ -128,7 +129,7 @@ def _draw_until_end(
     while True:
         ready = dict(events.poll(1000 * _DRAW_PERIOD_S if display is not None else None))
         if connection.fileno() in ready:
-            match connection.recv(1):
+            match _receive(connection):
                 case message if message == _RELEASE:
                     if display is not None:
                         display.close()
@@ -149,6 +150,14 @@ def _draw_until_end(
         elif display is not None and (status := read_status(status_file)) is not None and status.unix_s != drawn_unix_s:
             display.show(status)
             drawn_unix_s = status.unix_s
+
+
+def _receive(connection: socket.socket) -> bytes:
+    """Return what the other side says; nothing where it has hung up, also without having read what it was told."""
+    try:
+        return connection.recv(1)
+    except ConnectionError:
+        return b""
 
 
 def _close_inherited(kept: set[int]) -> None:
