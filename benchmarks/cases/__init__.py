@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.benchmark_result import Result
-from benchmarks.cases import decode, first_batch, main_cpu, memory, slow, tiny, transport
+from benchmarks.cases import decode, first_batch, main_cpu, memory, pass_start, slow, tiny, transport
 from benchmarks.interleaved import RunOptions
 
 CASES: dict[str, Callable[[RunOptions], list[Result]]] = {
@@ -18,4 +18,5 @@ CASES: dict[str, Callable[[RunOptions], list[Result]]] = {
     "first-batch": first_batch.run,
     "memory": memory.run,
     "main-cpu": main_cpu.run,
+    "pass-start": pass_start.run,
 }
