@@ -28,7 +28,7 @@ import numpy as np
 from penstock.core.errors import SourceError
 
 _MAGIC = b"penstock samples"
-_VERSION = 1
+_VERSION = 2
 _HEAD = struct.Struct("<16sQQ32s")
 _CRC = struct.Struct("<I")
 _END_AT = 128
