@@ -47,7 +47,6 @@ class Journal:
         self._path = os.path.join(folder, "journal.jsonl")
         try:
             self.entries = self._load()
-            self.is_resumed = bool(self.entries)
             self._file = open(self._path, "ab")  # noqa: SIM115 - contents until close
         except BaseException:
             os.close(self.lock)

@@ -228,7 +228,7 @@ async def _fetch(loop_thread: EventLoopThread, request: ObjectRequest) -> Object
 
 
 def _is_kept(cache: DiskCache, url: str, version: FileVersion) -> bool:
-    return cache.has(copy_name(url, version.nbytes, version.version), version.nbytes)
+    return cache.has(copy_name(url, version), version.nbytes)
 
 
 async def _fetch_start(backend: Backend, request: ObjectRequest) -> ObjectStart:
