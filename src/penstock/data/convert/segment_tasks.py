@@ -21,7 +21,7 @@ from penstock.data.convert.numbered_records import RecordRange, RecordReader, So
 from penstock.data.convert.target import files_of, nbytes_of, sync
 from penstock.data.convert.task import TaskContext
 from penstock.data.format_registry import format_named
-from penstock.data.schema import Errors, Sample, Schema
+from penstock.data.schema import Errors, Schema
 
 _READ_NBYTES = 1 << 20
 
@@ -61,7 +61,7 @@ def write_segment(
     assert open_writer is not None
     with atomic_folder(folder) as temporary:
         writer = open_writer(data_path(temporary, suffix), schema, **options)
-        for record in _records(context.reader(spec), ranges, errors):
+        for record in context.reader(spec).read_ranges(ranges, errors):
             if isinstance(record, RecordError):
                 skipped += 1
                 continue
@@ -70,26 +70,6 @@ def write_segment(
             context.count(1, nbytes)
         writer.close()
     return WrittenSegment(number, checksum, skipped, nbytes_of(folder), crc32_of(folder))
-
-
-def _records(reader: RecordReader, ranges: tuple[RecordRange, ...], errors: Errors) -> Iterator[Sample | RecordError]:
-    for one in ranges:
-        count, expected = 0, len(range(one.first, one.stop or 0))
-        try:
-            for record in reader.records(one):
-                if isinstance(record, RecordError) and errors == "raise":
-                    raise record
-                count += 1
-                yield record
-        except RecordError as error:
-            if errors == "raise":
-                raise
-            yield from [error] * (expected - count)
-            count = expected
-        if count != expected:
-            raise SourceError(
-                f"{reader.source.where} has changed while it was read: it had {expected} records, and now {count}"
-            )
 
 
 def is_intact(context: TaskContext, *, folder: str, written: WrittenSegment) -> bool:
