@@ -40,6 +40,8 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
     """
     fingerprint_of(config, runtime)
     runtime.owner = None
+    if config.is_simple and runtime.resume is None and not is_stateful(config.dataset):
+        return _begin_simple(config, runtime)
     resume, runtime.resume, runtime.loaded = _following_set_epoch(config, runtime), None, None
     if resume is not None and resume.generator is not None and config.generator is not None:
         config.generator.set_state(resume.generator)
@@ -51,9 +53,10 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
     digest = _begin_digest(config, runtime, resume, number)
     batch_cursor, (base_seed, epoch_seed) = _draw(config, runtime, resume, number, base_seed, digest)
     runtime.next_epoch, runtime.is_epoch_set = number + 1, False
-    stream_epoch = _begin_dataset(config, resume, number)
+    stream_epoch = _begin_dataset(config, resume, number, runtime.epoch)
     shards, turn = _shards(config, resume, epoch_seed, ends)
-    shards = tuple(replace(shard, stream_epoch=stream_epoch) for shard in shards)
+    if stream_epoch is not None:
+        shards = tuple(replace(shard, stream_epoch=stream_epoch) for shard in shards)
     if isinstance(config.dataset, Stream) and not _counts_passes(config) and all(shard.has_ended for shard in shards):
         config.dataset.skip_pass()
     if before_end is not None:
@@ -75,6 +78,28 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
         digest=digest,
         collectives=collective_count() if resume is None and _draws_by_epoch(config) else None,
         keeps_dataset=_keeps_dataset(config),
+    )
+    return runtime.epoch
+
+
+def _begin_simple(config: LoaderConfig, runtime: LoaderRuntime) -> EpochState:
+    """Begin a whole pass of a `LoaderConfig.is_simple`: what a short pass takes is mostly its beginning."""
+    number = runtime.next_epoch
+    runtime.next_epoch, runtime.is_epoch_set, runtime.loaded = number + 1, False, None
+    digest = _begin_digest(config, runtime, None, number)
+    cursor = BatchCursor(config.index_sampler, runtime.order, draws_ahead=config.arrives_on_device, handed_out=digest)
+    base_seed, epoch_seed = _seeds(config, None, number, None)
+    runtime.epoch = EpochState(
+        number=number,
+        indices=cursor,
+        base_seed=base_seed,
+        epoch_seed=epoch_seed,
+        batch_cursor=cursor,
+        rank=config.rank,
+        world=config.world_size,
+        order=runtime.order,
+        digest=digest,
+        keeps_dataset=True,
     )
     return runtime.epoch
 
@@ -170,8 +195,9 @@ def _repeat_if_alone(config: LoaderConfig, runtime: LoaderRuntime) -> None:
     and all ranks of a program tell the same, without waiting for each other.
     """
     left = runtime.epoch
-    shares_out = config.is_distributed or isinstance(config.dataset, Stream)
-    if left is None or not _has_others(config) or not shares_out or (left.finished and not left.ran_alone):
+    if left is None or not _has_others(config) or (left.finished and not left.ran_alone):
+        return
+    if not (config.is_distributed or isinstance(config.dataset, Stream)):
         return
     if isinstance(config.dataset, Stream) and left.stream_epoch is not None and not config.dataset.is_epoch_set:
         config.dataset.set_epoch(left.stream_epoch)
@@ -222,9 +248,9 @@ def _begin_digest(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume |
 
 def _share(config: LoaderConfig, runtime: LoaderRuntime) -> tuple[int, int] | None:
     """Return which share of the samples this rank is handed, of how many; None where that is not known."""
-    if isinstance(config.dataset, Stream):
-        return config.rank, config.world_size
-    if config.is_iterable or not runtime.order.is_known:
+    if config.is_iterable:
+        return (config.rank, config.world_size) if isinstance(config.dataset, Stream) else None
+    if not runtime.order.is_known:
         return None
     return runtime.order.share.rank, runtime.order.share.world
 
@@ -286,16 +312,18 @@ def _batch_cursor(
     )
 
 
-def _begin_dataset(config: LoaderConfig, resume: Resume | None, number: int) -> int | None:
+def _begin_dataset(config: LoaderConfig, resume: Resume | None, number: int, previous: EpochState | None) -> int | None:
     """Return the epoch of one of penstock's streams or mixtures; None for other datasets.
 
-    A stream counts by itself, from the resumed epoch; a mixture has the loader's.
+    A stream counts by itself, from the resumed epoch; a mixture has the loader's. A loader in the place of torch's
+    leaves both in theirs, as torch's does: only workers that persist count the passes over a stream, and these do not
+    see `set_epoch`.
     """
     stream = config.dataset
     if isinstance(stream, Source):
         if resume is not None and resume.stream_epoch is not None:
             stream.set_epoch(resume.stream_epoch)
-        epoch = stream.begin_epoch(number)
+        epoch = stream.begin_epoch(number) if config.counts_epochs else stream.epoch
         if epoch is not None and config.worker_type == "ray" and config.persistent_workers:
             raise OptionError(
                 "a mixture has other samples in each epoch, and Ray workers that persist are on machines where they do "
@@ -307,7 +335,9 @@ def _begin_dataset(config: LoaderConfig, resume: Resume | None, number: int) -> 
     stream.share_out((config.rank, config.world_size) if config.is_in_group else None)
     if resume is not None and resume.stream_epoch is not None:
         stream.set_epoch(resume.stream_epoch)
-    if _counts_passes(config):
+    if _counts_passes(config) and (config.counts_epochs or config.persistent_workers):
+        if not config.counts_epochs and previous is not None and previous.stream_epoch is not None:
+            stream.set_epoch(previous.stream_epoch + 1)
         stream.begin_pass()
     return stream.epoch
 

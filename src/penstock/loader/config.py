@@ -11,7 +11,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
 from penstock.core.errors import OptionError
 from penstock.core.host import cores_of_rank
@@ -72,6 +72,8 @@ class LoaderConfig:
     """Whether num_workers="auto" was asked for."""
     dispatch: DispatchOption = "auto"
     errors: ErrorPolicy = "raise"
+    counts_epochs: bool = True
+    """Whether each pass over a mixture or a stream is another epoch; torch's loader repeats the one that it has."""
     keep_batch_size: bool = False
     max_worker_crashes: int = 3
     ring_bytes: int | None = None
@@ -150,6 +152,21 @@ class LoaderConfig:
     def is_iterable(self) -> bool:
         """Whether the dataset yields its samples, and has no indices."""
         return isinstance(self.dataset, IterableDataset)
+
+    @functools.cached_property
+    def is_datapipe(self) -> bool:
+        """Whether the dataset is one of torch's legacy DataPipes."""
+        return isinstance(self.dataset, (IterDataPipe, MapDataPipe))
+
+    @functools.cached_property
+    def is_simple(self) -> bool:
+        """Whether a pass is what torch's sampler and random state make it, if its dataset keeps no state.
+
+        No workers, no ranks, no seed, no stream, and none of penstock's datasets, which may have epochs.
+        """
+        has_ranks = self.is_distributed or self.world_size > 1 or self.has_replicas
+        is_own = self.is_iterable or isinstance(self.dataset, Source)
+        return self.num_workers == 0 and self.seed is None and not has_ranks and not is_own
 
     @property
     def keeps_state(self) -> bool:

@@ -61,9 +61,11 @@ class StreamCursor:
         for batch in batches:
             self.turn = (batch.shard + 1) % len(self._shards)
             if batch.has_ended:
-                self.shards[batch.shard] = replace(self.shards[batch.shard], has_ended=True, end=batch.state)
+                shards = self.shards
+                shards[batch.shard] = replace(shards[batch.shard], has_ended=True, end=batch.state)
             elif batch.state is not None:
-                self.shards[batch.shard] = self.shards[batch.shard].after(self._size, batch.state)
+                shards = self.shards
+                shards[batch.shard] = shards[batch.shard].after(self._size, batch.state)
             else:
                 self._batches[batch.shard] += 1
 

@@ -113,7 +113,7 @@ class StreamShards:
         own: StreamShard | None = None,
     ) -> None:
         self._worker_spec = worker_spec
-        self._install_info = install_info
+        self.install_info = install_info
         self._seed = seed
         self._own = own
         self._shards: Mapping[int, StreamShard] = {}
@@ -171,7 +171,7 @@ class StreamShards:
     def deactivate(self) -> None:
         """Deactivate the shard: `get_worker_info()` returns what it does outside of the loader."""
         if any(shard.of for shard in self._shards.values()):
-            self._install_info(StreamShard(number=0, of=0), self._worker_spec)
+            self.install_info(StreamShard(number=0, of=0), self._worker_spec)
             self._current = -1
 
     def _is_own(self, shard: StreamShard) -> bool:
@@ -195,7 +195,7 @@ class StreamShards:
 
     def _activate(self, position: int, shard: StreamShard, worker_spec: WorkerSpec) -> None:
         """Activate `shard`: with the random states that it left, if the worker has others."""
-        self._install_info(shard, worker_spec)
+        self.install_info(shard, worker_spec)
         if self._seed is not None and (len(self._shards) > 1 or not self._is_own(shard)):
             if self._current >= 0:
                 self._states[self._current] = get_states()
