@@ -285,11 +285,7 @@ class LMDBWriter:
         self._database = _Database(path, commit_nbytes)
 
     def write(self, sample: Sample) -> None:
-        """Add a sample.
-
-        Raises:
-            SourceError: it does not fit the schema, or the disk is full.
-        """
+        """Add a sample."""
         self._database.add(pack(fitted(self._schema, sample, self._path)))
 
     def close(self) -> None:
