@@ -152,6 +152,11 @@ class LoaderConfig:
         return isinstance(self.dataset, IterableDataset)
 
     @functools.cached_property
+    def is_own_stream(self) -> bool:
+        """Whether the dataset is one of penstock's streams."""
+        return isinstance(self.dataset, Stream)
+
+    @functools.cached_property
     def is_datapipe(self) -> bool:
         """Whether the dataset is one of torch's legacy DataPipes."""
         return isinstance(self.dataset, (IterDataPipe, MapDataPipe))
@@ -206,7 +211,7 @@ class LoaderConfig:
         """After how many batches of a shard its state is asked for; 0 for never."""
         # The state of one of penstock's streams is small and cheap, and a shard can only be split at a state.
         # A map-style dataset's is asked for after every batch: none can be made again without its indices.
-        return 1 if isinstance(self.dataset, Stream) or self.keeps_state else self.snapshot_every_n_steps or 0
+        return 1 if self.is_own_stream or self.keeps_state else self.snapshot_every_n_steps or 0
 
     @property
     def context(self) -> BaseContext:
