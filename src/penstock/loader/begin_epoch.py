@@ -14,6 +14,7 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from penstock.core.errors import OptionError
 from penstock.data.source import Source
+from penstock.data.stream import Stream
 from penstock.distributed.collective_count import collective_count
 from penstock.loader.checkpoint.dataset_fingerprint import DatasetFingerprint
 from penstock.loader.checkpoint.epoch_state import EpochState
@@ -179,7 +180,7 @@ def _draws_by_epoch(config: LoaderConfig) -> bool:
     if not _has_others(config):
         return False
     if config.is_own_stream:
-        return config.dataset.order.shuffle
+        return bool(config.dataset.order.shuffle)
     has_epochs = isinstance(config.dataset, Source) and config.dataset.epoch is not None
     return isinstance(config.sampler, RankSampler) and (config.sampler.shuffle or has_epochs)
 
@@ -330,7 +331,7 @@ def _begin_dataset(config: LoaderConfig, resume: Resume | None, number: int) -> 
                 "not see which it is; use persistent_workers=False"
             )
         return epoch
-    if not config.is_own_stream:
+    if not isinstance(stream, Stream):
         return None
     stream.share_out((config.rank, config.world_size) if config.is_in_group else None)
     if resume is not None and resume.stream_epoch is not None:
