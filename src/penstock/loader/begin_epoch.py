@@ -56,7 +56,7 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
     digest = _begin_digest(config, runtime, resume, number)
     batch_cursor, (base_seed, epoch_seed) = _draw(config, runtime, resume, number, base_seed, digest)
     runtime.next_epoch, runtime.is_epoch_set = number + 1, False
-    stream_epoch = _begin_dataset(config, resume, number)
+    stream_epoch = _begin_dataset(config, resume, number, runtime.epoch)
     shards, turn = _shards(config, resume, epoch_seed, ends)
     if stream_epoch is not None:
         shards = tuple(replace(shard, stream_epoch=stream_epoch) for shard in shards)
@@ -315,16 +315,18 @@ def _batch_cursor(
     )
 
 
-def _begin_dataset(config: LoaderConfig, resume: Resume | None, number: int) -> int | None:
+def _begin_dataset(config: LoaderConfig, resume: Resume | None, number: int, previous: EpochState | None) -> int | None:
     """Return the epoch of one of penstock's streams or mixtures; None for other datasets.
 
-    A stream counts by itself, from the resumed epoch; a mixture has the loader's.
+    A stream counts by itself, from the resumed epoch; a mixture has the loader's. A loader in the place of torch's
+    leaves both in theirs, as torch's does: only workers that persist count the passes over a stream, and these do not
+    see `set_epoch`.
     """
     stream = config.dataset
     if isinstance(stream, Source):
         if resume is not None and resume.stream_epoch is not None:
             stream.set_epoch(resume.stream_epoch)
-        epoch = stream.begin_epoch(number)
+        epoch = stream.begin_epoch(number) if config.counts_epochs else stream.epoch
         if epoch is not None and config.worker_type == "ray" and config.persistent_workers:
             raise OptionError(
                 "a mixture has other samples in each epoch, and Ray workers that persist are on machines where they do "
@@ -336,7 +338,9 @@ def _begin_dataset(config: LoaderConfig, resume: Resume | None, number: int) -> 
     stream.share_out((config.rank, config.world_size) if config.is_in_group else None)
     if resume is not None and resume.stream_epoch is not None:
         stream.set_epoch(resume.stream_epoch)
-    if _counts_passes(config):
+    if _counts_passes(config) and (config.counts_epochs or config.persistent_workers):
+        if not config.counts_epochs and previous is not None and previous.stream_epoch is not None:
+            stream.set_epoch(previous.stream_epoch + 1)
         stream.begin_pass()
     return stream.epoch
 

@@ -76,6 +76,8 @@ class LoaderConfig:
     """Whether num_workers="auto" was asked for."""
     dispatch: DispatchOption = "auto"
     errors: ErrorPolicy = "raise"
+    counts_epochs: bool = True
+    """Whether each pass over a mixture or a stream is another epoch; torch's loader repeats the one that it has."""
     keep_batch_size: bool = False
     max_worker_crashes: int = 3
     ring_bytes: int | None = None

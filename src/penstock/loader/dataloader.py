@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from multiprocessing.context import BaseContext
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -155,6 +155,8 @@ class DataLoader(TorchDataLoader[T_co]):
         10
     """
 
+    _counts_epochs: ClassVar[bool] = False
+
     def __init__(
         self,
         dataset: Dataset[T_co],
@@ -210,6 +212,7 @@ class DataLoader(TorchDataLoader[T_co]):
             distributed=distributed,
             uneven=uneven,
             snapshot_every_n_steps=snapshot_every_n_steps,
+            counts_epochs=self._counts_epochs,
         )
         config = _with_own_sampler(config)
         super().__init__(

@@ -18,6 +18,7 @@ from penstock.loader.state_dict import load_state_dict, state_dict_of
 
 class DataLoader(dataloader.DataLoader[T_co]):  # noqa: D101  the base class's, which has all arguments
     __doc__ = dataloader.DataLoader.__doc__
+    _counts_epochs = True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the loop: which samples of this epoch have been handed out.

@@ -653,7 +653,7 @@ def test_a_dead_worker_is_reported_with_its_signal(tmp_path: Path) -> None:
         with pytest.raises(
             WorkerError, match="a worker was killed by SIGKILL while killing itself, task 7; the kernel kills"
         ):
-            list(pool.run([Task("killing itself, task", 7, kill_itself, {})], lambda samples, nbytes: None))
+            list(pool.run([Task("killing itself, task", 7, kill_itself)], lambda samples, nbytes: None))
     finally:
         pool.close()
 

@@ -343,13 +343,27 @@ def test_a_synchronizing_call_is_recorded_with_the_users_line_and_torchs_own_are
 
 
 def test_only_calls_that_every_step_makes_are_recorded() -> None:
-    recorder = StepCallRecorder()
+    recorder, total = StepCallRecorder(), torch.ones(1)
     for number in range(3):
         recorder.enter()
         if number == 1:
-            torch.ones(1).item()
+            total.item()
         recorder.leave()
     assert recorder.result().synchronizing == ()
+
+
+def test_a_value_that_is_made_of_the_hosts_numbers_waits_for_no_device() -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("there the device of a tensor says it")
+    recorder, weight = StepCallRecorder(), torch.ones(2)
+    recorder.enter()
+    flips = torch.rand(()) * 2 < 1.0
+    total = torch.zeros(())
+    assert bool(flips) is not None
+    total += weight.sum()
+    assert total.item() == 2.0
+    recorder.leave()
+    assert ["total.item()" in call.line for call in recorder.result().synchronizing] == [True]
 
 
 def test_reading_decoding_and_the_rest_are_distinguished() -> None:

@@ -25,9 +25,6 @@ _MODULUS = 1 << 256
 def encode_sample(sample: Mapping[str, Any]) -> list[bytes | memoryview]:
     """Return the canonical encoding of a sample, in parts.
 
-    Raises:
-        SourceError: a field has a value of an unsupported type.
-
     >>> one = b"".join(encode_sample({"x": np.arange(3, dtype=">i2"), "y": 1.5}))
     >>> other = b"".join(encode_sample({"y": 1.5, "x": np.arange(3, dtype="<i2")}))
     >>> one == other

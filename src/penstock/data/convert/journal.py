@@ -127,11 +127,7 @@ def _shorten(value: Any) -> str:
 
 
 def _lock_folder(folder: str) -> int:
-    """Lock the folder and return the descriptor; waits for workers that outlive a killed conversion.
-
-    Raises:
-        SourceError: another process keeps it locked.
-    """
+    """Lock the folder and return the descriptor; waits for workers that outlive a killed conversion."""
     deadline = time.monotonic() + _ORPHANS_S
     while True:
         path = os.path.join(folder, "lock")

@@ -43,11 +43,7 @@ class SourceSpec:
         fields: Mapping[str, str] | list[str] | tuple[str, ...] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> SourceSpec:
-        """Return the spec of `penstock.open(path, ...)`.
-
-        Raises:
-            OptionError: an option cannot be written as JSON.
-        """
+        """Return the spec of `penstock.open(path, ...)`."""
         pairs: tuple[tuple[str, str], ...] | None = None
         if fields is not None:
             pairs = tuple(fields.items()) if isinstance(fields, Mapping) else tuple((name, name) for name in fields)

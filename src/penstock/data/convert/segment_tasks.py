@@ -90,9 +90,9 @@ def _records(reader: RecordReader, ranges: tuple[RecordRange, ...], errors: Erro
             )
 
 
-def is_intact(context: TaskContext, *, folder: str, file_nbytes: int, crc32: int) -> bool:
+def is_intact(context: TaskContext, *, folder: str, written: WrittenSegment) -> bool:
     """Return whether a segment that an earlier attempt wrote is what the journal recorded."""
-    return os.path.exists(folder) and nbytes_of(folder) == file_nbytes and crc32_of(folder) == crc32
+    return os.path.exists(folder) and (nbytes_of(folder), crc32_of(folder)) == (written.file_nbytes, written.crc32)
 
 
 def join_segments(context: TaskContext, *, format: str, folders: list[str], folder: str, suffix: str) -> int:
@@ -105,11 +105,7 @@ def join_segments(context: TaskContext, *, format: str, folders: list[str], fold
 
 
 def check_count(context: TaskContext, *, path: str, format: str, options: dict[str, Any], expected: int) -> None:
-    """Check that a file has as many samples as were written to it.
-
-    Raises:
-        SourceError: it has more or fewer.
-    """
+    """Check that a file has as many samples as were written to it."""
     with closing(RecordReader(SourceSpec.create((path,), format=format, options=options))) as reader:
         counts = known_counts(reader.source)
         if counts is not None:

@@ -24,11 +24,7 @@ class SourceFingerprint:
 
 
 def fingerprint_source(kind: Format, paths: list[str], storage: Storage) -> SourceFingerprint:
-    """Return the fingerprint of what a format would read; no file is opened.
-
-    Raises:
-        SourceError: a file does not exist.
-    """
+    """Return the fingerprint of what a format would read; no file is opened."""
     digest, files, nbytes = hashlib.sha256(), 0, 0
     for name, size, version in _list_files(kind, paths, storage):
         digest.update(f"{name}\0{size}\0{version}\n".encode("utf-8", "surrogateescape"))

@@ -28,9 +28,6 @@ _ALIGNMENT = 16
 def encode(sample: Any, index: object) -> bytes:
     """Return the bytes of sample `index`.
 
-    Raises:
-        UnpicklableError: it holds what pickle refuses.
-
     >>> decode(np.frombuffer(bytearray(encode({"x": torch.arange(3), "y": np.ones(2)}, 0)), np.uint8))
     {'x': tensor([0, 1, 2]), 'y': array([1., 1.])}
     """
@@ -38,11 +35,7 @@ def encode(sample: Any, index: object) -> bytes:
 
 
 def encode_parts(sample: Any, index: object) -> list[bytes | memoryview]:
-    """Return what `encode` joins: the sample's own memory, not copied.
-
-    Raises:
-        UnpicklableError: it holds what pickle refuses.
-    """
+    """Return what `encode` joins: the sample's own memory, not copied."""
     if (plain := plain_tree.describe(sample)) is not None:
         node, tensors = plain
         return _parts(1, pickle.dumps(node, 5), [tensor.view(-1).view(torch.uint8).numpy().data for tensor in tensors])

@@ -140,9 +140,6 @@ class SampleCache:
         Args:
             name: the sample's number, or those of several.
             make: makes it again.
-
-        Raises:
-            OptionError: it was.
         """
         if self._counts.is_full:
             yield []
@@ -199,20 +196,7 @@ def _again(content: bytes, index: int) -> bytes:
 def open_cache(
     where: Where, places: int, limit: int | str | None, path: Any, fingerprint: Callable[[], bytes]
 ) -> SampleCache:
-    """Make or open a cache.
-
-    Args:
-        where: "ram" or "disk".
-        places: how many samples there may be.
-        limit: of the bytes of all samples; None for half of what is free.
-        path: the file, for "disk".
-        fingerprint: returns 32 bytes that tell whose samples these are.
-
-    Raises:
-        OptionError: an argument is out of range, or the file cannot be made.
-        SourceError: the file is something else, or has other samples.
-        TransportError: there is no shared memory.
-    """
+    """Make or open a cache, see `penstock.cached`; `fingerprint` returns 32 bytes that tell whose samples these are."""
     if where not in ("ram", "disk"):
         raise OptionError(f"a cache is in 'ram' or on 'disk', not in {where!r}")
     if (where == "disk") != (path is not None):

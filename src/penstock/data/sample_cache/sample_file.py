@@ -81,14 +81,7 @@ class SampleFile:
     # ── page 0 ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, fingerprint: bytes) -> None:
-        """Make the file's first page and its table, or check those of a file that exists.
-
-        Args:
-            fingerprint: 32 bytes that tell whose samples these are.
-
-        Raises:
-            SourceError: it is something else, damaged, or has other samples.
-        """
+        """Make the first page and the table, or check those of a file that exists, with a `fingerprint` of 32 bytes."""
         wanted = _with_crc(_HEAD.pack(_MAGIC, _VERSION, self._places, fingerprint))
         with self._locked() as fd:
             found = os.pread(fd, len(wanted), self._base)
@@ -107,11 +100,7 @@ class SampleFile:
                 self._write_end(fd, size)
 
     def _read_end(self, fd: int) -> int:
-        """Return where the content ends.
-
-        Raises:
-            SourceError: it is damaged.
-        """
+        """Return where the content ends."""
         found = os.pread(fd, _END.size + _CRC.size, self._base + _END_AT)
         if len(found) < _END.size + _CRC.size or _with_crc(found[: _END.size]) != found:
             raise SourceError(f"{self.name} is damaged at byte {self._base + _END_AT}; remove the file")

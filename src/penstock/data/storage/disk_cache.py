@@ -94,9 +94,6 @@ class DiskCache:
         """Return the path of a copy, made by `write` if there is none. One process makes it, others wait.
 
         The copy stays as long as this process lives.
-
-        Raises:
-            SourceError: there is no room for it.
         """
         while True:
             file = self.open(name, nbytes)
@@ -122,9 +119,6 @@ class DiskCache:
             nbytes: its size.
             while_reading: the copy is made while a stream reads the file, at the stream's pace. Nobody waits for such a
                 copy, and None is also returned when another process is making it.
-
-        Raises:
-            SourceError: there is no room for it.
         """
         if nbytes > self.nbytes:
             raise SourceError(

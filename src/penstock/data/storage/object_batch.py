@@ -190,12 +190,7 @@ _entered = threading.local()
 
 
 def fetch(request: ObjectRequest) -> ObjectStart:
-    """Return what is fetched of a file: by the batch that this thread has entered, or by a request now.
-
-    Raises:
-        SourceError: it cannot be read.
-        ExtraError: a package is missing.
-    """
+    """Return what is fetched of a file: by the batch that this thread has entered, or by a request now."""
     batch: ObjectBatch | None = getattr(_entered, "batch", None)
     found = batch.take(request) if batch is not None else None
     found = found or request.kept()

@@ -319,6 +319,9 @@ class OtherLoop:
     startup_s: float
     """From the start of a pass to its first batch: the median."""
 
+    batches_between: float = 0.0
+    """How many batches of the examined loop there are for each start, where it starts after every epoch; else 0."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepCall:
@@ -379,3 +382,6 @@ class StepCalls:
 
     uses_labels: bool = False
     """Whether a step computed something of the batch's labels and another tensor, such as a loss."""
+
+    trains: bool = False
+    """Whether a step computed gradients, by `backward()`."""

@@ -40,6 +40,8 @@ ABOUT_RESULTS: tuple[Cause, ...] = (
     sample_sets.images_not_scaled,
     sample_sets.samples_twice,
     epochs.cycled,
+    epochs.same_order,
+    epochs.not_shuffled,
     samples.float64_samples,
 )
 """Causes that make a result wrong, and no loop slow."""

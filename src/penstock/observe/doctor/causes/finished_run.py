@@ -7,6 +7,7 @@ loops waited.
 from __future__ import annotations
 
 from penstock.core.units import size_text
+from penstock.observe.doctor.causes.epochs import order_that_repeats
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.worker_estimate import LoopTimes, gain_of_workers, workers_to_try
 from penstock.observe.live.straggler import find_straggler
@@ -245,18 +246,8 @@ def _same_order(loader: LoaderRecord) -> Finding | None:
     few = counted.samples < THRESHOLDS.shuffled_samples * max(1, counted.epochs)
     if not loader.shuffled_by or few or len(ends) < 2 or len(set(ends)) > 1:
         return None
-    is_ranks = loader.shuffled_by == "DistributedSampler"
-    return Finding(
-        name="same-order",
-        loader=loader.label,
-        cause="The sampler shuffles, and every epoch has the same order.",
-        evidence=f"{len(ends)} passes over {loader.label}, by a {loader.shuffled_by}, all have the digest {ends[0]}",
-        remedy=(
-            "loader.sampler.set_epoch(epoch) before each epoch"
-            if is_ranks
-            else "make the generator once, before the epochs, or give none: seeded again, it draws the same order"
-        ),
-    )
+    passes = f"{len(ends)} passes over {loader.label}, by a {loader.shuffled_by}, all have the digest {ends[0]}"
+    return order_that_repeats(loader.shuffled_by, passes, loader=loader.label)
 
 
 def _memory_growth(record: RunRecord) -> Finding | None:
