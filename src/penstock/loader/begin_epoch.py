@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils.data import BatchSampler
+from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from penstock.core.errors import OptionError
 from penstock.data.source import Source
@@ -57,14 +60,14 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
     shards, turn = _shards(config, resume, epoch_seed, ends)
     if stream_epoch is not None:
         shards = tuple(replace(shard, stream_epoch=stream_epoch) for shard in shards)
-    if isinstance(config.dataset, Stream) and not _counts_passes(config) and all(shard.has_ended for shard in shards):
+    if config.is_own_stream and not _counts_passes(config) and all(shard.has_ended for shard in shards):
         config.dataset.skip_pass()
     if before_end is not None:
         shards = (replace(shards[0], before_end=before_end),)
     size = (config.batch_size or 1) if config.is_iterable else None
     runtime.epoch = EpochState(
         number=number,
-        indices=iter(config.index_sampler) if batch_cursor is None else batch_cursor,
+        indices=_stream_requests(config.index_sampler) if batch_cursor is None else batch_cursor,
         base_seed=base_seed,
         epoch_seed=epoch_seed,
         shards=shards,
@@ -176,8 +179,8 @@ def _draws_by_epoch(config: LoaderConfig) -> bool:
     """Return whether ranks share out samples in an order that depends on the epoch, so that all must be in the same."""
     if not _has_others(config):
         return False
-    if isinstance(config.dataset, Stream):
-        return config.dataset.order.shuffle
+    if config.is_own_stream:
+        return bool(config.dataset.order.shuffle)
     has_epochs = isinstance(config.dataset, Source) and config.dataset.epoch is not None
     return isinstance(config.sampler, RankSampler) and (config.sampler.shuffle or has_epochs)
 
@@ -197,9 +200,9 @@ def _repeat_if_alone(config: LoaderConfig, runtime: LoaderRuntime) -> None:
     left = runtime.epoch
     if left is None or not _has_others(config) or (left.finished and not left.ran_alone):
         return
-    if not (config.is_distributed or isinstance(config.dataset, Stream)):
+    if not (config.is_distributed or config.is_own_stream):
         return
-    if isinstance(config.dataset, Stream) and left.stream_epoch is not None and not config.dataset.is_epoch_set:
+    if config.is_own_stream and left.stream_epoch is not None and not config.dataset.is_epoch_set:
         config.dataset.set_epoch(left.stream_epoch)
     if runtime.is_epoch_set or getattr(config.sampler, "is_epoch_set", False):
         return
@@ -236,7 +239,7 @@ def _begin_digest(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume |
     counters.share = _share(config, runtime)
     if not config.is_iterable:
         return digest
-    if isinstance(config.dataset, Stream):
+    if config.is_own_stream:
         is_whole = resume is None or not resume.has_begun or resume.digest is not None
         digest.reason = "" if is_whole else "the stream was resumed from the states of other ranks"
     elif not is_stateful(config.dataset):
@@ -249,7 +252,7 @@ def _begin_digest(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume |
 def _share(config: LoaderConfig, runtime: LoaderRuntime) -> tuple[int, int] | None:
     """Return which share of the samples this rank is handed, of how many; None where that is not known."""
     if config.is_iterable:
-        return (config.rank, config.world_size) if isinstance(config.dataset, Stream) else None
+        return (config.rank, config.world_size) if config.is_own_stream else None
     if not runtime.order.is_known:
         return None
     return runtime.order.share.rank, runtime.order.share.world
@@ -347,6 +350,13 @@ def _counts_passes(config: LoaderConfig) -> bool:
     return config.num_workers > 0 and config.worker_type != "thread"
 
 
+def _stream_requests(sampler: Any) -> Iterator[Any]:
+    """Return what torch's sampler of a stream's batches yields, of which only the length means something."""
+    if type(sampler) is BatchSampler and type(sampler.sampler) is _InfiniteConstantSampler:
+        return itertools.repeat([None] * sampler.batch_size)
+    return iter(sampler)
+
+
 def _shards(
     config: LoaderConfig, resume: Resume | None, epoch_seed: int, ends: list[tuple[Any, bool]]
 ) -> tuple[tuple[StreamShard, ...], int]:
@@ -386,7 +396,7 @@ def _previous_ends(config: LoaderConfig, runtime: LoaderRuntime) -> list[tuple[A
     (A shard that had ended already when the last pass was resumed has not been run by this process.)
     """
     previous = runtime.epoch
-    if previous is None or previous.shard_cursor is None or isinstance(config.dataset, Stream):
+    if previous is None or previous.shard_cursor is None or config.is_own_stream:
         return []
     if not previous.finished or not previous.keeps_dataset:
         return []

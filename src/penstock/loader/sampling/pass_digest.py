@@ -157,7 +157,8 @@ class PassDigest:
         self.is_pending = len(pending) > 0 and pending.most_indices() <= _SHORT
         if self.is_pending:
             return
-        self._hash()
+        if len(pending):
+            self._hash()
         if is_end or self._held[1]:
             self._mark()
 

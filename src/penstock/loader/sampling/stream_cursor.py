@@ -61,8 +61,10 @@ class StreamCursor:
         for batch in batches:
             self.turn = (batch.shard + 1) % len(self._shards)
             if batch.has_ended:
-                shards = self.shards
-                shards[batch.shard] = replace(shards[batch.shard], has_ended=True, end=batch.state)
+                self._batches[batch.shard] = 0  # what has ended begins anew
+                self._shards[batch.shard] = replace(
+                    self._shards[batch.shard], has_ended=True, end=batch.state, state=None, since=()
+                )
             elif batch.state is not None:
                 shards = self.shards
                 shards[batch.shard] = shards[batch.shard].after(self._size, batch.state)

@@ -160,7 +160,7 @@ class DirectScheduler(InlineScheduler):
             return samples.fetch_plain((indices,))[0]
         if self._getitems:
             return self._fetch_bulk(indices)
-        known = indices if type(indices) is list else [*indices]
+        known = indices if type(indices) is list else list(indices)
         if self._fetching is None:
             found = samples.fetch_plain(known)
         else:

@@ -120,7 +120,9 @@ class InlineScheduler:
         if fetcher is None or (shard.state is not None and not self._has_given(fetcher, shard)):
             return shard
         if shard.has_ended or fetcher.samples.has_ended:
-            return replace(shard, has_ended=True, end=fetcher.samples.end_state(), state=None, since=())
+            end = fetcher.samples.end_state()
+            is_said = shard.has_ended and end is shard.end is None
+            return shard if is_said else replace(shard, has_ended=True, end=end, state=None, since=())
         state = fetcher.samples.stream_state()
         return shard if state is None else replace(shard, state=state, since=())
 

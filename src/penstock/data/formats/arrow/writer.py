@@ -84,11 +84,7 @@ class TableWriter:
         self._nbytes = 0
 
     def write(self, sample: Sample) -> None:
-        """Add a sample.
-
-        Raises:
-            SourceError: it does not fit the schema, or the disk is full.
-        """
+        """Add a sample."""
         row = {name: _copied(value) for name, value in fitted(self._schema, sample, self._path).items()}
         self._rows.append(row)
         self._nbytes += sum(map(_nbytes, row.values()))

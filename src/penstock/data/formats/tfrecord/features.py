@@ -17,6 +17,7 @@ as they were. It is JSON, the same in every record of a file: {NAME: [kind, dtyp
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,7 +26,6 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import SourceError
-from penstock.data.formats.stored_fields import array_of, parse_fields
 from penstock.data.formats.tfrecord.example import Values, serialize_entry
 from penstock.data.formats.tfrecord.protobuf_wire import MalformedError
 from penstock.data.schema import Field, Sample, Schema, fitted
@@ -193,11 +193,17 @@ class SchemaDecoder:
 @lru_cache(maxsize=64)
 def _marks(text: bytes) -> SchemaDecoder:
     try:
-        schema = parse_fields(text)[1]
-    except ValueError as error:
-        raise MalformedError(f"its feature {MARK} {error}") from error
-    if other := next((field.dtype for field in schema.values() if field.dtype and field.dtype not in _DTYPES), None):
-        raise MalformedError(f"its feature {MARK} lists the dtype {other!r}")
+        words = json.loads(text)
+        schema = {name: Field(kind, dtype, tuple(shape)) for name, (kind, dtype, shape) in words.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise MalformedError(f"its feature {MARK} cannot be understood: {error}") from error
+    for field in schema.values():
+        numbers = field.kind in ("array", "number")
+        sizes = all(size is None or (type(size) is int and size >= 0) for size in field.shape)
+        if field.kind not in ("array", "number", "text", "bytes") or not sizes:
+            raise MalformedError(f"its feature {MARK} lists {field}")
+        if numbers and str(field.dtype) not in _DTYPES:
+            raise MalformedError(f"its feature {MARK} lists the dtype {field.dtype!r}")
     return SchemaDecoder(schema)
 
 
@@ -231,11 +237,17 @@ def _shape(features: Mapping[str, Values], name: str, field: Field) -> tuple[int
 
 
 def _array(values: Values, name: str, field: Field, shape: tuple[Any, ...]) -> np.ndarray:
+    dtype = _DTYPES[field.dtype]
     raw: Any = values if isinstance(values, np.ndarray) else values[0] if len(values) == 1 else None
     is_float = isinstance(values, np.ndarray) and values.dtype == np.float32
     if raw is None or (not is_float if field.dtype == "float32" else not isinstance(raw, bytes)):
         raise MalformedError(f"its field {name!r} is no {field.words()}")
+    nbytes = raw.nbytes if isinstance(raw, np.ndarray) else len(raw)
+    if nbytes != math.prod(shape) * dtype.itemsize:
+        raise MalformedError(f"its field {name!r} has {nbytes} bytes for the shape {shape} of {field.dtype}")
     try:
-        return array_of(raw.view(np.uint8) if is_float else raw, field.dtype, shape).astype(_DTYPES[field.dtype])
-    except ValueError as error:
-        raise MalformedError(f"its field {name!r} {error}") from error
+        if isinstance(raw, np.ndarray):
+            return raw.reshape(shape).astype(dtype)
+        return np.ndarray(shape, dtype.newbyteorder("<"), raw).astype(dtype)
+    except (ValueError, OverflowError) as error:  # no bytes, and yet a dimension that is too large, or too many
+        raise MalformedError(f"its field {name!r} cannot have the shape {shape[:_MOST_DIMENSIONS]}: {error}") from error

@@ -199,11 +199,7 @@ class TFRecordStream(Stream):
         self._most = most
 
     def read(self, shard: Shard, first: int, step: int) -> Iterator[Sample | RecordError]:
-        """Yield every step-th record's sample; of the others nothing but the length is read.
-
-        Raises:
-            RecordError: the file is truncated, or a length is corrupt.
-        """
+        """Yield every step-th record's sample; of the others nothing but the length is read."""
         pieces = SequentialReader(self._storage, shard.name)
         try:
             checksum = load_checksum() if self._check else None
@@ -309,11 +305,7 @@ class TFRecordWriter:
         self._file = SequentialWriter(path)
 
     def write(self, sample: Sample) -> None:
-        """Add a sample.
-
-        Raises:
-            SourceError: it does not fit the schema.
-        """
+        """Add a sample."""
         record = wrap_entries(self._marked.entries(sample))
         length = len(record).to_bytes(8, "little")
         self._file.write(length + FOOTER.pack(self._checksum(length)))

@@ -163,11 +163,7 @@ class Clips(FolderSource):
         return self._device if "video" in self._chosen.values() else None
 
     def read(self, index: int) -> Sample:
-        """Return a clip with what was chosen of label, start and path.
-
-        Raises:
-            RecordError: a frame of it cannot be decoded.
-        """
+        """Return a clip with what was chosen of label, start and path."""
         number, clip = self._parts.locate(index)
         frames, path = self._indexes[number], self._files.paths[number]
         wanted = frames.names[clip * self._step + self._offsets].tolist()
