@@ -206,6 +206,29 @@ class Missing(Numbers):
         return super().read(shard, first, step)
 
 
+class Interrupted(Numbers):
+    """A Ctrl-C comes while record 1002 is read, once."""
+
+    is_over = False
+
+    def read(self, shard: Shard, first: int, step: int) -> Iterator[Any]:
+        for value in super().read(shard, first, step):
+            if value == 1002 and not self.is_over:
+                self.is_over = True
+                raise KeyboardInterrupt
+            yield value
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_an_interrupt_neither_loses_nor_repeats_records(shuffle: bool) -> None:
+    stream = Interrupted(numbers(4, 5, 3).shards, ReadOrder(shuffle=shuffle, seed=0, shuffle_block=5, interleave=2))
+    drawing, found = iter(stream), []
+    with pytest.raises(KeyboardInterrupt):
+        found.extend(drawing)
+    found.extend(drawing)
+    assert sorted(found) == everything(4, 5, 3)
+
+
 def test_a_shard_that_cannot_be_opened_is_reported_once_and_the_others_are_read() -> None:
     shards = [Shard(str(number), 2) for number in range(3)]
     with pytest.warns(UserWarning, match="the shard cannot be read: there is no file '1'"):

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.core.errors import RecordError, SourceError
 from penstock.data.schema import Sample
-from penstock.data.stream_order import PassSpec, ReadOrder, Shard, ShardRange, assign_ranges
+from penstock.data.stream_order import PassSpec, ReadOrder, Shard, assign_ranges
 
 ReadShard = Callable[[Shard, int, int], Iterator[Sample | RecordError]]
 """`Stream.read`: the records of a shard from one number, with a step."""
@@ -47,6 +47,16 @@ class Position:
         return cls(**{**state, "open": [(int(number), int(count)) for number, count in state["open"]]})
 
 
+@dataclass(slots=True)
+class _OpenRange:
+    """A range that is being read."""
+
+    number: int
+    count: int = 0
+    """Records of it that were read."""
+    reader: Iterator[Sample | RecordError] | None = None
+
+
 class RecordPass:
     """An iterator over records, and a RecordError in the place of each broken one. Iteration can resume after an error.
 
@@ -69,53 +79,46 @@ class RecordPass:
         splits: Sequence[Sequence[int]] = (),
     ) -> None:
         self.spec = spec
-        self._position = position or Position()
-        self._live: tuple[Iterator[Sample | RecordError], int] | None = None
-        """The shard that is read in order, and its range: what is counted here is not in `_position` yet."""
-        self._live_count = 0
         self.splits = [[*split] for split in splits]
         self._read = read
         self._shards = shards
         self._order = order
+        self._is_shuffled = order.shuffle
         self._ranges = assign_ranges(order, len(shards), spec)
-        self._readers: dict[int, Iterator[Sample | RecordError]] = {}
+        self._position = position or Position()
+        """Where the block begins, of a shuffled pass."""
+        self._next_block = self._position
         self._block: list[Sample | RecordError] | None = None
-        self._next_block = self.position
-        self._is_whole = not order.shuffle and not self.splits
+        self._next_range = self._position.next_range
+        self._open = self._opened()
 
     @property
     def position(self) -> Position:
         """Where the pass is."""
-        if self._live is not None:
-            self._position.open = [(self._live[1], self._live_count)]
-        return self._position
-
-    @position.setter
-    def position(self, position: Position) -> None:
-        self._position = position
+        return self._position if self._is_shuffled else self._reached(turn=0)
 
     def __iter__(self) -> RecordPass:
         return self
 
     def __next__(self) -> Sample | RecordError:
-        if self._is_whole and self._live is not None:
-            record = self._next_of_range(self._live[1], self._live_count, self._live[0])
-            if record is not None:
-                self._live_count += 1
-                return record
-            self._live, self._position.open = None, []
         while True:
-            record = self._next_in_block() if self._order.shuffle else self._next_in_order()
-            if self._is_in_share():
+            record = self._next_in_block() if self._is_shuffled else self._next_in_order()
+            if not self.splits or self._is_in_share():
                 return record
 
     def close(self) -> None:
         """Close the shards that are open."""
-        for reader in self._readers.values():
-            close = getattr(reader, "close", None)
+        for one in self._open:
+            close = getattr(one.reader, "close", None)
+            one.reader = None
             if close is not None:
                 close()
-        self._readers.clear()
+
+    def _opened(self) -> list[_OpenRange]:
+        return [_OpenRange(number, count) for number, count in self._position.open]
+
+    def _reached(self, turn: int) -> Position:
+        return Position(next_range=self._next_range, open=[(one.number, one.count) for one in self._open], turn=turn)
 
     def _is_in_share(self) -> bool:
         """Count a record, and return whether it is this consumer's in every split."""
@@ -126,86 +129,77 @@ class RecordPass:
                 return False
         return True
 
-    def _next_in_block(self) -> Sample | RecordError:
-        while self._block is None or self.position.returned >= len(self._block):
-            if self._block is not None:
-                self._next_block.block = self.position.block + 1
-                self.position = self._next_block
-            self._block = self._read_block()
-            if not self._block:
-                self.close()
-                raise StopIteration
-        record = self._block[self.position.returned]
-        self.position.returned += 1
-        return record
-
     def _next_in_order(self) -> Sample | RecordError:
-        position, self._live = self.position, None
-        while True:
-            if not position.open:
-                if position.next_range >= len(self._ranges):
-                    self.close()
-                    raise StopIteration
-                position.open = [(position.next_range, 0)]
-                position.next_range += 1
-            number, count = position.open[0]
-            record = self._next_of_range(number, count)
+        while self._open or self._open_next():
+            record = self._next_of(self._open[0])
             if record is not None:
-                position.open = [(number, count + 1)]
-                if self._is_whole and number in self._readers:
-                    self._live, self._live_count = (self._readers[number], number), count + 1
                 return record
-            position.open = []
+            self._open.clear()
+        raise StopIteration
+
+    def _next_in_block(self) -> Sample | RecordError:
+        while self._block is None or self._position.returned >= len(self._block):
+            if self._block is not None:
+                self._next_block.block = self._position.block + 1
+                self._position, self._block = self._next_block, None
+            try:
+                self._block = self._read_block()
+            except KeyboardInterrupt:  # it is read again
+                self._open, self._next_range = self._opened(), self._position.next_range
+                raise
+            if not self._block:
+                raise StopIteration
+        record = self._block[self._position.returned]
+        self._position.returned += 1
+        return record
 
     def _read_block(self) -> list[Sample | RecordError]:
         """Return the block that begins at `position`, and set `_next_block` to where the one after it begins."""
-        position = self.position
-        open_ranges, turn, next_range = list(position.open), position.turn, position.next_range
         block: list[Sample | RecordError] = []
+        turn = self._position.turn
         while len(block) < self._order.shuffle_block:
-            while len(open_ranges) < self._order.interleave and next_range < len(self._ranges):
-                open_ranges.append((next_range, 0))
-                next_range += 1
-            if not open_ranges:
+            while len(self._open) < self._order.interleave and self._open_next():
+                pass
+            if not self._open:
                 break
-            turn %= len(open_ranges)
-            number, count = open_ranges[turn]
-            record = self._next_of_range(number, count)
+            turn %= len(self._open)
+            record = self._next_of(self._open[turn])
             if record is None:
-                open_ranges.pop(turn)
+                self._open.pop(turn)
                 continue
             block.append(record)
-            open_ranges[turn] = (number, count + 1)
             turn += 1
-        self._next_block = Position(next_range=next_range, open=open_ranges, turn=turn)
-        permutation = self.spec.block_rng(position.block).permutation(len(block))
+        self._next_block = self._reached(turn)
+        permutation = self.spec.block_rng(self._position.block).permutation(len(block))
         return [block[index] for index in permutation]
 
-    def _next_of_range(
-        self, number: int, count: int, reader: Iterator[Sample | RecordError] | None = None
-    ) -> Sample | RecordError | None:
-        """Return the record of a range after its first `count`; None at its end."""
+    def _open_next(self) -> bool:
+        """Begin the next range; return False if there is none."""
+        if self._next_range >= len(self._ranges):
+            return False
+        self._open.append(_OpenRange(self._next_range))
+        self._next_range += 1
+        return True
+
+    def _next_of(self, one: _OpenRange) -> Sample | RecordError | None:
+        """Return the next record of a range; None at its end."""
         try:
-            record = next(reader or self._reader(number, count), None)
+            if one.reader is None:
+                wanted = self._ranges[one.number]
+                one.reader = self._read(self._shards[wanted.shard], wanted.record(one.count), wanted.step)
+            record = next(one.reader, None)
         except SourceError as error:  # the rest of this shard cannot be read; the others can
-            record = self._shard_error(error, number, count)
-            self._readers[number] = iter(())
-            if reader is not None:
-                self._live = self._readers[number], number
-        if record is None:
-            self._readers.pop(number, None)
+            record, one.reader = self._shard_error(error, one), iter(())
+        except KeyboardInterrupt:  # a generator that raises is over
+            one.reader = None
+            raise
+        if record is not None:
+            one.count += 1
         return record
 
-    def _shard_error(self, error: SourceError, number: int, count: int) -> RecordError:
+    def _shard_error(self, error: SourceError, one: _OpenRange) -> RecordError:
         if isinstance(error, RecordError):
             return error
-        one = self._ranges[number]
-        name = self._shards[one.shard].name
-        return RecordError(name, -1, one.record(count), f"the shard cannot be read: {error}")
-
-    def _reader(self, number: int, count: int) -> Iterator[Sample | RecordError]:
-        reader = self._readers.get(number)
-        if reader is None:
-            one: ShardRange = self._ranges[number]
-            reader = self._readers[number] = self._read(self._shards[one.shard], one.record(count), one.step)
-        return reader
+        wanted = self._ranges[one.number]
+        name = self._shards[wanted.shard].name
+        return RecordError(name, -1, wanted.record(one.count), f"the shard cannot be read: {error}")
