@@ -223,7 +223,7 @@ class LMDBSource(Source):
             file, end = self._files[number], self._parts.starts[number + 1]
             block = range(start, min(start + _BLOCK, end))
             environment, key = file.environment.get(), b""
-            first, last = map(file.keys().key, (own, own + len(block) - 1))
+            first, last = file.keys().take([own, own + len(block) - 1])
             self._stop, self._left = block.stop, itertools.repeat(None, len(block))
             try:
                 with environment.begin(file.database) as reading:

@@ -18,7 +18,7 @@ from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.tfrecord import record_index
-from penstock.data.formats.tfrecord.example import Steps, parse_feature_lists, parse_features, wrap_entries
+from penstock.data.formats.tfrecord.example import Steps, parse_feature_lists, parse_features
 from penstock.data.formats.tfrecord.example_fast_path import ExampleFastPath
 from penstock.data.formats.tfrecord.features import (
     MARK,
@@ -306,7 +306,7 @@ class TFRecordWriter:
 
     def write(self, sample: Sample) -> None:
         """Add a sample."""
-        record = wrap_entries(self._marked.entries(sample))
+        record = self._marked.example(sample)
         length = len(record).to_bytes(8, "little")
         self._file.write(length + FOOTER.pack(self._checksum(length)))
         self._file.write(record)
