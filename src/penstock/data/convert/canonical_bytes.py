@@ -61,11 +61,9 @@ def _normalize(array: np.ndarray) -> np.ndarray:
 
 @dataclass(slots=True)
 class DatasetChecksum:
-    """The number of samples, their bytes, and the sum of their hashes."""
+    """The number of samples, and the sum of their hashes."""
 
     samples: int = 0
-    nbytes: int = 0
-    """Of the canonical encoding."""
     sum: int = 0
 
     def add(self, sample: Mapping[str, Any]) -> int:
@@ -75,14 +73,12 @@ class DatasetChecksum:
             digest.update(part)
             nbytes += len(part)
         self.samples += 1
-        self.nbytes += nbytes
         self.sum = (self.sum + int.from_bytes(digest.digest(), "big")) % _MODULUS
         return nbytes
 
     def merge(self, other: DatasetChecksum) -> None:
         """Add the samples of another checksum."""
         self.samples += other.samples
-        self.nbytes += other.nbytes
         self.sum = (self.sum + other.sum) % _MODULUS
 
     def to_text(self) -> str:

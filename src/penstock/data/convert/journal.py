@@ -2,7 +2,7 @@
 
 `journal.jsonl` in the ".partial" folder holds one JSON object per line, each appended and synced before the next:
 
-    {"event": "started", "version": 2, "settings": {...}}    the source's files, sizes and times, and all options
+    {"event": "started", "version": 3, "settings": {...}}    the source's files, sizes and times, and all options
     {"event": "scan_started", "ranges": ...}                 the ranges in which the source is scanned
     {"event": "range_scanned", "number": 3, ...}             range 3 has been scanned
     {"event": "planned", "schema": ..., "boundaries": ...}   what is written, and in which segments
@@ -24,7 +24,7 @@ from penstock.core.errors import SourceError
 from penstock.data.convert.target import sync
 from penstock.data.storage.file_lock import try_lock
 
-_VERSION = 2
+_VERSION = 3
 _ORPHANS_S = 10.0
 """How long workers of a killed conversion may take to exit."""
 
