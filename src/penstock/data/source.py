@@ -278,8 +278,8 @@ def cached(
       pages as it fills. Programs and ranks have one each.
     - "disk": in the file `path`, on a disk of this machine. It stays, and several programs and ranks may use and fill
       it at the same time. It holds samples of one dataset: a file of one with another class, length, code, indices, or
-      (of a source) file is refused. Also, each process makes two samples anew, and compares them. Remove the file
-      when the data has changed. A path in /dev/shm is memory that ranks share; it stays until it is removed, too.
+      with other or changed local files is refused. Also, each process makes two samples anew, and compares them. A
+      path in /dev/shm is memory that ranks share; it stays until it is removed, too.
 
     Args:
         dataset: with `__len__` and `__getitem__`. A source that `penstock.open` returns is cached before the functions

@@ -22,7 +22,7 @@ from penstock.core.host import available_nbytes
 from penstock.core.random_states import OF_SAMPLES, draw_once, get_states, marks, names_of_drawn, set_states
 from penstock.core.shared_bytes import HEAD_NBYTES, SharedBytes
 from penstock.core.shared_segment import memfd_works
-from penstock.core.units import to_nbytes
+from penstock.core.units import size_text, to_nbytes
 from penstock.data.sample_cache.sample_bytes import decode, encode, encode_parts
 from penstock.data.sample_cache.sample_file import Entry, SampleFile, table_nbytes
 
@@ -222,7 +222,13 @@ def open_cache(
         if not memfd_works():
             raise OptionError("a cache in 'ram' needs memfd (Linux), which this system lacks; use 'disk' with a path")
         limit_nbytes = limit_nbytes or max(1, available_nbytes() // 2)
-        return _in_memory(SharedBytes(table_nbytes(places) + limit_nbytes), places, limit_nbytes, _Counts(), begin=True)
+        try:
+            memory = SharedBytes(table_nbytes(places) + limit_nbytes)
+        except TransportError as error:
+            raise OptionError(
+                f"no memory of {size_text(limit_nbytes)} can be shared ({error.__cause__ or error}); lower limit="
+            ) from error
+        return _in_memory(memory, places, limit_nbytes, _Counts(), begin=True)
     path = os.path.abspath(os.fspath(path))
     try:
         return _on_disk(path, places, fingerprint(), limit_nbytes, _Counts())

@@ -142,6 +142,10 @@ class IndexedJsonLines(Source):
         except ValueError as error:
             raise RecordError(self._paths[file], start, index, str(error)) from error
 
+    def read_paths(self) -> Sequence[str]:
+        """Return the files that samples are read from."""
+        return self._paths
+
     def close(self) -> None:
         """Close the files."""
         self._files.close()
