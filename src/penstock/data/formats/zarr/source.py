@@ -19,8 +19,10 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -45,6 +47,7 @@ from penstock.data.storage.storage import Storage, is_remote
 _NUMBERS = "biufc"
 _ARROWS = tuple((1, unit) for unit in ("s", "ms", "us", "ns"))
 """Units that Arrow has, too."""
+_METADATA = {".zattrs", ".zgroup", ".zarray", ".zmetadata", "zarr.json"}
 
 
 def open_files(
@@ -192,7 +195,13 @@ _FILE_SYSTEMS: set[Any] = set()
 
 
 def _open_group(path: str, version: Any = None) -> Any:
-    root = need("zarr", "zarr").open(path, mode="r", zarr_format=version)
+    zarr = need("zarr", "zarr")
+    try:
+        root = zarr.open(path, mode="r", zarr_format=version)
+    except ERRORS:
+        with suppress(*ERRORS):  # metadata of all arrays in one place have one that zarr cannot open
+            return zarr.open_group(path, mode="r", zarr_format=version, use_consolidated=False)
+        raise
     if is_remote(path):
         _FILE_SYSTEMS.add(root.store.fs)
     return root
@@ -224,19 +233,42 @@ def _probe_group(path: str, fields: Selection, most_nbytes: int) -> FileColumns:
 
 
 def _list_arrays(group: Any, prefix: str = "") -> dict[str, tuple[str, Any]]:
-    """Return arrays, and groups of ragged ones, by name: each with its path."""
-    found = {f"{prefix}{name}": (f"{prefix}{name}", array) for name, array in sorted(group.arrays()) if array.shape}
-    for name, inner in sorted(group.groups()):
-        if RAGGED in inner.attrs:
-            found[f"{prefix}{name}"] = (f"{prefix}{name}", inner)
-        else:
-            found |= _list_arrays(inner, f"{prefix}{name}/")
+    """Return arrays, and groups of ragged ones, by name: each with its path; a reason for one that zarr cannot open."""
+    found: dict[str, tuple[str, Any]] = {}
+    for own, inner in _members(group):
+        name = f"{prefix}{own}"
+        if hasattr(inner, "groups") and RAGGED not in inner.attrs:
+            found |= _list_arrays(inner, f"{name}/")
+        elif isinstance(inner, str) or RAGGED in inner.attrs or inner.shape:
+            found[name] = (name, inner)
+    return found
+
+
+def _members(group: Any) -> list[tuple[str, Any]]:
+    """Return a group's arrays and groups with their names, in order; the reason for one that zarr cannot open."""
+    try:
+        return sorted(group.members(), key=itemgetter(0))
+    except ERRORS:  # of one of them, and nobody says of which
+        pass
+
+    async def names() -> list[str]:
+        return [name async for name in group.store.list_dir(group.path)]
+
+    found: list[tuple[str, Any]] = []
+    for name in sorted({name.rstrip("/") for name in need("zarr.core.sync", "zarr").sync(names())} - _METADATA):
+        try:
+            found.append((name, group[name]))
+        except (KeyError, NotADirectoryError):
+            pass  # it is something else
+        except ERRORS as error:
+            found.append((name, f"zarr cannot open it ({type(error).__name__}: {error})"))
     return found
 
 
 def _of_one_length(there: dict[str, tuple[str, Any]]) -> dict[str, Any]:
-    largest = max(((_nbytes(one), _count(one)) for _, one in there.values()), default=(0, 0))[1]
-    return {name: one for name, (_, one) in there.items() if _count(one) == largest}
+    opened = [one for _, one in there.values() if not isinstance(one, str)]
+    largest = max(((_nbytes(one), _count(one)) for one in opened), default=(0, 0))[1]
+    return {name: one for name, (_, one) in there.items() if isinstance(one, str) or _count(one) == largest}
 
 
 def _count(one: Any) -> int:
@@ -249,6 +281,8 @@ def _nbytes(one: Any) -> int:
 
 
 def _column(path: str, name: str, one: Any, most_nbytes: int) -> Column | str:
+    if isinstance(one, str):
+        return f"{path}: array {name!r} cannot be read: {one}"
     is_ragged = RAGGED in one.attrs
     array = ZarrArray.of(one["values"], f"{name}/values") if is_ragged else ZarrArray.of(one, name)
     chunk_nbytes = array.row_nbytes * array.rows
