@@ -227,6 +227,18 @@ def test_an_array_that_zarr_cannot_open_is_left_out_and_the_others_are_read(
         reading(tmp_path / "a.zarr", fields=["odd"])
 
 
+def test_an_error_of_a_remote_stores_client_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ClientError(Exception):
+        """As httpx's, which derive from nothing else."""
+
+    def opened(path: str, version: Any = None) -> Any:
+        raise ClientError("the name of the server is not known")
+
+    monkeypatch.setattr("penstock.data.formats.zarr.source._open_group", opened)
+    with pytest.raises(SourceError, match=r"gs://bucket/a\.zarr cannot be read as Zarr: ClientError: the name of"):
+        open_files(["gs://bucket/a.zarr"], storage=Storage(), fields=Selection.of(None), errors="raise")
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:left out")
 def test_broken_groups_give_our_errors_only(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from penstock.core.errors import RecordError, SourceError
+from penstock.core.errors import PenstockError, RecordError, SourceError
 from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.formats.chunked_rows import ChunkedRows, RaggedValues, Wanted, first_of, native
 from penstock.data.formats.column_source import (
@@ -214,9 +214,9 @@ def _probe_group(path: str, fields: Selection, most_nbytes: int) -> FileColumns:
         there = {"array": ("", root)} if isinstance(root, zarr.Array) else _list_arrays(root)
         found = fields.names(_of_one_length(there) if fields.chosen is None else there, path)
         columns = {new: _column(path, *there[own], most_nbytes) for new, own in found.items()}
-    except SourceError:
+    except PenstockError:
         raise
-    except ERRORS as error:
+    except Exception if is_remote(path) else ERRORS as error:  # clients of storage have errors of their own
         raise SourceError(f"{path} cannot be read as Zarr: {type(error).__name__}: {error}") from error
     unread = [column for column in columns.values() if isinstance(column, str)]
     held = {name: column for name, column in columns.items() if not isinstance(column, str)}
