@@ -9,6 +9,7 @@ import sys
 from dataclasses import asdict
 
 from penstock.cli.examined_program import is_object, load_loop
+from penstock.cli.import_object import print_own_traceback
 from penstock.cli.run import command_of, note_late_options
 from penstock.core.errors import PenstockError
 
@@ -109,7 +110,8 @@ def _examine(args: argparse.Namespace) -> int:
     name = " ".join(args.command[:2] if args.command[0] == "-m" else args.command[:1])
     try:
         with contextlib.redirect_stdout(sys.stderr):  # the program's output is not part of the result
-            found = examine(load_loop(args.command), name=name, seconds=args.seconds)
+            loop = load_loop(args.command)
+            found = examine(loop, name=name, seconds=args.seconds, on_error=print_own_traceback)
     finally:
         sys.argv, sys.path[:], sys.modules["__main__"] = argv, path, main
     diagnosis = diagnose(found)

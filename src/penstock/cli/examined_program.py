@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.import_object import import_object, print_own_traceback
+from penstock.cli.import_object import import_object
 from penstock.core.errors import PenstockError
 from penstock.launch.program import load_program
 
@@ -34,7 +34,7 @@ def load_loop(command: Sequence[str]) -> Any:
         PenstockError: there is no such script, module or object, or importing it fails.
     """
     if not is_object(command):
-        return _as_loop(load_program(command))
+        return load_program(command)
     name, *args = command
     if ":" not in name:
         raise PenstockError(f"expected module:object, as in train:step, or a script that exists, got {name!r}")
@@ -50,14 +50,3 @@ def _file_of(module: str) -> str:
     except (ImportError, ValueError):
         return module
     return spec.origin or module if spec is not None else module
-
-
-def _as_loop(program: Callable[[], None]) -> Callable[[], None]:
-    def run() -> None:
-        try:
-            program()
-        except Exception as error:
-            print_own_traceback(error)
-            raise
-
-    return run

@@ -296,11 +296,10 @@ class DataLoader(TorchDataLoader[T_co]):
 
 def _follow_samplers(loader: DataLoader[Any]) -> None:
     """Take samplers that were set by `object.__setattr__`, as Ultralytics does: torch's iterator reads them anew."""
-    runtime = runtime_of(loader)
-    found = {name: getattr(loader, name) for name in ("sampler", "batch_sampler")}
-    if all(found[name] is getattr(runtime.config, name) for name in found):
+    runtime, sampler, batch_sampler = runtime_of(loader), loader.sampler, loader.batch_sampler
+    if sampler is runtime.config.sampler and batch_sampler is runtime.config.batch_sampler:
         return
-    runtime.config = replace(runtime.config, **found)
+    runtime.config = replace(runtime.config, sampler=sampler, batch_sampler=batch_sampler)
     runtime.order = order_for(runtime.config.index_sampler, snapshot_every=runtime.config.snapshot_every_n_steps or 1)
 
 

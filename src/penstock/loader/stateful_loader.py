@@ -7,8 +7,6 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from torch.utils.data import IterDataPipe, MapDataPipe
-
 from penstock.core.errors import OptionError, StateError
 from penstock.core.stop_signals import STOP_SIGNALS
 from penstock.distributed.stop_requests import StopRequests
@@ -91,7 +89,7 @@ class DataLoader(dataloader.DataLoader[T_co]):  # noqa: D101  the base class's, 
         return False
 
     def _check_has_state(self) -> None:
-        if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
+        if config_of(self).is_datapipe:
             raise StateError("legacy DataPipes have no state here; use an IterableDataset, or `penstock.open`")
         if reason := why_torch_iterator(config_of(self)):
             raise StateError(f"this loop has no state, because torch's iterator runs it: {reason}")

@@ -82,3 +82,23 @@ class SharedSamples:
 
     by_content: bool = False
     """Whether they were compared by what they hold; otherwise by their indices."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochOrders:
+    """Epochs of the examined loop that all have the same order."""
+
+    sampler: str
+    """The class of the sampler."""
+
+    epochs: int
+    """How many were compared."""
+
+    is_sorted: bool
+    """Whether their order is that of the dataset."""
+
+    is_meant_to_change: bool
+    """Whether the sampler is one of torch's that shuffle."""
+
+    is_all: bool
+    """Whether the program has no other epochs, or three were the same: two may belong together."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,13 @@ _CLOSING_S = 4.0
 
 
 def examine(
-    loop: Any, *, name: str = "", seconds: float = 20.0, cgroup: Path = CGROUP, shm: Path = SHM
+    loop: Any,
+    *,
+    name: str = "",
+    seconds: float = 20.0,
+    on_error: Callable[[Exception], None] | None = None,
+    cgroup: Path = CGROUP,
+    shm: Path = SHM,
 ) -> Measurements:
     """Measure a loop or a loader.
 
@@ -55,6 +62,7 @@ def examine(
         name: its name in the report.
         seconds: about how long to take, from the beginning of the loop on: what the program does before is not
             counted. A call into C that never returns to Python cannot be cut short.
+        on_error: is called with the exception that ended the loop early, if it has.
         cgroup: where the kernel shows this process's control group.
         shm: where torch's workers put their batches.
 
@@ -77,7 +85,7 @@ def examine(
         return plan_sources(loader, limits.measure(), has_step=has_step)
 
     scheduler = TrialScheduler(plan, seconds * _TRIALS)
-    error = _run_trials(loop, scheduler, seconds * _TRIALS, log)
+    error = _run_trials(loop, scheduler, seconds * _TRIALS, log, on_error or (lambda raised: None))
     loader = scheduler.loader
     if loader is None:
         raise PenstockError(
@@ -99,6 +107,7 @@ def examine(
         has_step=scheduler.has_step,
         trials=trials,
         stream_repeats=scheduler.stream_repeats,
+        epoch_orders=scheduler.epoch_orders,
         one_label=scheduler.one_label,
         **{one.name: getattr(compared, one.name) for one in fields(compared)},
         iterators_created=scheduler.iterators_created,
@@ -132,7 +141,9 @@ def _compare(scheduler: TrialScheduler, left_s: float, log: MeasurementLog) -> C
     return compared or Comparison()
 
 
-def _run_trials(loop: Any, scheduler: TrialScheduler, seconds: float, log: MeasurementLog) -> str:
+def _run_trials(
+    loop: Any, scheduler: TrialScheduler, seconds: float, log: MeasurementLog, on_error: Callable[[Exception], None]
+) -> str:
     """Run the loop until all trials are over; return the exception that ended it early, in one line."""
     error = ""
     try:
@@ -141,10 +152,14 @@ def _run_trials(loop: Any, scheduler: TrialScheduler, seconds: float, log: Measu
     except TrialsDoneError:
         if not any(trial.windows for trial in scheduler.trials()):
             log.add(f"the loop: its first batches took longer than {seconds:.0f} s; give more --seconds")
-    except PenstockError:
-        raise
     except Exception as raised:
-        error = describe_error(raised)
+        # After the trials, a program gets fewer batches than it may need.
+        if not scheduler.goes_on:
+            if isinstance(raised, PenstockError):
+                raise
+            error = describe_error(raised)
+            if not isinstance(raised.__cause__, SystemExit):
+                on_error(raised)
     finally:
         with contextlib.suppress(TrialsDoneError), time_limit(_CLOSING_S, TrialsDoneError), impatient_close():
             scheduler.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.observe.doctor.content_results import RepeatedSamples, SharedSamples
+from penstock.observe.doctor.content_results import EpochOrders, RepeatedSamples, SharedSamples
 from penstock.observe.doctor.probe_results import (
     CopyOnWrite,
     DatasetPickle,
@@ -180,6 +180,9 @@ class Measurements:
 
     shared_samples: tuple[SharedSamples, ...] = ()
     """What the loop's loader and those that evaluate have in common."""
+
+    epoch_orders: EpochOrders | None = None
+    """The order of several epochs; None where it changed, or only one was seen."""
 
     listed_twice: int = 0
     """How many samples the loader has several times by their index."""

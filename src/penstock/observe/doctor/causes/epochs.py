@@ -47,6 +47,52 @@ def cycled(measured: Measurements) -> Finding | None:
     )
 
 
+@cause("same-order", "epoch_orders")
+def same_order(measured: Measurements) -> Finding | None:
+    """A sampler that shuffles has the same order in every epoch."""
+    seen = required(measured.epoch_orders)
+    if seen.is_sorted:
+        return None
+    evidence = f"the program began {seen.epochs} epochs, and its {seen.sampler} drew the same indices in each of them"
+    return order_that_repeats(seen.sampler, evidence, is_uncertain=not (seen.is_meant_to_change and seen.is_all))
+
+
+def order_that_repeats(sampler: str, evidence: str, *, is_uncertain: bool = False, loader: str = "") -> Finding:
+    """Return the finding that a sampler of this class, which shuffles, repeats its order."""
+    return Finding(
+        name="same-order",
+        loader=loader,
+        cause="The sampler shuffles, and every epoch has the same order.",
+        evidence=evidence,
+        remedy=(
+            "loader.sampler.set_epoch(epoch) before each epoch"
+            if sampler == "DistributedSampler"
+            else "seed once, before the epochs: a generator, or torch.manual_seed, that is seeded again in each epoch "
+            "draws the same order"
+        ),
+        is_uncertain=is_uncertain,
+    )
+
+
+@cause("not-shuffled", "epoch_orders", "step_calls")
+def not_shuffled(measured: Measurements) -> Finding | None:
+    """A training loop reads its dataset in order, in every epoch."""
+    seen = required(measured.epoch_orders)
+    if not seen.is_sorted or not required(measured.step_calls).trains:
+        return None
+    return Finding(
+        name="not-shuffled",
+        cause="The loop trains on the samples in the order of the dataset, the same in every epoch.",
+        evidence=f"the program began {seen.epochs} epochs, each with the first samples of {measured.settings.dataset}",
+        remedy=(
+            "shuffle=True"
+            + (" in the DistributedSampler" if seen.sampler == "DistributedSampler" else "")
+            + ", or change nothing where the order matters or was shuffled before"
+        ),
+        is_uncertain=True,
+    )
+
+
 @cause("other-loader-restarted")
 def other_loader_restarted(measured: Measurements) -> Finding | None:
     """The workers of another loop, such as a validation, are started again for each of its passes."""
@@ -55,12 +101,14 @@ def other_loader_restarted(measured: Measurements) -> Finding | None:
     slow = [
         loop
         for loop in measured.other_loops
-        if loop.starts >= THRESHOLDS.other_starts and (is_often or loop.startup_s >= THRESHOLDS.other_startup_s)
+        if loop.starts >= THRESHOLDS.other_starts
+        and (is_often or (loop.startup_s >= THRESHOLDS.other_startup_s and not loop.batches_between))
     ]
     if not slow:
         return None
     loop = max(slow, key=lambda one: one.startup_s)
     is_anew = loop.loaders > 1
+    after = f", after epochs of {loop.batches_between:.0f} batches" if loop.batches_between else ""
     return Finding(
         name="other-loader-restarted",
         cause="Another loop of the program"
@@ -68,7 +116,8 @@ def other_loader_restarted(measured: Measurements) -> Finding | None:
         + ("" if is_anew else ", such as a validation, starts its workers again for every pass."),
         evidence=(
             f"the {loop.num_workers} workers of a loader of {loop.dataset} were started {loop.starts} times"
-            f"{f', for {loop.loaders} loaders' if is_anew else ''}; the first batch came after {loop.startup_s:.2f} s"
+            f"{f', for {loop.loaders} loaders' if is_anew else ''}{after}; the first batch came after "
+            f"{loop.startup_s:.2f} s"
         ),
         remedy=("make that loader once, before the loop, with " if is_anew else "") + "persistent_workers=True",
     )

@@ -168,8 +168,12 @@ def epoch_startup_s(measured: Measurements) -> float | None:
 
 def other_startup_s(measured: Measurements) -> float:
     """Return the seconds per batch of the examined loop that go to starting the workers of others."""
-    started_s = sum(loop.starts * loop.startup_s for loop in measured.other_loops if loop.starts > 1)
-    return started_s / max(1, measured.batches_requested)
+    requested = max(1, measured.batches_requested)
+    return sum(
+        loop.startup_s / (loop.batches_between or requested / loop.starts)
+        for loop in measured.other_loops
+        if loop.starts > 1
+    )
 
 
 def step_slowdown(measured: Measurements) -> float | None:
@@ -224,3 +228,12 @@ def describe_trial(measured: Measurements, trial: Trial) -> str:
     if gain is None:
         return f"{trial.name}: not tried"
     return f"{trial.name}: {gain.median:.2f} times as fast ({gain.low:.2f} … {gain.high:.2f} in {gain.rounds} rounds)"
+
+
+def place_of(line: str) -> str:
+    """Return the file and number of a line.
+
+    >>> place_of("train.py:12: x = load(path)")
+    'train.py:12'
+    """
+    return line.partition(": ")[0]

@@ -76,7 +76,7 @@ def _drawn(loader: DataLoader[Any]) -> Indices | None:
     sampler: Any = loader.sampler
     if loader.batch_sampler is not None:
         if type(loader.batch_sampler) is not BatchSampler:
-            return _drawn_by_copy(loader.batch_sampler, loader.dataset)
+            return _drawn_at_most(loader.batch_sampler, loader.dataset)
         sampler = loader.batch_sampler.sampler
     kind = type(sampler)
     if kind in (SequentialSampler, RandomSampler):
@@ -89,20 +89,29 @@ def _drawn(loader: DataLoader[Any]) -> Indices | None:
         return np.flatnonzero(np.asarray(sampler.weights))
     if isinstance(sampler, list | tuple | range | np.ndarray | torch.Tensor):
         return _as_indices(sampler)
-    return _drawn_by_copy(sampler, loader.dataset)
+    return _drawn_at_most(sampler, loader.dataset)
 
 
-def _drawn_by_copy(sampler: Any, dataset: Any) -> Indices | None:
-    """Draw an epoch from a copy, so that neither the sampler's state nor that of the random numbers changes."""
-    kept = [dataset, *(value for value in getattr(sampler, "__dict__", {}).values() if isinstance(value, Dataset))]
+def _drawn_at_most(sampler: Any, dataset: Any) -> Indices | None:
+    """Draw an epoch of a sampler that is not torch's."""
     most = min(_MOST, _EPOCHS * _checked(len(dataset)))
+    drawn = drawn_by_copy(sampler, dataset, most + 1)
+    if drawn is None or len(drawn) <= most:
+        return drawn
+    return np.unique(drawn)  # one without an end says nothing of how often
+
+
+def drawn_by_copy(sampler: Any, dataset: Any, most: int) -> Indices | None:
+    """Draw the first `most` indices of an epoch from a copy: the sampler's state stays, and that of random numbers."""
+    inner = getattr(sampler, "sampler", None)
+    values = [*getattr(sampler, "__dict__", {}).values(), *getattr(inner, "__dict__", {}).values()]
+    kept = [dataset, *(value for value in values if isinstance(value, Dataset))]
     with keep_states():
         try:
             copied = copy.deepcopy(sampler, {id(one): one for one in kept})
-            drawn = _as_indices(list(islice(_flat(copied), most + 1)))
+            return _as_indices(list(islice(_flat(copied), most)))
         except Exception:  # of the sampler's own code, or of what cannot be copied
             return None
-    return np.unique(drawn) if len(drawn) > most else drawn  # one without an end says nothing of how often
 
 
 def _flat(drawn: Iterable[Any]) -> Iterator[int]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.probe_results import StepCall, StepCalls, WholeImages
@@ -76,6 +77,7 @@ class StepCallRecorder:
         self._uses_labels = False
         self._has_gaps = False
         self._leaves_gaps_out: bool | None = None
+        self._trains = False
 
     @property
     def steps(self) -> int:
@@ -113,6 +115,7 @@ class StepCallRecorder:
             whole_images=self._images_of_every_step(),
             uses_labels=self._uses_labels,
             leaves_gaps_out=bool(self._leaves_gaps_out),
+            trains=self._trains,
         )
 
     def _images_of_every_step(self) -> WholeImages | None:
@@ -148,7 +151,8 @@ class StepCallRecorder:
             self._images[self._steps] = _whole_images(images)
 
     def note_loss(self, loss: Any) -> None:
-        """Note whether the loss of a batch with values that are not finite is finite."""
+        """Note that gradients are computed, and whether the loss of a batch with values that are not finite is."""
+        self._trains = True
         if self._has_gaps:
             self._leaves_gaps_out = self._leaves_gaps_out is not False and all_finite(loss)
 
@@ -172,11 +176,13 @@ class _RecordingMode(TorchFunctionMode):
     def __init__(self, recorder: StepCallRecorder) -> None:
         super().__init__()
         self._recorder = recorder
+        self._of_the_host: dict[int, Any] = {}
+        """Tensors that are made of numbers, and of each other: a program that used an accelerator had them here."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         what = _SYNCHRONIZING.get(func)
-        if what is not None and args and _waits_for_device(func, args[0]):
+        if what is not None and args and id(args[0]) not in self._of_the_host and _waits_for_device(func, args[0]):
             self._recorder.note_synchronizing(what)
         if func is torch.conv2d and args:
             self._recorder.note_convolution(args[0])
@@ -187,11 +193,20 @@ class _RecordingMode(TorchFunctionMode):
         if func is torch.Tensor.backward:
             self._recorder.note_loss(args[0].detach())
         made = func(*args, **kwargs)
+        self._note_origin(made, (*args, *kwargs.values()))
         if func in _CASTS and _is_double(args[0]) and getattr(made, "dtype", None) in _SMALLER:
             self._recorder.note_double_cast(f".{func.__name__}()")
         if self._recorder.has_labels:
             self._recorder.note_operands((*args, *kwargs.values()), made)
         return made
+
+    def _note_origin(self, made: Any, operands: tuple[Any, ...]) -> None:
+        if isinstance(made, torch.Tensor):
+            tensors = [one for one in tree_leaves(operands) if isinstance(one, torch.Tensor)]
+            if all(id(one) in self._of_the_host for one in tensors):
+                self._of_the_host[id(made)] = made
+            else:
+                self._of_the_host.pop(id(made), None)
 
 
 def _is_double(value: Any) -> bool:

@@ -41,6 +41,9 @@ def run_loop(loop: Any, scheduler: TrialScheduler) -> None:
             if scheduler.loader is None and scheduler.passive_s:
                 scheduler.accepts_any = True
                 returned = _call(loop)
+        if scheduler.later_epochs is not None and scheduler.later_epochs.is_running:
+            scheduler.later_epochs.has_ended = True
+            return
         if not _is_loop(returned):
             _check_has_looped(scheduler, returned)
             return

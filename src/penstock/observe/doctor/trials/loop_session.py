@@ -67,6 +67,8 @@ class LoopSession:
         self.watchdog = LoopWatchdog(budget)
         self.comparison = StreamComparison(loader)
         self.labels = LabelRecorder()
+        self.is_complete = False
+        """Whether all trials are over, and nothing but their time has ended them."""
         self.step_lines = LineSampler()
         """Of the warm-up's steps, which are not timed."""
         self._budget = budget
@@ -148,6 +150,10 @@ class LoopSession:
             self._keep_window(self._budget.clock())
         return self._rotation.trials()
 
+    def rest(self) -> None:
+        """Stop the workers of the source that has fed the loop last."""
+        self._rotation.rest()
+
     def close(self) -> None:
         """Close all sources."""
         self.step_lines.stop()
@@ -175,6 +181,7 @@ class LoopSession:
         elif self._timer.batches and self._timer.elapsed_s(now) >= self._window_s:
             self._keep_window(now)
             if self._budget.spent_s(now) > self._budget.seconds and not self._rotation.lacks_free_loading:
+                self.is_complete = True
                 raise TrialsDoneError
             self._next_window()
 

@@ -2,7 +2,8 @@
 
 It returns what the loader itself would return, until a training loop requests a batch; from then on the scheduler feeds
 that loop. Loops over other loaders (a validation after every epoch) are then cut short, or they would take the time
-that the trials need: where loading is free, an epoch is soon over.
+that the trials need: where loading is free, an epoch is soon over. After the trials the program goes on for a moment,
+to begin its next epochs; see `later_epochs`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from penstock.observe.doctor.probes.batch_values import copy_containers
 from penstock.observe.doctor.trials.batch_source import iterate_unpatched
 from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
 
@@ -32,6 +34,7 @@ class _ProgramIterator:
         self._loader = loader
         self._batches: Any = None
         self._cut_batches = 0
+        self._is_over = False
         self._requested_at: float | None = None
 
     def __iter__(self) -> _ProgramIterator:
@@ -42,17 +45,25 @@ class _ProgramIterator:
 
     def __next__(self) -> Any:
         scheduler = self._scheduler
+        if self._is_over:
+            raise StopIteration
+        if scheduler.goes_on and self._batches is not scheduler:
+            return self._later_batch()
         if scheduler.loader is None and self._is_examined():
             self._batches = None
             scheduler.evaluation_loaders.look_around()
             scheduler.is_cycled = any(isinstance(one, itertools.cycle) for one in gc.get_referrers(self))
-            scheduler.begin(self._loader)
+            scheduler.begin_program(self._loader)
         if self._batches is scheduler or scheduler.examines(self._loader, training=torch.is_grad_enabled()):
             if self._batches is None:
                 self._batches = scheduler
                 scheduler.iterators_created += 1
             scheduler.batches_requested += 1
-            return next(scheduler)
+            try:
+                return next(scheduler)
+            except StopIteration:
+                self._is_over = True
+                raise
         scheduler.evaluation_loaders.note_request(self._loader, has_gradients=torch.is_grad_enabled())
         if scheduler.loader is not None:
             scheduler.interrupt()
@@ -63,11 +74,26 @@ class _ProgramIterator:
             return self._first_batch()
         return next(self._batches)
 
-    def _first_batch(self) -> Any:
+    def _later_batch(self) -> Any:
+        """Return a batch while the program goes on after its trials: one of the examined loop, and two of others."""
+        later = self._scheduler.later_epochs
+        assert later is not None
+        is_own = later.belongs(self._loader)
+        self._cut_batches += 1
+        if self._cut_batches > (1 if is_own else _OTHER_LOOP_BATCHES):
+            raise StopIteration
+        with later.guard.suspended():
+            if is_own:
+                later.add(self._loader)
+                return copy_containers(self._scheduler.batch)
+            later.has_others = True
+            return self._first_batch(later.epoch_length) if self._batches is None else next(self._batches)
+
+    def _first_batch(self, batches_between: float = 0.0) -> Any:
         began = time.perf_counter()
         self._batches = iterate_unpatched(self._loader)
         batch = next(self._batches)
-        self._scheduler.other_loops.note_start(self._loader, time.perf_counter() - began)
+        self._scheduler.other_loops.note_start(self._loader, time.perf_counter() - began, batches_between)
         return batch
 
     def _is_examined(self) -> bool:

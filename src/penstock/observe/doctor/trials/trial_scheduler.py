@@ -15,6 +15,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from penstock.observe.doctor.content_results import EpochOrders
 from penstock.observe.doctor.probe_results import Hang, HotLine, OneLabel
 from penstock.observe.doctor.probes.step_calls import StepCallRecorder
 from penstock.observe.doctor.probes.worker_activity import WorkerActivityProbe
@@ -22,9 +23,10 @@ from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import Trial
 from penstock.observe.doctor.trials.batch_source import BatchSource
 from penstock.observe.doctor.trials.evaluation_loaders import EvaluationLoaders
+from penstock.observe.doctor.trials.later_epochs import LaterEpochs
 from penstock.observe.doctor.trials.loop_session import LoopSession
 from penstock.observe.doctor.trials.other_loops import OtherLoops
-from penstock.observe.doctor.trials.time_budget import TimeBudget
+from penstock.observe.doctor.trials.time_budget import TimeBudget, TrialsDoneError
 
 _NOTICE = "penstock: no training loop over a DataLoader has started yet; stop with Ctrl-C if there is none\n"
 
@@ -50,6 +52,8 @@ class TrialScheduler:
         self._began_at = self._created_at = clock()
         self._has_noticed = False
         self._session: LoopSession | None = None
+        self.later_epochs: LaterEpochs | None = None
+        """Of a program, once it has begun its first epoch."""
         self.step_calls = StepCallRecorder()
         self.activity = WorkerActivityProbe()
         self.has_step = True
@@ -96,6 +100,16 @@ class TrialScheduler:
         return self._session.labels.result() if self._session is not None else None
 
     @property
+    def epoch_orders(self) -> EpochOrders | None:
+        """The order that several epochs of a program have had; None where it changed, or only one was seen."""
+        return self.later_epochs.result() if self.later_epochs is not None else None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the trials are over, and the program begins its later epochs."""
+        return self.later_epochs is not None and self.later_epochs.is_running
+
+    @property
     def step_lines(self) -> tuple[HotLine, ...]:
         """The lines in which the examined loop's steps spend their time."""
         return self._session.step_lines.lines(of_own=True) if self._session is not None and self.has_step else ()
@@ -131,10 +145,15 @@ class TrialScheduler:
         self._session = LoopSession(loader, sources, budget, self.step_calls, self.activity)
         self._session.start()
 
+    def begin_program(self, loader: DataLoader[Any]) -> None:
+        """Examine the loop over `loader` of a program, which may have more epochs; as `begin` otherwise."""
+        self.later_epochs = LaterEpochs(loader, self._seconds, self._clock)
+        self.begin(loader)
+
     def reset(self) -> None:
         """Forget the loop that was examined: another one is to be."""
         self.close()
-        self._session = None
+        self._session = self.later_epochs = None
         self.accepts_any = False
         self.passive_s = 0.0
         self.iterators_created = 0
@@ -150,7 +169,14 @@ class TrialScheduler:
 
     def __next__(self) -> Any:
         assert self._session is not None
-        return self._session.next_batch()
+        try:
+            return self._session.next_batch()
+        except TrialsDoneError:
+            later = self.later_epochs
+            if later is None or self.is_cycled or not self._session.is_complete or not later.begin():
+                raise
+            self._session.rest()
+            raise StopIteration from None
 
     def tick(self) -> None:
         """Check that the loop ends in time and does not hang; called by an alarm, between any two instructions.
@@ -158,7 +184,9 @@ class TrialScheduler:
         Raises:
             TrialsDoneError: the time is over, or the workers hang.
         """
-        if self._session is not None:
+        if self.later_epochs is not None and self.later_epochs.is_running:
+            self.later_epochs.tick()
+        elif self._session is not None:
             self._session.tick()
         elif self._clock() - self._created_at > THRESHOLDS.no_loop_notice_s and not self._has_noticed:
             self._has_noticed = True
@@ -175,6 +203,8 @@ class TrialScheduler:
 
     def close(self) -> None:
         """Close all sources."""
+        if self.later_epochs is not None:
+            self.later_epochs.guard.disarm()
         self.step_calls.leave()
         if self._session is not None:
             self._session.close()
