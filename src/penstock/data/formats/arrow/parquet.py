@@ -15,6 +15,8 @@ penstock's DataLoader, reads from a few row groups at a time.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -112,7 +114,17 @@ class _OpenFiles:
 
 def _open(local: str, metadata: Any = None) -> Any:
     open_file = need("pyarrow.parquet", "parquet").ParquetFile
-    return open_file(local, metadata=metadata, page_checksum_verification=True)
+    return open_file(local, metadata=metadata, page_checksum_verification=True, **_types_of_footer(open_file))
+
+
+@functools.cache
+def _types_of_footer(open_file: Any) -> dict[str, bool]:
+    """Return the options with which JSON and UUIDs are read as text and bytes, as `to_arrow_schema` has them.
+
+    By default newer versions of pyarrow make extension types of those that another program marked.
+    """
+    name = "arrow_extensions_enabled"
+    return {name: False} if name in inspect.signature(open_file).parameters else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,6 +249,10 @@ class LMDBSource(Source):
             found = self._packed[number] = value.startswith(MAGIC)
         return found
 
+    def read_paths(self) -> Sequence[str]:
+        """Return the files that samples are read from."""
+        return [file.path for file in self._files]
+
     def path_of(self, index: Any) -> str:
         """Return the file that a sample is read from."""
         return self._files[self._parts.locate(index)[0]].path
