@@ -113,9 +113,8 @@ NODES = """
 
     def loader_of(seed):
         sampler = RandomSampler(range(40), generator=torch.Generator().manual_seed(seed))
-        rows = torchdata.nodes.ParallelMapper(
-            torchdata.nodes.SamplerWrapper(sampler), lambda index: torch.full((3,), index), num_workers=2, method="thread"
-        )
+        indices = torchdata.nodes.SamplerWrapper(sampler)
+        rows = torchdata.nodes.ParallelMapper(indices, lambda i: torch.full((3,), i), num_workers=2, method="thread")
         return torchdata.nodes.Loader(torchdata.nodes.Mapper(torchdata.nodes.Batcher(rows, 5), default_collate))
 
     loader = loader_of(3)
