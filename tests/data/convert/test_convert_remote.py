@@ -16,7 +16,7 @@ from penstock.core.errors import OptionError, SourceError
 from penstock.data.convert import Progress, conversion_plan, convert, remote_target
 from penstock.data.convert.target import Target
 from penstock.data.inspect import inspect, inspector
-from penstock.data.inspect.inspection_text import render
+from penstock.data.inspect.inspection import render
 from penstock.data.schema import Sample
 from penstock.data.storage.backend import Backend
 

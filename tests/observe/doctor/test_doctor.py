@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import json
@@ -27,7 +28,7 @@ from penstock.core.errors import OptionError, PenstockError
 from penstock.loader.dataloader import config_of
 from penstock.observe.doctor.causes import Diagnosis, diagnose, epochs
 from penstock.observe.doctor.examine import examine
-from penstock.observe.doctor.measurements import Measurements
+from penstock.observe.doctor.measurements import Machine, Measurements, Settings
 from penstock.observe.doctor.probes import proc
 from penstock.observe.doctor.probes.batch_values import batches_equal
 from penstock.observe.doctor.probes.copy_on_write import find_object_heavy_attribute, measure_copy_on_write
@@ -453,12 +454,34 @@ def test_memory_that_reading_copies_into_a_worker_is_measured() -> None:
     assert found.repeat_nbytes < found.nbytes / 4
 
 
+@functools.cache
+def _remembered(number: float) -> torch.Tensor:
+    return torch.full((1 << 14,), number)
+
+
+class Remembering(Numbered):
+    """Its module keeps what it makes, and asks for something new each time."""
+
+    def __getitem__(self, index: int) -> Any:
+        return _remembered(time.perf_counter())
+
+
+def test_a_cache_of_the_datasets_module_that_grows_in_a_worker_is_named() -> None:
+    growth = measure_copy_on_write(DataLoader(Remembering(400), batch_size=8, num_workers=1), 20.0)
+    assert growth is not None
+    measured = Measurements(name="", machine=Machine(), settings=Settings(dataset="D"), has_step=True)
+    (finding,) = diagnose(replace(measured, copy_on_write=growth)).findings
+    assert finding.name == "kept-by-the-dataset"
+    assert "the lru_cache of _remembered had more elements" in finding.evidence
+    assert "maxsize=" in finding.remedy
+
+
 def test_an_array_in_the_dataset_does_not_count_as_python_objects() -> None:
     class Table(Numbered):
         rows = np.zeros((100_000, 4))
 
     assert find_object_heavy_attribute(Table(8)) is None
-    assert measure_copy_on_write(DataLoader(Table(64), batch_size=8, num_workers=1), 1.0) is None
+    assert measure_copy_on_write(DataLoader(Numbered(64), batch_size=8, num_workers=1), 1.0) is None
 
 
 def test_tensors_are_not_counted_as_pickled_and_arrays_are() -> None:

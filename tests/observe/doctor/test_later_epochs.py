@@ -25,7 +25,7 @@ from penstock.observe.doctor.measurements import Machine, Measurements, Settings
 from penstock.observe.doctor.probe_results import OtherLoop, StepCalls
 from penstock.observe.doctor.probes.step_calls import StepCallRecorder
 from penstock.observe.doctor.trial import AS_IS, FREE, TimingWindow, Trial
-from penstock.observe.doctor.trials.batch_source import InlineSource, RepeatedBatchSource
+from penstock.observe.doctor.trials.batch_source import BatchSource, InlineSource, RepeatedBatchSource
 from penstock.observe.doctor.trials.examined_loop import run_loop
 from penstock.observe.doctor.trials.later_epochs import order_of
 from penstock.observe.doctor.trials.time_budget import TrialsDoneError
@@ -50,7 +50,12 @@ def _run(program: Callable[[Callable[[], None]], None]) -> TrialScheduler:
     """Examine a program, which gets what it is to call in each step."""
     clock = Clock()
     scheduler = TrialScheduler(
-        lambda loader, has_step: [InlineSource(AS_IS, lambda: loader), RepeatedBatchSource(FREE)], _SECONDS, clock
+        lambda loader, has_step: [
+            (BatchSource if loader.num_workers else InlineSource)(AS_IS, lambda: loader),
+            RepeatedBatchSource(FREE),
+        ],
+        _SECONDS,
+        clock,
     )
     try:
         run_loop(lambda: program(clock.step), scheduler)
@@ -69,10 +74,10 @@ def _train(loader: DataLoader[Any], step: Callable[[], None]) -> None:
 _DATA = Numbered(64)
 
 
-def _by_ranks(*, sets_epoch: bool, epochs: int = 50) -> Callable[[Callable[[], None]], None]:
+def _by_ranks(*, sets_epoch: bool, epochs: int = 50, num_workers: int = 0) -> Callable[[Callable[[], None]], None]:
     def program(step: Callable[[], None]) -> None:
         sampler = DistributedSampler(_DATA, num_replicas=2, rank=0)
-        loader = DataLoader(_DATA, batch_size=4, sampler=sampler)
+        loader = DataLoader(_DATA, batch_size=4, sampler=sampler, num_workers=num_workers)
         for epoch in range(epochs):
             if sets_epoch:
                 sampler.set_epoch(epoch)
@@ -95,6 +100,12 @@ def test_epochs_of_a_distributed_sampler_without_set_epoch_are_found_to_be_the_s
     assert (found.name, found.is_uncertain) == ("same-order", False)
     assert "set_epoch(epoch)" in found.remedy
     assert _run(_by_ranks(sets_epoch=True, epochs=epochs)).epoch_orders is None
+
+
+def test_workers_are_stopped_while_the_program_begins_its_next_epochs() -> None:
+    seen = _run(_by_ranks(sets_epoch=False, num_workers=1)).epoch_orders
+    assert seen is not None
+    assert seen.epochs == 3
 
 
 def _seeded_again(step: Callable[[], None]) -> None:

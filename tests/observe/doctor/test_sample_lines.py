@@ -309,7 +309,7 @@ def test_what_every_step_does_is_named_with_what_it_costs(line: str, calls: str,
     assert "train.py:9" in diagnosis.findings[0].evidence
     for other in (
         replace(found, turns_fraction=0.1),  # once in a while
-        replace(found, fraction=0.3),
+        replace(found, fraction=0.15),
         replace(found, line="train.py:9: loss.backward()", calls="torch._tensor.Tensor.backward"),
     ):
         assert diagnose(replace(measured, step_lines=(other,))).findings == ()

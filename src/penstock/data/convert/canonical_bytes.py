@@ -50,16 +50,12 @@ def encode_sample(sample: Mapping[str, Any]) -> list[bytes | memoryview]:
 def _normalize(array: np.ndarray) -> np.ndarray:
     """Return the array little-endian, in C order and with one kind of NaN."""
     array = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    if array.dtype.kind == "c":
-        flat = array.reshape(-1).view(array.real.dtype)
-    elif array.dtype.kind == "f":
-        flat = array.reshape(-1)
-    else:
+    if array.dtype.kind not in "fc":
         return array
+    flat = array.reshape(-1).view(array.real.dtype)
     missing = np.isnan(flat)
     if missing.any():
-        flat = np.where(missing, flat.dtype.type(np.nan), flat)
-        return flat.view(array.dtype).reshape(array.shape)
+        return np.where(missing, flat.dtype.type(np.nan), flat).view(array.dtype).reshape(array.shape)
     return array
 
 

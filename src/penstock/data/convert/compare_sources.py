@@ -55,18 +55,9 @@ def sum_records(
 def iter_samples(
     context: TaskContext, spec: SourceSpec, ranges: tuple[RecordRange, ...], errors: Errors
 ) -> Iterator[Sample]:
-    """Yield the samples of a source's ranges; broken records are left out if `errors` is "skip"."""
-    reader = context.reader(spec)
-    for one in ranges:
-        try:
-            for record in reader.records(one):
-                if not isinstance(record, RecordError):
-                    yield record
-                elif errors == "raise":
-                    raise record
-        except RecordError:
-            if errors == "raise":
-                raise
+    """Return the samples of a source's ranges; broken records are left out if `errors` is "skip"."""
+    records = context.reader(spec).read_ranges(ranges, errors)
+    return (record for record in records if not isinstance(record, RecordError))
 
 
 def compare_sources(

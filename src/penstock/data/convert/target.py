@@ -142,7 +142,7 @@ class Target:
         if overwrite:
             for stale in sorted(set(self.existing_files()) - set(names)):
                 os.remove(stale)
-        sync_folder(os.path.dirname(self.path) or ".")
+        sync(os.path.dirname(self.path) or ".")
         clear_partial_folder(self.partial_folder)
         return names
 
@@ -171,23 +171,8 @@ def remove(path: str) -> None:
         os.remove(path)
 
 
-def sync_file(path: str) -> None:
-    """Sync a file, or all files of a folder, to the disk."""
-    if not os.path.isdir(path):
-        _sync(path)
-        return
-    for folder, _, names in os.walk(path):
-        for name in names:
-            _sync(os.path.join(folder, name))
-        _sync(folder)
-
-
-def sync_folder(path: str) -> None:
-    """Sync the names in a folder to the disk."""
-    _sync(path)
-
-
-def _sync(path: str) -> None:
+def sync(path: str) -> None:
+    """Sync a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -195,8 +180,13 @@ def _sync(path: str) -> None:
         os.close(descriptor)
 
 
+def files_of(path: str) -> list[str]:
+    """Return a file, or all files of a folder, sorted."""
+    if not os.path.isdir(path):
+        return [path]
+    return sorted(os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+
+
 def nbytes_of(path: str) -> int:
     """Return the bytes of a file, or of all files of a folder."""
-    if not os.path.isdir(path):
-        return os.path.getsize(path)
-    return sum(os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names)
+    return sum(map(os.path.getsize, files_of(path)))

@@ -28,7 +28,7 @@ import numpy as np
 from penstock.core.errors import SourceError
 
 _MAGIC = b"penstock samples"
-_VERSION = 1
+_VERSION = 2
 _HEAD = struct.Struct("<16sQQ32s")
 _CRC = struct.Struct("<I")
 _END_AT = 128
@@ -125,7 +125,7 @@ class SampleFile:
 
     def _entry(self, fd: int, place: int) -> Entry | None:
         found = os.pread(fd, _ENTRY_NBYTES, self._entry_at(place))
-        if found != _sealed(found[: _ENTRY.size], place):
+        if found != _with_crc(found[: _ENTRY.size], place):
             return None
         offset, nbytes, crc = _ENTRY.unpack_from(found)
         return offset, nbytes, crc
@@ -186,7 +186,7 @@ class SampleFile:
         if has_crc:
             for part in content:
                 crc = zlib.crc32(part, crc)
-        os.pwrite(fd, _sealed(_ENTRY.pack(end, nbytes, crc), place), self._entry_at(place))
+        os.pwrite(fd, _with_crc(_ENTRY.pack(end, nbytes, crc), place), self._entry_at(place))
         return True
 
     # ── the descriptor ──────────────────────────────────────────────────────────────────────────────────────
@@ -228,12 +228,8 @@ def _close(fd: int) -> None:
         os.close(fd)
 
 
-def _with_crc(content: bytes) -> bytes:
-    return content + _CRC.pack(zlib.crc32(content))
-
-
-def _sealed(entry: bytes, place: int) -> bytes:
-    return entry + _CRC.pack(zlib.crc32(entry, place & 0xFFFFFFFF))
+def _with_crc(content: bytes, place: int = 0) -> bytes:
+    return content + _CRC.pack(zlib.crc32(content, place & 0xFFFFFFFF))
 
 
 def _difference(found: bytes, wanted: bytes) -> str:

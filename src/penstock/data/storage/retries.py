@@ -25,16 +25,11 @@ class TransientError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retries:
-    """The limits that `RetryBudget` enforces."""
+    """The limits that `RetryBudget` enforces: options of `Storage`, which says what they are."""
 
     max_retries: int = 8
-    """Retries in a row: progress resets the count."""
-
     timeout_s: float = 120.0
-    """From the first failure to the last retry."""
-
     stall_s: float = 15.0
-    """Silence of a server that counts as a failure; its connection is closed."""
 
     def __post_init__(self) -> None:
         if self.max_retries < 0 or self.timeout_s <= 0 or self.stall_s <= 0:

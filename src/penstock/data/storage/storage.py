@@ -139,7 +139,11 @@ class Storage:
         """
         path = strip_file_scheme(path)
         try:
-            file = self._open_remote(path, copies=not offset) if is_remote(path) else open(path, "rb")  # noqa: SIM115
+            file: BinaryIO
+            if is_remote(path):
+                file = self._open_version(path, self.file_versions([path])[0], copies=not offset)
+            else:
+                file = open(path, "rb")  # noqa: SIM115
             if offset:
                 file.seek(offset)
         except OSError as error:
@@ -181,7 +185,7 @@ class Storage:
                 rest = io.BufferedReader(remote, _BUFFER_NBYTES).read(max(0, limit - len(data)))
             return data[:limit] + rest
         if request.cache is not None:
-            keep(partial(_keep, request.cache, _copy_name(request.url, version), data))
+            keep(partial(_keep, request.cache, copy_name(request.url, version), data))
         return data[:limit]
 
     def nbytes(self, path: str) -> int:
@@ -221,7 +225,7 @@ class Storage:
             return path
         version = file_versions([path], self._retries())[0]
         cache = DiskCache(self.cache or user_folder("remote"), self.cache_nbytes)
-        return cache.path(_copy_name(path, version), version.nbytes, lambda copy: self._download(path, version, copy))
+        return cache.path(copy_name(path, version), version.nbytes, lambda copy: self._download(path, version, copy))
 
     def _listed(self, kind: Literal["find", "glob"], place: str) -> Sequence[Any]:
         def ask() -> Any:
@@ -229,13 +233,10 @@ class Storage:
 
         return listed(kind, place, ask)
 
-    def _open_remote(self, url: str, *, copies: bool) -> BinaryIO:
-        return self._open_version(url, file_versions([url], self._retries())[0], copies=copies)
-
     def _open_version(self, url: str, version: FileVersion, *, copies: bool) -> BinaryIO:
         copy = None
         if self.cache is not None:
-            cache, name = DiskCache(self.cache, self.cache_nbytes), _copy_name(url, version)
+            cache, name = DiskCache(self.cache, self.cache_nbytes), copy_name(url, version)
             complete = cache.open(name, version.nbytes)
             if complete is not None:
                 return complete
@@ -287,10 +288,6 @@ def _local_version(path: str) -> FileVersion:
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error}") from error
     return FileVersion(status.st_size, str(status.st_mtime_ns))
-
-
-def _copy_name(url: str, version: FileVersion) -> str:
-    return copy_name(url, version.nbytes, version.version)
 
 
 def _has_wildcards(url: str) -> bool:

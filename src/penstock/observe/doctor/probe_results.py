@@ -79,6 +79,17 @@ class ConstantSeed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SharedLock:
+    """A lock that all workers share, and that a sample holds."""
+
+    line: str
+    """The line that takes it, with its file."""
+
+    fraction: float
+    """Of the samples' time, in which it is held."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SampleCosts:
     """What samples cost when one process makes them one by one, and collates them."""
 
@@ -144,6 +155,9 @@ class SampleCosts:
 
     constant_seed: ConstantSeed | None = None
     """The first line that seeds a generator with the same number for every sample."""
+
+    shared_lock: SharedLock | None = None
+    """The lock between processes that samples hold longest; None where they hold none."""
 
     not_finite: tuple[object, ...] = ()
     """Samples with a NaN or an infinite value, among the first that were made."""

@@ -115,6 +115,11 @@ class Thresholds:
     asleep_fraction: float = _threshold(
         0.4, "of a worker's time", "of two workers that share a lock each sleeps for half, while the other one has it"
     )
+    locked_workers: float = _threshold(
+        1.3,
+        "workers that hold one lock on average",
+        "what one lock needs of their time; with less they hardly wait for it",
+    )
     transport_fraction: float = _threshold(
         0.5, "of the time to make a batch", "with more than this, workers do not scale because of the transport"
     )
@@ -208,6 +213,11 @@ class Thresholds:
     repeated_samples: int = _threshold(5, "samples", "a file that fewer of them read may be theirs by chance")
     repeated_fraction: float = _threshold(
         0.9, "of the samples", "what nearly all read does not depend on the sample, but for a shard of many samples"
+    )
+    wasted_step_fraction: float = _threshold(
+        0.2,
+        "of the step's time",
+        "what need not be done in every step is worth a change sooner than what has to be done",
     )
     line_turns: float = _threshold(0.5, "of the steps", "a line that is seen in fewer is not what every step does")
     estimated_fraction: float = _threshold(

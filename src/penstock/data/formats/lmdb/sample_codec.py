@@ -1,9 +1,11 @@
 """One sample as bytes, and back: what an LMDB value holds.
 
-    offset 0    4 bytes   "PSK" and a byte 2: magic, version
+    offset 0    4 bytes   "PSK" and a byte 1: magic, version
            4    uint32    CRC-32 of everything behind it
            8    uint32    bytes of the header
-          12    header    the sample's fields as JSON, see stored_fields.py; the shape of text and bytes is [bytes]
+          12    uint32    fields
+          16    header    for each field: kind (uint8), dtype (uint8, by its place in DTYPES), dimensions (uint16),
+                          bytes of its name (uint32), bytes of its value (uint64), sizes (uint64 each), name (UTF-8)
                 values    in the fields' order; each begins at a multiple of 16
 
 Integers are little-endian. A value is an array's or a number's bytes (C order, little-endian), text in UTF-8, or bytes.
@@ -12,28 +14,34 @@ Nothing of it is ever executed, and every size is checked against the bytes that
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 import zlib
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from penstock.core.errors import SourceError
-from penstock.data.formats.stored_fields import MAX_DIMENSIONS, array_of, parse_fields
-from penstock.data.schema import DTYPES, Field, Sample, Schema, field_of, plain
+from penstock.data.schema import DTYPES, Sample, Schema, plain
 
-MAGIC = b"PSK\x02"
-_PREFIX = struct.Struct("<4sII")
+MAGIC = b"PSK\x01"
+
+_KINDS = ("array", "number", "text", "bytes")
+_PREFIX = struct.Struct("<4sIII")
+_FIELD = struct.Struct("<BBHIQ")
 _ALIGNMENT = 16
-_MAX_HEADER_NBYTES = 1 << 20
+_MOST_DIMENSIONS = 32
+_MOST_HEADER_NBYTES = 1 << 20
+_MOST_NBYTES = 1 << 48
+"""Of an array without its empty dimensions: NumPy multiplies them too."""
 
 
 def why_unsupported(schema: Schema) -> str:
     """Return why samples of this schema would not come back as they were; "" if they would.
 
+    >>> from penstock.data.schema import Field
     >>> why_unsupported({"x": Field("array", "float16", (None, 2))})
     ''
     >>> why_unsupported({"x": Field("number", "longdouble")})
@@ -42,8 +50,8 @@ def why_unsupported(schema: Schema) -> str:
     for name, field in schema.items():
         if field.kind in ("array", "number") and field.dtype not in DTYPES:
             return f"field {name!r} is {field.words()}, which has no portable layout"
-        if len(field.shape) > MAX_DIMENSIONS:
-            return f"field {name!r} has {len(field.shape)} dimensions; {MAX_DIMENSIONS} are the most"
+        if len(field.shape) > _MOST_DIMENSIONS:
+            return f"field {name!r} has {len(field.shape)} dimensions; {_MOST_DIMENSIONS} are the most"
     return ""
 
 
@@ -56,19 +64,23 @@ def pack(sample: Sample) -> bytes:
     >>> unpack(pack({"x": np.arange(3), "name": "a"}))
     {'x': array([0, 1, 2]), 'name': 'a'}
     """
-    fields, values = {}, []
+    head, values = [], []
     for name, value in sample.items():
-        field, raw = _encode(name, plain(value))
-        fields[name] = [field.kind, field.dtype, field.shape if field.dtype else [len(raw)]]
+        kind, dtype, shape, raw = _raw(name, plain(value))
+        label = name.encode()
+        head.append(_FIELD.pack(_KINDS.index(kind), dtype, len(shape), len(label), len(raw)))
+        head.append(struct.pack(f"<{len(shape)}Q", *shape))
+        head.append(label)
         values.append(raw)
-    header = json.dumps(fields, separators=(",", ":")).encode()
-    if len(header) > _MAX_HEADER_NBYTES:
+    header = b"".join(head)
+    if len(header) > _MOST_HEADER_NBYTES:
         raise SourceError(
-            f"{len(sample)} fields need a header of {len(header)} bytes; {_MAX_HEADER_NBYTES} are the most"
+            f"{len(sample)} fields need a header of {len(header)} bytes; {_MOST_HEADER_NBYTES} are the most"
         )
-    parts, at = [struct.pack("<I", len(header)), header], _PREFIX.size + len(header)
+    parts = [struct.pack("<II", len(header), len(sample)), header]
+    at = _PREFIX.size + len(header)
     for raw in values:
-        parts += [bytes(-at % _ALIGNMENT), raw]
+        parts += [b"\0" * (-at % _ALIGNMENT), raw]
         at += -at % _ALIGNMENT + len(raw)
     body = b"".join(parts)
     return MAGIC + struct.pack("<I", zlib.crc32(body)) + body
@@ -83,61 +95,106 @@ def unpack(data: Any) -> Sample:
     view = memoryview(data)
     if len(view) < _PREFIX.size:
         raise SourceError(f"{len(view)} bytes are too few for a packed sample")
-    magic, crc, nbytes = _PREFIX.unpack_from(view)
+    magic, crc, header_nbytes, count = _PREFIX.unpack_from(view)
     if magic != MAGIC:
         raise SourceError(f"it begins with {magic!r}, and a packed sample with {MAGIC!r}")
-    if nbytes > min(len(view) - _PREFIX.size, _MAX_HEADER_NBYTES):
-        raise SourceError(f"a header of {nbytes} bytes does not fit: there are {len(view)} bytes in all")
+    if header_nbytes > min(len(view) - _PREFIX.size, _MOST_HEADER_NBYTES):
+        raise SourceError(f"a header of {header_nbytes} bytes does not fit: there are {len(view)} bytes in all")
     if zlib.crc32(view[8:]) != crc:
         raise SourceError("its CRC-32 does not match: it is truncated or corrupt")
-    fields, end = _layout(bytes(view[_PREFIX.size : _PREFIX.size + nbytes]))
+    places, end = _layout(bytes(view[_PREFIX.size : _PREFIX.size + header_nbytes]), count)
     if end != len(view):
         raise SourceError(f"it needs {end} bytes, and has {len(view)}")
-    sample: Sample = {}
-    for name, field, start, stop in fields:
+    return {place.name: place.value(view) for place in places}
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a field lies in a packed sample, and what it is."""
+
+    name: str
+    kind: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    at: int
+    nbytes: int
+
+    def value(self, view: memoryview) -> Any:
+        if self.kind == "bytes":
+            return bytes(view[self.at : self.at + self.nbytes])
+        if self.kind == "text":
+            try:
+                return str(view[self.at : self.at + self.nbytes], "utf-8")
+            except UnicodeDecodeError as error:
+                raise SourceError(f"field {self.name!r} is no UTF-8: {error}") from error
+        if not self.nbytes:
+            return np.empty(self.shape, self.dtype)
+        array = np.ndarray(self.shape, self.dtype, view, self.at)
+        if self.dtype.kind == "b" and array.view(np.uint8).max() > 1:
+            raise SourceError(f"field {self.name!r} is bool, and holds bytes that are neither 0 nor 1")
+        return array if self.kind == "array" else array[()]
+
+
+def _raw(name: str, value: Any) -> tuple[str, int, tuple[int, ...], bytes]:
+    """Return a value's kind, the number of its dtype, its shape and its bytes."""
+    if isinstance(value, bytes):
+        return "bytes", 0, (), value
+    if isinstance(value, str):
         try:
-            sample[name] = _decode(field, view[start:stop])
-        except ValueError as error:
-            raise SourceError(f"field {name!r} {error}") from error
-    return sample
-
-
-def _encode(name: str, value: Any) -> tuple[Field, bytes]:
-    field = field_of(value)
-    why = why_unsupported({name: field})
-    if why:
-        raise SourceError(why)
-    if field.dtype:
-        return field, value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
-    try:
-        return field, value if field.kind == "bytes" else value.encode()
-    except UnicodeEncodeError as error:
-        raise SourceError(f"field {name!r} is no valid text: {error}") from error
-
-
-def _decode(field: Field, raw: memoryview) -> Any:
-    if field.kind == "bytes":
-        return bytes(raw)
-    if field.kind == "text":
-        return str(raw, "utf-8")
-    array = array_of(raw, field.dtype, field.shape)  # type: ignore[arg-type]  # no size is None
-    return array if field.kind == "array" else array[()]
+            return "text", 0, (), value.encode()
+        except UnicodeEncodeError as error:
+            raise SourceError(f"field {name!r} is no valid text: {error}") from error
+    dtype = value.dtype.newbyteorder("=").name
+    if dtype not in DTYPES or value.ndim > _MOST_DIMENSIONS:
+        raise SourceError(f"field {name!r} is {dtype} of {value.ndim} dimensions, which cannot be packed")
+    kind = "array" if isinstance(value, np.ndarray) else "number"
+    return kind, DTYPES.index(dtype), value.shape, value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 @lru_cache(maxsize=64)
-def _layout(header: bytes) -> tuple[list[tuple[str, Field, int, int]], int]:
-    """Return fields and where each begins and ends, and where the sample ends. Samples of one shape share this."""
+def _layout(header: bytes, count: int) -> tuple[tuple[_Place, ...], int]:
+    """Return where a sample's fields lie, and where it ends. Samples of one shape share one header, and this."""
+    places: dict[str, _Place] = {}
+    at, end = 0, _PREFIX.size + len(header)
+    for _ in range(count):
+        if at + _FIELD.size > len(header):
+            raise SourceError(f"its header of {len(header)} bytes ends before its {count} fields do")
+        kind, dtype, dimensions, name_nbytes, nbytes = _FIELD.unpack_from(header, at)
+        at += _FIELD.size
+        if kind >= len(_KINDS) or dtype >= len(DTYPES) or dimensions > _MOST_DIMENSIONS:
+            raise SourceError(f"a field of kind {kind}, dtype {dtype} and {dimensions} dimensions is unknown")
+        if at + 8 * dimensions + name_nbytes > len(header):
+            raise SourceError(f"its header of {len(header)} bytes ends before its {count} fields do")
+        shape = struct.unpack_from(f"<{dimensions}Q", header, at)
+        at += 8 * dimensions
+        name = _name(header[at : at + name_nbytes], places)
+        at += name_nbytes
+        end += -end % _ALIGNMENT
+        places[name] = _Place(name, _KINDS[kind], np.dtype(DTYPES[dtype]).newbyteorder("<"), shape, end, nbytes)
+        _check(places[name])
+        end += nbytes
+    if at != len(header):
+        raise SourceError(f"its {count} fields end at byte {at} of a header of {len(header)} bytes")
+    return tuple(places.values()), end
+
+
+def _name(raw: bytes, taken: dict[str, _Place]) -> str:
     try:
-        fields = parse_fields(header)[1]
-    except ValueError as error:
-        raise SourceError(f"its header {error}") from error
-    places, end = [], _PREFIX.size + len(header)
-    for name, field in fields.items():
-        is_numbers = field.kind in ("array", "number")
-        is_known = field.dtype in DTYPES if is_numbers else not field.dtype and len(field.shape) == 1
-        if not is_known or field.is_ragged or (field.kind == "number" and field.shape):
-            raise SourceError(f"its header lists {name!r} as {field}")
-        start = end + -end % _ALIGNMENT
-        end = start + math.prod(size or 0 for size in field.shape) * np.dtype(field.dtype or "u1").itemsize
-        places.append((name, field, start, end))
-    return places, end
+        name = raw.decode()
+    except UnicodeDecodeError as error:
+        raise SourceError(f"a field's name is no UTF-8: {error}") from error
+    if name in taken:
+        raise SourceError(f"it has two fields named {name!r}")
+    return name
+
+
+def _check(place: _Place) -> None:
+    """Raise SourceError unless a field's shape needs exactly its bytes."""
+    is_numbers = place.kind in ("array", "number")
+    needed = math.prod(place.shape) * place.dtype.itemsize if is_numbers else place.nbytes
+    is_bounded = math.prod(size or 1 for size in place.shape) * place.dtype.itemsize <= _MOST_NBYTES
+    if needed != place.nbytes or not is_bounded or (place.shape and place.kind != "array"):
+        raise SourceError(
+            f"field {place.name!r} is {place.kind} of {place.dtype.name}{list(place.shape)}, and has {place.nbytes} "
+            "bytes"
+        )

@@ -23,7 +23,6 @@ import numpy as np
 
 from penstock.core.errors import SourceError
 from penstock.data.formats.images import image_codec
-from penstock.data.formats.stored_fields import parse_fields
 from penstock.data.formats.tar.fields import (
     INTEGER,
     JSON,
@@ -97,17 +96,24 @@ class TarSchema:
         if not text.startswith('{"penstock":'):
             return None
         try:
-            found, schema = parse_fields(text)
-            count, suffixes = found["count"], {name: one[3] for name, one in found["fields"].items() if name != KEY}
-        except (ValueError, TypeError, LookupError) as error:
-            raise SourceError(f"its comment on its fields: {error}") from error
+            found = json.loads(text)
+            fields = {
+                name: (Field(kind, dtype, tuple(shape)), suffix)
+                for name, (kind, dtype, shape, suffix) in found["fields"].items()
+            }
+            count = found["count"]
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise SourceError(f"its comment on its fields cannot be understood: {error}") from error
         if found["penstock"] != _VERSION:
             raise SourceError(f"a later version of penstock wrote it: {found['penstock']}")
-        if not all(isinstance(suffix, str) for suffix in suffixes.values()):
-            raise SourceError(f"its comment lists impossible suffixes {suffixes}")
+        for field, suffix in fields.values():
+            are_texts = all(isinstance(word, str) for word in (field.dtype, suffix))
+            if field.kind not in ("array", "number", "text", "bytes") or not are_texts:
+                raise SourceError(f"its comment lists an impossible field {field}")
         if count is not None and (type(count) is not int or count < 0):
             raise SourceError(f"its comment lists {count} samples")
-        return cls(schema, suffixes, count)
+        schema = {name: field for name, (field, _) in fields.items()}
+        return cls(schema, {name: suffix for name, (_, suffix) in fields.items() if name != KEY}, count)
 
 
 class BySchema:

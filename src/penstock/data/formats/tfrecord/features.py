@@ -17,6 +17,7 @@ as they were. It is JSON, the same in every record of a file: {NAME: [kind, dtyp
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,9 +26,9 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import SourceError
-from penstock.data.formats.stored_fields import array_of, parse_fields
 from penstock.data.formats.tfrecord.example import Values, serialize_entry
 from penstock.data.formats.tfrecord.protobuf_wire import MalformedError
+from penstock.data.formats.tfrecord.protobuf_wire import field as wire_field
 from penstock.data.schema import Field, Sample, Schema, fitted
 
 MARK = "__penstock__"
@@ -104,7 +105,7 @@ def why_unsupported(schema: Schema) -> str:
 
 
 class SchemaEncoder:
-    """Turns samples of one schema into the entries of an Example.
+    """Turns samples of one schema into Examples.
 
     Args:
         schema: of the samples.
@@ -112,10 +113,10 @@ class SchemaEncoder:
     Raises:
         SourceError: the schema is not supported.
 
-    >>> from penstock.data.formats.tfrecord.example import parse_features, wrap_entries
+    >>> from penstock.data.formats.tfrecord.example import parse_features
     >>> marked = SchemaEncoder({"x": Field("array", "uint8", (None,))})
     >>> sample = {"x": np.arange(3, dtype=np.uint8)}
-    >>> features = parse_features(wrap_entries(marked.entries(sample)))
+    >>> features = parse_features(marked.example(sample))
     >>> SchemaDecoder.parse(features[MARK]).sample(features)
     {'x': array([0, 1, 2], dtype=uint8)}
     """
@@ -128,8 +129,8 @@ class SchemaEncoder:
         words = {name: [field.kind, field.dtype, field.shape] for name, field in schema.items()}
         self._mark = serialize_entry(MARK, [json.dumps(words, separators=(",", ":")).encode()])
 
-    def entries(self, sample: Sample) -> bytes:
-        """Return the entries of one sample, one after another.
+    def example(self, sample: Sample) -> bytes:
+        """Return the Example of one sample.
 
         Raises:
             SourceError: it does not fit the schema.
@@ -140,7 +141,7 @@ class SchemaEncoder:
             found.append(serialize_entry(name, _features_of(field, value)))
             if field.is_ragged:
                 found.append(serialize_entry(name + _SHAPE, value.shape))
-        return b"".join(found)
+        return wire_field(1, b"".join(found))
 
 
 def _features_of(field: Field, value: Any) -> Any:
@@ -193,11 +194,17 @@ class SchemaDecoder:
 @lru_cache(maxsize=64)
 def _marks(text: bytes) -> SchemaDecoder:
     try:
-        schema = parse_fields(text)[1]
-    except ValueError as error:
-        raise MalformedError(f"its feature {MARK} {error}") from error
-    if other := next((field.dtype for field in schema.values() if field.dtype and field.dtype not in _DTYPES), None):
-        raise MalformedError(f"its feature {MARK} lists the dtype {other!r}")
+        words = json.loads(text)
+        schema = {name: Field(kind, dtype, tuple(shape)) for name, (kind, dtype, shape) in words.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise MalformedError(f"its feature {MARK} cannot be understood: {error}") from error
+    for field in schema.values():
+        numbers = field.kind in ("array", "number")
+        sizes = all(size is None or (type(size) is int and size >= 0) for size in field.shape)
+        if field.kind not in ("array", "number", "text", "bytes") or not sizes:
+            raise MalformedError(f"its feature {MARK} lists {field}")
+        if numbers and str(field.dtype) not in _DTYPES:
+            raise MalformedError(f"its feature {MARK} lists the dtype {field.dtype!r}")
     return SchemaDecoder(schema)
 
 
@@ -231,11 +238,17 @@ def _shape(features: Mapping[str, Values], name: str, field: Field) -> tuple[int
 
 
 def _array(values: Values, name: str, field: Field, shape: tuple[Any, ...]) -> np.ndarray:
+    dtype = _DTYPES[field.dtype]
     raw: Any = values if isinstance(values, np.ndarray) else values[0] if len(values) == 1 else None
     is_float = isinstance(values, np.ndarray) and values.dtype == np.float32
     if raw is None or (not is_float if field.dtype == "float32" else not isinstance(raw, bytes)):
         raise MalformedError(f"its field {name!r} is no {field.words()}")
+    nbytes = raw.nbytes if isinstance(raw, np.ndarray) else len(raw)
+    if nbytes != math.prod(shape) * dtype.itemsize:
+        raise MalformedError(f"its field {name!r} has {nbytes} bytes for the shape {shape} of {field.dtype}")
     try:
-        return array_of(raw.view(np.uint8) if is_float else raw, field.dtype, shape).astype(_DTYPES[field.dtype])
-    except ValueError as error:
-        raise MalformedError(f"its field {name!r} {error}") from error
+        if isinstance(raw, np.ndarray):
+            return raw.reshape(shape).astype(dtype)
+        return np.ndarray(shape, dtype.newbyteorder("<"), raw).astype(dtype)
+    except (ValueError, OverflowError) as error:  # no bytes, and yet a dimension that is too large, or too many
+        raise MalformedError(f"its field {name!r} cannot have the shape {shape[:_MOST_DIMENSIONS]}: {error}") from error

@@ -101,8 +101,11 @@ def _unknown(measured: Measurements) -> Finding:
 def _healthy(measured: Measurements) -> Finding:
     free = measured.gain_of(FREE)
     tried = ""
-    if free is not None:
+    if free is not None and free.rounds > 1:
         tried = f"; with loading free it is {free.median:.2f} times as fast ({free.low:.2f} … {free.high:.2f})"
+    most = THRESHOLDS.worthwhile_gain / max(1e-9, 1 - stall_fraction(measured))
+    if tried and not measured.settings.num_workers and required(free).median >= most:
+        tried += ", more than what it waits: the time of its steps varies with other programs"
     busy = "; other programs take the processors from its workers, and without them it would not wait"
     return Finding(
         name=HEALTHY,

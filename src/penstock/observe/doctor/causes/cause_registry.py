@@ -27,10 +27,10 @@ NOT_ABOUT_LOADING: tuple[Cause, ...] = (
     worker_memory.pickled_for_each_worker,
     worker_memory.shm_too_small,
     worker_memory.prefetches_much,
+    *step.STEP_PATTERNS,
     step.sync_every_step,
     step.non_blocking_from_pageable,
     step.pinned_without_accelerator,
-    *step.STEP_PATTERNS,
 )
 """Causes about the step and about memory: they ask for a change, and do not explain why a loop waits for data."""
 

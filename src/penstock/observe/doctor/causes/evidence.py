@@ -228,3 +228,12 @@ def describe_trial(measured: Measurements, trial: Trial) -> str:
     if gain is None:
         return f"{trial.name}: not tried"
     return f"{trial.name}: {gain.median:.2f} times as fast ({gain.low:.2f} … {gain.high:.2f} in {gain.rounds} rounds)"
+
+
+def place_of(line: str) -> str:
+    """Return the file and number of a line.
+
+    >>> place_of("train.py:12: x = load(path)")
+    'train.py:12'
+    """
+    return line.partition(": ")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.observe.doctor.causes.cause import cause, required
+from penstock.observe.doctor.causes.evidence import place_of
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.record.finding import Finding
@@ -88,7 +89,7 @@ def constant_seed(measured: Measurements) -> Finding | None:
         cause="Every sample seeds a generator with the same number, so all samples get the same random numbers.",
         evidence=f"seed {found.seed} in each of {found.samples} different samples: {found.line}",
         remedy=(
-            f"{found.line.partition(': ')[0]}: take it out; workers seed the global generators of Python, NumPy and "
+            f"{place_of(found.line)}: take it out; workers seed the global generators of Python, NumPy and "
             "torch, differently in each epoch. To repeat a run, seed once, before the loader is made"
         ),
     )

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 from penstock.core.units import size_text
 from penstock.observe.doctor.causes.cause import cause, required
-from penstock.observe.doctor.causes.evidence import OF_SAMPLES, describe_line, loading_matters, loading_parts_s
+from penstock.observe.doctor.causes.evidence import (
+    OF_SAMPLES,
+    describe_line,
+    loading_matters,
+    loading_parts_s,
+    place_of,
+)
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import HotLine
 from penstock.observe.doctor.thresholds import THRESHOLDS
@@ -98,7 +104,7 @@ LINE_PATTERNS = (
     LinePattern(
         "opened-for-each-sample",
         re.compile(
-            r" (gzip|bz2|lzma|zipfile|tarfile|h5py|zarr|lmdb|dbm(\.\w+)?|shelve)\.(?!decompress)"
+            r" (gzip|bz2|lzma|zipfile|tarfile|h5py|zarr|lmdb|dbm(\.\w+)?|shelve)\.(?!decompress|_hl\.dataset|core\.)"
             r"|\b(gzip|bz2|lzma|tarfile|dbm(\.\w+)?|shelve)\.open\(|ZipFile\(|h5py\.File\("
         ),
         "Every sample opens an archive, a store or a compressed file, and reads through it from its beginning.",
@@ -188,7 +194,7 @@ def read_again_for_each_sample(measured: Measurements) -> Finding | None:
         name="read-again-for-each-sample",
         cause=f"Every sample {what} again: {read.name}.",
         evidence=f"{read.fraction:.0%} of a sample's time, in each of {read.samples} samples: {read.line}",
-        remedy=f"{read.line.partition(': ')[0]}: {remedy}",
+        remedy=f"{place_of(read.line)}: {remedy}",
         gain=gain_without(read.fraction, measured),
     )
 
@@ -204,7 +210,7 @@ def same_for_every_sample(measured: Measurements) -> Finding | None:
         name="same-for-every-sample",
         cause="Every sample computes anew what is the same for all of them: nothing of the sample goes into it.",
         evidence=f"{fraction:.0%} of a sample's time: {'; '.join(map(describe_line, lines))}",
-        remedy=f"{place_of(lines[0])}: compute it once, in __init__, and keep it in an attribute",
+        remedy=f"{place_of(lines[0].line)}: compute it once, in __init__, and keep it in an attribute",
         gain=gain_without(fraction, measured),
     )
 
@@ -218,7 +224,9 @@ def reads_more_than_it_keeps(measured: Measurements) -> Finding | None:
     fraction = sum(line.fraction for line in reading)
     if fraction < THRESHOLDS.line_fraction or not loading_matters(measured) or is_known(measured):
         return None
-    if read_nbytes < max(THRESHOLDS.reread_nbytes, THRESHOLDS.reread_factor * kept_nbytes):
+    has_chunks = any(_CHUNKED.search(line.calls) for line in reading)  # which are decompressed, too
+    least_nbytes = 0 if has_chunks else THRESHOLDS.reread_nbytes
+    if read_nbytes < max(least_nbytes, THRESHOLDS.reread_factor * kept_nbytes):
         return None
     return Finding(
         name="reads-more-than-it-keeps",
@@ -228,7 +236,9 @@ def reads_more_than_it_keeps(measured: Measurements) -> Finding | None:
             f"sample's time: {'; '.join(map(describe_line, reading))}"
         ),
         remedy=(
-            f"{place_of(reading[0])}: read only the part that the sample needs: np.load(..., mmap_mode='r') or "
+            f"{place_of(reading[0].line)}: "
+            + ("write it anew in chunks of about a sample (chunks=(1, ...)), without gzip; or " if has_chunks else "")
+            + "read only the part that the sample needs: np.load(..., mmap_mode='r') or "
             "torch.load(..., mmap=True), opened once for each file and kept; penstock.open(...); or chunks of the size "
             "of a sample"
         ),
@@ -237,6 +247,7 @@ def reads_more_than_it_keeps(measured: Measurements) -> Finding | None:
 
 
 _READS = re.compile(r"\bload\w*\(|\bread\w*\(|\bopen\w*\(|\bfromfile\(|\[.*\]| (numpy|torch|h5py|zarr|pyarrow)\.")
+_CHUNKED = re.compile(r"^(h5py\._hl\.dataset|zarr\.)")
 
 
 def is_known(measured: Measurements) -> bool:
@@ -244,11 +255,6 @@ def is_known(measured: Measurements) -> bool:
     return any(pattern.find(measured) for pattern in LINE_PATTERNS) or (
         read_again_for_each_sample.find(measured) is not None
     )
-
-
-def place_of(line: HotLine) -> str:
-    """Return the file and number of a line."""
-    return line.line.partition(": ")[0]
 
 
 @cause("threads-hold-each-other", "samples")

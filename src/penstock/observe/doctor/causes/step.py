@@ -85,7 +85,8 @@ class StepPattern:
         now = required(measured.as_is)
         for line in measured.step_lines:
             is_such = self.pattern.search(f"{line.line} {line.calls}") is not None
-            if not is_such or line.turns_fraction < THRESHOLDS.line_turns or line.fraction < THRESHOLDS.line_fraction:
+            is_often = line.turns_fraction >= THRESHOLDS.line_turns
+            if not is_such or not is_often or line.fraction < THRESHOLDS.wasted_step_fraction:
                 continue
             of_loop = line.fraction * (1 - (now.wait_fraction or 0.0))
             if 1 / (1 - of_loop) < THRESHOLDS.worthwhile_gain:

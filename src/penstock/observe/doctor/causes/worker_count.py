@@ -13,10 +13,12 @@ from penstock.observe.doctor.causes.evidence import (
     is_unclear,
     loading_matters,
     loading_parts_s,
+    outweighs_step,
+    place_of,
     transport_and_collate_s,
 )
 from penstock.observe.doctor.measurements import Measurements
-from penstock.observe.doctor.probe_results import HotLine
+from penstock.observe.doctor.probe_results import HotLine, SharedLock
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import (
     FEWER_WORKERS,
@@ -109,11 +111,13 @@ def _loop_times(measured: Measurements) -> LoopTimes:
 def waiting_samples(measured: Measurements) -> Finding | None:
     """Samples wait for a disk or a network, and more workers would wait side by side."""
     own, samples, gain = measured.settings, required(measured.samples), measured.gain_of(MORE_WORKERS)
+    if outweighs_step(measured) and (required(measured.as_is).wait_fraction or 0.0) < THRESHOLDS.stall_fraction:
+        gain = None  # behind a step that other programs delay, no number of workers shows
     if not own.num_workers or own.is_iterable or not loading_matters(measured) or _is_refuted(gain):
         return None
     times, cores = _loop_times(measured), measured.machine.usable_cores
     workers = workers_to_try(times, cores, own.num_workers)
-    if not times.waits or workers == own.num_workers or _take_turns(measured):
+    if not times.waits or workers == own.num_workers or _take_turns(measured) or _lock_that_limits(measured):
         return None
     is_seen = measured.worker_activity is not None or not measured.machine.is_busy
     is_open = is_unclear(gain) or (gain is None and not is_seen)
@@ -185,6 +189,17 @@ def workers_do_not_scale(measured: Measurements) -> Finding | None:
     gain = measured.gain_of(MORE_WORKERS)
     if own.num_workers < 2 or now.batch_s is None or not loading_matters(measured):
         return None
+    lock = _lock_that_limits(measured)
+    if lock is not None:
+        return Finding(
+            name="workers-do-not-scale",
+            cause="Every sample holds a lock that all workers share, so they run one at a time.",
+            evidence=f"held for {lock.fraction:.0%} of a sample's time, with {own.num_workers} workers: {lock.line}",
+            remedy=(
+                f"{place_of(lock.line)}: hold it only for what must not be done twice at the same time, or give each "
+                "worker its own of what workers share"
+            ),
+        )
     if not _take_turns(measured) and (measured.machine.is_busy or not _compute_in_turns(measured, gain)):
         return None
     activity = measured.worker_activity
@@ -202,6 +217,14 @@ def workers_do_not_scale(measured: Measurements) -> Finding | None:
             f"request at a time){_longest_line(samples.lines)}"
         ),
     )
+
+
+def _lock_that_limits(measured: Measurements) -> SharedLock | None:
+    """Return the lock that lets fewer workers run side by side than there are; None without one."""
+    lock = required(measured.samples).shared_lock
+    if lock is None or lock.fraction < THRESHOLDS.line_fraction:
+        return None
+    return lock if lock.fraction * measured.settings.num_workers >= THRESHOLDS.locked_workers else None
 
 
 def _take_turns(measured: Measurements) -> bool:

@@ -47,10 +47,16 @@ def cache_in_each_worker(measured: Measurements) -> Finding | None:
             f"memory grew by {size_text(growth.nbytes)}; {measured.settings.num_workers} workers do so"
         ),
         remedy=(
-            f"fill {growth.growing_attribute} before the workers start, with tensors or arrays that they share; or "
-            "limit its size"
+            "limit its size (maxsize=), or keep what is made in arrays that workers share, before they start"
+            if _is_lru_cache(growth)
+            else f"fill {growth.growing_attribute} before the workers start, with tensors or arrays that they share; "
+            "or limit its size"
         ),
     )
+
+
+def _is_lru_cache(growth: CopyOnWrite) -> bool:
+    return growth.growing_attribute.startswith("the lru_cache")
 
 
 def _grows(growth: CopyOnWrite) -> bool:
@@ -79,8 +85,10 @@ def kept_by_the_dataset(measured: Measurements) -> Finding | None:
             "the same samples once more"
         ),
         remedy=(
-            f"take {growth.growing_attribute} out of the dataset, whose copy in a worker the training process never "
-            "sees: return what is to be kept with the sample; or bound it: collections.deque(maxlen=...)"
+            "limit its size (maxsize=), or take it off: what it is asked for is new each time, in each worker"
+            if _is_lru_cache(growth)
+            else f"take {growth.growing_attribute} out of the dataset, whose copy in a worker the training process "
+            "never sees: return what is to be kept with the sample; or bound it: collections.deque(maxlen=...)"
         ),
     )
 

@@ -7,11 +7,12 @@ that grows the first time and not the second is such copies, or a cache.
 
 from __future__ import annotations
 
+import functools
 import gc
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -20,9 +21,11 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
+from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.probe_results import CopyOnWrite
 from penstock.observe.doctor.probes import proc
 from penstock.observe.doctor.probes.sample_calls import iter_sample_calls
+from penstock.observe.doctor.probes.step_calls import NOT_THE_USERS
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
 _WARM_UP_SAMPLES = 8
@@ -30,6 +33,7 @@ _MOST_SAMPLES = 4000
 _SIZED_OBJECTS = 500
 _NESTED_DATASETS = 4
 _GRACE_S = 1.0
+_CACHE = functools._lru_cache_wrapper
 
 
 def measure_copy_on_write(loader: DataLoader[Any], seconds: float) -> CopyOnWrite | None:
@@ -85,13 +89,18 @@ def find_object_heavy_attribute(dataset: Any) -> tuple[str, int, int] | None:
 def _attributes(dataset: Any) -> Mapping[str, Any]:
     """Return the attributes of a dataset, and of the dataset that it wraps (as a Subset does)."""
     found: dict[str, Any] = {}
+    for one in _nested(dataset):
+        found = {**getattr(one, "__dict__", {}), **found}
+    return found
+
+
+def _nested(dataset: Any) -> Iterator[Any]:
     for _ in range(_NESTED_DATASETS):
+        yield dataset
         own = getattr(dataset, "__dict__", {})
-        found = {**own, **found}
         if "dataset" not in own:
             break
         dataset = own["dataset"]
-    return found
 
 
 def _size(value: Any) -> int:
@@ -131,8 +140,23 @@ def _run_child(loader: DataLoader[Any], seconds: float, pipe: Connection) -> Non
 
 
 def _lengths(dataset: Any) -> dict[str, int]:
-    return {
-        f"self.{name}": len(value)
-        for name, value in _attributes(dataset).items()
-        if isinstance(value, list | dict | set) or (isinstance(value, np.ndarray | torch.Tensor) and value.ndim > 0)
-    }
+    return {name: length for name, value in _places(dataset).items() if (length := _length(value)) is not None}
+
+
+def _places(dataset: Any) -> Mapping[str, Any]:
+    """Return what may grow with a dataset: its attributes, and caches and containers of the user's modules."""
+    found = {f"self.{name}": value for name, value in _attributes(dataset).items()}
+    for kind in map(type, _nested(dataset)):
+        module = vars(sys.modules.get(kind.__module__, kind))
+        if not str(module.get("__file__") or "").startswith((PACKAGE_FOLDER, *NOT_THE_USERS)):
+            around = [*vars(kind).items(), *module.items()]
+            found.update((f"the lru_cache of {name}", value) for name, value in around if isinstance(value, _CACHE))
+            kept = [(name, value) for name, value in module.items() if not name.startswith("__")]
+            found.update((name, value) for name, value in kept if type(value) in (list, dict, set))
+    return found
+
+
+def _length(value: Any) -> int | None:
+    if isinstance(value, list | dict | set) or (isinstance(value, np.ndarray | torch.Tensor) and value.ndim > 0):
+        return len(value)
+    return value.cache_info().currsize if isinstance(value, _CACHE) else None

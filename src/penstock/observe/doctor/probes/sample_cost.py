@@ -20,6 +20,7 @@ from penstock.observe.doctor.probes import proc
 from penstock.observe.doctor.probes.batch_values import all_finite
 from penstock.observe.doctor.probes.constant_seeds import SeedRecorder
 from penstock.observe.doctor.probes.dataset_profile import DatasetProfile
+from penstock.observe.doctor.probes.held_locks import LockRecorder
 from penstock.observe.doctor.probes.image_decode import ImageDecodeRecorder
 from penstock.observe.doctor.probes.line_sampler import LineSampler
 from penstock.observe.doctor.probes.repeated_reads import ReadRecorder
@@ -52,6 +53,7 @@ class SampleProbe:
         self._lines = LineSampler()
         self._reads = ReadRecorder()
         self._seeds = SeedRecorder()
+        self._locks = LockRecorder()
         self._other_threads_s = 0.0
         self._not_finite: list[Any] = []
         self._types = FieldTypes()
@@ -105,6 +107,7 @@ class SampleProbe:
             lines=self._lines.lines(),
             repeated_read=self._reads.result(self._lines),
             constant_seed=self._seeds.result(),
+            shared_lock=self._locks.result(),
             not_finite=tuple(self._not_finite),
             type_changes=self._types.changes(),
             other_threads_cores=self._other_threads_s / self._wall_s if self._wall_s else 0.0,
@@ -155,7 +158,7 @@ class SampleProbe:
         with self._lines:
             for index, make in itertools.chain(calls, iter_sample_calls(self._loader)):
                 try:
-                    with self._reads.sample(index):
+                    with self._reads.sample(index), self._locks.sample():
                         self._lines.is_paused = False
                         make()
                 except StreamEndedError:

@@ -32,7 +32,7 @@ _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler, Distrib
 _EPOCHS = 3
 """One that does not change its order every time, as where two passes share an epoch, has changed it by the third."""
 _DRAWN = 256
-_TIME, _LEAST_S = 0.15, 0.5
+_TIME, _LEAST_S = 0.2, 0.5
 """Of the trials' time, what the program may take to begin its later epochs."""
 
 

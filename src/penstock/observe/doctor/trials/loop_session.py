@@ -150,9 +150,9 @@ class LoopSession:
             self._keep_window(self._budget.clock())
         return self._rotation.trials()
 
-    def pause(self) -> None:
+    def rest(self) -> None:
         """Stop the workers of the source that has fed the loop last."""
-        self._rotation.current.pause()
+        self._rotation.rest()
 
     def close(self) -> None:
         """Close all sources."""

@@ -109,6 +109,11 @@ class SourceRotation:
             source.resume()
         return True
 
+    def rest(self) -> None:
+        """Stop the current source, after the last round; the program goes on with one thread if that was tried."""
+        self.current.pause()
+        self._set_threads(1)
+
     def trials(self) -> tuple[Trial, ...]:
         """Return what every source has shown."""
         return tuple(

@@ -175,7 +175,7 @@ class TrialScheduler:
             later = self.later_epochs
             if later is None or self.is_cycled or not self._session.is_complete or not later.begin():
                 raise
-            self._session.pause()
+            self._session.rest()
             raise StopIteration from None
 
     def tick(self) -> None:

@@ -19,7 +19,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _CHANGES = frozenset(
     {
         *("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "os.symlink", "shutil.rmtree"),
-        *("shutil.move", "os.kill", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen"),
+        *("shutil.move", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen"),
         *("socket.connect", "sqlite3.connect"),
     }
 )
