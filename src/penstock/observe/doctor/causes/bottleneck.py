@@ -190,6 +190,9 @@ def _bound(measured: Measurements) -> Finding:
     waits = f"the loop waits for data {now.wait_fraction:.0%} of its time" if measured.has_step else "the loader alone"
     if measured.has_step and free is not None:
         waits += f", and is {free.median:.1f} times as fast with loading free"
+    slowdown = step_slowdown(measured)
+    if slowdown is not None and slowdown >= THRESHOLDS.step_slowdown_verdict and measured.settings.num_workers:
+        waits += f", because its step, too, takes {slowdown:.1f} times as long beside its workers"
     if outweighs_step(measured) and (now.wait_fraction or 0.0) < THRESHOLDS.stall_fraction:
         waits += "; other programs delay its step, which would wait on a quiet machine"
     return Finding(
