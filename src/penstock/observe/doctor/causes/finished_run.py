@@ -6,6 +6,8 @@ loops waited.
 
 from __future__ import annotations
 
+import shlex
+
 from penstock.core.units import size_text
 from penstock.observe.doctor.causes.epochs import order_that_repeats
 from penstock.observe.doctor.thresholds import THRESHOLDS
@@ -81,10 +83,15 @@ def _waiting(loader: LoaderRecord, record: RunRecord) -> Finding | None:
                 name="loading-bound",
                 cause="The step waits for a loader that is not penstock's.",
                 evidence=f"{_waited_text(loader)} ({iterator_text(loader)})",
-                remedy="`penstock doctor module:function` shows which part of loading takes the time",
+                remedy=f"{_doctor(record)} shows which part of loading takes the time",
             )
         case stage:
             return _bottleneck(loader, record, stage)
+
+
+def _doctor(record: RunRecord) -> str:
+    """Return the command that examines the same program."""
+    return f"`penstock doctor {shlex.join(record.command)}`"
 
 
 def _waited_text(loader: LoaderRecord) -> str:
@@ -114,7 +121,8 @@ def _start_up(loader: LoaderRecord) -> Finding | None:
 
 def _bottleneck(loader: LoaderRecord, record: RunRecord, stage: Waiting) -> Finding:
     counted, stages = loader.statistics, loader.statistics.stages
-    where = "this process" if counted.worker_type == "inline" else f"{counted.workers} workers"
+    workers = f"{counted.workers} worker{'s' * (counted.workers > 1)}"
+    where = "this process" if counted.worker_type == "inline" else workers
     times = LoopTimes.of(counted)
     slept = f" ({percent_text(times.waiting_fraction)} of it waiting, for a disk or a network)" if times.waits else ""
     evidence = (
@@ -165,7 +173,7 @@ def _more_workers(loader: LoaderRecord, record: RunRecord) -> int:
 
 def _remedy(stage: Waiting, loader: LoaderRecord, record: RunRecord) -> str:
     counted = loader.statistics
-    doctor = "`penstock doctor module:function` shows which part of it"
+    doctor = f"{_doctor(record)} shows which part of it"
     if stage == "collate":
         return f"return tensors or arrays of one shape from __getitem__, so that they can be stacked; {doctor}"
     if stage == "transport":
