@@ -184,6 +184,18 @@ def test_a_schedule_holds_after_every_block() -> None:
         assert abs(sources[begin:end].mean() - part) <= 2 / (end - begin) + 0.5 * (part < 1) * 1024 / (end - begin)
 
 
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_source_of_weight_0_begins_when_the_schedule_gives_it_a_weight(stop: Any) -> None:
+    schedule = {np.int64(40): [1, torch.tensor(1.0)]}
+    one = penstock.mix([(Numbers(0, 100), 1), (Numbers(1000, 30), 0.0)], stop=stop, schedule=schedule, shuffle=True)
+    for epoch in range(2):
+        one.set_epoch(epoch)
+        found = [*one]
+        assert max(found[:40]) < 1000
+        assert sum(number >= 1000 for number in found) == one.counts[1] >= 30
+    assert len({*found}) == 130 or stop == "first_exhausted"
+
+
 def test_epochs_of_a_scheduled_mixture_continue_each_source() -> None:
     one = order([1, 4], [60, 100], stop="never", length=150, schedule={70: [3, 0]})
     seen: list[list[int]] = [[], []]
@@ -275,6 +287,12 @@ def test_lengths_that_are_equal_give_each_source_its_part_of_the_tokens_after_ev
         given_so_far = np.cumsum([np.eye(3)[one.locate(place)[0]] for place in range(len(one))], axis=0)[1023::1024]
         parts = weights / means / sum(weights / means)
         assert np.abs(given_so_far - np.arange(1024, 20_481, 1024)[:, None] * parts).max() < 4
+
+
+def test_lengths_may_be_fractions_such_as_seconds() -> None:
+    lengths = [[0.5] * 100, [1.5] * 100]
+    one = penstock.mix([(Numbers(0, 100), 1), (Numbers(0, 100), 1)], lengths=lengths, stop="never", length=400)
+    assert one.counts == (300, 100)
 
 
 def test_weights_of_a_schedule_are_parts_of_the_tokens_too() -> None:
@@ -485,9 +503,17 @@ def test_index_and_options_are_checked() -> None:
         ([([1], 1)], {"stop": "never"}, "needs the length of an epoch"),
         ([([1], 1)], {"length": 3}, "do not go together"),
         ([([1], 1)], {"stop": "never", "length": 0}, "at least 1"),
+        ([([1], 1)], {"stop": "never", "length": 2.5}, "length must be a whole number, not 2.5"),
+        ([([1], 1)], {"seed": None}, "seed must be a whole number, not None"),
+        ([([1], 1)], {"epochs": 2}, "needs one, and there are only 2"),
+        ([([1], 1)], {"schedule": [(1, [2])]}, "schedule is {position: "),
+        ([([1], 1)], {"schedule": {1: {"web": 2}}}, "weights by name"),
+        ([[1], [2]], {}, "is no pair"),
+        ([([1], 0), ([1], 0)], {"stop": "never", "length": 4, "schedule": {2: [1, 1]}}, "no first sample"),
         ([(Numbers(0, 3).stream(), 1)], {}, "takes samples by number"),
     ):
         with pytest.raises(OptionError, match=words):
             penstock.mix(sources, **options)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="0 or more"):
-        one.set_epoch(-1)
+    for epoch, words in ((-1, "0 or more"), (1.5, "whole number")):
+        with pytest.raises(OptionError, match=words):
+            one.set_epoch(epoch)  # type: ignore[arg-type]

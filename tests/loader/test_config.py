@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader as TorchDataLoader
 
 from penstock import DataLoader, OptionError
 from penstock.loader.dataloader import config_of, runtime_of
@@ -86,12 +87,31 @@ def test_a_subclass_may_have_attributes_with_any_names() -> None:
         ({"pin_memory": "yes"}, "pin_memory must be True, False, 'auto' or .* not 'yes'"),
         ({"max_worker_crashes": None}, "max_worker_crashes must be a whole number"),
         ({"uneven": "cut"}, "'pad', 'drop' or 'join'"),
+        ({"device": 1}, "device=1 is not a device: give a name as in 'cuda:1'"),
+        ({"device": object}, "is not a device"),
+        ({"device_bytes": True}, "device_bytes: True is not a size"),
+        ({"seed": True}, "seed must be a whole number, not True"),
+        ({"seed": 1 << 80}, "seed must be at most 9223372036854775807, not 1208925819614629174706176"),
+        ({"errors": ValueError}, "errors must be 'raise', 'skip' or a callable .* not <class 'ValueError'>"),
+        ({"keep_batch_size": "yes"}, "keep_batch_size must be True or False, not 'yes'"),
+        ({"worker_type": "ray://"}, "'ray://host:port', not 'ray://'"),
         ({"sampler": [0], "distributed": True}, "leave them out"),
     ],
 )
 def test_an_argument_is_refused_before_anything_is_started(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         DataLoader(range(4), **arguments)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_no_batch_of_indices_raises_torchs_error(workers: int) -> None:
+    for kind in (TorchDataLoader, DataLoader):
+        with pytest.raises(TypeError, match="'int' object is not iterable"):
+            list(kind(range(4), batch_sampler=[5], num_workers=workers))  # type: ignore[list-item]
+
+
+def test_a_timeout_that_is_no_number_is_none() -> None:
+    assert len(list(DataLoader(range(4), num_workers=1, timeout=float("nan")))) == 4
 
 
 def test_sizes_may_be_text() -> None:

@@ -28,7 +28,9 @@ from torch.utils.data import (
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+import penstock
 from penstock import DataLoader
+from penstock.loader import dataloader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -518,3 +520,36 @@ def test_a_dimension_of_one_keeps_the_stride_that_torch_gives_it_in_a_worker(bat
     samples += [torch.randn(20).as_strided((1, 20), (7, 1))]
     for workers in (0, 1):
         compare(samples, batch_size=batch_size, num_workers=workers, collate_fn=default_convert)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("of", ["mixture", "stream"])
+def test_in_the_place_of_torchs_loader_no_pass_is_another_epoch_than_with_torchs(
+    of: str, persistent: bool, workers: int
+) -> None:
+    def passes(kind: Any) -> list[list[int]]:
+        dataset: Any
+        if of == "mixture":
+            dataset = penstock.mix([(range(30), 2), (range(100, 120), 1)], shuffle=True).map(int)
+        else:
+            dataset = ThirtyNumbers().stream().shuffle(seed=3, shuffle_block=8)
+        loader = kind(dataset, batch_size=4, num_workers=workers, persistent_workers=persistent and workers > 0)
+        found = []
+        for epoch in (None, None, 4, None):
+            if epoch is not None:
+                dataset.set_epoch(epoch)
+            found.append([number for batch in loader for number in batch.tolist()])
+        return found
+
+    assert passes(dataloader.DataLoader) == passes(TorchDataLoader)
+    first, second, *_ = passes(DataLoader)
+    assert first != second
+
+
+class ThirtyNumbers(penstock.Source):
+    def __len__(self) -> int:
+        return 30
+
+    def read(self, index: int) -> int:
+        return index

@@ -53,7 +53,7 @@ class Inspect:
     def run(self, args: argparse.Namespace) -> int:
         """Inspect and print."""
         from penstock.data.inspect import inspect
-        from penstock.data.inspect.inspection_text import render
+        from penstock.data.inspect.inspection import render
 
         found = inspect(
             args.path,

@@ -46,7 +46,7 @@ def to_nbytes(name: str, size: Any, *, least: int = 0) -> int:
         nbytes = _parse_size(size) if isinstance(size, str) else operator.index(size)
     except (TypeError, ValueError):
         nbytes = int(size) if isinstance(size, float) and size.is_integer() else -1
-    if nbytes < least:
+    if nbytes < least or isinstance(size, bool):
         bound = f" of at least {least} bytes" if least else ""
         raise OptionError(f"{name}: {size!r} is not a size{bound}; write it as in '24GiB', '800MB' or 4096")
     return nbytes

@@ -146,7 +146,7 @@ class Writer(Protocol):
         """Append a sample.
 
         Raises:
-            SourceError: it does not fit the schema.
+            SourceError: it does not fit the schema, or cannot be written.
         """
 
     def close(self) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import IterableDataset
 
 from penstock.core.errors import OptionError, TransportError
@@ -57,7 +60,7 @@ def mix(
         shuffle: read each source in a random order, another one each time it begins again. Without it, sources are
             read in their own order, which suits those that are stored in chunks.
         schedule: weights that change within an epoch: {position: the weight of each source from there on}. A weight
-            there may be 0: no samples of that source, for the time being.
+            may be 0 for the time being, also at the beginning: no samples of that source.
         epochs: how many passes over each source are "all of its samples", by `stop`; a half is 0.5, and 1 is usual.
             With "all_exhausted_without_replacement" each source gives exactly so many.
         lengths: weights are parts of all tokens (or whatever these count), not of samples: for each source how many its
@@ -74,17 +77,16 @@ def mix(
     >>> [*mixture], mixture.counts, mixture.locate(2)
     (['a0', 'a1', 'b0', 'a2', 'a3', 'a4', 'b1'], (5, 2), (1, 0))
     """
-    pairs = [*(sources.items() if isinstance(sources, Mapping) else sources)]
+    pairs = _pairs(sources)
+    seed, length = _whole("seed", seed), None if length is None else _whole("length", length)
     check_stop(stop, length)
-    if not pairs:
-        raise OptionError("a mixture needs at least one source")
     opened = [_source(source) for source, _ in pairs]
-    weights = [_positive(weight, f"the weight of source {place}") for place, (_, weight) in enumerate(pairs)]
     sizes = [len(source) for source in opened]
     if not all(sizes):
         raise OptionError(f"source {sizes.index(0)} of this mixture has no samples; leave it out")
-    check_schedule(schedule or {}, len(sizes), length)
-    changes = {position: [*map(_plain, later)] for position, later in (schedule or {}).items()}
+    changes = _changes(schedule or {})
+    check_schedule(changes, len(sizes), length)
+    weights = _first_weights([_plain(weight) for _, weight in pairs], [*changes.values()])
     if lengths is not None:
         means = _means(lengths, sizes)
         weights = _per_sample(weights, means)
@@ -102,9 +104,57 @@ def mix(
     return Mixture(opened, order)
 
 
+def _pairs(sources: Any) -> list[tuple[Any, Any]]:
+    try:
+        pairs = [(source, weight) for source, weight in (sources.items() if isinstance(sources, Mapping) else sources)]
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            "a mixture is made of {source: weight, ...} or of pairs, [(source, weight), ...], and something in "
+            f"{type(sources).__qualname__} is no pair: {error}"
+        ) from error
+    if not pairs:
+        raise OptionError("a mixture needs at least one source")
+    return pairs
+
+
+def _changes(schedule: Any) -> dict[Any, list[Any]]:
+    try:
+        if any(isinstance(later, Mapping) for later in schedule.values()):
+            raise TypeError("weights by name instead of in the order of the sources")
+        return {_plain(position): [*map(_plain, later)] for position, later in schedule.items()}
+    except (AttributeError, TypeError) as error:
+        raise OptionError(
+            "schedule is {position: [the weight of each source, in their order], ...}, and this is none: "
+            f"{schedule!r} ({error})"
+        ) from error
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise OptionError(f"{name} must be a whole number, not {value!r}") from None
+
+
+def _first_weights(weights: list[Any], later: list[Sequence[float]]) -> list[Any]:
+    """Return the weights at the beginning: 0 is one for a source to which the schedule gives a weight later."""
+    comes_later = [any(one) for one in zip(*later, strict=True)] or [False] * len(weights)
+    first = [
+        0 if comes and _is_zero(weight) else _positive(weight, f"the weight of source {place}")
+        for place, (weight, comes) in enumerate(zip(weights, comes_later, strict=True))
+    ]
+    if not any(first):
+        raise OptionError("all weights of this mixture are 0 at its beginning, so it has no first sample; raise one")
+    return first
+
+
+def _is_zero(weight: Any) -> bool:
+    return isinstance(weight, int | float) and weight == 0
+
+
 def _plain(number: Any) -> Any:
-    """Return a number of Python's: NumPy's overflow in fractions."""
-    return number.item() if isinstance(number, np.generic) else number
+    """Return a number of Python's: NumPy's overflow in fractions, and torch's are none for them."""
+    return number.item() if isinstance(number, np.generic | torch.Tensor) else number
 
 
 def _means(lengths: Sequence[float | Sequence[int]], sizes: list[int]) -> list[Fraction]:
@@ -117,7 +167,9 @@ def _means(lengths: Sequence[float | Sequence[int]], sizes: list[int]) -> list[F
             continue
         if np.shape(one) != (size,) or np.min(one) < 0:
             raise OptionError(f"lengths: source {place} needs one of 0 or more for each of its {size} samples")
-        means.append(Fraction(_positive(int(np.sum(one, dtype=np.int64)), f"the tokens of source {place}"), size))
+        whole = np.asarray(one).dtype.kind in "biu"
+        total = np.sum(one, dtype=np.int64 if whole else np.float64)
+        means.append(Fraction(_positive(total, f"the tokens of source {place}")) / size)
     return means
 
 
@@ -135,12 +187,13 @@ def _limits(epochs: Sequence[float], sizes: list[int], stop: Stop) -> list[int]:
 
 
 def _check_each(name: str, values: Sequence[Any], sizes: list[int]) -> None:
-    if len(values) != len(sizes):
-        raise OptionError(f"{name}: each of the {len(sizes)} sources needs one, and there are {len(values)}")
+    count = len(values) if hasattr(values, "__len__") else f"only {values!r}"
+    if count != len(sizes):
+        raise OptionError(f"{name}: each of the {len(sizes)} sources needs one, and there are {count}")
 
 
 def _source(source: Any) -> Any:
-    found = open_source(source) if isinstance(source, str) else source
+    found = open_source(source) if isinstance(source, str | os.PathLike) else source
     has_numbers = hasattr(found, "__getitem__") and hasattr(found, "__len__")
     if isinstance(found, IterableDataset) or not has_numbers:
         raise OptionError(
@@ -196,7 +249,7 @@ class Mixture(Source):
 
     def set_epoch(self, epoch: int) -> None:
         """Have the samples of another epoch, in this process and in workers; not while a loop reads them."""
-        if epoch < 0:
+        if _whole("an epoch", epoch) < 0:
             raise OptionError(f"an epoch is 0 or more, not {epoch}")
         self._epoch.value = epoch
         self._is_epoch_set = True

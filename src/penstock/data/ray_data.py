@@ -129,11 +129,7 @@ class RayDataset(IterableDataset[dict[str, Any]]):
             )
         if self._share is None:
             self._share = _rank_share(self._ds) if self._is_whole else self._ds
-        return self._batches() if self._batch_size is not None else self._rows()
-
-    def _batches(self) -> Iterator[dict[str, Any]]:
-        assert self._batch_size is not None
-        return self._read(self._batch_size)
+        return self._rows() if self._batch_size is None else self._read(self._batch_size)
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         for columns in self._read(_BLOCK_ROWS):

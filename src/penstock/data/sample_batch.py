@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -55,9 +54,7 @@ class SamplesAhead:
         entered.source, entered.samples = self._source, samples
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         entered.source, entered.samples = self._outer
 
 

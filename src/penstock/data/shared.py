@@ -131,7 +131,7 @@ class SharedList(Sequence[_Item]):
             parts = SharedBytes(8 * len(items))
             parts.memory[:] = memoryview(numbers).cast("B")
         else:
-            parts = _ragged(items, _encode_text if kind == "text" else _encode_object, name)
+            parts = _ragged(items, kind, name)
         return cls(parts, kind, len(items), range(len(items)))
 
     def __len__(self) -> int:
@@ -194,20 +194,12 @@ def _reader(memory: memoryview, kind: str, count: int) -> Callable[[int], Any]:
     return lambda place: loads(content[starts[place] : starts[place + 1]])
 
 
-def _encode_text(item: str) -> bytes:
-    return item.encode("utf-8", "surrogatepass")
-
-
-def _encode_object(item: Any) -> bytes:
-    return pickle.dumps(item, 5)
-
-
-def _ragged(items: Sequence[Any], encode: Callable[[Any], bytes], name: Callable[[int], str]) -> SharedBytes:
+def _ragged(items: Sequence[Any], kind: str, name: Callable[[int], str]) -> SharedBytes:
     starts = np.zeros(len(items) + 1, np.int64)
     chunks = deque([bytearray()])
     for place, item in enumerate(items):
         try:
-            content = encode(item)
+            content = item.encode("utf-8", "surrogatepass") if kind == "text" else pickle.dumps(item, 5)
         except Exception as error:
             raise UnpicklableError(
                 f"{name(place)} ({type(item).__qualname__}) cannot be pickled, and penstock.shared keeps what it holds "
@@ -315,8 +307,7 @@ def _hash_in_any_process(key: Any) -> int:
     (True, 3158260905562333828)
     """
     if isinstance(key, str):
-        content = key.encode("utf-8", "surrogatepass")
-        return zlib.crc32(content) | (len(content) & 0x7FFFFFFF) << 32
+        key = key.encode("utf-8", "surrogatepass")
     if key is None:
         return 0
     if isinstance(key, Number):

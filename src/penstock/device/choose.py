@@ -25,6 +25,11 @@ def device_of(wanted: str | torch.device | Device) -> Device:
         'cpu'
     """
     if not isinstance(wanted, (str, torch.device)):
+        if not hasattr(wanted, "is_host"):
+            raise OptionError(
+                f"device={wanted!r} is not a device: give a name as in 'cuda:1', a torch.device, or a "
+                "penstock.device.Device"
+            )
         return wanted
     if str(wanted) == "sim":
         return _shared_sim()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils.data import BatchSampler
+from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from penstock.core.errors import OptionError
 from penstock.data.source import Source
@@ -40,6 +43,10 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
     """
     fingerprint_of(config, runtime)
     runtime.owner = None
+    if config.is_simple and runtime.resume is None and not is_stateful(config.dataset):
+        ends = _previous_ends(config, runtime) if config.is_iterable else []
+        if not ends or ends[0][0] is None:  # the iterator of a stream keeps no state either
+            return _begin_simple(config, runtime)
     resume, runtime.resume, runtime.loaded = _following_set_epoch(config, runtime), None, None
     if resume is not None and resume.generator is not None and config.generator is not None:
         config.generator.set_state(resume.generator)
@@ -51,17 +58,18 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
     digest = _begin_digest(config, runtime, resume, number)
     batch_cursor, (base_seed, epoch_seed) = _draw(config, runtime, resume, number, base_seed, digest)
     runtime.next_epoch, runtime.is_epoch_set = number + 1, False
-    stream_epoch = _begin_dataset(config, resume, number)
+    stream_epoch = _begin_dataset(config, resume, number, runtime.epoch)
     shards, turn = _shards(config, resume, epoch_seed, ends)
-    shards = tuple(replace(shard, stream_epoch=stream_epoch) for shard in shards)
-    if isinstance(config.dataset, Stream) and not _counts_passes(config) and all(shard.has_ended for shard in shards):
+    if stream_epoch is not None:
+        shards = tuple(replace(shard, stream_epoch=stream_epoch) for shard in shards)
+    if config.is_own_stream and not _counts_passes(config) and all(shard.has_ended for shard in shards):
         config.dataset.skip_pass()
     if before_end is not None:
         shards = (replace(shards[0], before_end=before_end),)
     size = (config.batch_size or 1) if config.is_iterable else None
     runtime.epoch = EpochState(
         number=number,
-        indices=iter(config.index_sampler) if batch_cursor is None else batch_cursor,
+        indices=_stream_requests(config.index_sampler) if batch_cursor is None else batch_cursor,
         base_seed=base_seed,
         epoch_seed=epoch_seed,
         shards=shards,
@@ -75,6 +83,34 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
         digest=digest,
         collectives=collective_count() if resume is None and _draws_by_epoch(config) else None,
         keeps_dataset=_keeps_dataset(config),
+    )
+    return runtime.epoch
+
+
+def _begin_simple(config: LoaderConfig, runtime: LoaderRuntime) -> EpochState:
+    """Begin a whole pass of a `LoaderConfig.is_simple`: what a short pass takes is mostly its beginning."""
+    number = runtime.next_epoch
+    runtime.next_epoch, runtime.is_epoch_set, runtime.loaded = number + 1, False, None
+    digest, sampler, cursor = _begin_digest(config, runtime, None, number), config.index_sampler, None
+    if not config.is_iterable:
+        cursor = BatchCursor(sampler, runtime.order, draws_ahead=config.arrives_on_device, handed_out=digest)
+    base_seed, epoch_seed = _seeds(config, None, number, None)
+    shards: tuple[StreamShard, ...] = ()
+    if config.is_iterable:
+        shards = (StreamShard(number=0, of=0, rank=config.rank, epoch_seed=epoch_seed, is_restored=False),)
+    runtime.epoch = EpochState(
+        number=number,
+        indices=_stream_requests(sampler) if cursor is None else cursor,
+        base_seed=base_seed,
+        epoch_seed=epoch_seed,
+        batch_cursor=cursor,
+        shards=shards,
+        shard_cursor=StreamCursor(shards, 0, config.batch_size or 1) if shards else None,
+        rank=config.rank,
+        world=config.world_size,
+        order=runtime.order,
+        digest=digest,
+        keeps_dataset=True,
     )
     return runtime.epoch
 
@@ -151,8 +187,8 @@ def _draws_by_epoch(config: LoaderConfig) -> bool:
     """Return whether ranks share out samples in an order that depends on the epoch, so that all must be in the same."""
     if not _has_others(config):
         return False
-    if isinstance(config.dataset, Stream):
-        return config.dataset.order.shuffle
+    if config.is_own_stream:
+        return bool(config.dataset.order.shuffle)
     has_epochs = isinstance(config.dataset, Source) and config.dataset.epoch is not None
     return isinstance(config.sampler, RankSampler) and (config.sampler.shuffle or has_epochs)
 
@@ -170,10 +206,11 @@ def _repeat_if_alone(config: LoaderConfig, runtime: LoaderRuntime) -> None:
     and all ranks of a program tell the same, without waiting for each other.
     """
     left = runtime.epoch
-    shares_out = config.is_distributed or isinstance(config.dataset, Stream)
-    if left is None or not _has_others(config) or not shares_out or (left.finished and not left.ran_alone):
+    if left is None or not _has_others(config) or (left.finished and not left.ran_alone):
         return
-    if isinstance(config.dataset, Stream) and left.stream_epoch is not None and not config.dataset.is_epoch_set:
+    if not (config.is_distributed or config.is_own_stream):
+        return
+    if config.is_own_stream and left.stream_epoch is not None and not config.dataset.is_epoch_set:
         config.dataset.set_epoch(left.stream_epoch)
     if runtime.is_epoch_set or getattr(config.sampler, "is_epoch_set", False):
         return
@@ -210,7 +247,7 @@ def _begin_digest(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume |
     counters.share = _share(config, runtime)
     if not config.is_iterable:
         return digest
-    if isinstance(config.dataset, Stream):
+    if config.is_own_stream:
         is_whole = resume is None or not resume.has_begun or resume.digest is not None
         digest.reason = "" if is_whole else "the stream was resumed from the states of other ranks"
     elif not is_stateful(config.dataset):
@@ -222,9 +259,9 @@ def _begin_digest(config: LoaderConfig, runtime: LoaderRuntime, resume: Resume |
 
 def _share(config: LoaderConfig, runtime: LoaderRuntime) -> tuple[int, int] | None:
     """Return which share of the samples this rank is handed, of how many; None where that is not known."""
-    if isinstance(config.dataset, Stream):
-        return config.rank, config.world_size
-    if config.is_iterable or not runtime.order.is_known:
+    if config.is_iterable:
+        return (config.rank, config.world_size) if config.is_own_stream else None
+    if not runtime.order.is_known:
         return None
     return runtime.order.share.rank, runtime.order.share.world
 
@@ -286,16 +323,18 @@ def _batch_cursor(
     )
 
 
-def _begin_dataset(config: LoaderConfig, resume: Resume | None, number: int) -> int | None:
+def _begin_dataset(config: LoaderConfig, resume: Resume | None, number: int, previous: EpochState | None) -> int | None:
     """Return the epoch of one of penstock's streams or mixtures; None for other datasets.
 
-    A stream counts by itself, from the resumed epoch; a mixture has the loader's.
+    A stream counts by itself, from the resumed epoch; a mixture has the loader's. A loader in the place of torch's
+    leaves both in theirs, as torch's does: only workers that persist count the passes over a stream, and these do not
+    see `set_epoch`.
     """
     stream = config.dataset
     if isinstance(stream, Source):
         if resume is not None and resume.stream_epoch is not None:
             stream.set_epoch(resume.stream_epoch)
-        epoch = stream.begin_epoch(number)
+        epoch = stream.begin_epoch(number) if config.counts_epochs else stream.epoch
         if epoch is not None and config.worker_type == "ray" and config.persistent_workers:
             raise OptionError(
                 "a mixture has other samples in each epoch, and Ray workers that persist are on machines where they do "
@@ -307,7 +346,9 @@ def _begin_dataset(config: LoaderConfig, resume: Resume | None, number: int) -> 
     stream.share_out((config.rank, config.world_size) if config.is_in_group else None)
     if resume is not None and resume.stream_epoch is not None:
         stream.set_epoch(resume.stream_epoch)
-    if _counts_passes(config):
+    if _counts_passes(config) and (config.counts_epochs or config.persistent_workers):
+        if not config.counts_epochs and previous is not None and previous.stream_epoch is not None:
+            stream.set_epoch(previous.stream_epoch + 1)
         stream.begin_pass()
     return stream.epoch
 
@@ -315,6 +356,13 @@ def _begin_dataset(config: LoaderConfig, resume: Resume | None, number: int) -> 
 def _counts_passes(config: LoaderConfig) -> bool:
     """Return whether a stream's passes are begun elsewhere, so that they have to be counted here."""
     return config.num_workers > 0 and config.worker_type != "thread"
+
+
+def _stream_requests(sampler: Any) -> Iterator[Any]:
+    """Return what torch's sampler of a stream's batches yields, of which only the length means something."""
+    if type(sampler) is BatchSampler and type(sampler.sampler) is _InfiniteConstantSampler:
+        return itertools.repeat([None] * sampler.batch_size)
+    return iter(sampler)
 
 
 def _shards(
@@ -356,7 +404,7 @@ def _previous_ends(config: LoaderConfig, runtime: LoaderRuntime) -> list[tuple[A
     (A shard that had ended already when the last pass was resumed has not been run by this process.)
     """
     previous = runtime.epoch
-    if previous is None or previous.shard_cursor is None or isinstance(config.dataset, Stream):
+    if previous is None or previous.shard_cursor is None or config.is_own_stream:
         return []
     if not previous.finished or not previous.keeps_dataset:
         return []

@@ -6,7 +6,6 @@ arrays are replaced.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -75,9 +74,11 @@ def _stack_usual(batch: Any, *, collate_fn_map: Any = None) -> Any:
 
 
 def _integers(batch: Any, *, collate_fn_map: Any = None) -> Any:
-    if set(map(type, batch)) == {int}:
-        with contextlib.suppress(OverflowError):
+    try:
+        if set(map(type, batch)) == {int}:
             return _filled(batch, torch.int64)
+    except OverflowError:
+        pass
     return _TORCH_MAP[int](batch, collate_fn_map=collate_fn_map)
 
 

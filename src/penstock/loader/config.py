@@ -11,7 +11,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
 from penstock.core.errors import OptionError
 from penstock.core.host import cores_of_rank
@@ -30,6 +30,10 @@ DispatchOption = Literal["auto", "demand", "round_robin"]
 
 _MOST_AUTO_WORKERS = 8
 """How many workers num_workers="auto" means where the number cannot change during an epoch."""
+
+
+_LARGEST_SEED = (1 << 63) - 1
+"""So that torch's generators can take it, an epoch's number added."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,8 @@ class LoaderConfig:
     """Whether num_workers="auto" was asked for."""
     dispatch: DispatchOption = "auto"
     errors: ErrorPolicy = "raise"
+    counts_epochs: bool = True
+    """Whether each pass over a mixture or a stream is another epoch; torch's loader repeats the one that it has."""
     keep_batch_size: bool = False
     max_worker_crashes: int = 3
     ring_bytes: int | None = None
@@ -137,7 +143,7 @@ class LoaderConfig:
             ring_bytes=None if ring_bytes is None else to_nbytes("ring_bytes", ring_bytes, least=4096),
             device=None if device is None else device_of(device),
             device_bytes=to_nbytes("device_bytes", device_bytes),
-            seed=None if seed is None else _whole_number("seed", seed, least=0),
+            seed=None if seed is None else _whole_number("seed", seed, least=0, most=_LARGEST_SEED),
             is_distributed=distributed is not False,
             is_in_group=is_in_group,
             has_replicas=is_in_group and world_size < rank_and_world_size()[1],
@@ -150,6 +156,26 @@ class LoaderConfig:
     def is_iterable(self) -> bool:
         """Whether the dataset yields its samples, and has no indices."""
         return isinstance(self.dataset, IterableDataset)
+
+    @functools.cached_property
+    def is_own_stream(self) -> bool:
+        """Whether the dataset is one of penstock's streams."""
+        return isinstance(self.dataset, Stream)
+
+    @functools.cached_property
+    def is_datapipe(self) -> bool:
+        """Whether the dataset is one of torch's legacy DataPipes."""
+        return isinstance(self.dataset, (IterDataPipe, MapDataPipe))
+
+    @functools.cached_property
+    def is_simple(self) -> bool:
+        """Whether a pass is what torch's sampler and random state make it, if its dataset keeps no state.
+
+        No workers, no ranks, no seed, and none of penstock's datasets, which may have epochs.
+        """
+        has_ranks = self.is_distributed or self.world_size > 1 or self.has_replicas
+        is_own = isinstance(self.dataset, Source | Stream)
+        return self.num_workers == 0 and self.seed is None and not has_ranks and not is_own
 
     @property
     def keeps_state(self) -> bool:
@@ -191,7 +217,7 @@ class LoaderConfig:
         """After how many batches of a shard its state is asked for; 0 for never."""
         # The state of one of penstock's streams is small and cheap, and a shard can only be split at a state.
         # A map-style dataset's is asked for after every batch: none can be made again without its indices.
-        return 1 if isinstance(self.dataset, Stream) or self.keeps_state else self.snapshot_every_n_steps or 0
+        return 1 if self.is_own_stream or self.keeps_state else self.snapshot_every_n_steps or 0
 
     @property
     def context(self) -> BaseContext:
@@ -252,7 +278,8 @@ def auto_workers() -> int:
 
 
 def _check_worker_type(worker_type: str) -> None:
-    if worker_type not in ("process", "thread", "ray") and not str(worker_type).startswith("ray://"):
+    has_address = str(worker_type).startswith("ray://") and worker_type != "ray://"
+    if worker_type not in ("process", "thread", "ray") and not has_address:
         raise OptionError(f"worker_type must be 'process', 'thread', 'ray' or 'ray://host:port', not {worker_type!r}")
 
 
@@ -261,8 +288,11 @@ def _check_choices(given: dict[str, Any]) -> None:
     dispatch, errors = given["dispatch"], given["errors"]
     if dispatch not in ("auto", "demand", "round_robin"):
         raise OptionError(f"dispatch must be 'auto', 'demand' or 'round_robin', not {dispatch!r}")
-    if errors not in ("raise", "skip") and not callable(errors):
+    is_exception = isinstance(errors, type) and issubclass(errors, BaseException)
+    if errors not in ("raise", "skip") and (is_exception or not callable(errors)):
         raise OptionError(f"errors must be 'raise', 'skip' or a callable (exception, index) -> sample, not {errors!r}")
+    if given["keep_batch_size"] not in (True, False):
+        raise OptionError(f"keep_batch_size must be True or False, not {given['keep_batch_size']!r}")
     _whole_number("max_worker_crashes", given["max_worker_crashes"], least=1)
     if given["snapshot_every_n_steps"] is not None:
         _whole_number("snapshot_every_n_steps", given["snapshot_every_n_steps"], least=0)
@@ -317,13 +347,17 @@ def _place(dataset: Any, distributed: Distributed) -> tuple[int, int]:
     return rank, world_size
 
 
-def _whole_number(name: str, value: Any, *, least: int) -> int:
+def _whole_number(name: str, value: Any, *, least: int, most: int | None = None) -> int:
     try:
-        number = operator.index(value)
-    except TypeError as error:
-        raise OptionError(f"{name} must be a whole number, not {value!r}") from error
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise OptionError(f"{name} must be a whole number, not {value!r}")
     if number < least:
         raise OptionError(f"{name} must be at least {least}, not {number}")
+    if most is not None and number > most:
+        raise OptionError(f"{name} must be at most {most}, not {number}")
     return number
 
 

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from multiprocessing.context import BaseContext
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -155,6 +155,8 @@ class DataLoader(TorchDataLoader[T_co]):
         10
     """
 
+    _counts_epochs: ClassVar[bool] = False
+
     def __init__(
         self,
         dataset: Dataset[T_co],
@@ -210,6 +212,7 @@ class DataLoader(TorchDataLoader[T_co]):
             distributed=distributed,
             uneven=uneven,
             snapshot_every_n_steps=snapshot_every_n_steps,
+            counts_epochs=self._counts_epochs,
         )
         config = _with_own_sampler(config)
         super().__init__(
@@ -293,11 +296,10 @@ class DataLoader(TorchDataLoader[T_co]):
 
 def _follow_samplers(loader: DataLoader[Any]) -> None:
     """Take samplers that were set by `object.__setattr__`, as Ultralytics does: torch's iterator reads them anew."""
-    runtime = runtime_of(loader)
-    found = {name: getattr(loader, name) for name in ("sampler", "batch_sampler")}
-    if all(found[name] is getattr(runtime.config, name) for name in found):
+    runtime, sampler, batch_sampler = runtime_of(loader), loader.sampler, loader.batch_sampler
+    if sampler is runtime.config.sampler and batch_sampler is runtime.config.batch_sampler:
         return
-    runtime.config = replace(runtime.config, **found)
+    runtime.config = replace(runtime.config, sampler=sampler, batch_sampler=batch_sampler)
     runtime.order = order_for(runtime.config.index_sampler, snapshot_every=runtime.config.snapshot_every_n_steps or 1)
 
 

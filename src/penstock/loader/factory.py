@@ -78,6 +78,27 @@ class Pipeline:
 
 def build_pipeline(config: LoaderConfig, runtime: LoaderRuntime, epoch: EpochState) -> Pipeline:
     """Return the running parts for `epoch`: workers are started, and the first batches are under way."""
+    pipeline = _kept_pipeline(config, runtime, epoch)
+    if pipeline is None:
+        pipeline = _new_pipeline(config, runtime, epoch)
+    is_direct = isinstance(pipeline.scheduler, DirectScheduler) and not pipeline.copies_ahead
+    if is_direct and not config.is_distributed:
+        runtime.kept = config, pipeline
+    return pipeline
+
+
+def _kept_pipeline(config: LoaderConfig, runtime: LoaderRuntime, epoch: EpochState) -> Pipeline | None:
+    """Return the parts of the pass before, if they do for this one and that has ended, or was left."""
+    kept, runtime.kept = runtime.kept, None
+    before = runtime.counters.loop() if runtime.counters.loop is not None else None
+    if kept is None or kept[0] is not config or not (before is None or before.is_over) or not _is_plain(config, epoch):
+        return None
+    pipeline: Pipeline = kept[1]
+    _begin_inline(pipeline.scheduler, epoch)
+    return pipeline
+
+
+def _new_pipeline(config: LoaderConfig, runtime: LoaderRuntime, epoch: EpochState) -> Pipeline:
     pinning = pinning_of(config.pin_memory, config.pin_memory_device, config.device)
     runtime.counters.pinning = pinning.reason
     ring = _ring(config, runtime, pinning)
@@ -120,23 +141,22 @@ def _inline_scheduler(
         return None
     if config.timeout != 0:
         raise AssertionError("num_workers=0 loads in the training process, which cannot time out; use timeout=0")
-    can_be_direct = _is_plain(config, epoch) and not pinning.is_needed
-    direct = functools.partial(
-        DirectScheduler, trial=runtime.slot_trial, busy_time=runtime.busy_time, batch_bytes=runtime.batch_bytes
-    )
-    make = direct if can_be_direct else InlineScheduler
-    inline = make(
-        config.worker_spec,
-        ring,
-        runtime.counters,
-        epoch.indices,
-        base_seed=epoch.base_seed,
-        epoch_seed=epoch.epoch_seed,
-        shards=epoch.shards,
-        turn=epoch.turn,
+    arguments = config.worker_spec, ring, runtime.counters
+    if pinning.is_needed or not _is_plain(config, epoch):
+        inline = InlineScheduler(*arguments)
+    else:
+        inline = DirectScheduler(
+            *arguments, trial=runtime.slot_trial, busy_time=runtime.busy_time, batch_bytes=runtime.batch_bytes
+        )
+    _begin_inline(inline, epoch)
+    return inline
+
+
+def _begin_inline(inline: Any, epoch: EpochState) -> None:
+    inline.begin(
+        epoch.indices, base_seed=epoch.base_seed, epoch_seed=epoch.epoch_seed, shards=epoch.shards, turn=epoch.turn
     )
     epoch.read_shards_with(inline.current_shard)
-    return inline
 
 
 def _is_plain(config: LoaderConfig, epoch: EpochState) -> bool:

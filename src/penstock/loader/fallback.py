@@ -11,8 +11,6 @@ import os
 import socket
 from multiprocessing.process import BaseProcess
 
-from torch.utils.data import IterDataPipe, MapDataPipe
-
 from penstock.core.errors import OptionError
 from penstock.loader.config import LoaderConfig
 
@@ -45,7 +43,7 @@ def why_torch_iterator(config: LoaderConfig) -> str:
 
 
 def _reason(config: LoaderConfig) -> str:
-    if isinstance(config.dataset, (IterDataPipe, MapDataPipe)):
+    if config.is_datapipe:
         return "legacy DataPipes shard and shuffle through torch's iterator"
     if not config.shares_memory:
         return ""

@@ -57,6 +57,11 @@ class Gather:
     def __init__(self, rows: _Rows) -> None:
         self._rows = rows
 
+    def is_current(self) -> bool:
+        """Return whether the dataset still consists of what was proven, and is still looked up by torch's methods."""
+        are_original = all(kind.__getitem__ is original for kind, original in _ORIGINAL.items())
+        return are_original and self._rows.is_current()
+
     def __call__(self, indices: Any) -> Any:
         """Return the batch of `indices`: an int64 tensor, or a list of ints.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 import warnings
@@ -23,6 +22,8 @@ from penstock.loader.loop_time import loop_time
 from penstock.loader.runtime import LoaderRuntime
 from penstock.loader.to_device.prefetch import InFlightCopies, Prefetcher
 
+_is_profiling = torch._C._autograd._profiler_enabled
+
 
 class LoaderIterator(_BaseDataLoaderIter):
     """Iterates over one epoch of a `DataLoader`; over many, where workers are persistent.
@@ -35,12 +36,13 @@ class LoaderIterator(_BaseDataLoaderIter):
             pass begins.
     """
 
+    _profile_name = "enumerate(DataLoader)#LoaderIterator.__next__"
+
     def __init__(self, runtime: LoaderRuntime) -> None:
         config = self._config = runtime.config
         self._runtime = runtime
         self._counters = runtime.counters
         self._alarm = start_failure_alarm() if config.is_distributed else None
-        self._profile_name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
         self._began_ns = time.perf_counter_ns()
         self._counters.begun_ns = self._counters.begun_ns or self._began_ns
         self._returned_ns = 0
@@ -56,20 +58,25 @@ class LoaderIterator(_BaseDataLoaderIter):
             if self._alarm is not None:
                 self._alarm.close()
             raise
-        self._workers = self.pipeline.processes
-        in_flight = self.pipeline.batches.in_flight if isinstance(self.pipeline.batches, Prefetcher) else None
-        # No reference back to this object, and not at exit: Python may have torn down what these need.
-        self._finalizer = weakref.finalize(
-            self,
-            _close,
-            in_flight,
-            self.pipeline.stop_workers,
-            functools.partial(runtime.resources.ring_cache.put, self.pipeline.ring, shared=config.shares_memory),
-            self._alarm,
-        )
-        self._finalizer.atexit = False
+        is_kept = runtime.kept is not None and runtime.kept[1] is self.pipeline
+        self._workers = [] if is_kept else self.pipeline.processes
+        self._finalizer = None if is_kept else self._end_later()
         self._count_length()
         self._counters.loop = weakref.ref(self)
+
+    def _end_later(self) -> weakref.finalize[..., Any]:
+        """Have `_end` called when this object is gone, by something that does not refer to it."""
+        pipeline, resources = self.pipeline, self._runtime.resources
+        finalizer = weakref.finalize(
+            self,
+            _close,
+            pipeline.batches.in_flight if isinstance(pipeline.batches, Prefetcher) else None,
+            pipeline.stop_workers,
+            functools.partial(resources.ring_cache.put, pipeline.ring, shared=self._config.shares_memory),
+            self._alarm,
+        )
+        finalizer.atexit = False  # Python may have torn down what these need
+        return finalizer
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begin another epoch with the same workers (called by torch's `DataLoader.__iter__`)."""
@@ -98,24 +105,21 @@ class LoaderIterator(_BaseDataLoaderIter):
         return len(self._config.index_sampler)
 
     def __next__(self) -> Any:
-        counters = self._counters
-        began = time.perf_counter_ns()
+        began, counters = time.perf_counter_ns(), self._counters
         if self.is_over:
             raise StopIteration
         if self._alarm is not None:
             self._alarm.check()
-        mark = self._loop_mark if self._returned_ns else loop_time.counted_ns
-        if self._returned_ns:
-            counters.step_ns += began - self._returned_ns
-            counters.nested_ns += loop_time.others_ns(mark, began - self._returned_ns)
-        stepped, counted_ns = self._returned_ns, counters.wait_ns + counters.inline_ns + counters.workers_ns
+        stepped, mark = self._returned_ns, loop_time.counted_ns
+        if stepped:
+            counters.step_ns += began - stepped
+            if mark != self._loop_mark:
+                mark = self._loop_mark
+                counters.nested_ns += loop_time.others_ns(mark, began - stepped)
+        counted_ns = counters.wait_ns + counters.inline_ns + counters.workers_ns
         try:
-            # torch's record_function takes 15 µs, also when nothing is recorded.
-            if torch._C._autograd._profiler_enabled():
-                with torch.autograd.profiler.record_function(self._profile_name):
-                    batch = self._next_batch()
-            else:
-                batch = self._next_batch()
+            # torch's record_function takes some microseconds, also when nothing is recorded.
+            batch = self._next_recorded() if _is_profiling() else self._next_batch()
         except StopIteration:
             if counters.recorder is not None and stepped:
                 counters.recorder.add_step(stepped, began, counters.epochs, self._yielded - 1)
@@ -125,22 +129,30 @@ class LoaderIterator(_BaseDataLoaderIter):
             self._signal_alarm(error)
             raise
         finally:
-            self._returned_ns = time.perf_counter_ns()
+            self._returned_ns = returned = time.perf_counter_ns()
             counted_ns = counters.wait_ns + counters.inline_ns + counters.workers_ns - counted_ns
-            counters.transport_ns += self._returned_ns - began - counted_ns
-            self._loop_mark = loop_time.count(mark, self._returned_ns - (stepped or began))
+            counters.transport_ns += returned - began - counted_ns
+            self._loop_mark = loop_time.count(mark, returned - (stepped or began))
         if counters.recorder is not None:
-            counters.recorder.add_turn(stepped, began, self._returned_ns, counters.epochs, self._yielded)
-        if self._epoch.stream_epoch is not None:
-            self._check_epoch()
-        self._epoch.consume(self.pipeline.batches.consumed)
-        self._yielded += 1
-        self._epoch.handed_out = self._yielded
-        if self._yielded == 1:
-            counters.first_batch_ns = self._returned_ns - self._began_ns
-        if self._announced is not None and self._yielded > self._announced:
-            self._warn_of_length()
+            counters.recorder.add_turn(stepped, began, returned, counters.epochs, self._yielded)
+        self._note_handed_out()
         return batch
+
+    def _note_handed_out(self) -> None:
+        """Note the batch that is handed out now."""
+        epoch = self._epoch
+        if epoch.stream_epoch is not None:
+            self._check_epoch()
+        epoch.consume(self.pipeline.batches.consumed)
+        epoch.handed_out = self._yielded = yielded = self._yielded + 1
+        if yielded == 1:
+            self._counters.first_batch_ns = self._returned_ns - self._began_ns
+        if self._announced is not None and yielded > self._announced:
+            self._warn_of_length()
+
+    def _next_recorded(self) -> Any:
+        with torch.autograd.profiler.record_function(self._profile_name):
+            return self._next_batch()
 
     def _next_batch(self) -> Any:
         pipeline = self.pipeline
@@ -149,7 +161,8 @@ class LoaderIterator(_BaseDataLoaderIter):
         except StopIteration:
             self._check_count(len(pipeline.scheduler.consumed_since))
             raise
-        self._check_count(len(pipeline.batches.consumed) - 1)
+        if len(pipeline.batches.consumed) > 1:
+            self._check_count(len(pipeline.batches.consumed) - 1)
         return batch if pipeline.finish_pinning is None else pipeline.finish_pinning(batch)
 
     def _check_count(self, empty: int) -> None:
@@ -179,7 +192,7 @@ class LoaderIterator(_BaseDataLoaderIter):
         self.is_over = True
         self._epoch.finish(self.pipeline.scheduler.consumed_since)
         self._counters.epochs += 1
-        if not self._config.persistent_workers:
+        if self._finalizer is not None and not self._config.persistent_workers:
             with self._counters.changing_workers():
                 self._shutdown_workers()
             if not self.pipeline.copies_ahead and (ending := self._finalizer.detach()) is not None:
@@ -217,9 +230,10 @@ class LoaderIterator(_BaseDataLoaderIter):
 
 
 def _length(sampler: Any) -> int | None:
-    with contextlib.suppress(Exception):  # a sampler of the user's may have no length, or one that fails
+    try:
         return len(sampler)
-    return None
+    except Exception:  # noqa: BLE001  a sampler of the user's may have no length, or one that fails
+        return None
 
 
 def _end(

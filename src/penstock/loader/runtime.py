@@ -99,6 +99,8 @@ class LoaderRuntime:
     counters: Counters = field(default_factory=Counters)
     ring: Ring | None = None
     """Of the iterator that was made last."""
+    kept: tuple[LoaderConfig, Any] | None = None
+    """The config and the `Pipeline` of the last loop that made its batches itself: the next pass may take it over."""
     resources: LoaderResources = field(default_factory=LoaderResources)
     dispatch: Dispatch | None = None
     """Which worker gets which batch, of the iterator that was made last; it has learned what batches cost."""

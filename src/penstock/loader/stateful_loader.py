@@ -7,8 +7,6 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from torch.utils.data import IterDataPipe, MapDataPipe
-
 from penstock.core.errors import OptionError, StateError
 from penstock.core.stop_signals import STOP_SIGNALS
 from penstock.distributed.stop_requests import StopRequests
@@ -20,6 +18,7 @@ from penstock.loader.state_dict import load_state_dict, state_dict_of
 
 class DataLoader(dataloader.DataLoader[T_co]):  # noqa: D101  the base class's, which has all arguments
     __doc__ = dataloader.DataLoader.__doc__
+    _counts_epochs = True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the loop: which samples of this epoch have been handed out.
@@ -90,7 +89,7 @@ class DataLoader(dataloader.DataLoader[T_co]):  # noqa: D101  the base class's, 
         return False
 
     def _check_has_state(self) -> None:
-        if isinstance(self.dataset, (IterDataPipe, MapDataPipe)):
+        if config_of(self).is_datapipe:
             raise StateError("legacy DataPipes have no state here; use an IterableDataset, or `penstock.open`")
         if reason := why_torch_iterator(config_of(self)):
             raise StateError(f"this loop has no state, because torch's iterator runs it: {reason}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import tracemalloc
 from collections import Counter
 
@@ -12,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.errors import OptionError, SourceError
+from penstock.core.errors import OptionError
 from penstock.data.chunks.chunk_shuffle import ChunkShuffle
 from penstock.loader.sampling.indexed_order import blocks_of_rank
 from penstock.loader.sampling.sharding import Share
@@ -26,22 +25,6 @@ def test_every_sample_comes_once(starts: np.ndarray, batch_size: int, lanes: int
     order = ChunkShuffle(starts, batch_size=batch_size, lanes=lanes, window=window, seed=seed)
     assert sorted(order) == list(range(starts[-1]))
     assert len(order) == starts[-1]
-
-
-@given(starts=RUNS, batch_size=SMALL, lanes=SMALL, window=SMALL, data=st.data())
-def test_a_pass_goes_on_where_its_state_was_taken(
-    starts: np.ndarray, batch_size: int, lanes: int, window: int, data: st.DataObject
-) -> None:
-    order = ChunkShuffle(starts, batch_size=batch_size, lanes=lanes, window=window)
-    at = data.draw(st.integers(0, len(order)))
-    drawing = iter(order)
-    list(itertools.islice(drawing, at))
-    state = order.state_dict() if at else None
-    rest = list(drawing)
-    other = ChunkShuffle(starts, batch_size=batch_size, lanes=lanes, window=window)
-    if state is not None:
-        other.load_state_dict(state)
-        assert list(other) == rest
 
 
 def test_a_worker_that_gets_every_fourth_batch_is_the_only_one_to_read_its_runs() -> None:
@@ -74,12 +57,6 @@ def test_without_a_seed_torchs_decides() -> None:
         return list(ChunkShuffle([0, 50, 100]))
 
     assert drawn() == drawn()
-
-
-@pytest.mark.parametrize("state", [{}, {"version": 2, "seed": 0, "epoch": 0, "position": 0}, {"version": 1}])
-def test_a_state_of_something_else_is_refused(state: dict[str, int]) -> None:
-    with pytest.raises(SourceError, match="no state"):
-        ChunkShuffle([0, 4]).load_state_dict(state)
 
 
 def test_no_lanes_are_refused() -> None:

@@ -28,8 +28,9 @@ from penstock.data.convert import Conversion, Progress, conversion, conversion_p
 from penstock.data.convert.canonical_bytes import DatasetChecksum, describe_difference, encode_sample
 from penstock.data.convert.conversion_plan import group_segments, make_plan
 from penstock.data.convert.converter_pool import ConverterPool
-from penstock.data.convert.journal import Journal, crc32_of
+from penstock.data.convert.journal import Journal
 from penstock.data.convert.numbered_records import RecordCounts
+from penstock.data.convert.segment_tasks import crc32_of
 from penstock.data.convert.source_contents import SourceContents
 from penstock.data.convert.target import Target
 from penstock.data.convert.task import Task
@@ -653,7 +654,7 @@ def test_a_dead_worker_is_reported_with_its_signal(tmp_path: Path) -> None:
         with pytest.raises(
             WorkerError, match="a worker was killed by SIGKILL while killing itself, task 7; the kernel kills"
         ):
-            list(pool.run([Task("killing itself, task", 7, kill_itself, {})], lambda samples, nbytes: None))
+            list(pool.run([Task("killing itself, task", 7, kill_itself)], lambda samples, nbytes: None))
     finally:
         pool.close()
 
@@ -707,11 +708,11 @@ def test_a_conversion_resumes_after_a_full_disk(
 
     def full(path: str) -> None:
         synced.append(path)
-        if len(synced) > 2:
+        if len(synced) > 6:  # of each segment its file, its folder, and the one that it is in
             raise OSError(28, "No space left on device", path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(segment_tasks, "sync_file", full)
+        patch.setattr(segment_tasks, "sync", full)
         with pytest.raises(SourceError, match=r"No space left.*free some room on it, and repeat the command to resume"):
             convert(tfrecord, tmp_path / "out.tfrecord", shards=4, workers=0)
     assert not list(tmp_path.glob("*.partial/new-*"))

@@ -16,8 +16,9 @@ from penstock.core.errors import OptionError, SourceError
 from penstock.data.convert import Progress, conversion_plan, convert, remote_target
 from penstock.data.convert.target import Target
 from penstock.data.inspect import inspect, inspector
-from penstock.data.inspect.inspection_text import render
+from penstock.data.inspect.inspection import render
 from penstock.data.schema import Sample
+from penstock.data.storage.backend import Backend
 
 pytestmark = pytest.mark.usefixtures("preloaded_python")
 
@@ -224,13 +225,13 @@ def test_nothing_in_s3_is_replaced_unless_it_is_asked_for(s3: Proxy, moto: Addre
 def test_a_damaged_upload_is_found_when_it_is_verified(
     s3: Proxy, moto: Address, shards_here: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def put_damaged(path: str, url: str, *_: object, **__: object) -> bool:
+    async def put_damaged(_: Backend, path: str, url: str, *, overwrite: bool) -> bool:
         data = bytearray(Path(path).read_bytes())
         data[len(data) // 2] ^= 1
         put(moto, {url.removeprefix("s3://bucket/"): bytes(data)})
         return True
 
-    monkeypatch.setattr(remote_target.remote_file, "put", put_damaged)
+    monkeypatch.setattr(Backend, "put", put_damaged)
     with pytest.raises(SourceError, match=r"damaged/out\.tar has other bytes than were uploaded"):
         convert(shards_here, "s3://bucket/damaged/out.tar", workers=0, verify=True)
 

@@ -22,7 +22,7 @@ import penstock
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.data.formats.text import lines as lines_module
 from penstock.data.formats.text.csv import CsvWriter, concat_files, open_files, why_unsupported
-from penstock.data.formats.text.csv_records import CsvRecord, RecordSplitter
+from penstock.data.formats.text.csv_records import RecordSplitter
 from penstock.data.schema import Field, Selection, plain
 from penstock.data.storage.storage import Storage
 
@@ -195,15 +195,22 @@ def test_a_broken_row_is_told_and_the_next_is_read(tmp_path: Path, row: bytes, r
 
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
-@given(line=st.text('",\rab\\|.', max_size=14), delimiter=st.sampled_from(",|.\\"))
-def test_lines_with_quotes_are_split_alike_quickly_and_by_character(line: str, delimiter: str) -> None:
-    finder = RecordSplitter(Storage(), delimiter, 1000)
-    quick = finder._whole.fullmatch(line.encode())
-    slow = finder.split(line.encode(), "\n", iter(()))
-    if quick:
-        assert CsvRecord(0, 1, line.encode(), finder).values() == slow
-    elif isinstance(slow, list):  # a quote within a value that has no quotes
-        assert '"' in line
+@given(lines=st.lists(st.text('",ab\\|.', max_size=14), min_size=1, max_size=4), delimiter=st.sampled_from(",|.\\"))
+def test_quotes_are_split_as_by_python(tmp_path: Path, lines: list[str], delimiter: str) -> None:
+    (tmp_path / "a.csv").write_text("\n".join(lines) + "\n")
+    records = list(RecordSplitter(Storage(), delimiter, 1000).read_records(str(tmp_path / "a.csv")))
+    reading = csv.reader([f"{line}\n" for line in lines], delimiter=delimiter, strict=True)
+    for record in records:
+        try:
+            while not (expected := next(reading)):
+                pass
+        except csv.Error:
+            with pytest.raises(ValueError, match=r"quote"):
+                record.values()
+        else:
+            assert record.values() == expected
+            assert [str(value) for value in record.split_values()] == expected
+    assert [*filter(None, reading)] == []
 
 
 def test_a_quote_that_is_not_closed_is_bounded(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from penstock.core.errors import OptionError, SourceError
 from penstock.data.inspect import inspect
 from penstock.data.inspect.contact_sheet import as_image, contact_sheet, half_blocks, images_of, save
 from penstock.data.inspect.field_summary import FieldSummary
-from penstock.data.inspect.inspection_text import render
+from penstock.data.inspect.inspection import render
 from penstock.data.schema import Sample
 
 

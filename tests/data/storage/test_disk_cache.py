@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import SourceError
+from penstock.data.storage.backend import FileVersion
 from penstock.data.storage.cache_fill import CopyingFile
 from penstock.data.storage.disk_cache import DiskCache, copy_name, user_folder
 from penstock.data.storage.partial_copy import PartialCopy
@@ -299,12 +300,12 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
 
 def test_names_differ_by_version_and_end_as_the_file_does() -> None:
     url = "s3://bucket/a%20b/train.tar.gz?versionId=1"
-    assert copy_name(url, 1, "x").endswith("-train.tar.gz")
-    assert (
-        len({copy_name(url, 1, "x"), copy_name(url, 1, "y"), copy_name(url, 2, "x"), copy_name(url + "2", 1, "x")}) == 4
-    )
-    assert "/" not in copy_name("s3://bucket/../../x", 1, "")
-    assert len(copy_name("s3://bucket/" + "x" * 1000, 1, "")) < 255
+    one = FileVersion(1, "x")
+    kept = [copy_name(url, one), copy_name(url, FileVersion(1, "y")), copy_name(url, FileVersion(2, "x"))]
+    assert all(name.endswith("-train.tar.gz") for name in kept)
+    assert len({*kept, copy_name(url + "2", one)}) == 4
+    assert "/" not in copy_name("s3://bucket/../../x", one)
+    assert len(copy_name("s3://bucket/" + "x" * 1000, one)) < 255
 
 
 def test_the_default_folder_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,3 +109,16 @@ def test_the_digest_is_of_the_indices_and_not_of_how_they_are_cut(drawn: list[An
 def test_of_objects_that_look_alike_nothing_is_told() -> None:
     assert digest_after(0, [1, object()]) is None
     assert digest_after(None, [1]) is None
+
+
+@pytest.mark.parametrize("keys", [list("abcdefgh"), [(number, 2 * number) for number in range(8)]])
+def test_keys_of_text_and_numbers_are_not_hashed_one_by_one(keys: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.loader.sampling.index_digest.bytes_of", lambda value: pytest.fail(f"hashed {value}"))
+    rows = {key: number for number, key in enumerate(keys)}
+    orders = [(2, keys), (2, keys), (4, keys), (2, keys[::-1])]
+    loaders = [DataLoader(rows, size, sampler=order) for size, order in orders]  # type: ignore[arg-type]
+    batches = [len(list(loader)) for loader in loaders]
+    first, same, larger, turned = ([mark.digest for mark in one.statistics().index_digests] for one in loaders)
+    assert batches == [4, 4, 2, 4]
+    assert first == same
+    assert first[-1] == larger[-1] != turned[-1]

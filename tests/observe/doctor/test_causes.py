@@ -435,6 +435,20 @@ def test_a_run_that_waited_names_what_it_waited_for_and_calls_its_gain_an_estima
     assert "num_workers=4" in finding.remedy
 
 
+@pytest.mark.parametrize(
+    ("command", "asked"),
+    [
+        (("train.py", "--name", "a b"), "`penstock doctor train.py --name 'a b'`"),
+        (("-m", "package.train", *map(str, range(30))), "`penstock doctor -m package.train ...`"),
+    ],
+)
+def test_a_run_says_how_the_doctor_is_asked_about_its_program(command: tuple[str, ...], asked: str) -> None:
+    stages = StageTimes(fetch_s=80.0, collate_s=4.0, transport_s=1.0, wait_s=39.0, step_s=10.0)
+    run = replace(_run(stages=stages, worker_type="process", workers=2), command=command)
+    (finding,) = findings_of_run(run)
+    assert asked in finding.remedy
+
+
 def test_a_run_without_workers_that_waited_should_have_some() -> None:
     stages = StageTimes(fetch_s=30.0, collate_s=1.0, step_s=10.0)
     (finding,) = findings_of_run(_run(stages=stages, worker_type="inline"))

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
-from penstock.core.errors import OptionError, SourceError
+from penstock.core.errors import OptionError
 from penstock.data.chunks.chunk_order import ChunkOrder
 
 SHUFFLE_BLOCK = 4
@@ -25,8 +25,6 @@ SHUFFLE_BLOCK = 4
 
 _FIRST, _MOST = 1 << 10, 1 << 15
 """Indices that are computed at once: few for the first batch, and many for NumPy."""
-
-_STATE = 1
 
 
 class ChunkShuffle(Sampler[int]):
@@ -66,9 +64,7 @@ class ChunkShuffle(Sampler[int]):
         self._seed = seed
         self._generator = generator
         self._epoch = 0
-        self._position = 0
         self._drawn = 0
-        self._resumes: tuple[int, int, int] | None = None
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -77,39 +73,13 @@ class ChunkShuffle(Sampler[int]):
         """Make the next pass that of `epoch`; without it, each pass is the next epoch."""
         self._epoch = epoch
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position of the current pass."""
-        return {"version": _STATE, "seed": self._drawn, "epoch": self._epoch - 1, "position": self._position}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume the next pass where `state` was taken.
-
-        Raises:
-            SourceError: it is the state of another order.
-        """
-        try:
-            seed, epoch, position = int(state["seed"]), int(state["epoch"]), int(state["position"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise SourceError(f"this is no state of a ChunkShuffle: {state!r}") from error
-        if state.get("version") != _STATE or not 0 <= position <= len(self):
-            raise SourceError(f"this is no state of this order of {len(self)} samples: {state!r}")
-        self._resumes = (seed, epoch, position)
-
     def __iter__(self) -> Iterator[int]:
-        start = 0
-        if self._resumes is not None:
-            self._drawn, self._epoch, start = self._resumes
-            self._resumes = None
-        elif self._seed is not None:
+        if self._seed is not None:
             self._drawn = self._seed
         else:
             self._drawn = int(torch.empty((), dtype=torch.int64).random_(generator=self._generator).item())
-        epoch = self._epoch
         self._epoch += 1
-        self._position = start
-        for index in self.drawn(self._drawn, epoch, start):
-            self._position += 1
-            yield index
+        yield from self.drawn(self._drawn, self._epoch - 1)
 
     def next_pass(self) -> dict[str, Any]:
         """Return what the next pass will be drawn from: its epoch, and the state of its generator, if it has one."""

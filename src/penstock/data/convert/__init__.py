@@ -1,6 +1,6 @@
 """Conversion: writes the samples of one data set in another format, in parallel; it resumes after a kill.
 
-scan       the source's schema and counts, if its format does not declare them (source_contents, scan)
+scan       the source's schema and counts, if its format does not declare them (source_contents)
 plan       records are cut into segments (conversion_plan)
 write      each segment to a file, journaled (segment_tasks, journal)
 join       segments to files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import zip_longest
 
 from penstock.core.errors import RecordError, SourceError
@@ -54,18 +55,9 @@ def sum_records(
 def iter_samples(
     context: TaskContext, spec: SourceSpec, ranges: tuple[RecordRange, ...], errors: Errors
 ) -> Iterator[Sample]:
-    """Yield the samples of a source's ranges; broken records are left out if `errors` is "skip"."""
-    reader = context.reader(spec)
-    for one in ranges:
-        try:
-            for record in reader.records(one):
-                if not isinstance(record, RecordError):
-                    yield record
-                elif errors == "raise":
-                    raise record
-        except RecordError:
-            if errors == "raise":
-                raise
+    """Return the samples of a source's ranges; broken records are left out if `errors` is "skip"."""
+    records = context.reader(spec).read_ranges(ranges, errors)
+    return (record for record in records if not isinstance(record, RecordError))
 
 
 def compare_sources(
@@ -80,22 +72,10 @@ def compare_sources(
     same_numbers: bool,
     is_ordered: bool = True,
 ) -> DatasetChecksum:
-    """Read two sources, and verify that they hold equal samples in the same order.
+    """Read two sources, raise if they do not hold equal samples, and return the checksum of these.
 
-    Args:
-        one: the first.
-        other: the second.
-        one_counts: records of the first.
-        other_counts: records of the second.
-        pool: runs the tasks.
-        report: receives the progress.
-        errors: "skip" leaves out broken records of either.
-        same_numbers: whether equal records have equal numbers, so that ranges can be compared in parallel; else one
-            task compares all.
-        is_ordered: whether the order has to be equal; else only the checksums are compared.
-
-    Raises:
-        SourceError: they differ; the message has the place.
+    Where equal records have the `same_numbers`, ranges are compared in parallel; else one task compares all. Of sources
+    that are not `is_ordered` only the checksums are compared.
     """
     if not is_ordered:
         checksums = [
@@ -111,15 +91,15 @@ def compare_sources(
         Task(
             "comparing records, task",
             number,
-            compare_records,
-            {
-                "one": one,
-                "other": other,
-                "one_ranges": one_counts.ranges(first, first + size),
-                "other_ranges": other_counts.ranges(first, first + size),
-                "first": first,
-                "errors": errors,
-            },
+            partial(
+                compare_records,
+                one=one,
+                other=other,
+                one_ranges=one_counts.ranges(first, first + size),
+                other_ranges=other_counts.ranges(first, first + size),
+                first=first,
+                errors=errors,
+            ),
         )
         for number, first in enumerate(range(0, longest, size))
     ]
@@ -136,7 +116,7 @@ def _checksum_of(
 ) -> DatasetChecksum:
     ranges = [counts.ranges(first, first + _TASK_RECORDS) for first in range(0, counts.total, _TASK_RECORDS)]
     tasks = [
-        Task("reading records, task", number, sum_records, {"spec": spec, "ranges": some, "errors": errors})
+        Task("reading records, task", number, partial(sum_records, spec=spec, ranges=some, errors=errors))
         for number, some in enumerate(ranges)
     ]
     checksum = DatasetChecksum()

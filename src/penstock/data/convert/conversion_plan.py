@@ -55,15 +55,7 @@ class ConversionPlan:
 def make_plan(
     contents: SourceContents, target: Target, chunk_starts: np.ndarray | None, workers: int, *, joins: bool
 ) -> ConversionPlan:
-    """Return how a source's records are cut.
-
-    Args:
-        contents: of the source.
-        target: the files to write.
-        chunk_starts: where the source's chunks begin; None if it has none.
-        workers: how many will write.
-        joins: whether the target's format can join several files to one.
-    """
+    """Return how a source's records are cut, at its chunks where it has some; `joins` if the format joins files."""
     total = contents.counts.total
     if target.shards is None and joins:
         max_nbytes = min(SEGMENT_NBYTES, max(1, (target.shard_nbytes or 1) // 4))
@@ -85,13 +77,7 @@ def make_plan(
 
 
 def group_segments(plan: ConversionPlan, target: Target, nbytes: Sequence[int]) -> list[range]:
-    """Return the segments that each file is made of.
-
-    Args:
-        plan: the plan.
-        target: may limit the size of files.
-        nbytes: of each segment's file.
-    """
+    """Return the segments that each file is made of, given the bytes of each segment."""
     if plan.groups is not None:
         ends = [0, *np.cumsum(plan.groups).tolist()]
         return [range(first, stop) for first, stop in pairwise(ends)]

@@ -141,11 +141,7 @@ def _compare_existing(
 
 
 def _check_separate(paths: list[str], target: Target) -> None:
-    """Check that the target is not the source, and not in it.
-
-    Raises:
-        SourceError: it is.
-    """
+    """Check that the target is not the source, and not in it."""
     names = {target.path, *target.names(1 if target.is_numbered else target.shards or 1), *target.existing_files()}
     written = {_real(name): name for name in names}
     for one in paths:

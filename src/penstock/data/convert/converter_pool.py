@@ -20,12 +20,9 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from penstock.core.errors import WorkerError
-from penstock.data.convert.task import Task, TaskContext, run_task
+from penstock.data.convert.task import Task, TaskContext
 
-_START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from penstock.data.convert.converter_process import main; main()"
-)
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from penstock.data.convert.task import main; main()"
 _GRACE_S = 2.0
 
 ReportProgress = Callable[[int, int], None]
@@ -59,7 +56,7 @@ class ConverterPool:
     """Worker processes; with none, tasks run in this process.
 
     Args:
-        workers: end many.
+        workers: how many.
         lock: a descriptor that they keep open; None for none.
     """
 
@@ -70,12 +67,7 @@ class ConverterPool:
         self._context: TaskContext | None = None
 
     def run(self, tasks: Sequence[Task], report: ReportProgress) -> Iterator[tuple[Task, Any]]:
-        """Run all tasks; yield each with its result as it finishes.
-
-        Raises:
-            WorkerError: a worker died.
-            PenstockError: a task raised it.
-        """
+        """Run all tasks; yield each with its result as it finishes."""
         if self._count == 0:
             yield from self._run_inline(tasks, report)
             return
@@ -119,7 +111,7 @@ class ConverterPool:
         self._context = self._context or TaskContext(report)
         self._context.report = report
         for task in tasks:
-            yield task, run_task(task, self._context)
+            yield task, task.run(self._context)
 
     def _start(self, count: int) -> None:
         while len(self._workers) < count:

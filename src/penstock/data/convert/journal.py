@@ -18,17 +18,15 @@ from __future__ import annotations
 import json
 import os
 import time
-import zlib
 from typing import Any
 
 from penstock.core.errors import SourceError
-from penstock.data.convert.target import sync_folder
+from penstock.data.convert.target import sync
 from penstock.data.storage.file_lock import try_lock
 
 _VERSION = 2
 _ORPHANS_S = 10.0
 """How long workers of a killed conversion may take to exit."""
-_READ_NBYTES = 1 << 20
 
 
 class Journal:
@@ -49,7 +47,6 @@ class Journal:
         self._path = os.path.join(folder, "journal.jsonl")
         try:
             self.entries = self._load()
-            self.is_resumed = bool(self.entries)
             self._file = open(self._path, "ab")  # noqa: SIM115 - contents until close
         except BaseException:
             os.close(self.lock)
@@ -57,8 +54,8 @@ class Journal:
         try:
             if not self.entries:
                 self.append("started", version=_VERSION, settings=settings)
-                sync_folder(folder)
-                sync_folder(os.path.dirname(folder) or ".")
+                sync(folder)
+                sync(os.path.dirname(folder) or ".")
             else:
                 self._check_settings(settings)
         except BaseException:
@@ -127,11 +124,7 @@ def _shorten(value: Any) -> str:
 
 
 def _lock_folder(folder: str) -> int:
-    """Lock the folder and return the descriptor; waits for workers that outlive a killed conversion.
-
-    Raises:
-        SourceError: another process keeps it locked.
-    """
+    """Lock the folder and return the descriptor; waits for workers that outlive a killed conversion."""
     deadline = time.monotonic() + _ORPHANS_S
     while True:
         path = os.path.join(folder, "lock")
@@ -149,20 +142,3 @@ def _lock_folder(folder: str) -> int:
         if os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(lock)):
             return lock
         os.close(lock)  # the process that had the lock has removed the folder
-
-
-def crc32_of(path: str) -> int:
-    """Return the CRC-32 of a file; of a folder, that of its files' names and bytes, by name."""
-    crc = 0
-    for name in _files_of(path):
-        crc = zlib.crc32(os.path.relpath(name, path).encode(), crc)
-        with open(name, "rb") as file:
-            while data := file.read(_READ_NBYTES):
-                crc = zlib.crc32(data, crc)
-    return crc
-
-
-def _files_of(path: str) -> list[str]:
-    if not os.path.isdir(path):
-        return [path]
-    return sorted(os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)

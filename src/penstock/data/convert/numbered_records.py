@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.errors import OptionError, RecordError
+from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.data.open import open as open_source
-from penstock.data.schema import Sample, Schema
+from penstock.data.schema import Errors, Sample, Schema
 from penstock.data.source import Source
 from penstock.data.stream import Stream
 
@@ -43,11 +43,7 @@ class SourceSpec:
         fields: Mapping[str, str] | list[str] | tuple[str, ...] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> SourceSpec:
-        """Return the spec of `penstock.open(path, ...)`.
-
-        Raises:
-            OptionError: an option cannot be written as JSON.
-        """
+        """Return the spec of `penstock.open(path, ...)`."""
         pairs: tuple[tuple[str, str], ...] | None = None
         if fields is not None:
             pairs = tuple(fields.items()) if isinstance(fields, Mapping) else tuple((name, name) for name in fields)
@@ -121,6 +117,30 @@ class RecordReader:
         if isinstance(self.source, Stream):
             return self._read_stream(self.source, wanted)
         return self._read_by_index(self.source, wanted)
+
+    def read_ranges(self, ranges: tuple[RecordRange, ...], errors: Errors) -> Iterator[Sample | RecordError]:
+        """Yield the records of ranges whose ends are known; if `errors` is "raise", a broken one is raised.
+
+        Raises:
+            SourceError: a range has fewer records than it had.
+        """
+        for one in ranges:
+            count, expected = 0, len(range(one.first, one.stop or 0))
+            try:
+                for record in self.records(one):
+                    if isinstance(record, RecordError) and errors == "raise":
+                        raise record
+                    count += 1
+                    yield record
+            except RecordError as error:
+                if errors == "raise":
+                    raise
+                yield from [error] * (expected - count)
+                count = expected
+            if count != expected:
+                raise SourceError(
+                    f"{self.source.where} has changed while it was read: it had {expected} records, and now {count}"
+                )
 
     def close(self) -> None:
         """Close the source."""

@@ -22,11 +22,7 @@ class Progress:
 
 
 class ProgressCounter:
-    """Adds up what workers report.
-
-    Args:
-        callback: called with the progress after each report.
-    """
+    """Adds up what workers report."""
 
     def __init__(self, callback: Callable[[Progress], None] | None) -> None:
         self._callback = callback

@@ -34,11 +34,7 @@ class RemoteTarget(Target):
     """Files that a conversion writes to an object store."""
 
     def check(self) -> None:
-        """Check that the store and the format can do it.
-
-        Raises:
-            OptionError: they cannot.
-        """
+        """Check that the store and the format can do it."""
         scheme = self.path.partition("://")[0]
         local = f"choose a local path, and upload the result, as with fsspec.filesystem({scheme!r}).put(...)"
         if scheme not in _OBJECT_STORES:
@@ -62,10 +58,11 @@ class RemoteTarget(Target):
     def existing_files(self) -> list[str]:
         """Return those of its objects that exist."""
         if self.is_numbered:
-            return [name for name in remote_file.glob(self._numbered("*"), Retries()) if self._has_number(name)]
+            found = remote_file.each([self._numbered("*")], Retries(), lambda backend, url: backend.glob(url))[0]
+            return [name for name in found if self._has_number(name)]
         names = self.names(1)
-        found = remote_file.each(names, Retries(), lambda backend, url: backend.exists(url))
-        return [name for name, exists in zip(names, found, strict=True) if exists]
+        exist = remote_file.each(names, Retries(), lambda backend, url: backend.exists(url))
+        return [name for name, exists in zip(names, exist, strict=True) if exists]
 
     def check_folder(self) -> None:
         """Do nothing: object stores have no folders that would have to be there."""
@@ -75,14 +72,7 @@ class RemoteTarget(Target):
         return sum(version.nbytes for version in remote_file.file_versions(names, Retries()))
 
     def publish(self, folders: list[str], *, overwrite: bool, verify: bool) -> list[str]:
-        """Upload the finished files in `partial_folder`; can be repeated after a kill.
-
-        Returns:
-            The URLs.
-
-        Raises:
-            SourceError: one exists and may not be replaced, or cannot be written, or has arrived damaged.
-        """
+        """Upload the finished files in `partial_folder`; can be repeated after a kill."""
         names = self.names(len(folders))
 
         def upload(folder: str, name: str) -> None:
@@ -101,7 +91,7 @@ class RemoteTarget(Target):
 
 
 def _upload(path: str, url: str, *, overwrite: bool, verify: bool) -> None:
-    is_new = remote_file.put(path, url, Retries(), overwrite=overwrite)
+    is_new = remote_file.each([url], Retries(), lambda backend, url: backend.put(path, url, overwrite=overwrite))[0]
     if not _is_same(path, url, reads=verify or not is_new):
         raise SourceError(
             f"{redact_url(url)} has other bytes than were uploaded; repeat the command with --overwrite"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -16,12 +17,13 @@ from typing import Any
 
 from penstock.core.errors import RecordError, SourceError
 from penstock.data.convert.canonical_bytes import DatasetChecksum
-from penstock.data.convert.journal import crc32_of
 from penstock.data.convert.numbered_records import RecordRange, RecordReader, SourceSpec, known_counts
-from penstock.data.convert.target import nbytes_of, sync_file, sync_folder
+from penstock.data.convert.target import files_of, nbytes_of, sync
 from penstock.data.convert.task import TaskContext
 from penstock.data.format_registry import format_named
-from penstock.data.schema import Errors, Sample, Schema
+from penstock.data.schema import Errors, Schema
+
+_READ_NBYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def write_segment(
     assert open_writer is not None
     with atomic_folder(folder) as temporary:
         writer = open_writer(data_path(temporary, suffix), schema, **options)
-        for record in _records(context.reader(spec), ranges, errors):
+        for record in context.reader(spec).read_ranges(ranges, errors):
             if isinstance(record, RecordError):
                 skipped += 1
                 continue
@@ -70,29 +72,9 @@ def write_segment(
     return WrittenSegment(number, checksum, skipped, nbytes_of(folder), crc32_of(folder))
 
 
-def _records(reader: RecordReader, ranges: tuple[RecordRange, ...], errors: Errors) -> Iterator[Sample | RecordError]:
-    for one in ranges:
-        count, expected = 0, len(range(one.first, one.stop or 0))
-        try:
-            for record in reader.records(one):
-                if isinstance(record, RecordError) and errors == "raise":
-                    raise record
-                count += 1
-                yield record
-        except RecordError as error:
-            if errors == "raise":
-                raise
-            yield from [error] * (expected - count)
-            count = expected
-        if count != expected:
-            raise SourceError(
-                f"{reader.source.where} has changed while it was read: it had {expected} records, and now {count}"
-            )
-
-
-def is_intact(context: TaskContext, *, folder: str, file_nbytes: int, crc32: int) -> bool:
+def is_intact(context: TaskContext, *, folder: str, written: WrittenSegment) -> bool:
     """Return whether a segment that an earlier attempt wrote is what the journal recorded."""
-    return os.path.exists(folder) and nbytes_of(folder) == file_nbytes and crc32_of(folder) == crc32
+    return os.path.exists(folder) and (nbytes_of(folder), crc32_of(folder)) == (written.file_nbytes, written.crc32)
 
 
 def join_segments(context: TaskContext, *, format: str, folders: list[str], folder: str, suffix: str) -> int:
@@ -105,11 +87,7 @@ def join_segments(context: TaskContext, *, format: str, folders: list[str], fold
 
 
 def check_count(context: TaskContext, *, path: str, format: str, options: dict[str, Any], expected: int) -> None:
-    """Check that a file has as many samples as were written to it.
-
-    Raises:
-        SourceError: it has more or fewer.
-    """
+    """Check that a file has as many samples as were written to it."""
     with closing(RecordReader(SourceSpec.create((path,), format=format, options=options))) as reader:
         counts = known_counts(reader.source)
         if counts is not None:
@@ -119,6 +97,17 @@ def check_count(context: TaskContext, *, path: str, format: str, options: dict[s
             found = last + sum(1 for _ in islice(reader.records(RecordRange(0, last, None)), 2))
     if found != expected:
         raise SourceError(f"{path} holds {found} samples; {expected} were written to it")
+
+
+def crc32_of(path: str) -> int:
+    """Return the CRC-32 of a file; of a folder, that of its files' names and bytes, by name."""
+    crc = 0
+    for name in files_of(path):
+        crc = zlib.crc32(os.path.relpath(name, path).encode(), crc)
+        with open(name, "rb") as file:
+            while data := file.read(_READ_NBYTES):
+                crc = zlib.crc32(data, crc)
+    return crc
 
 
 def data_path(folder: str, suffix: str) -> str:
@@ -131,19 +120,15 @@ def atomic_folder(path: str) -> Iterator[str]:
     """Yield a new folder to write in, which is synced and renamed to `path` at the end, or removed after an error."""
     parent, name = os.path.split(path)
     temporary = os.path.join(parent, f"new-{os.getpid()}-{name}")
-    _remove(temporary)
+    shutil.rmtree(temporary, ignore_errors=True)
     os.mkdir(temporary)
     try:
         yield temporary
-        sync_file(temporary)
-        _remove(path)
+        for one in [*files_of(temporary), *(folder for folder, _, _ in os.walk(temporary))]:
+            sync(one)
+        shutil.rmtree(path, ignore_errors=True)
         os.rename(temporary, path)
-        sync_folder(parent)
+        sync(parent)
     except BaseException:
-        _remove(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
-
-
-def _remove(folder: str) -> None:
-    if os.path.lexists(folder):
-        shutil.rmtree(folder)

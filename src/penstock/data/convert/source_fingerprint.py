@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from penstock.core.errors import SourceError
+from penstock.data.convert.target import files_of
 from penstock.data.format import Format
 from penstock.data.select_format import list_files
 from penstock.data.storage.storage import Storage, is_remote
@@ -24,11 +26,7 @@ class SourceFingerprint:
 
 
 def fingerprint_source(kind: Format, paths: list[str], storage: Storage) -> SourceFingerprint:
-    """Return the fingerprint of what a format would read; no file is opened.
-
-    Raises:
-        SourceError: a file does not exist.
-    """
+    """Return the fingerprint of what a format would read; no file is opened."""
     digest, files, nbytes = hashlib.sha256(), 0, 0
     for name, size, version in _list_files(kind, paths, storage):
         digest.update(f"{name}\0{size}\0{version}\n".encode("utf-8", "surrogateescape"))
@@ -43,18 +41,9 @@ def _list_files(kind: Format, paths: list[str], storage: Storage) -> Iterator[tu
     for url, version in zip(remote, storage.file_versions(remote), strict=True):
         yield url, version.nbytes, version.version
     for path in (os.path.abspath(path) for path in paths if not is_remote(path)):
-        if os.path.isdir(path):
-            yield from _list_folder(path)
-        else:
-            version = storage.file_versions([path])[0]
-            yield path, version.nbytes, version.version
-
-
-def _list_folder(path: str) -> Iterator[tuple[str, int, str]]:
-    for folder, folders, names in os.walk(path):
-        folders.sort()
-        for name in sorted(names):
-            if name not in _VOLATILE_FILES:
-                file = os.path.join(folder, name)
+        if not os.path.exists(path):
+            raise SourceError(f"there is no file {path!r}")
+        for file in files_of(path):
+            if os.path.basename(file) not in _VOLATILE_FILES:
                 status = os.stat(file, follow_symlinks=os.path.exists(file))  # a link may be dangling
                 yield file, status.st_size, str(status.st_mtime_ns)

@@ -40,12 +40,7 @@ class Target:
     def parse(
         cls, path: str, *, format: str | None = None, shards: int | None = None, shard_nbytes: int | None = None
     ) -> Target:
-        """Return the target for a path and options.
-
-        Raises:
-            OptionError: the options contradict each other.
-            SourceError: no format has the name's suffix.
-        """
+        """Return the target for a path and options."""
         path = strip_file_scheme(path).rstrip("/")
         kind = format_named(format) if format is not None else format_of_path(path)
         if kind is None:
@@ -109,11 +104,7 @@ class Target:
         return sorted(name for name in glob.glob(f"{before}*{after}") if self._has_number(name))
 
     def check_absent(self, *, overwrite: bool) -> None:
-        """Check that nothing is at the target's paths that may not be replaced.
-
-        Raises:
-            SourceError: there is.
-        """
+        """Check that nothing is at the target's paths that may not be replaced."""
         for name in self.existing_files():
             if os.path.isdir(name) and not os.path.islink(name):
                 raise SourceError(f"{name} is a folder, and folders are not replaced; remove it, or write elsewhere")
@@ -124,11 +115,7 @@ class Target:
         self.check_folder()
 
     def check_folder(self) -> None:
-        """Check that there is a folder to write to.
-
-        Raises:
-            SourceError: there is none.
-        """
+        """Check that there is a folder to write to."""
         folder = os.path.dirname(self.path) or "."
         if not os.path.isdir(folder):
             raise SourceError(f"there is no folder {folder} to write to")
@@ -144,12 +131,6 @@ class Target:
             folders: in which they are.
             overwrite: replace what is there.
             verify: read again what is there then, unless it was only renamed.
-
-        Returns:
-            The names.
-
-        Raises:
-            SourceError: one exists, and may not be replaced.
         """
         names = self.names(len(folders))
         moves = [move for folder, name in zip(folders, names, strict=True) for move in self._moves(folder, name)]
@@ -161,7 +142,7 @@ class Target:
         if overwrite:
             for stale in sorted(set(self.existing_files()) - set(names)):
                 os.remove(stale)
-        sync_folder(os.path.dirname(self.path) or ".")
+        sync(os.path.dirname(self.path) or ".")
         clear_partial_folder(self.partial_folder)
         return names
 
@@ -190,23 +171,8 @@ def remove(path: str) -> None:
         os.remove(path)
 
 
-def sync_file(path: str) -> None:
-    """Sync a file, or all files of a folder, to the disk."""
-    if not os.path.isdir(path):
-        _sync(path)
-        return
-    for folder, _, names in os.walk(path):
-        for name in names:
-            _sync(os.path.join(folder, name))
-        _sync(folder)
-
-
-def sync_folder(path: str) -> None:
-    """Sync the names in a folder to the disk."""
-    _sync(path)
-
-
-def _sync(path: str) -> None:
+def sync(path: str) -> None:
+    """Sync a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -214,8 +180,13 @@ def _sync(path: str) -> None:
         os.close(descriptor)
 
 
+def files_of(path: str) -> list[str]:
+    """Return a file, or all files of a folder, sorted."""
+    if not os.path.isdir(path):
+        return [path]
+    return sorted(os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+
+
 def nbytes_of(path: str) -> int:
     """Return the bytes of a file, or of all files of a folder."""
-    if not os.path.isdir(path):
-        return os.path.getsize(path)
-    return sum(os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names)
+    return sum(map(os.path.getsize, files_of(path)))

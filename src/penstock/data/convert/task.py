@@ -1,4 +1,4 @@
-"""A task, the context that a worker runs it in, and how errors of the operating system are translated.
+"""A task, the context that a worker runs it in, and the main function of a worker process.
 
 A task can be repeated: it leaves complete files, or none that count.
 """
@@ -6,12 +6,21 @@ A task can be repeated: it leaves complete files, or none that count.
 from __future__ import annotations
 
 import errno
+import os
+import queue
+import signal
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
-from penstock.core.errors import SourceError
+import torch
+
+from penstock.core.errors import PenstockError, SourceError, WorkerError
 from penstock.data.convert.numbered_records import RecordReader, SourceSpec
 
 _REPORT_S = 0.1
@@ -61,27 +70,63 @@ class TaskContext:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A unit of work. It is pickled to a worker, which calls `function` once and pickles its result back."""
+    """A unit of work. It is pickled to a worker, which runs it once and pickles its result back."""
 
     action: str
     """What it does, for error messages, as in "writing segment"."""
     number: int
     """Its number among the tasks of its kind."""
-    function: Callable[..., Any]
-    """Called with the worker's context and the arguments; of a module, so that it can be pickled."""
-    arguments: dict[str, Any]
+    call: Callable[[TaskContext], Any]
+    """Gets the worker's context: a function of a module, or a partial of one, so that it can be pickled."""
+
+    def run(self, context: TaskContext) -> Any:
+        """Return its result.
+
+        Raises:
+            SourceError: also for errors of the operating system: a full disk, a file that may not be read.
+        """
+        try:
+            result = self.call(context)
+        except OSError as error:
+            hint = "; free some room on it, and repeat the command to resume" if error.errno == errno.ENOSPC else ""
+            raise SourceError(f"{self.action} {self.number}: {error}{hint}") from error
+        context.flush()
+        return result
 
 
-def run_task(task: Task, context: TaskContext) -> Any:
-    """Return a task's result.
+# ── a worker process ────────────────────────────────────────────────────────────────────────────────────────
 
-    Raises:
-        SourceError: also for errors of the operating system: a full disk, a file that may not be read.
-    """
+
+def main() -> None:
+    """Run tasks from the socket whose descriptor is the last argument, and send back results, until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C interrupts the conversion, which stops its workers
+    torch.set_num_threads(1)
+    channel = Connection(int(sys.argv[-1]))
+    tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(channel, tasks), daemon=True).start()
+    context = TaskContext(lambda samples, nbytes: channel.send(("progress", (samples, nbytes))))
+    while True:
+        outcome = _outcome(tasks.get(), context)
+        try:
+            channel.send(outcome)
+        except OSError:  # the conversion has ended
+            os._exit(0)
+
+
+def _listen(channel: Connection, tasks: queue.SimpleQueue[Task]) -> None:
     try:
-        result = task.function(context, **task.arguments)
-    except OSError as error:
-        hint = "; free some room on it, and repeat the command to resume" if error.errno == errno.ENOSPC else ""
-        raise SourceError(f"{task.action} {task.number}: {error}{hint}") from error
-    context.flush()
-    return result
+        while True:
+            tasks.put(channel.recv())
+    except (EOFError, OSError):
+        os._exit(0)  # also in the middle of a task: an incomplete file is discarded later
+
+
+def _outcome(task: Task, context: TaskContext) -> tuple[str, Any]:
+    try:
+        return "done", task.run(context)
+    except PenstockError as error:
+        return "failed", error
+    except Exception as error:  # noqa: BLE001 - where a worker ends
+        failure = WorkerError(f"{type(error).__name__} while {task.action} {task.number}: {error}")
+        failure.add_note(traceback.format_exc())
+        return "failed", failure

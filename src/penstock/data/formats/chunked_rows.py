@@ -11,6 +11,7 @@ import numpy as np
 
 from penstock.core.errors import RecordError
 from penstock.data.chunks.chunk_cache import ChunkCache
+from penstock.data.schema import Field
 
 Wanted = slice | np.ndarray
 """Which rows: a slice with a start and a stop, or numbers in any order. Not none."""
@@ -98,7 +99,7 @@ class RaggedValues:
     Args:
         path: of the file, for messages.
         name: of the field there.
-        wide: the shape of all, None where they differ.
+        field: bytes, or the shape of all, None where they differ.
         count: of the arrays.
         elements: all of them, and how many there are.
         starts: int64.
@@ -109,13 +110,14 @@ class RaggedValues:
         self,
         path: str,
         name: str,
-        wide: tuple[int | None, ...],
+        field: Field,
         count: int,
         elements: tuple[ChunkedRows, int],
         starts: ChunkedRows,
         shapes: ChunkedRows,
     ) -> None:
-        self._path, self._name, self._wide, self._count = path, name, wide, count
+        self._path, self._name, self._count = path, name, count
+        self._is_bytes, self._wide = field.kind == "bytes", field.shape or (None,)
         self._elements, self._total = elements
         self._starts, self._shapes = starts, shapes
 
@@ -135,7 +137,8 @@ class RaggedValues:
         Raises:
             RecordError: one does not lie within the elements, or is of another shape.
         """
-        return [self._elements.take(span).reshape(shape) for shape, span in self._places(wanted)]
+        found = [self._elements.take(span).reshape(shape) for shape, span in self._places(wanted)]
+        return [one.tobytes() for one in found] if self._is_bytes else found
 
     def _places(self, wanted: Wanted) -> Iterator[tuple[list[int], slice]]:
         starts, shapes = self._starts.take(wanted).tolist(), self._shapes.take(wanted).tolist()

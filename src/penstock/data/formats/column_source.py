@@ -163,11 +163,7 @@ class ColumnSource(Source):
         return self._files[self._parts.locate(index)[0]].path
 
     def read(self, index: int) -> Sample:
-        """Return a sample.
-
-        Raises:
-            RecordError: it is broken.
-        """
+        """Return a sample."""
         number, own = self._parts.locate(index)
         values, wanted = self._reading.get().values(number), slice(own, own + 1)
         return {name: values[name].take(wanted)[0] for name in self._schema}

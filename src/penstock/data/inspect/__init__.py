@@ -1,13 +1,11 @@
 """Inspection: what a data set holds, some of its samples, and how fast it is read here.
 
 inspector         opens the data, reads some samples, measures the speed
-inspection        the result, as data and as JSON
+inspection        the result, as data, as JSON and as lines of text
 field_summary     types and statistics of one field
 read_speed        reads in order and at random for a while
 storage_layout    chunks and compression, for formats that have them
 contact_sheet     images among the samples
-inspection_text   the result as lines of text
-value_text        one value as a line of text
 """
 
 from penstock.data.inspect.field_summary import FieldSummary

@@ -51,11 +51,7 @@ def as_image(value: Any) -> np.ndarray | None:
 
 
 def contact_sheet(images: list[np.ndarray], *, cell: int = _CELL, columns: int | None = None) -> np.ndarray:
-    """Return one image with all of them, each in a square cell of `cell` pixels; by default a third wider than high.
-
-    Raises:
-        ExtraError: Pillow is not installed.
-    """
+    """Return one image with all of them, each in a square cell of `cell` pixels; by default a third wider than high."""
     image_module = need("PIL.Image", "images")
     columns = columns or max(1, min(len(images), round(len(images) ** 0.5 * 1.3)))
     rows = -(-len(images) // columns)
@@ -71,11 +67,7 @@ def contact_sheet(images: list[np.ndarray], *, cell: int = _CELL, columns: int |
 
 
 def save(sheet: np.ndarray, path: str) -> None:
-    """Write an image to a file, in the format of its suffix.
-
-    Raises:
-        SourceError: it cannot be written.
-    """
+    """Write an image to a file, in the format of its suffix."""
     try:
         need("PIL.Image", "images").fromarray(sheet).save(path)
     except (OSError, ValueError, KeyError) as error:

@@ -25,12 +25,7 @@ def open_cached(dataset: Any, *, where: Where, limit: int | str | None, path: An
 
 
 class CachedDataset(Dataset[Any]):
-    """Samples of another dataset, each made once; `penstock.cached` makes it.
-
-    Args:
-        dataset: makes the samples.
-        cache: keeps them.
-    """
+    """Samples of another dataset, each made once; `penstock.cached` makes it."""
 
     def __init__(self, dataset: Any, cache: SampleCache) -> None:
         self.dataset = dataset

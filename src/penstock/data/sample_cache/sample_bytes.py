@@ -1,17 +1,16 @@
-"""A sample as one run of bytes that owns nothing outside of it, and back as objects of their own.
+"""A sample as one run of bytes that owns nothing outside of it, and back as objects of its own.
 
-    u8 kind (0 a pickle, 1 the description of a plain tree) | u32 buffers | u32 bytes of the skeleton
-    u64 length of each buffer | the skeleton, pickled | each buffer, at a multiple of 16
+    i64 buffers | i64 bytes of the pickle | i64 bytes of each buffer | the pickle | each buffer, at a multiple of 64
 
-What is decoded shares memory with nothing: a program may write to its samples.
+Buffers are the memory of arrays and plain tensors. What is decoded shares memory with nothing that is not of the same
+sample: a program may write to it.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
-import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,15 +20,11 @@ from penstock.core import plain_tree
 from penstock.core.errors import UnpicklableError
 from penstock.core.units import round_up
 
-_HEAD = struct.Struct("<BII")
-_ALIGNMENT = 16
+_ALIGNMENT = 64
 
 
 def encode(sample: Any, index: object) -> bytes:
     """Return the bytes of sample `index`.
-
-    Raises:
-        UnpicklableError: it holds what pickle refuses.
 
     >>> decode(np.frombuffer(bytearray(encode({"x": torch.arange(3), "y": np.ones(2)}, 0)), np.uint8))
     {'x': tensor([0, 1, 2]), 'y': array([1., 1.])}
@@ -38,57 +33,38 @@ def encode(sample: Any, index: object) -> bytes:
 
 
 def encode_parts(sample: Any, index: object) -> list[bytes | memoryview]:
-    """Return what `encode` joins: the sample's own memory, not copied.
-
-    Raises:
-        UnpicklableError: it holds what pickle refuses.
-    """
-    if (plain := plain_tree.describe(sample)) is not None:
-        node, tensors = plain
-        return _parts(1, pickle.dumps(node, 5), [tensor.view(-1).view(torch.uint8).numpy().data for tensor in tensors])
-    buffers: list[pickle.PickleBuffer] = []
+    """Return what `encode` joins: the sample's own memory, not copied."""
+    found: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     try:
-        _Pickler(stream, 5, buffer_callback=buffers.append).dump(sample)
+        _Pickler(stream, 5, buffer_callback=found.append).dump(sample)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise UnpicklableError(
             f"sample {index} ({type(sample).__qualname__}) cannot be cached: {error}; return tensors, arrays, numbers, "
             "strings and picklable objects, or cache a dataset before the step that makes the others"
         ) from error
-    return _parts(0, stream.getvalue(), [buffer.raw() for buffer in buffers])
-
-
-def decode(content: np.ndarray) -> Any:
-    """Return the sample whose bytes these are (uint8, writable)."""
-    kind, count, length = _HEAD.unpack_from(content.data)
-    lengths = struct.unpack_from(f"<{count}Q", content.data, _HEAD.size)
-    at = _HEAD.size + 8 * count
-    skeleton = content[at : at + length].data
-    views = [content[start:stop] for start, stop in _places(at + length, lengths)]
-    if kind == 0:
-        return pickle.loads(skeleton, buffers=[view.copy() for view in views])
-    return plain_tree.rebuild(pickle.loads(skeleton), lambda number, dtype, _: _tensor(views[number], dtype))
-
-
-def _tensor(view: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    return torch.frombuffer(view, dtype=dtype).clone()
-
-
-def _parts(kind: int, skeleton: bytes, buffers: list[memoryview]) -> list[bytes | memoryview]:
+    buffers = [buffer.raw() for buffer in found]
     lengths = [buffer.nbytes for buffer in buffers]
-    parts: list[bytes | memoryview] = [
-        _HEAD.pack(kind, len(buffers), len(skeleton)),
-        struct.pack(f"<{len(lengths)}Q", *lengths),
-    ]
-    parts.append(skeleton)
-    end = sum(map(len, parts))
+    head = np.array([len(buffers), stream.tell(), *lengths], "<i8").tobytes()
+    parts: list[bytes | memoryview] = [head, stream.getvalue()]
+    end = len(head) + stream.tell()
     for buffer, (start, stop) in zip(buffers, _places(end, lengths), strict=True):
-        parts += [bytes(start - end), buffer] if start > end else [buffer]
+        parts += [bytes(start - end), buffer]
         end = stop
     return parts
 
 
-def _places(end: int, lengths: Any) -> Iterator[tuple[int, int]]:
+def decode(content: np.ndarray) -> Any:
+    """Return the sample whose bytes these are (uint8, writable, and from now on the sample's)."""
+    count, length = content[:16].view("<i8").tolist()
+    at = 16 + 8 * count
+    views = [content[start:stop] for start, stop in _places(at + length, content[16:at].view("<i8").tolist())]
+    # Who keeps a small part of a sample must not keep all of it.
+    buffers = [view if 2 * view.nbytes > content.nbytes else view.copy() for view in views]
+    return pickle.loads(content[at : at + length].data, buffers=buffers)
+
+
+def _places(end: int, lengths: Iterable[int]) -> Iterator[tuple[int, int]]:
     for length in lengths:
         start = round_up(end, _ALIGNMENT)
         end = start + length
@@ -109,4 +85,4 @@ class _Pickler(pickle.Pickler):
 def _rebuild(
     buffer: np.ndarray, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...] | None, requires_grad: bool
 ) -> torch.Tensor:
-    return plain_tree.shaped(_tensor(buffer, dtype), size, stride, requires_grad)
+    return plain_tree.shaped(torch.frombuffer(buffer, dtype=dtype).clone(), size, stride, requires_grad)

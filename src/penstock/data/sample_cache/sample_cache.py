@@ -34,6 +34,9 @@ _COMPARED = 2
 _SLOTS = 256
 """Processes that count at a time without two of them writing to the same numbers."""
 
+_HITS, _MISSES, _FULL = range(3)
+"""Rows of these numbers."""
+
 
 @dataclass(frozen=True, slots=True)
 class CacheInfo:
@@ -85,7 +88,7 @@ class SampleCache:
         if self._left_to_compare:
             self._left_to_compare -= 1
             self._compare(index, content, make)
-        self._counts.add_hit()
+        self._counts.add(_HITS)
         return decode(content)
 
     def has(self, index: int) -> bool:
@@ -94,7 +97,7 @@ class SampleCache:
 
     def keep(self, index: int, sample: Any, entry: Entry | None = None) -> None:
         """Add a sample, if there is room."""
-        self._counts.add_miss()
+        self._counts.add(_MISSES)
         if self._counts.is_full:
             return
         content = encode_parts(sample, index)
@@ -140,9 +143,6 @@ class SampleCache:
         Args:
             name: the sample's number, or those of several.
             make: makes it again.
-
-        Raises:
-            OptionError: it was.
         """
         if self._counts.is_full:
             yield []
@@ -199,20 +199,7 @@ def _again(content: bytes, index: int) -> bytes:
 def open_cache(
     where: Where, places: int, limit: int | str | None, path: Any, fingerprint: Callable[[], bytes]
 ) -> SampleCache:
-    """Make or open a cache.
-
-    Args:
-        where: "ram" or "disk".
-        places: how many samples there may be.
-        limit: of the bytes of all samples; None for half of what is free.
-        path: the file, for "disk".
-        fingerprint: returns 32 bytes that tell whose samples these are.
-
-    Raises:
-        OptionError: an argument is out of range, or the file cannot be made.
-        SourceError: the file is something else, or has other samples.
-        TransportError: there is no shared memory.
-    """
+    """Make or open a cache, see `penstock.cached`; `fingerprint` returns 32 bytes that tell whose samples these are."""
     if where not in ("ram", "disk"):
         raise OptionError(f"a cache is in 'ram' or on 'disk', not in {where!r}")
     if (where == "disk") != (path is not None):
@@ -261,29 +248,23 @@ class _Counts:
         self._numbers = np.frombuffer(self._memory.memory, np.int64).reshape(3, _SLOTS)
         self._pid = 0
 
-    def add_hit(self) -> None:
-        self._add(0)
-
-    def add_miss(self) -> None:
-        self._add(1)
-
-    def _add(self, row: int) -> None:
+    def add(self, row: int) -> None:
         if self._pid != os.getpid():
             self._lock, self._pid = threading.Lock(), os.getpid()
         with self._lock:
             self._numbers[row, self._pid % _SLOTS] += 1
 
     def totals(self) -> tuple[int, int]:
-        hits, misses = self._numbers[:2].sum(axis=1).tolist()
+        hits, misses = self._numbers[[_HITS, _MISSES]].sum(axis=1).tolist()
         return hits, misses
 
     @property
     def is_full(self) -> bool:
-        return bool(self._numbers[2, 0])
+        return bool(self._numbers[_FULL, 0])
 
     @is_full.setter
     def is_full(self, value: bool) -> None:
-        self._numbers[2, 0] = value
+        self._numbers[_FULL, 0] = value
 
     def __reduce__(self) -> Any:
         return _counts_of, self._memory.__reduce__()

@@ -28,7 +28,7 @@ import numpy as np
 from penstock.core.errors import SourceError
 
 _MAGIC = b"penstock samples"
-_VERSION = 1
+_VERSION = 2
 _HEAD = struct.Struct("<16sQQ32s")
 _CRC = struct.Struct("<I")
 _END_AT = 128
@@ -81,14 +81,7 @@ class SampleFile:
     # ── page 0 ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, fingerprint: bytes) -> None:
-        """Make the file's first page and its table, or check those of a file that exists.
-
-        Args:
-            fingerprint: 32 bytes that tell whose samples these are.
-
-        Raises:
-            SourceError: it is something else, damaged, or has other samples.
-        """
+        """Make the first page and the table, or check those of a file that exists, with a `fingerprint` of 32 bytes."""
         wanted = _with_crc(_HEAD.pack(_MAGIC, _VERSION, self._places, fingerprint))
         with self._locked() as fd:
             found = os.pread(fd, len(wanted), self._base)
@@ -107,11 +100,7 @@ class SampleFile:
                 self._write_end(fd, size)
 
     def _read_end(self, fd: int) -> int:
-        """Return where the content ends.
-
-        Raises:
-            SourceError: it is damaged.
-        """
+        """Return where the content ends."""
         found = os.pread(fd, _END.size + _CRC.size, self._base + _END_AT)
         if len(found) < _END.size + _CRC.size or _with_crc(found[: _END.size]) != found:
             raise SourceError(f"{self.name} is damaged at byte {self._base + _END_AT}; remove the file")
@@ -136,7 +125,7 @@ class SampleFile:
 
     def _entry(self, fd: int, place: int) -> Entry | None:
         found = os.pread(fd, _ENTRY_NBYTES, self._entry_at(place))
-        if found != _sealed(found[: _ENTRY.size], place):
+        if found != _with_crc(found[: _ENTRY.size], place):
             return None
         offset, nbytes, crc = _ENTRY.unpack_from(found)
         return offset, nbytes, crc
@@ -197,7 +186,7 @@ class SampleFile:
         if has_crc:
             for part in content:
                 crc = zlib.crc32(part, crc)
-        os.pwrite(fd, _sealed(_ENTRY.pack(end, nbytes, crc), place), self._entry_at(place))
+        os.pwrite(fd, _with_crc(_ENTRY.pack(end, nbytes, crc), place), self._entry_at(place))
         return True
 
     # ── the descriptor ──────────────────────────────────────────────────────────────────────────────────────
@@ -239,12 +228,8 @@ def _close(fd: int) -> None:
         os.close(fd)
 
 
-def _with_crc(content: bytes) -> bytes:
-    return content + _CRC.pack(zlib.crc32(content))
-
-
-def _sealed(entry: bytes, place: int) -> bytes:
-    return entry + _CRC.pack(zlib.crc32(entry, place & 0xFFFFFFFF))
+def _with_crc(content: bytes, place: int = 0) -> bytes:
+    return content + _CRC.pack(zlib.crc32(content, place & 0xFFFFFFFF))
 
 
 def _difference(found: bytes, wanted: bytes) -> str:

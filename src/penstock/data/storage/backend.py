@@ -58,12 +58,7 @@ ListedFile = tuple[str, int, str]
 
 
 class Backend:
-    """Any filesystem of fsspec, through its common methods.
-
-    Args:
-        fs: the filesystem.
-        stall_s: silence of a server that counts as a failure.
-    """
+    """Any filesystem of fsspec, through its common methods."""
 
     def __init__(self, fs: Any, stall_s: float) -> None:
         self._fs = fs
@@ -75,12 +70,7 @@ class Backend:
         self._thread = None if fs.async_impl else ThreadPoolExecutor(1, "penstock remote")
 
     async def file_version(self, url: str) -> FileVersion:
-        """Return a file's size and version.
-
-        Raises:
-            SourceError: the file does not exist, or may not be read.
-            TransientError: a retry may succeed.
-        """
+        """Return a file's size and version."""
         info = await self._call(url, "info", self._path(url))
         if info.get("type") == "directory" or info.get("size") is None:
             raise SourceError(f"{redact_url(url)} is no file with a known size")
@@ -88,12 +78,7 @@ class Backend:
         return FileVersion(int(info["size"]), version)
 
     async def read(self, url: str, start: int, end: int, expected: FileVersion) -> AsyncIterator[bytes]:
-        """Yield bytes `start` to `end` in parts; fewer, if the response was cut.
-
-        Raises:
-            SourceError: the file's version is not `expected`, or it cannot be read.
-            TransientError: a retry may succeed.
-        """
+        """Yield bytes `start` to `end` in parts; fewer, if the response was cut."""
         async with self._read_slots:
             data = await self._call(url, "cat_file", self._path(url), start, end)
         if await self.file_version(url) != expected:
@@ -104,10 +89,6 @@ class Backend:
         """Return a file's size and version, and its first `nbytes` bytes; by one request, if it has no more than those.
 
         None of the bytes are returned where the storage does not say of which version they are and there are more.
-
-        Raises:
-            SourceError: the file does not exist, or may not be read.
-            TransientError: a retry may succeed.
         """
         protocols = (self._fs.protocol,) if isinstance(self._fs.protocol, str) else self._fs.protocol
         if not _OBJECT_STORES.isdisjoint(protocols):

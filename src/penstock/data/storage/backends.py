@@ -104,12 +104,7 @@ class Hub(Http):
 
 
 def get_backend(loop_thread: EventLoopThread, url: str, stall_s: float) -> Backend:
-    """Return the backend for a URL, created once for each thread and configuration. Called in the thread's loop only.
-
-    Raises:
-        SourceError: fsspec has no such scheme.
-        ExtraError: the package for the scheme is not installed.
-    """
+    """Return the backend for a URL, made once for each thread and configuration. Called in the thread's loop only."""
     fsspec = need("fsspec", "remote")
     scheme = url.partition("://")[0]
     need(*_PACKAGES.get(scheme, ("fsspec", "remote")))

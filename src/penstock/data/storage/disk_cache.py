@@ -33,6 +33,7 @@ from typing import BinaryIO
 
 from penstock.core.errors import SourceError
 from penstock.data.storage import cache_leases
+from penstock.data.storage.backend import FileVersion
 from penstock.data.storage.file_lock import LockedFile, is_same_file, try_lock, unlock, unlock_and_close
 from penstock.data.storage.partial_copy import PartialCopy, disk_error
 
@@ -53,13 +54,13 @@ def user_folder(name: str) -> str:
     return os.path.join(home, "penstock", name)
 
 
-def copy_name(url: str, nbytes: int, version: str) -> str:
+def copy_name(url: str, version: FileVersion) -> str:
     """Return the name of a copy. It ends as the file's name does, since formats are recognized by it.
 
-    >>> copy_name("s3://bucket/a/train-000.tar", 100, "e")
+    >>> copy_name("s3://bucket/a/train-000.tar", FileVersion(100, "e"))
     '6805cb28ee2133784f5e4fa5-train-000.tar'
     """
-    digest = hashlib.sha256(f"{url}\0{nbytes}\0{version}".encode()).hexdigest()[:24]
+    digest = hashlib.sha256(f"{url}\0{version.nbytes}\0{version.version}".encode()).hexdigest()[:24]
     last = url.partition("://")[2].partition("?")[0].rstrip("/").rpartition("/")[2]
     return f"{digest}-{re.sub(r'[^A-Za-z0-9._-]', '_', last)[-_MAX_NAME:]}"
 
@@ -94,9 +95,6 @@ class DiskCache:
         """Return the path of a copy, made by `write` if there is none. One process makes it, others wait.
 
         The copy stays as long as this process lives.
-
-        Raises:
-            SourceError: there is no room for it.
         """
         while True:
             file = self.open(name, nbytes)
@@ -122,9 +120,6 @@ class DiskCache:
             nbytes: its size.
             while_reading: the copy is made while a stream reads the file, at the stream's pace. Nobody waits for such a
                 copy, and None is also returned when another process is making it.
-
-        Raises:
-            SourceError: there is no room for it.
         """
         if nbytes > self.nbytes:
             raise SourceError(
@@ -183,7 +178,10 @@ class DiskCache:
 
     def _remove_excess(self, name: str, nbytes: int) -> int:
         """Remove unused copies until the new one fits, and more for those after it; return the bytes of the rest."""
-        self._remove_leftovers()
+        cache_leases.remove_expired(self.folder)
+        for path in self._paths():
+            if path.endswith(_PARTIAL):
+                _remove_if_unused(path)
         copies = self._copies()
         used_nbytes = sum(size for _, size, _ in copies)
         excess = used_nbytes + nbytes - self.nbytes
@@ -199,12 +197,6 @@ class DiskCache:
                 f"full of files that are in use; raise cache_nbytes by {excess} or more"
             )
         return used_nbytes
-
-    def _remove_leftovers(self) -> None:
-        cache_leases.remove_expired(self.folder)
-        for path in self._paths():
-            if path.endswith(_PARTIAL):
-                _remove_if_unused(path)
 
     def _copies(self) -> list[tuple[float, int, str]]:
         """Return each copy's time of last use, size and path."""

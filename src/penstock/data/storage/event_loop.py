@@ -60,7 +60,7 @@ class EventLoopThread:
         with _lock:
             self.users -= 1
             if self.users == 0:
-                self._call_soon(self._linger)
+                self._call_soon(lambda: self._loop.call_later(LINGER_S, self._end_if_idle))
 
     def shutdown(self, timeout_s: float = 2.0) -> None:
         """Stop the thread now, whether it is in use or not."""
@@ -71,9 +71,6 @@ class EventLoopThread:
     def _call_soon(self, function: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function)
-
-    def _linger(self) -> None:
-        self._loop.call_later(LINGER_S, self._end_if_idle)
 
     def _end_if_idle(self) -> None:
         with _lock:

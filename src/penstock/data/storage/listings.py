@@ -61,17 +61,7 @@ def kept_listings(distributed: Distributed) -> Iterator[None]:
 
 
 def listed(kind: str, url: str, make: Callable[[], list[_Listed]]) -> list[_Listed]:
-    """Return a listing that is kept, or else what `make` returns here or on the first rank.
-
-    Args:
-        kind: "find" or "glob".
-        url: of the folder, or the pattern.
-        make: lists.
-
-    Raises:
-        SourceError: the folder cannot be listed.
-        OptionError: the first rank lists something else.
-    """
+    """Return a listing that is kept, or else what `make` returns here or on the first rank."""
     listings = _current.get()
     if listings is None:
         return make()

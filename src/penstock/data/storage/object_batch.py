@@ -22,7 +22,6 @@ from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 
 from penstock.core.errors import SourceError
 from penstock.data.storage.backend import Backend, FileVersion
@@ -121,9 +120,7 @@ class ObjectBatch:
         _entered.batch = self
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _entered.batch, self._outer = self._outer, None
         try:
             for future in self._work:
@@ -190,12 +187,7 @@ _entered = threading.local()
 
 
 def fetch(request: ObjectRequest) -> ObjectStart:
-    """Return what is fetched of a file: by the batch that this thread has entered, or by a request now.
-
-    Raises:
-        SourceError: it cannot be read.
-        ExtraError: a package is missing.
-    """
+    """Return what is fetched of a file: by the batch that this thread has entered, or by a request now."""
     batch: ObjectBatch | None = getattr(_entered, "batch", None)
     found = batch.take(request) if batch is not None else None
     found = found or request.kept()
@@ -233,7 +225,7 @@ async def _fetch(loop_thread: EventLoopThread, request: ObjectRequest) -> Object
 
 
 def _is_kept(cache: DiskCache, url: str, version: FileVersion) -> bool:
-    return cache.has(copy_name(url, version.nbytes, version.version), version.nbytes)
+    return cache.has(copy_name(url, version), version.nbytes)
 
 
 async def _fetch_start(backend: Backend, request: ObjectRequest) -> ObjectStart:

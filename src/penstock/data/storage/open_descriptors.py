@@ -13,25 +13,20 @@ _MOST = 64
 
 
 class OpenDescriptors:
-    """Opens files as they are read. The first ones stay open; the others are opened for each read."""
+    """Opens files as they are read. The first ones stay open; the others are opened for each read.
+
+    What cannot be read raises SourceError, with the place.
+    """
 
     def __init__(self) -> None:
         self._open: dict[str, int] = {}
 
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
-        """Return bytes of a file: fewer where it ends.
-
-        Raises:
-            SourceError: it cannot be read.
-        """
+        """Return bytes of a file: fewer where it ends."""
         return self._call(path, offset, lambda descriptor: os.pread(descriptor, nbytes, offset))
 
     def read_into(self, path: str, offset: int, buffer: Any) -> int:
-        """Fill a buffer, and return how many bytes there were.
-
-        Raises:
-            SourceError: it cannot be read.
-        """
+        """Fill a buffer, and return how many bytes there were."""
         return self._call(path, offset, lambda descriptor: os.preadv(descriptor, [buffer], offset))
 
     def _call(self, path: str, offset: int, function: Callable[[int], _Result]) -> _Result:

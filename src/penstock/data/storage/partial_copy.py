@@ -42,11 +42,7 @@ class PartialCopy:
         return self._descriptor >= 0 and self._pid == os.getpid()
 
     def write(self, data: Any) -> None:
-        """Append bytes.
-
-        Raises:
-            SourceError: the disk is full.
-        """
+        """Append bytes."""
         view = memoryview(data)
         try:
             while len(view):
@@ -58,11 +54,7 @@ class PartialCopy:
             raise disk_error(folder, name, self.nbytes, error) from error
 
     def finish(self) -> None:
-        """Sync the copy to the disk and rename it.
-
-        Raises:
-            SourceError: it is incomplete, or could not be written.
-        """
+        """Sync the copy to the disk and rename it."""
         folder, name = os.path.split(self._path)
         if self.written != self.nbytes:
             raise SourceError(f"a copy of {name} has {self.written} bytes instead of {self.nbytes}")

@@ -21,7 +21,7 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from penstock.core.errors import SourceError
-from penstock.data.storage.backend import Backend, FileVersion, ListedFile
+from penstock.data.storage.backend import Backend, FileVersion
 from penstock.data.storage.backends import get_backend
 from penstock.data.storage.event_loop import EventLoopThread, acquire
 from penstock.data.storage.remote_errors import redact_url
@@ -41,22 +41,8 @@ _INHERITED: list[Any] = []
 
 
 def file_versions(urls: Sequence[str], retries: Retries) -> list[FileVersion]:
-    """Return the files' sizes and versions; several are requested concurrently.
-
-    Raises:
-        SourceError: one does not exist, or cannot be read.
-        ExtraError: a package is missing.
-    """
+    """Return the files' sizes and versions; several are requested concurrently."""
     return each(urls, retries, lambda backend, url: backend.file_version(url))
-
-
-def put(path: str, url: str, retries: Retries, *, overwrite: bool) -> bool:
-    """Upload a file of this machine; return False if there is one at `url` that may not be replaced.
-
-    Raises:
-        SourceError: it cannot be written.
-    """
-    return _query(url, retries, lambda backend: backend.put(path, url, overwrite=overwrite))
 
 
 def each(urls: Sequence[str], retries: Retries, ask: Callable[[Backend, str], Awaitable[_Result]]) -> list[_Result]:
@@ -83,24 +69,10 @@ def each(urls: Sequence[str], retries: Retries, ask: Callable[[Backend, str], Aw
         loop_thread.release()
 
 
-def find(url: str, retries: Retries) -> list[ListedFile]:
-    """Return all files below a folder, sorted."""
-    return _query(url, retries, lambda backend: backend.find(url))
-
-
-def glob(url: str, retries: Retries) -> list[str]:
-    """Return the URLs that match a pattern, sorted."""
-    return _query(url, retries, lambda backend: backend.glob(url))
-
-
 def open_remote(
     url: str, version: FileVersion, retries: Retries, *, range_nbytes: int = RANGE_NBYTES, ahead: int = AHEAD
 ) -> RemoteFile:
-    """Return the file, to be read from its beginning. No request is made before the first read.
-
-    Raises:
-        SourceError: the server has no ranges, and the file is too large to be held in memory.
-    """
+    """Return the file, to be read from its beginning. No request is made before the first read."""
     if not version.has_ranges:
         if version.nbytes > _WITHOUT_RANGES_NBYTES:
             raise SourceError(
@@ -191,11 +163,7 @@ class RemoteFile(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer`, with less at the end of a range, before an error, and where the rest does not arrive at once.
-
-        Raises:
-            SourceError: the file could not be read, or has changed since it was opened.
-        """
+        """Fill `buffer`; less at the end of a range, before an error, and where the rest does not arrive at once."""
         if self.closed:
             raise ValueError("read of a closed file")
         view = memoryview(buffer).cast("B")
@@ -295,14 +263,6 @@ async def _wait_to_retry(url: str, budget: RetryBudget, error: TransientError) -
             "retries= and timeout_s= allow"
         ) from error
     await asyncio.sleep(wait_s)
-
-
-def _query(url: str, retries: Retries, ask: Callable[[Backend], Awaitable[_Result]]) -> _Result:
-    loop_thread = acquire()
-    try:
-        return loop_thread.call(query_async(loop_thread, url, retries, ask))
-    finally:
-        loop_thread.release()
 
 
 async def query_async(

@@ -14,31 +14,22 @@ _JITTER = random.SystemRandom()  # not the global one: users seed it, and forked
 
 
 class TransientError(Exception):
-    """A request failed, and may succeed when it is repeated: a cut connection, a server that is busy.
-
-    Args:
-        reason: what happened.
-        wait_s: the server's Retry-After.
-    """
+    """A request failed, and may succeed when it is repeated: a cut connection, a server that is busy."""
 
     def __init__(self, reason: str, wait_s: float = 0.0) -> None:
         super().__init__(reason)
         self.reason = reason
         self.wait_s = wait_s
+        """The server's Retry-After."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retries:
-    """The limits that `RetryBudget` enforces."""
+    """The limits that `RetryBudget` enforces: options of `Storage`, which says what they are."""
 
     max_retries: int = 8
-    """Retries in a row: progress resets the count."""
-
     timeout_s: float = 120.0
-    """From the first failure to the last retry."""
-
     stall_s: float = 15.0
-    """Silence of a server that counts as a failure; its connection is closed."""
 
     def __post_init__(self) -> None:
         if self.max_retries < 0 or self.timeout_s <= 0 or self.stall_s <= 0:

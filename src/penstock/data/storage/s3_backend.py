@@ -63,7 +63,7 @@ class S3(Http):
                     pages.add(await self._with_timeout(response.content.read()))
         del self._listings[url]
         found = [(f"{scheme}://{bucket}/{name}", nbytes, version) for name, nbytes, version in sorted(pages.found)]
-        return found or [(one, 0, "") for one in self._urls(url, await self._call(url, "find", self._path(url)))]
+        return found or await super().find(url)
 
     def _session(self) -> Any:
         return self._fs._s3

@@ -5,7 +5,6 @@ gzip is recognized by the file's first two bytes, not by its name.
 
 from __future__ import annotations
 
-import io
 import zlib
 from typing import BinaryIO, Protocol
 
@@ -58,7 +57,8 @@ class SequentialReader:
         self.total: int | None = None
         """The file's size; None for gzip, whose decompressed size is known only at the end."""
         if self._buffer[:2] == _GZIP:
-            self._source = _GzipDecompressor(self._file, self._buffer)
+            self._file.seek(0)
+            self._source = _GzipDecompressor(self._file)
             self._buffer = b""
         elif len(self._buffer) < nbytes:
             self.total = len(self._buffer)
@@ -98,12 +98,7 @@ class SequentialReader:
         return self._buffer, self._buffer_at
 
     def skip(self, nbytes: int) -> int:
-        """Skip the next bytes, and return how many there were: fewer than `nbytes` where the file ends.
-
-        Raises:
-            RecordError: the compressed data are corrupt, or end too early.
-            SourceError: the file cannot be read.
-        """
+        """Skip the next bytes, and return how many there were: fewer than `nbytes` where the file ends."""
         missing = nbytes - (len(self._buffer) - self._buffer_at)
         if missing <= 0:
             self._buffer_at += nbytes
@@ -141,8 +136,7 @@ class SequentialReader:
 class _GzipDecompressor:
     """Decompresses gzip members, one after another, as far as is requested."""
 
-    def __init__(self, file: BinaryIO, beginning: bytes) -> None:
-        self._beginning = io.BytesIO(beginning)
+    def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._compressed = b""
         self._decompressor = zlib.decompressobj(_GZIP_WINDOW)
@@ -155,20 +149,17 @@ class _GzipDecompressor:
         """
         while True:
             if self._decompressor.eof:
-                compressed = self._decompressor.unused_data or self._read_compressed()
+                compressed = self._decompressor.unused_data or self._file.read(_COMPRESSED_NBYTES)
                 compressed = compressed.lstrip(b"\0")  # tapes and some downloads end in zeros
                 if not compressed:
                     return b""
                 self._compressed = compressed
                 self._decompressor = zlib.decompressobj(_GZIP_WINDOW)
             if not self._compressed:
-                self._compressed = self._read_compressed()
+                self._compressed = self._file.read(_COMPRESSED_NBYTES)
                 if not self._compressed:
                     raise EOFError("they end early")
             decompressed = self._decompressor.decompress(self._compressed, nbytes)
             self._compressed = self._decompressor.unconsumed_tail
             if decompressed:
                 return decompressed
-
-    def _read_compressed(self) -> bytes:
-        return self._beginning.read(_COMPRESSED_NBYTES) or self._file.read(_COMPRESSED_NBYTES)

@@ -10,11 +10,7 @@ _BUFFER_NBYTES = 1 << 18
 
 
 class SequentialWriter:
-    """Writes a new file from its beginning to its end.
-
-    Raises:
-        SourceError: the file cannot be created.
-    """
+    """Writes a new file from its beginning to its end."""
 
     def __init__(self, path: str) -> None:
         try:

@@ -21,23 +21,19 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import BinaryIO
+from typing import Any, BinaryIO, Literal
 from urllib.parse import unquote
 
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.units import to_nbytes
-from penstock.data.storage import remote_file
-from penstock.data.storage.backend import FileVersion, ListedFile
+from penstock.data.storage.backend import FileVersion
 from penstock.data.storage.cache_fill import CopyingFile
 from penstock.data.storage.disk_cache import DiskCache, copy_name, user_folder
 from penstock.data.storage.listings import listed
 from penstock.data.storage.object_batch import ObjectRequest, fetch, keep
 from penstock.data.storage.partial_copy import PartialCopy
+from penstock.data.storage.remote_file import AHEAD, RANGE_NBYTES, RemoteFile, each, file_versions, open_remote
 from penstock.data.storage.retries import Retries
-
-Names = list[str]
-Found = list[ListedFile]
-"""`Storage.list` hides the name."""
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -70,10 +66,10 @@ class Storage:
     stall_s: float = 15.0
     """Silence of a server that counts as a failure."""
 
-    range_nbytes: int = remote_file.RANGE_NBYTES
+    range_nbytes: int = RANGE_NBYTES
     """Bytes of one request."""
 
-    ahead: int = remote_file.AHEAD
+    ahead: int = AHEAD
     """Requests of an open file that are under way ahead of its reader, in addition to the one that is read."""
 
     def __post_init__(self) -> None:
@@ -97,10 +93,10 @@ class Storage:
             if not files:
                 raise SourceError("an empty list of paths names no data")
             return files
-        found = []
+        found: list[str] = []
         for one in map(strip_file_scheme, expand_braces(os.fspath(path))):
             if is_remote(one):
-                found += self._matching(one) if _has_wildcards(one) else [one]
+                found += self._listed("glob", one) if _has_wildcards(one) else [one]
             elif not re.search(r"[*?\[]", one) or os.path.lexists(one):
                 found.append(one)
             else:
@@ -118,7 +114,7 @@ class Storage:
         path = strip_file_scheme(path)
         if is_remote(path):
             folder = path.rstrip("/") + "/"
-            return [url for url, _, _ in self._found(folder) if "/." not in f"/{url.removeprefix(folder)}"]
+            return [url for url, _, _ in self._listed("find", folder) if "/." not in f"/{url.removeprefix(folder)}"]
         names: list[str] = []
         for folder, folders, files in os.walk(path):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -131,7 +127,7 @@ class Storage:
         Raises:
             SourceError: the folder cannot be listed.
         """
-        found = self._found(path.rstrip("/") + "/")
+        found = self._listed("find", path.rstrip("/") + "/")
         return {url: FileVersion(nbytes, version) for url, nbytes, version in found if version}
 
     def open(self, path: str, offset: int = 0) -> BinaryIO:
@@ -143,7 +139,11 @@ class Storage:
         """
         path = strip_file_scheme(path)
         try:
-            file = self._open_remote(path, copies=not offset) if is_remote(path) else open(path, "rb")  # noqa: SIM115
+            file: BinaryIO
+            if is_remote(path):
+                file = self._open_version(path, self.file_versions([path])[0], copies=not offset)
+            else:
+                file = open(path, "rb")  # noqa: SIM115
             if offset:
                 file.seek(offset)
         except OSError as error:
@@ -185,7 +185,7 @@ class Storage:
                 rest = io.BufferedReader(remote, _BUFFER_NBYTES).read(max(0, limit - len(data)))
             return data[:limit] + rest
         if request.cache is not None:
-            keep(partial(_keep, request.cache, _copy_name(request.url, version), data))
+            keep(partial(_keep, request.cache, copy_name(request.url, version), data))
         return data[:limit]
 
     def nbytes(self, path: str) -> int:
@@ -205,7 +205,7 @@ class Storage:
             SourceError: one does not exist.
         """
         known = [strip_file_scheme(path) for path in paths]
-        remote = iter(remote_file.file_versions([path for path in known if is_remote(path)], self._retries()))
+        remote = iter(file_versions([path for path in known if is_remote(path)], self._retries()))
         return [next(remote) if is_remote(path) else _local_version(path) for path in known]
 
     def local(self, path: str) -> str:
@@ -223,23 +223,20 @@ class Storage:
             if not os.path.exists(path):
                 raise SourceError(f"there is no file {path!r}")
             return path
-        version = remote_file.file_versions([path], self._retries())[0]
+        version = file_versions([path], self._retries())[0]
         cache = DiskCache(self.cache or user_folder("remote"), self.cache_nbytes)
-        return cache.path(_copy_name(path, version), version.nbytes, lambda copy: self._download(path, version, copy))
+        return cache.path(copy_name(path, version), version.nbytes, lambda copy: self._download(path, version, copy))
 
-    def _matching(self, pattern: str) -> Names:
-        return listed("glob", pattern, lambda: remote_file.glob(pattern, self._retries()))
+    def _listed(self, kind: Literal["find", "glob"], place: str) -> Sequence[Any]:
+        def ask() -> Any:
+            return each([place], self._retries(), lambda backend, url: getattr(backend, kind)(url))[0]
 
-    def _found(self, folder: str) -> Found:
-        return listed("find", folder, lambda: remote_file.find(folder, self._retries()))
-
-    def _open_remote(self, url: str, *, copies: bool) -> BinaryIO:
-        return self._open_version(url, remote_file.file_versions([url], self._retries())[0], copies=copies)
+        return listed(kind, place, ask)
 
     def _open_version(self, url: str, version: FileVersion, *, copies: bool) -> BinaryIO:
         copy = None
         if self.cache is not None:
-            cache, name = DiskCache(self.cache, self.cache_nbytes), _copy_name(url, version)
+            cache, name = DiskCache(self.cache, self.cache_nbytes), copy_name(url, version)
             complete = cache.open(name, version.nbytes)
             if complete is not None:
                 return complete
@@ -259,8 +256,8 @@ class Storage:
             while count := file.readinto(buffer):
                 copy.write(buffer[:count])
 
-    def _remote_file(self, url: str, version: FileVersion) -> remote_file.RemoteFile:
-        return remote_file.open_remote(url, version, self._retries(), range_nbytes=self.range_nbytes, ahead=self.ahead)
+    def _remote_file(self, url: str, version: FileVersion) -> RemoteFile:
+        return open_remote(url, version, self._retries(), range_nbytes=self.range_nbytes, ahead=self.ahead)
 
     def _retries(self) -> Retries:
         return Retries(max_retries=self.retries, timeout_s=self.timeout_s, stall_s=self.stall_s)
@@ -291,10 +288,6 @@ def _local_version(path: str) -> FileVersion:
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error}") from error
     return FileVersion(status.st_size, str(status.st_mtime_ns))
-
-
-def _copy_name(url: str, version: FileVersion) -> str:
-    return copy_name(url, version.nbytes, version.version)
 
 
 def _has_wildcards(url: str) -> bool:

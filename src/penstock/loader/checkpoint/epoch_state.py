@@ -25,22 +25,22 @@ class EpochState:
     """Of the workers' random states, as torch draws it."""
     epoch_seed: int
     """What the randomness of samples depends on."""
-    shards: Sequence[StreamShard]
-    """Of an iterable dataset, and of a map-style one that keeps a state; else empty."""
-    turn: int
-    """The shard whose batch comes first."""
     batch_cursor: BatchCursor | None
     """Of a map-style dataset."""
-    shard_cursor: StreamCursor | None
-    """Where there are shards."""
     rank: int
     world: int
-    stream_epoch: int | None
-    """The epoch that one of penstock's streams or mixtures was set to."""
     order: Order
     """Of a map-style dataset's indices."""
     digest: PassDigest
     """Of what has been handed out."""
+    shards: Sequence[StreamShard] = ()
+    """Of an iterable dataset, and of a map-style one that keeps a state; else empty."""
+    turn: int = 0
+    """The shard whose batch comes first."""
+    shard_cursor: StreamCursor | None = None
+    """Where there are shards."""
+    stream_epoch: int | None = None
+    """The epoch that one of penstock's streams or mixtures was set to."""
     keeps_dataset: bool = False
     """Whether the next pass reads the same dataset object, with what it remembers, and not a new worker's copy."""
     collectives: int | None = None
@@ -53,14 +53,18 @@ class EpochState:
 
     def consume(self, consumed: Sequence[Consumed]) -> None:
         """Record a batch that was handed out, and those before it that had nothing to hand out."""
+        if self.shard_cursor is None and self.batch_cursor is not None and len(consumed) == 1:
+            self.batch_cursor.consume_one(consumed[0].number)
+            return
         self._advance(consumed)
         if self.batch_cursor is None:
             self.digest.add_of_stream(self._positions)
 
     def finish(self, consumed: Sequence[Consumed]) -> None:
         """Record the end, and the batches before it that had nothing to hand out."""
-        self._advance(consumed)
-        if self.batch_cursor is None:
+        if consumed:
+            self._advance(consumed)
+        if self.batch_cursor is None and not self.digest.reason:
             self.digest.set_position(self._positions())
         self.digest.leave(is_end=True)
         is_counted = self.handed_out > 0 and self.collectives is not None

@@ -50,6 +50,9 @@ class PassStart:
         return {name: getattr(self, name) for name in ("position", "leftover", "order_state", "is_foreseen", "digest")}
 
 
+_FROM_THE_START = PassStart()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CursorState:
     """How much one rank has taken of a pass."""
@@ -116,6 +119,7 @@ class BatchCursor(Iterator[Any]):
         handed_out: PassDigest | None = None,
     ) -> None:
         self._order = order
+        self._is_known = order.is_known
         self._draws_ahead = draws_ahead
         self._handed_out = handed_out
         self._notes_blocks = False
@@ -124,7 +128,7 @@ class BatchCursor(Iterator[Any]):
         """What a sampler of the program's own, which may change its lists later, has drawn and was not handed out."""
         self._undigested: dict[int, Any] = {}
         """Of the same batches, and those handed out lately, what is not in the digest yet."""
-        self._start = start or PassStart()
+        self._start = start or _FROM_THE_START
         self._in_order = in_order
         self._cut = plain_batches(sampler)
         self._makes_batches = self._cut is not None
@@ -155,13 +159,13 @@ class BatchCursor(Iterator[Any]):
             self._order.note_state()
         batch = next(self._batches)
         self._out[self._number] = batch
-        if not self._order.is_known:
+        if not self._is_known:
             self._note_indices(batch)
         self._number += 1
-        self._drawn += self._count(batch)
+        self._drawn += len(batch) if self._makes_batches else 1
         if self._draws_ahead:
             self._order.note_drawn(self._place(self._drawn))
-        return batch.tolist() if type(batch) is np.ndarray and self._order.is_known else batch
+        return batch.tolist() if type(batch) is np.ndarray and self._is_known else batch
 
     def draw_tensors(self) -> bool:
         """Have the batches that torch's own samplers draw come as tensors; return whether no others are tensors.
@@ -174,15 +178,20 @@ class BatchCursor(Iterator[Any]):
     def consume(self, numbers: Iterable[int]) -> None:
         """Record that batches with these numbers have been handed out (or had nothing to hand out)."""
         for number in numbers:
-            batch = self._out.pop(number, None)
-            if self._notes_blocks:
-                self._handed_out.count()  # type: ignore[union-attr]
-            elif self._handed_out is not None:
-                self._hand_out(number, batch)
-            self._used = max(self._used, number + 1)
-        if self._used % _TIDY_EVERY == 0:
-            self._order.forget(self._place(self._taken()))
-            self._digest_of_taken()
+            self.consume_one(number)
+
+    def consume_one(self, number: int) -> None:
+        """Record that this batch has been handed out."""
+        batch = self._out.pop(number, None)
+        if self._notes_blocks:
+            self._handed_out.count()  # type: ignore[union-attr]
+        elif self._handed_out is not None:
+            self._hand_out(number, batch)
+        if number >= self._used:
+            self._used = number + 1
+            if self._used % _TIDY_EVERY == 0:
+                self._order.forget(self._place(self._taken()))
+                self._digest_of_taken()
 
     @property
     def has_drawn(self) -> bool:
@@ -282,9 +291,9 @@ class BatchCursor(Iterator[Any]):
         else:
             yield from index_batches(sampler, as_tensors=self._draws_tensors, note=self._noted_blocks)
 
-    def _noted_blocks(self, blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    def _noted_blocks(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         if self._handed_out is None or not self._in_order or not self._order.is_known:
-            return blocks
+            return iter(blocks)
         self._notes_blocks = True
         return self._handed_out.draw(blocks, self._cut[1] if self._cut is not None else 1)
 

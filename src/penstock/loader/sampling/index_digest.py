@@ -1,15 +1,21 @@
 """Digests of indices: whether a sampler gives the same ones again, and where the orders of two runs part.
 
-A digest is a number of 64 bits, a polynomial in the indices:
+A digest is a number of 64 bits, a polynomial in the words that the indices consist of:
 
     digest of x[0], ..., x[n-1]   sum of (x[i] + 1) * BASE ** (n - 1 - i), modulo 2 ** 64
 
+    a whole number of 64 bits     itself
+    text                          its bytes, and 0
+    a tuple of whole numbers      how many they are, and these
+    anything else                 a hash of its text (BLAKE2b)
+
 It depends on the indices and their order; not on how they are cut into batches, on the process or on the machine. It
-tells accidents apart, not forgeries. What is no whole number of 64 bits has a hash (BLAKE2b) of its text in its place.
+tells accidents apart, not forgeries. Hashing each index of text or numbers by itself would cost more than a sample.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import operator
@@ -25,6 +31,9 @@ _NUMBER = struct.Struct("<q")
 
 _BASE = 6364136223846793005
 """Of Knuth's MMIX generator. Odd, so that no index is multiplied away."""
+
+_NO_NUMBERS = TypeError, OverflowError, ValueError
+"""What `array` raises for what is no whole number of 64 bits."""
 
 _AT_ONCE = 4096
 _MODULUS = 1 << 64
@@ -60,10 +69,10 @@ def digest_after(digest: int | None, indices: Any) -> int | None:
 
 
 def index_words(indices: Any) -> np.ndarray | None:
-    """Return what stands for each index in a digest, int64[indices]; None where it cannot be told.
+    """Return what stands for indices in a digest, int64[words]; None where it cannot be told.
 
-    >>> index_words(range(3)).tolist()
-    [0, 1, 2]
+    >>> index_words(range(3)).tolist(), index_words(["A", "B"]).tolist(), index_words([(7, 8)]).tolist()
+    ([0, 1, 2], [65, 0, 66, 0], [2, 7, 8])
     """
     if isinstance(indices, torch.Tensor):
         indices = indices.numpy()
@@ -73,28 +82,46 @@ def index_words(indices: Any) -> np.ndarray | None:
         return indices.astype(np.int64, copy=False)
     if not isinstance(indices, Sequence | np.ndarray):
         return None
-    try:
+    with contextlib.suppress(*_NO_NUMBERS):
         return np.frombuffer(array("q", indices), np.int64)
-    except (TypeError, OverflowError, ValueError):
-        words = [_word_of(index) for index in indices]
-        return None if None in words else np.array(words, np.int64)
+    kinds, lengths = set(map(type, indices)), set[int]()
+    if kinds == {str}:
+        return np.frombuffer(_encoded("\0".join([*indices, ""])), np.uint8).astype(np.int64)
+    if kinds == {tuple} and len(lengths := set(map(len, indices))) == 1 and lengths != {0}:
+        (length,) = lengths
+        with contextlib.suppress(*_NO_NUMBERS):
+            numbers = np.frombuffer(array("q", itertools.chain.from_iterable(indices)), np.int64)
+            return np.insert(numbers.reshape(-1, length), 0, length, axis=1).ravel()
+    words = [_words_of(index) for index in indices]
+    return None if None in words else np.array([*itertools.chain.from_iterable(words)], np.int64)  # type: ignore[arg-type]
 
 
 def noted_indices(batch: Any) -> Any:
     """Return the indices of a batch, or an index by itself, for a digest: as they are now, whatever becomes of `batch`.
 
-    A list of whole numbers is copied, which takes a tenth of a microsecond; other indices become the words that stand
-    for them in a digest, or None where it cannot be told.
+    A list of whole numbers, text or tuples of these is copied, which takes a tenth of a microsecond; of other indices
+    those that may change become the words that stand for them in a digest, or None where it cannot be told.
 
-    >>> noted_indices([1, 2]), noted_indices(3).tolist()
-    ([1, 2], [3])
+    >>> noted_indices([1, 2]), noted_indices(3), noted_indices([("a", 3), ["b"]])[0]
+    ([1, 2], [3], ('a', 3))
     """
-    if type(batch) is list and batch and type(batch[0]) is type(batch[-1]) is int:
-        return batch.copy()
+    if type(batch) is list and batch:
+        kind = type(batch[0])
+        if (kind is int and kind is type(batch[-1])) or (_stays(batch[0]) and _stays(batch[-1])):
+            return batch.copy()
     if isinstance(batch, torch.Tensor | np.ndarray):
         words = index_words(batch)
         return None if words is None else words.copy()
-    return index_words(batch if isinstance(batch, list | tuple) else [batch])
+    noted = [
+        index if _stays(index) else _word_of(index) for index in (batch if isinstance(batch, list | tuple) else [batch])
+    ]
+    return None if None in noted else noted
+
+
+def _stays(index: Any) -> bool:
+    """Return whether an index cannot change: a whole number, text, or a tuple of these."""
+    kind = type(index)
+    return kind is int or kind is str or (kind is tuple and all(type(part) in (int, str) for part in index))
 
 
 def joined(batches: Sequence[Any]) -> Any:
@@ -111,6 +138,20 @@ def joined(batches: Sequence[Any]) -> Any:
 
 def _as_list(batch: Any) -> Any:
     return batch.tolist() if isinstance(batch, torch.Tensor | np.ndarray) else batch
+
+
+def _words_of(index: Any) -> Sequence[int] | None:
+    if type(index) is str:
+        return [*_encoded(index), 0]
+    if type(index) is tuple and index:
+        with contextlib.suppress(*_NO_NUMBERS):
+            return [len(index), *array("q", index)]
+    word = _word_of(index)
+    return None if word is None else [word]
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _word_of(index: Any) -> int | None:

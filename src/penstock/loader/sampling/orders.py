@@ -97,6 +97,8 @@ class RandomOrder(SequentialOrder):
     def __init__(self, sampler: RandomSampler) -> None:
         self._random = sampler
         self._state: OrderState = {}
+        self._before: torch.Tensor | None = None
+        """Torch's random state before the permutation, until somebody wants the seed that was drawn from it."""
 
     def traits(self) -> dict[str, Any]:
         """Return what is drawn, and whether from a generator of its own."""
@@ -106,13 +108,13 @@ class RandomOrder(SequentialOrder):
     def note_state(self) -> None:
         """Note the random state that the permutation is about to be drawn from."""
         generator = self._random.generator
-        if generator is not None:
-            self._state = {"generator": generator.get_state()}
-        else:
-            self._state = {"seed": seed_drawn_from(torch.get_rng_state())[0]}
+        self._state = {} if generator is None else {"generator": generator.get_state()}
+        self._before = torch.get_rng_state() if generator is None else None
 
     def capture(self, taken: int, drawn: int) -> OrderState:
         """Return the seed that the sampler has drawn for itself, or the state of the generator it was given."""
+        if self._before is not None:
+            self._state, self._before = {"seed": seed_drawn_from(self._before)[0]}, None
         return {**self._state}
 
     def foresee(self, begin: torch.Tensor | None, first: torch.Tensor) -> OrderState | None:

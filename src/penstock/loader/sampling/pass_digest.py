@@ -9,7 +9,7 @@ indices: its digest is of the positions of its shards, as its state has them, wh
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -100,8 +100,8 @@ class PassDigest:
         """The digest, the batches in it, and batches handed out since: replaced as a whole, for other threads."""
         self._of_stream = batches
         """Batches of a stream, whose digest is of the positions that were kept."""
-        self._room = 1
-        """How many batches are hashed together."""
+        self._room = 0
+        """How many batches are hashed together; 0 before the first."""
         self.is_end = False
         self.is_pending = False
         """Whether the pass has been left, and its last batches are not hashed."""
@@ -113,16 +113,17 @@ class PassDigest:
         if batch is None:
             self.reason = _UNKNOWN
             return
-        pending = self._held[2]
-        assert isinstance(pending, _Batches)
+        pending: Any = self._held[2]
         pending.append(batch)
+        self._room = self._room or _room_for(batch)
         if len(pending) >= self._room:
             self._hash()
 
-    def draw(self, blocks: Iterator[np.ndarray], size: int) -> Iterator[np.ndarray]:
+    def draw(self, blocks: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
         """Yield blocks of indices, of which batches of `size` are handed out in order; `count` says how many are."""
         for block in blocks:
-            self._hash()
+            if len(self._held[2]):
+                self._hash()
             digest, batches, pending = self._held
             self._held = (digest, batches, _Drawn((*pending.rest(), block), size))
             yield block
@@ -155,7 +156,8 @@ class PassDigest:
         self.is_pending = len(pending) > 0 and pending.most_indices() <= _SHORT
         if self.is_pending:
             return
-        self._hash()
+        if len(pending):
+            self._hash()
         if is_end or self._held[1]:
             self._mark()
 
@@ -205,7 +207,7 @@ class PassDigest:
     def _hash(self) -> None:
         pending = self._held[2]
         if isinstance(pending, _Batches) and pending:
-            self._room = min(_BATCHES_AT_ONCE, max(1, _INDICES_AT_ONCE // max(1, len(pending[-1]))))
+            self._room = _room_for(pending[-1])
         marks, digest, batches = self._hashed()
         if digest is None:
             self.reason = self.reason or _UNKNOWN
@@ -219,6 +221,10 @@ class PassDigest:
 
     def _as_mark(self, digest: int, batches: int, *, is_end: bool = False) -> IndexDigest:
         return IndexDigest(epoch=self.epoch, batches=batches, digest=f"{digest:016x}", start=self._start, is_end=is_end)
+
+
+def _room_for(batch: Any) -> int:
+    return min(_BATCHES_AT_ONCE, max(1, _INDICES_AT_ONCE // max(1, len(batch))))
 
 
 def _is_kept(batches: int) -> bool:

@@ -8,7 +8,6 @@ shard in each worker, of which that state is all.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from penstock.loader.workers.stream_shard import StreamShard
@@ -61,9 +60,11 @@ class StreamCursor:
         for batch in batches:
             self.turn = (batch.shard + 1) % len(self._shards)
             if batch.has_ended:
-                self.shards[batch.shard] = replace(self.shards[batch.shard], has_ended=True, end=batch.state)
+                self._batches[batch.shard] = 0  # what has ended begins anew
+                self._shards[batch.shard] = self._shards[batch.shard].at_end(batch.state)
             elif batch.state is not None:
-                self.shards[batch.shard] = self.shards[batch.shard].after(self._size, batch.state)
+                shards = self.shards
+                shards[batch.shard] = shards[batch.shard].after(self._size, batch.state)
             else:
                 self._batches[batch.shard] += 1
 

@@ -60,9 +60,9 @@ class UnknownOrder:
             self._noted["generator"] = generator.get_state()
         if self._has_epochs():
             self._noted["epoch"] = self._sampler.epoch
-        before = copy.deepcopy(_state_of(self._sampler))
+        before = _copied_state_of(self._sampler)
         self._iterator = iter(self._sampler)
-        self._keep({"sampler": before, "iterator": copy.deepcopy(_state_of(self._iterator))}, 0)
+        self._keep({"sampler": before, "iterator": _copied_state_of(self._iterator)}, 0)
         return self._after_end() if self._is_after_end else self._iterator
 
     def _after_end(self) -> Iterator[Any]:
@@ -235,6 +235,10 @@ def is_same_state(one: Any, other: Any) -> bool:
     with contextlib.suppress(Exception):  # what else a program's own state holds may not be comparable
         return bool(one == other)
     return False
+
+
+def _copied_state_of(thing: Any) -> Any:
+    return copy.deepcopy(thing.state_dict()) if is_stateful(thing) else None
 
 
 def _state_of(thing: Any) -> Any:

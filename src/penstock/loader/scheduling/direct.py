@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -19,17 +20,17 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate
 
 from penstock.loader.batch_writer import arena_needed
-from penstock.loader.collate import fast_map, in_arena
-from penstock.loader.in_memory import CannotGatherError, gather_of
+from penstock.loader.collate import collates_as_torch, fast_map, in_arena
+from penstock.loader.in_memory import CannotGatherError, Gather, gather_of
 from penstock.loader.sampling.batch_cursor import BatchCursor
 from penstock.loader.sampling.stream_cursor import Consumed
 from penstock.loader.scheduling.batch_bytes import BatchBytes
 from penstock.loader.scheduling.inline import InlineScheduler
 from penstock.loader.scheduling.slot_trial import SlotTrial
 from penstock.loader.transport.arena import Arena
-from penstock.loader.workers.busy_time import BusyTime
+from penstock.loader.workers.busy_time import WORTH_MEASURING_NS, BusyTime
 from penstock.loader.workers.sample_fetcher import SampleFetcher, add_origin
-from penstock.loader.workers.sample_seed import Making
+from penstock.loader.workers.sample_seed import this_thread
 
 
 class DirectScheduler(InlineScheduler):
@@ -46,24 +47,41 @@ class DirectScheduler(InlineScheduler):
     ) -> None:
         super().__init__(*arguments, **others)
         self._trial = trial
-        fetcher = self._shards.fetcher(0)
-        self._samples = fetcher.samples if fetcher is not None else SampleFetcher(self._worker_spec)
-        self._making = Making(self._samples)
         self._busy_time = busy_time
         self._batch_bytes = batch_bytes
         self._count = 0
         self._fetched_ns = 0
         spec = self._worker_spec
-        self._samples.epoch_seed = self._epoch_seed
-        self._fetching = spec.fetching
-        self._getitems = self._fetching is None and getattr(spec.dataset, "__getitems__", None)
         self._is_default = spec.auto_collation and spec.collate_fn is default_collate
+        self._collate: Callable[[Any], Any] = spec.collate_fn
+        self._gather: Gather | None = None
+        self._getitems: Any = None
+        self._knows_collate = False
+        """Whether `_collate` and `_gather` stay right for as long as `default_collate` is torch's."""
+
+    def begin(self, indices: Iterator[Any], *, epoch_seed: int, **others: Any) -> None:
+        """Begin a pass; the program may have changed since the one before what its batches are made with."""
+        super().begin(indices, epoch_seed=epoch_seed, **others)
+        spec, fetcher = self._worker_spec, self._shards.fetcher(0)
+        self._samples = fetcher.samples if fetcher is not None else SampleFetcher(spec)
+        self._samples.epoch_seed = epoch_seed
+        self._fetching = spec.fetching
+        getitems, self._getitems = self._getitems, None
+        if self._fetching is None:
+            self._getitems = getattr(spec.dataset, "__getitems__", None)
+        self._knows_collate = self._knows_collate and getitems == self._getitems
+        if self._is_default:
+            self._choose_collate()
+        self._draws_tensors = self._gather is not None and isinstance(indices, BatchCursor) and indices.draw_tensors()
+
+    def _choose_collate(self) -> None:
+        is_torchs = collates_as_torch()
+        if self._knows_collate and is_torchs and (self._gather is None or self._gather.is_current()):
+            return
+        self._knows_collate = is_torchs
         self._fast_map = fast_map()
-        self._collate = partial(collate, collate_fn_map=self._fast_map) if self._is_default else spec.collate_fn
-        self._gather = gather_of(spec.dataset) if self._is_default and not spec.iterable else None
-        self._draws_tensors = (
-            self._gather is not None and isinstance(self._indices, BatchCursor) and self._indices.draw_tensors()
-        )
+        self._collate = partial(collate, collate_fn_map=self._fast_map)
+        self._gather = None if self._worker_spec.iterable else gather_of(self._worker_spec.dataset)
 
     def next_batch(self) -> Any:
         """Return the next batch.
@@ -72,7 +90,7 @@ class DirectScheduler(InlineScheduler):
             StopIteration: the epoch is over.
         """
         trial = self._trial
-        if self._gather is not None or not self._is_default or not trial.is_wanted:
+        if not trial.is_wanted or self._gather is not None or not self._is_default:
             return self._next_direct()
         began, samples = time.thread_time_ns(), self._counters.samples
         batch = super().next_batch() if trial.uses_slots and trial.by_rows else self._next_direct()
@@ -85,20 +103,23 @@ class DirectScheduler(InlineScheduler):
         indices = next(self._indices)
         self._number += 1
         self.consumed_since.append(Consumed(self._number))
-        counters = self._counters
-        self._busy_time.begin()
+        counters, busy_time = self._counters, self._busy_time
+        if is_slow := busy_time.is_slow:
+            busy_time.begin()
         began = self._fetched_ns = time.perf_counter_ns()
         try:
-            batch = self._make_batch(indices)
+            batch = self._make_of_samples(indices) if self._gather is None else self._make_by_gather(indices)
         except _EndedError:
             self._waiting.clear()
             self.consumed_since[-1] = Consumed(self._number, has_ended=True)
             raise StopIteration from None
         ended, fetched = time.perf_counter_ns(), self._fetched_ns
-        counters.inline_ns += ended - began
+        passed = ended - began
+        counters.inline_ns += passed
         counters.fetch_ns += fetched - began
         counters.collate_ns += ended - fetched
-        counters.asleep_ns += max(0, ended - began - self._busy_time.end(ended - began))
+        if is_slow or passed >= WORTH_MEASURING_NS:
+            counters.asleep_ns += max(0, passed - busy_time.end(passed))
         counters.batches += 1
         counters.samples += self._count
         counters.nbytes += self._batch_bytes.of(batch)
@@ -107,44 +128,56 @@ class DirectScheduler(InlineScheduler):
             counters.recorder.made = (began, fetched - began, ended - fetched, self._count)
         return batch
 
-    def _make_batch(self, indices: Any) -> Any:
-        if self._gather is not None:
-            with contextlib.suppress(CannotGatherError):
-                batch = self._gather(indices)
-                self._count = len(indices)
-                return batch
-            if self._draws_tensors and type(indices) is torch.Tensor:
-                indices = indices.tolist()
-        return self._make_of_samples(indices)
+    def _make_by_gather(self, indices: Any) -> Any:
+        assert self._gather is not None
+        with contextlib.suppress(CannotGatherError):
+            batch = self._gather(indices)
+            self._count = len(indices)
+            return batch
+        is_drawn = self._draws_tensors and type(indices) is torch.Tensor
+        return self._make_of_samples(indices.tolist() if is_drawn else indices)
 
     def _make_of_samples(self, indices: Any) -> Any:
-        spec, samples = self._worker_spec, self._samples
-        with self._making:
-            if spec.iterable:
-                found = self._next_of_stream(indices)
-            elif not spec.auto_collation:
-                found, self._count = samples.fetch_plain((indices,))[0], 1
-            elif self._getitems:
-                samples.begin_bulk(indices)
-                try:
-                    found = spec.dataset.__getitems__(indices)
-                except Exception as error:
-                    add_origin(error, f"one of the samples {indices!r} of the dataset")
-                    raise
-                self._count = len(found) if hasattr(found, "__len__") else 0
-            else:
-                known = indices if type(indices) is list else [*indices]
-                if self._fetching is None:
-                    found = samples.fetch_plain(known)
-                else:
-                    with self._fetching(known):
-                        found = samples.fetch_plain(known)
-                self._count = len(found)
+        samples, outer = self._samples, this_thread.fetcher
+        this_thread.fetcher, this_thread.sample = samples, None  # as `Making` does
+        try:
+            found = self._fetch(indices)
             self._fetched_ns = time.perf_counter_ns()
             samples.begin_collate()
             if self._is_default and self._trial.is_wanted and type(found) is list and found:
                 return self._collate_large(found)
             return self._collate(found)
+        finally:
+            this_thread.fetcher = outer
+
+    def _fetch(self, indices: Any) -> Any:
+        """Return the samples of a batch; without automatic batching a sample."""
+        spec, samples = self._worker_spec, self._samples
+        if spec.iterable:
+            return self._next_of_stream(indices)
+        if not spec.auto_collation:
+            self._count = 1
+            return samples.fetch_plain((indices,))[0]
+        if self._getitems:
+            return self._fetch_bulk(indices)
+        known = indices if type(indices) is list else list(indices)
+        if self._fetching is None:
+            found = samples.fetch_plain(known)
+        else:
+            with self._fetching(known):
+                found = samples.fetch_plain(known)
+        self._count = len(found)
+        return found
+
+    def _fetch_bulk(self, indices: Any) -> Any:
+        self._samples.begin_bulk(indices)
+        try:
+            found = self._worker_spec.dataset.__getitems__(indices)
+        except Exception as error:
+            add_origin(error, f"one of the samples {indices!r} of the dataset")
+            raise
+        self._count = len(found) if hasattr(found, "__len__") else 0
+        return found
 
     def _collate_large(self, samples: list[Any]) -> Any:
         """Collate samples of which nobody knows yet that they make a small batch; in a slot, if that is wanted."""

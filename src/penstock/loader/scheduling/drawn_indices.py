@@ -59,4 +59,4 @@ class DrawnIndices:
         spec = self._worker_spec
         if not spec.auto_collation or isinstance(indices, Sequence | torch.Tensor | np.ndarray):
             return indices
-        return indices if spec.makes_whole_batches else [*pickle.loads(pickle.dumps(indices))]
+        return indices if spec.makes_whole_batches else list(pickle.loads(pickle.dumps(indices)))

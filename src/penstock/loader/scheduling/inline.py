@@ -28,11 +28,19 @@ _NOTHING = np.empty(0, np.uint8)
 class InlineScheduler:
     """Makes each batch when it is asked for. Reuse alone is most of the gain: a fresh batch costs its page faults."""
 
-    def __init__(
+    def __init__(self, worker_spec: WorkerSpec, ring: Ring, counters: Counters) -> None:
+        self._worker_spec = worker_spec
+        self._ring = ring
+        self._counters = counters
+        self._shards = StreamShards(worker_spec, {}, functools.partial(install_info, base_seed=0))
+        self._slot: Slot | None = None
+        self.consumed_since: list[Consumed] = []
+        """What was used up since the last batch that was handed out: batches without samples."""
+        self.consumed: Sequence[Consumed] = ()
+        """What handing out the last batch has used up."""
+
+    def begin(
         self,
-        worker_spec: WorkerSpec,
-        ring: Ring,
-        counters: Counters,
         indices: Iterator[Any],
         *,
         base_seed: int,
@@ -40,25 +48,22 @@ class InlineScheduler:
         shards: Sequence[StreamShard] = (),
         turn: int = 0,
     ) -> None:
-        self._worker_spec = worker_spec
-        self._ring = ring
-        self._counters = counters
+        """Begin a pass; the one before need not have come to its end."""
+        is_iterable = self._worker_spec.iterable
         self._indices = indices
         self._epoch_seed = epoch_seed
-        install = functools.partial(install_info, base_seed=base_seed)
-        self._shards = StreamShards(worker_spec, dict(enumerate(shards)), install)
-        self._shards.deactivate()
-        self._waiting = deque(range(len(shards) if worker_spec.iterable else 1))
-        self._waiting.rotate(-turn)
-        for shard in [shard for shard in self._waiting if worker_spec.iterable and shards[shard].has_ended]:
-            self._waiting.remove(shard)
-        """Shards that have batches left, from the one whose turn is next; 0 for map-style datasets."""
-        self._slot: Slot | None = None
         self._number = -1
-        self.consumed_since: list[Consumed] = []
-        """What was used up since the last batch that was handed out: batches without samples."""
-        self.consumed: Sequence[Consumed] = ()
-        """What handing out the last batch has used up."""
+        self.consumed_since, self.consumed = [], ()
+        if shards or is_iterable:
+            self._shards.install_info = functools.partial(install_info, base_seed=base_seed)
+            self._shards.begin(dict(enumerate(shards)))
+            self._shards.deactivate()
+        self._waiting = deque(range(len(shards) if is_iterable else 1))
+        """Shards that have batches left, from the one whose turn is next; 0 for map-style datasets."""
+        if is_iterable:
+            self._waiting.rotate(-turn)
+            for shard in [shard for shard in self._waiting if shards[shard].has_ended]:
+                self._waiting.remove(shard)
 
     def next_batch(self) -> Any:
         """Return the next batch.
@@ -115,7 +120,9 @@ class InlineScheduler:
         if fetcher is None or (shard.state is not None and not self._has_given(fetcher, shard)):
             return shard
         if shard.has_ended or fetcher.samples.has_ended:
-            return replace(shard, has_ended=True, end=fetcher.samples.end_state(), state=None, since=())
+            end = fetcher.samples.end_state()
+            is_said = shard.has_ended and end is shard.end is None
+            return shard if is_said else shard.at_end(end)
         state = fetcher.samples.stream_state()
         return shard if state is None else replace(shard, state=state, since=())
 

@@ -63,7 +63,7 @@ class Scheduler:
         self._dispatch = dispatch
         self._counters = counters
         self._in_order = in_order
-        self._timeout_s = timeout_s or None
+        self._timeout_s = timeout_s if timeout_s > 0 else None
         self._spare_slots = spare_slots
         self._snapshot_every = snapshot_every
         self._first_batch = first_batch

@@ -96,7 +96,9 @@ class BatchFetcher:
             self._make_by_samples(indices, fetched, tick, rows, enlarge)
         elif self._worker_spec.makes_whole_batches:
             self._make_bulk(indices, fetched, tick, enlarge)
-        elif sequence := indices if isinstance(indices, list) else [*indices]:  # arrays, sets, whatever can be iterated
+        elif (
+            sequence := indices if isinstance(indices, list) else list(indices)
+        ):  # arrays, sets, whatever can be iterated
             with prefetched or self._fetching(sequence):
                 self._make_by_samples(sequence, fetched, tick, rows, enlarge)
         else:

@@ -13,7 +13,7 @@ import time
 WAITING = 0.5
 """What computes for a smaller fraction of its time waits: then more workers than cores gain."""
 
-_WORTH_MEASURING_NS = 2_000_000
+WORTH_MEASURING_NS = 2_000_000
 """Batches that took less than this are not measured, because it takes 30 µs; they count as computed."""
 
 _EVERY_NS = 10_000_000
@@ -28,7 +28,9 @@ class BusyTime:
     """
 
     def __init__(self, *, with_process: bool = False) -> None:
-        self._last_ns = _WORTH_MEASURING_NS
+        self.is_slow = True
+        """Whether the last batch took long enough to measure the next one. Of others `begin` and `end` may be left out,
+        which take a good part of a short batch's time."""
         self._unmeasured_ns = _EVERY_NS
         self._busy, self._of = 1, 1
         """What the last measurement has shown: how much of how much."""
@@ -38,22 +40,23 @@ class BusyTime:
 
     def begin(self) -> None:
         """Begin a batch."""
-        is_due = self._last_ns >= _WORTH_MEASURING_NS and self._unmeasured_ns >= _EVERY_NS
+        is_due = self.is_slow and self._unmeasured_ns >= _EVERY_NS
         self._began = thread_times() if is_due else None
         self._process_ns = time.process_time_ns() if is_due and self._with_process else 0
 
     def end(self, passed_ns: int) -> int:
         """End a batch that took `passed_ns`; return how much of that was computing, all of it where nobody can tell."""
-        self._last_ns = passed_ns
-        if passed_ns < _WORTH_MEASURING_NS:
+        self.is_slow = passed_ns >= WORTH_MEASURING_NS
+        began, self._began = self._began, None
+        if not self.is_slow:
             return passed_ns
-        now = thread_times() if self._began is not None else None
-        if now is None or self._began is None:
+        now = thread_times() if began is not None else None
+        if now is None or began is None:
             self._unmeasured_ns += passed_ns
             return passed_ns * self._busy // self._of
         process_ns = time.process_time_ns() - self._process_ns if self._with_process else 0
         self._unmeasured_ns, self._of = 0, passed_ns
-        self._busy = busy_part(passed_ns, max(process_ns, now[0] - self._began[0]), now[1] - self._began[1])
+        self._busy = busy_part(passed_ns, max(process_ns, now[0] - began[0]), now[1] - began[1])
         return self._busy
 
 

@@ -29,14 +29,17 @@ class Fetcher(Protocol):
         ...
 
 
-class _ThreadState(threading.local):
+class ThisThread(threading.local):
+    """Whose samples a thread makes."""
+
     fetcher: Fetcher | None = None
     sample: tuple[Any, int, int] | None = None
     """The sample that `rng` is for."""
     rng: np.random.Generator
 
 
-_thread = _ThreadState()
+this_thread = ThisThread()
+"""Set by `Making`, or without its calls where these would take a good part of a batch's time."""
 
 
 def sample_seed() -> int:
@@ -57,7 +60,7 @@ def sample_seed() -> int:
     >>> bool((one == two).all())
     True
     """
-    fetcher = _thread.fetcher
+    fetcher = this_thread.fetcher
     if fetcher is None or fetcher.epoch_seed is None:
         return int(torch.empty((), dtype=torch.int64).random_().item())
     note_sample_draw()
@@ -71,14 +74,14 @@ def sample_rng() -> np.random.Generator:
     >>> first != second
     True
     """
-    fetcher = _thread.fetcher
+    fetcher = this_thread.fetcher
     if fetcher is None:
         return np.random.default_rng(sample_seed())
     note_sample_draw()
     sample = fetcher.current()
-    if _thread.sample is None or _thread.sample[1:] != sample[1:]:
-        _thread.sample, _thread.rng = sample, np.random.default_rng(sample_seed())
-    return _thread.rng
+    if this_thread.sample is None or this_thread.sample[1:] != sample[1:]:
+        this_thread.sample, this_thread.rng = sample, np.random.default_rng(sample_seed())
+    return this_thread.rng
 
 
 def derive_seed(seed: int, index: Any) -> int:
@@ -105,11 +108,11 @@ class Making:
         self._outer: Fetcher | None = None
 
     def __enter__(self) -> None:
-        self._outer, _thread.fetcher = _thread.fetcher, self._fetcher
-        _thread.sample = None
+        self._outer, this_thread.fetcher = this_thread.fetcher, self._fetcher
+        this_thread.sample = None
 
     def __exit__(self, *exception: object) -> None:
-        _thread.fetcher = self._outer
+        this_thread.fetcher = self._outer
 
 
 def seed_states() -> None:

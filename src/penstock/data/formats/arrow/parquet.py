@@ -170,15 +170,7 @@ def footer(storage: Storage, path: str) -> Any:
     Raises:
         SourceError: it is no Parquet file, or its footer is damaged.
     """
-    return _metadata(footer_bytes(storage, path), path)
-
-
-def footer_bytes(storage: Storage, path: str) -> bytes:
-    """Return a file's footer as it lies there, with its length and the magic at the end.
-
-    Raises:
-        SourceError: it is no Parquet file.
-    """
+    pa, parquet = need("pyarrow", "parquet"), need("pyarrow.parquet", "parquet")
     nbytes = storage.nbytes(path)
     tail = _tail(storage, path, min(nbytes, _TAIL_NBYTES))
     if nbytes >= 12 and tail[-4:] == b"PARE":
@@ -188,13 +180,9 @@ def footer_bytes(storage: Storage, path: str) -> bytes:
     needed = int.from_bytes(tail[-8:-4], "little") + 8
     if needed > min(nbytes, _MOST_FOOTER_NBYTES):
         raise SourceError(f"{path}: its footer should have {needed} bytes, and it has {nbytes}")
-    return tail[-needed:] if needed <= len(tail) else _tail(storage, path, needed)
-
-
-def _metadata(serialised: bytes, path: str) -> Any:
-    pa, parquet = need("pyarrow", "parquet"), need("pyarrow.parquet", "parquet")
+    found = tail[-needed:] if needed <= len(tail) else _tail(storage, path, needed)
     with translate_errors(path, "its footer cannot be read"):
-        return parquet.read_metadata(pa.BufferReader(serialised))
+        return parquet.read_metadata(pa.BufferReader(found))
 
 
 def _tail(storage: Storage, path: str, nbytes: int) -> bytes:

@@ -184,11 +184,7 @@ class AudioFiles(FolderSource):
         return Field("number", "int64" if own == "rate" else "float64")
 
     def read(self, index: int) -> Sample:
-        """Return a file or a clip, with what was chosen of rate, label, start and path.
-
-        Raises:
-            RecordError: it cannot be decoded, or has another rate.
-        """
+        """Return a file or a clip, with what was chosen of rate, label, start and path."""
         number, clip = (index, 0) if self._clips is None else self._clips.locate(index)
         start, path = clip * self._step, self._files.paths[number]
         values: dict[str, Any] = {}

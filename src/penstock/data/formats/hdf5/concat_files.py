@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import SourceError
-from penstock.data.formats.hdf5.fields import RAGGED
+from penstock.data.formats.array_columns import RAGGED
 from penstock.data.formats.hdf5.file import LIBRARY_ERRORS
 from penstock.data.formats.hdf5.writer import append
 from penstock.data.optional import need

@@ -21,16 +21,14 @@ import numpy as np
 
 from penstock.core.errors import RecordError, SourceError
 from penstock.data.chunks.chunk_cache import ChunkCache
-from penstock.data.formats.chunked_rows import ChunkedRows, RaggedValues, Wanted, first_of, native
+from penstock.data.formats.array_columns import RAGGED, as_ragged, ragged_field
+from penstock.data.formats.chunked_rows import ChunkedRows, Wanted, first_of, native
 from penstock.data.formats.column_source import SMALL_NBYTES, Column, Values, stated_unit
 from penstock.data.formats.hdf5.heap import HEAP_REFERENCE, UNWRITTEN, Heap
 from penstock.data.formats.hdf5.layout import DatasetLayout, ProbedFile, read_layout
 from penstock.data.formats.hdf5.rows import open_rows
 from penstock.data.optional import need
 from penstock.data.schema import DTYPES, Field
-
-RAGGED = "penstock_ragged"
-"""The attribute of a group that holds ragged arrays: their shape, -1 where they differ."""
 
 _NUMBERS = "biufc"
 
@@ -55,12 +53,8 @@ def _open_values(layout: DatasetLayout, field: Field, *how: Any) -> Values:
     return _Values(layout, field, open_rows(layout, heap.file, cache), heap, *more)
 
 
-def _open_ragged(
-    layouts: Sequence[DatasetLayout], wide: tuple[int | None, ...], heap: Heap, cache: ChunkCache[np.ndarray]
-) -> Values:
-    elements, starts, shapes = (open_rows(one, heap.file, cache) for one in layouts)
-    values, offsets, _ = layouts
-    return RaggedValues(heap.file.path, values.name, wide, offsets.count, (elements, values.count), starts, shapes)
+def _rows(heap: Heap, layout: DatasetLayout, cache: ChunkCache[np.ndarray]) -> ChunkedRows:
+    return open_rows(layout, heap.file, cache)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -246,17 +240,7 @@ def _ragged(group: Any, file: ProbedFile, name: str) -> Column:
         )
     except (KeyError, AttributeError) as error:
         raise SourceError(f"{where} is no group of ragged arrays: {error}") from error
-    whole = np.dtype(np.int64)
-    if (
-        values.shape
-        or values.dtype.kind not in _NUMBERS
-        or (offsets.shape, offsets.dtype) != ((), whole)
-        or shape.ndim != 1
-        or (shapes.shape, shapes.dtype) != ((len(shape),), whole)
-        or shapes.count != offsets.count
-    ):
-        raise SourceError(f"{where} is no group of ragged arrays: its datasets have other shapes or types")
-    sizes = tuple(None if size < 0 else int(size) for size in shape)
-    field = Field("array", values.dtype.newbyteorder("=").name, sizes)
+    parts = (values, offsets, shapes)
+    field = ragged_field(where, parts, np.atleast_1d(shape).tolist())
     column = _column(values, field, values.count * values.row_nbytes // max(1, offsets.count))
-    return replace(column, count=offsets.count, open=partial(_open_ragged, (values, offsets, shapes), sizes))
+    return as_ragged(column, file.path, parts, _rows)

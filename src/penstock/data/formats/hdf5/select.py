@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 from penstock.core.errors import SourceError
+from penstock.data.formats.array_columns import RAGGED, of_one_length, readable, row_count
 from penstock.data.formats.column_source import Column
-from penstock.data.formats.hdf5.fields import RAGGED
 from penstock.data.optional import need
 from penstock.data.schema import Selection
 
@@ -35,12 +34,10 @@ def select_columns(group: Any, fields: Selection, describe: Describe, *, externa
             are meant.
     """
     if fields.chosen is None:
-        columns = _all_columns(_list_datasets(group, external), _where(group), describe)
+        found = _all_columns(_list_datasets(group, external), _where(group), describe)
     else:
-        columns = {name: _find_column(group, own, describe, external) for name, own in fields.chosen}
-    if len({column.count for column in columns.values()}) > 1:
-        counts = ", ".join(f"{name!r} has {column.count}" for name, column in columns.items())
-        raise SourceError(f"{_where(group)}: the fields of samples need one number of rows; {counts}")
+        found = {name: _find_column(group, own, describe, external) for name, own in fields.chosen}
+    columns = readable(found, _where(group))
     if not columns:
         links = (group.get(name, getlink=True) for name in group)
         others = [link.filename for link in links if isinstance(link, need("h5py", "hdf5").ExternalLink)]
@@ -49,22 +46,14 @@ def select_columns(group: Any, fields: Selection, describe: Describe, *, externa
     return columns
 
 
-def _all_columns(there: dict[str, Any], where: str, describe: Describe) -> dict[str, Column]:
-    columns: dict[str, Column] = {}
-    unread: list[str] = []
-    while there and not columns:
-        same = _of_one_length(there, where)
+def _all_columns(there: dict[str, Any], where: str, describe: Describe) -> dict[str, Column | str]:
+    columns: dict[str, Column | str] = {}
+    while there and all(isinstance(column, str) for column in columns.values()):
+        same = of_one_length(there, _nbytes)
+        _check_alike(there, same, where)
         for name, one in same.items():
-            for own, column in describe(name, one).items():
-                if isinstance(column, str):
-                    unread.append(column)
-                else:
-                    columns[own] = column
+            columns |= describe(name, one)
         there = {name: one for name, one in there.items() if name not in same}
-    if unread and not columns:
-        raise SourceError("; ".join(unread))
-    for why in unread:
-        warnings.warn(f"left out: {why}", stacklevel=2)
     return columns
 
 
@@ -130,30 +119,18 @@ def _is_dimension(dataset: Any) -> bool:
     return isinstance(name, bytes) and name.startswith(_NO_VARIABLE)
 
 
-def _of_one_length(there: dict[str, Any], where: str) -> dict[str, Any]:
-    largest = max(there, key=lambda name: (_size(there[name]), _rows(there[name])), default=None)
-    if largest is None:
-        return {}
-    count = _rows(there[largest])
-    same = {name: one for name, one in there.items() if _rows(one) == count}
+def _check_alike(there: dict[str, Any], same: dict[str, Any], where: str) -> None:
     kinds = {kind: name for name, one in same.items() if (kind := _kind(one)) is not None}
     for name, one in there.items():
-        kind = _kind(one)
-        other = None if kind is None else kinds.get(kind)
+        other = kinds.get(_kind(one) or ((), ""))
         if name not in same and other is not None:
             raise SourceError(
-                f"{where}: {name!r} with {_rows(one)} rows and {other!r} with {count} look alike: choose with fields= "
-                f"or group=; there are {', '.join(map(repr, there))}"
+                f"{where}: {name!r} with {row_count(one)} rows and {other!r} with {row_count(same[other])} look alike: "
+                f"choose with fields= or group=; there are {', '.join(map(repr, there))}"
             )
-    return same
 
 
-def _rows(one: Any) -> int:
-    return int((one["offsets"] if RAGGED in one.attrs else one).shape[0])
-
-
-def _size(one: Any) -> int:
-    dataset = one["values"] if RAGGED in one.attrs else one
+def _nbytes(dataset: Any) -> int:
     try:
         return int(dataset.size * dataset.dtype.itemsize)
     except (TypeError, ValueError):  # NumPy has no such type

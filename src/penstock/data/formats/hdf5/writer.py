@@ -4,28 +4,23 @@
     number      a dataset (samples,)
     text        strings of variable length, UTF-8. HDF5 ends a string at a NUL: one that belongs to the text is C0 80
     bytes       uint8 of variable length
-    ragged      arrays whose shapes differ are a group with the attribute "penstock_ragged", their shape with -1 where
-                they differ, and in it
-                    values     the elements of all arrays, one after another
-                    offsets    int64 (samples,): where each begins in `values`
-                    shapes     int64 (samples, dimensions)
+    ragged      arrays whose shapes differ are a group, see array_columns.py; the attribute is their shape
 
 A field's name is its path in the file: "left/image" is a dataset in a group.
 """
 
 from __future__ import annotations
 
-import contextlib
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
 from penstock.core.errors import OptionError, SourceError
-from penstock.data.formats.hdf5.fields import RAGGED
+from penstock.data.formats.array_columns import RAGGED, ColumnWriter
 from penstock.data.formats.row_blocks import CHUNK_NBYTES, Make, RaggedBlocks, RowBlocks
 from penstock.data.optional import need
-from penstock.data.schema import DTYPES, Field, Sample, Schema, fitted
+from penstock.data.schema import DTYPES, Field, Schema
 
 _MAX_HELD = 4096
 _REFERENCE_NBYTES = 16
@@ -58,7 +53,7 @@ def _is_unicode(name: str) -> bool:
     return True
 
 
-class HDF5Writer:
+class HDF5Writer(ColumnWriter):
     """Writes samples to a new HDF5 file.
 
     Args:
@@ -83,58 +78,34 @@ class HDF5Writer:
         ([[1.0, 1.0]], 'one')
     """
 
+    errors = (OSError, RuntimeError, ValueError, TypeError, KeyError)
+
     def __init__(
         self, path: str, schema: Schema, *, compression: Literal["gzip"] | None = None, level: int = 4
     ) -> None:
         if compression not in (None, "gzip") or level not in range(1, 10):
             raise OptionError(f"compression={compression!r}, level={level}: has to be None or 'gzip', and 1 to 9")
-        reason = why_unsupported(schema)
-        if reason:
-            raise SourceError(f"{path}: {reason}")
-        self._path = path
-        self._schema = dict(schema)
+        super().__init__(path, schema, why_unsupported(schema))
         packing = {"compression": "gzip", "compression_opts": level, "shuffle": True} if compression else {}
-        with _translate_errors(path):
+        with self._translate_errors():
             self._file = need("h5py", "hdf5").File(path, "w")
-        try:
-            with _translate_errors(path):
+            try:
                 self._columns = {name: _column(self._file, name, field, packing) for name, field in schema.items()}
-        except SourceError:
-            self._file.close()
-            raise
-
-    def write(self, sample: Sample) -> None:
-        """Add a sample.
-
-        Raises:
-            SourceError: it does not fit the schema, or the file cannot be written.
-        """
-        values = fitted(self._schema, sample, self._path)
-        with _translate_errors(self._path):
-            for name, column in self._columns.items():
-                column.add(values[name])
+            except BaseException:
+                self._file.close()
+                raise
 
     def close(self) -> None:
-        """Finish the file.
-
-        Raises:
-            SourceError: it cannot be written.
-        """
-        with _translate_errors(self._path):
-            try:
-                for column in self._columns.values():
-                    column.finish()
-            finally:
-                self._columns = {}
+        """Finish the file."""
+        try:
+            super().close()
+        finally:
+            self._columns = {}
+            with self._translate_errors():
                 self._file.close()
 
 
-class _Column(Protocol):
-    def add(self, value: Any) -> None: ...
-    def finish(self) -> None: ...
-
-
-def _column(file: Any, name: str, field: Field, packing: dict[str, Any]) -> _Column:
+def _column(file: Any, name: str, field: Field, packing: dict[str, Any]) -> Any:
     if field.kind in ("text", "bytes"):
         return _Variable(file, name, field.kind)
     dtype = np.dtype(field.dtype)
@@ -207,14 +178,3 @@ def append(dataset: Any, rows: np.ndarray) -> None:
     there = dataset.id.get_space()
     there.select_hyperslab((start, *(0 for _ in rows.shape[1:])), rows.shape)
     dataset.id.write(inside, there, np.ascontiguousarray(rows), h5py.h5t.py_create(dataset.dtype))
-
-
-@contextlib.contextmanager
-def _translate_errors(path: str) -> Any:
-    """Translate what h5py raises."""
-    try:
-        yield
-    except SourceError:
-        raise
-    except (OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
-        raise SourceError(f"{path} cannot be written: {error}") from error

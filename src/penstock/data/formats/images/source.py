@@ -152,22 +152,14 @@ class ImageFolder(FolderSource):
         self._connections.close()
 
     def read(self, index: int) -> Sample:
-        """Return an image with what was chosen of label, path and bytes.
-
-        Raises:
-            RecordError: the file is not there any more, or is no whole picture.
-        """
+        """Return an image with what was chosen of label, path and bytes."""
         path = self._files.paths[index]
         wanted = self._chosen.values()
         data = self._bytes(path, index) if "image" in wanted or "encoded" in wanted else b""
         return self._sample(index, lambda own: self._decoded(data, path, index) if own == "image" else data)
 
     def read_many(self, indices: np.ndarray) -> list[Sample]:
-        """Return images, as `read` does; those of a GPU are decoded together.
-
-        Raises:
-            SourceError: one of them is broken; `read` says which, and why.
-        """
+        """Return images, as `read` does; those of a GPU are decoded together."""
         device, numbers = self.decodes_on, indices.tolist()
         if device is None:
             return super().read_many(indices)
@@ -281,11 +273,7 @@ class ImageFolderWriter:
             self._make_folders(len(classes))
 
     def write(self, sample: Sample) -> None:
-        """Write an image.
-
-        Raises:
-            SourceError: it is none, or its label has no folder.
-        """
+        """Write an image."""
         if "encoded" in sample:
             data = bytes(sample["encoded"])
             ending = suffix(data)

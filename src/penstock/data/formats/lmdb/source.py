@@ -223,7 +223,7 @@ class LMDBSource(Source):
             file, end = self._files[number], self._parts.starts[number + 1]
             block = range(start, min(start + _BLOCK, end))
             environment, key = file.environment.get(), b""
-            first, last = map(file.keys().key, (own, own + len(block) - 1))
+            first, last = file.keys().take([own, own + len(block) - 1])
             self._stop, self._left = block.stop, itertools.repeat(None, len(block))
             try:
                 with environment.begin(file.database) as reading:
@@ -280,27 +280,7 @@ class LMDBWriter:
     def __init__(self, path: str, schema: Schema, *, commit_nbytes: int = _COMMIT_NBYTES) -> None:
         if why_unsupported(schema):
             raise SourceError(f"{path}: {why_unsupported(schema)}")
-        self._path = path
         self._schema = schema
-        self._database = _Database(path, commit_nbytes)
-
-    def write(self, sample: Sample) -> None:
-        """Add a sample.
-
-        Raises:
-            SourceError: it does not fit the schema, or the disk is full.
-        """
-        self._database.add(pack(fitted(self._schema, sample, self._path)))
-
-    def close(self) -> None:
-        """Finish the file."""
-        self._database.close()
-
-
-class _Database:
-    """A new database that values are added to."""
-
-    def __init__(self, path: str, commit_nbytes: int) -> None:
         self._lmdb = need("lmdb", "lmdb")
         if os.path.exists(path):
             raise SourceError(f"{path} exists; a new database needs another path")
@@ -309,43 +289,52 @@ class _Database:
         self._count = 0
         self._waiting: list[bytes] = []
         self._waiting_nbytes = 0
-        try:
+        with self._translate_errors():
             self._environment = self._lmdb.open(
                 path, subdir=not path.endswith((".lmdb", ".mdb")), map_size=4 * commit_nbytes, lock=False, sync=False
             )
-        except self._lmdb.Error as error:
-            raise SourceError(f"{path} cannot be written: {error}") from error
+
+    def write(self, sample: Sample) -> None:
+        """Add a sample."""
+        self.add(pack(fitted(self._schema, sample, self._path)))
 
     def add(self, value: bytes) -> None:
+        """Add a sample that is packed."""
         self._waiting.append(value)
         self._waiting_nbytes += len(value)
         if self._waiting_nbytes >= self._commit_nbytes:
             self._commit()
 
     def close(self) -> None:
+        """Finish the file."""
         try:
             self._commit()
-            self._environment.sync(True)
-        except self._lmdb.Error as error:
-            raise SourceError(f"{self._path} cannot be written: {error}") from error
+            with self._translate_errors():
+                self._environment.sync(True)
         finally:
             self._environment.close()
 
     def _commit(self) -> None:
-        while True:
-            try:
-                with self._environment.begin(write=True) as transaction:
-                    for number, value in enumerate(self._waiting, self._count):
-                        transaction.put(b"%010d" % number, value, append=True)
-                break
-            except self._lmdb.MapFullError:
-                size = self._environment.info()["map_size"]
-                self._environment.set_mapsize(2 * size + self._waiting_nbytes)
-            except self._lmdb.Error as error:
-                raise SourceError(f"{self._path} cannot be written: {error}") from error
+        with self._translate_errors():
+            while True:
+                try:
+                    with self._environment.begin(write=True) as transaction:
+                        for number, value in enumerate(self._waiting, self._count):
+                            transaction.put(b"%010d" % number, value, append=True)
+                    break
+                except self._lmdb.MapFullError:
+                    size = self._environment.info()["map_size"]
+                    self._environment.set_mapsize(2 * size + self._waiting_nbytes)
         self._count += len(self._waiting)
         self._waiting.clear()
         self._waiting_nbytes = 0
+
+    @contextlib.contextmanager
+    def _translate_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except self._lmdb.Error as error:
+            raise SourceError(f"{self._path} cannot be written: {error}") from error
 
 
 def concat_files(parts: Sequence[str], path: str) -> None:
@@ -354,7 +343,7 @@ def concat_files(parts: Sequence[str], path: str) -> None:
     Raises:
         SourceError: one cannot be read, or `path` cannot be written.
     """
-    database = _Database(path, _COMMIT_NBYTES)
+    database = LMDBWriter(path, {})
     try:
         for part in parts:
             file = _File(_data_file(part, Storage()), None)

@@ -16,6 +16,7 @@ which only `comment` is used. https://pubs.opengroup.org/onlinepubs/9699919799/u
 from __future__ import annotations
 
 import re
+import tarfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -201,10 +202,15 @@ def header(name: str, nbytes: int) -> bytes:
     (512, 1536)
     """
     encoded = name.encode()
-    before = b""
     if len(encoded) > NAME_NBYTES:
-        before = _with_records("x", {"path": name})
-    return before + _made(encoded[:NAME_NBYTES], nbytes, b"0")
+        member = tarfile.TarInfo(name)
+        member.size = nbytes
+        return member.tobuf(tarfile.PAX_FORMAT)
+    size = b"%011o\0" % nbytes if nbytes < 8**11 else b"\x80" + nbytes.to_bytes(11, "big")
+    numbers = b"0000644\0" + b"0000000\0" * 2 + size + b"%011o\0" % 0
+    rest = b"0" + bytes(100) + b"ustar\x0000" + bytes(BLOCK_NBYTES - 265)
+    before = encoded.ljust(NAME_NBYTES, b"\0") + numbers
+    return before + b"%06o\0 " % (sum(before) + 8 * 0x20 + sum(rest)) + rest
 
 
 def note(text: str) -> bytes:
@@ -213,29 +219,9 @@ def note(text: str) -> bytes:
     >>> len(note("made by hand")) % BLOCK_NBYTES
     0
     """
-    return _with_records("g", {"comment": text})
+    return tarfile.TarInfo.create_pax_global_header({"comment": text})
 
 
 def padding(nbytes: int) -> bytes:
     """Return the zeros that follow `nbytes` bytes of data."""
     return bytes(-nbytes % BLOCK_NBYTES)
-
-
-def _with_records(kind: str, records: dict[str, str]) -> bytes:
-    data = b"".join(_record(f" {key}={value}\n".encode()) for key, value in records.items())
-    return _made(b"././@PaxHeader", len(data), kind.encode()) + data + padding(len(data))
-
-
-def _record(rest: bytes) -> bytes:
-    length = len(rest)
-    while len(rest) + len(str(length)) != length:  # the length counts its own digits
-        length = len(rest) + len(str(length))
-    return str(length).encode() + rest
-
-
-def _made(name: bytes, nbytes: int, kind: bytes) -> bytes:
-    size = b"%011o\0" % nbytes if nbytes < 8**11 else b"\x80" + nbytes.to_bytes(11, "big")
-    numbers = b"0000644\0" + b"0000000\0" * 2 + size + b"%011o\0" % 0
-    rest = kind + bytes(100) + b"ustar\x0000" + bytes(BLOCK_NBYTES - 265)
-    before = name.ljust(NAME_NBYTES, b"\0") + numbers
-    return before + b"%06o\0 " % (sum(before) + 8 * 0x20 + sum(rest)) + rest

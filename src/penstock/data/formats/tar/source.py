@@ -101,11 +101,7 @@ class TarStream(Stream):
         self._most = most
 
     def read(self, shard: Shard, first: int, step: int) -> Iterator[Sample | RecordError]:
-        """Yield every step-th sample; of the others nothing but the headers is read.
-
-        Raises:
-            RecordError: the archive is truncated, a header is corrupt, or a member is sparse.
-        """
+        """Yield every step-th sample; of the others nothing but the headers is read."""
         with closing(SequentialReader(self._storage, shard.name)) as pieces:
             by: BySuffix | BySchema = self._by_suffix
             current: _Gathered | None = None
@@ -216,11 +212,7 @@ class TarWriter:
         self._file.write(note(self._layout.to_comment()))
 
     def write(self, sample: Sample) -> None:
-        """Add a sample.
-
-        Raises:
-            SourceError: it does not fit the schema, or its key cannot be one.
-        """
+        """Add a sample."""
         schema = self._layout.schema
         sample = fitted(schema, sample, "this archive")
         key = f"{self._count:09d}" if self._layout.is_numbered else self._checked(sample[KEY])

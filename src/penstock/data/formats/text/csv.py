@@ -343,11 +343,7 @@ class CsvWriter:
         self._put([name if _PLAIN_NAME.fullmatch(name) else _quote(name) for name in schema])
 
     def write(self, sample: Sample) -> None:
-        """Add a row.
-
-        Raises:
-            SourceError: the sample does not fit the schema.
-        """
+        """Add a row."""
         self._put([_format_value(value) for value in fitted(self._schema, sample, self._path).values()])
 
     def close(self) -> None:

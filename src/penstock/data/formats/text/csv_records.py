@@ -3,8 +3,8 @@
 Python's csv module gives neither the byte at which a record begins, nor whether a value had quotes, nor a limit for a
 record that a missing quote makes as long as the file.
 
-A line without quotes is a record. So is one with quotes that match an expression for well-formed records. Any other
-line is split character by character, and the record continues in the next line while a quote is open.
+A line without quotes is a record. So is one that matches an expression for well-formed records. If a quote is open at
+its end, the record goes on in the next lines, up to one that closes the quote.
 
 Lines end at a line feed, a carriage return or both, also mixed in one file, as for Python's csv; in quotes all three
 belong to the value.
@@ -23,23 +23,23 @@ from penstock.data.storage.storage import Storage
 _TOGETHER = 64
 """Lines that are parsed together: what they are made of stays in a core's own cache."""
 
+_CLOSES = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
+"""From within a quote to its end."""
+
 _Line = tuple[int, int, bytes, str]
 """Its offset, its number, its bytes, and what ended it."""
 
 
 class CsvRecord:
-    """A record; a record of one line is split when its values are asked for."""
+    """A record; it is split when its values are asked for."""
 
-    __slots__ = ("_found", "_line", "_rows", "number", "offset")
+    __slots__ = ("_found", "_rows", "number", "offset")
 
-    def __init__(
-        self, offset: int, number: int, line: bytes, rows: RecordSplitter, found: list[str] | ValueError | None = None
-    ) -> None:
+    def __init__(self, offset: int, number: int, found: bytes | ValueError, rows: RecordSplitter) -> None:
         self.offset = offset
         self.number = number
-        self._line = line
-        self._rows = rows
         self._found = found
+        self._rows = rows
 
     def values(self) -> list[str]:
         """Return its values.
@@ -47,13 +47,10 @@ class CsvRecord:
         Raises:
             ValueError: it is broken; the message is the reason.
         """
-        if self._found is not None:
-            return self.split_values()
-        text = self._line.decode().removesuffix("\r")
+        text = self._text()
         if '"' not in text:
             return text.split(self._rows.delimiter)
-        found = self._rows.value.findall(text)
-        return [quoted.replace('""', '"') if quoted else bare for quoted, bare in found]
+        return [quoted.replace('""', '"') if quoted else bare for quoted, bare in self._rows.value.findall(text)]
 
     def split_values(self) -> list[str]:
         """Return its values; those that had quotes are `QuotedText`.
@@ -61,10 +58,13 @@ class CsvRecord:
         Raises:
             ValueError: it is broken; the message is the reason.
         """
-        found = self._rows.split(self._line, "", iter(())) if self._found is None else self._found
-        if isinstance(found, ValueError):
-            raise found
-        return found
+        found = self._rows.value.finditer(self._text())
+        return [one[2] if one[1] is None else QuotedText(one[1].replace('""', '"')) for one in found]
+
+    def _text(self) -> str:
+        if isinstance(self._found, ValueError):
+            raise self._found
+        return self._found.decode().removesuffix("\r")
 
 
 class QuotedText(str):
@@ -81,10 +81,14 @@ class RecordSplitter:
         self._storage = storage
         self._longest = longest
         end = re.escape(delimiter)
-        quoted, bare = r'"([^"]*+(?:""[^"]*+)*+)"', rf'([^"{end}]*+)'
-        self.value = re.compile(f"(?:^|{end})(?:{quoted}|{bare})")
-        """Finds the values of a line that `_whole` matches."""
-        self._whole = re.compile(f"(?:{quoted}|{bare})(?:{end}(?:{quoted}|{bare}))*+\r?".encode())
+        quoted, bare = r'"([^"]*+(?:""[^"]*+)*+)"', rf'((?!")[^{end}]*+)'
+        one = f"(?:{quoted}|{bare})"
+        self.value = re.compile(f"(?:^|{end}){one}")
+        """Finds the values of a record."""
+        before = f"(?:{one}{end})*+".encode()
+        self._whole = re.compile(before + one.encode() + b"\r?")
+        self._open = re.compile(before + rb'"[^"]*+(?:""[^"]*+)*+')
+        self._closed = re.compile(before + quoted.encode())
 
     def read_records(self, path: str) -> Generator[CsvRecord, None, None]:
         """Yield the records of a file, the header among them."""
@@ -119,10 +123,9 @@ class RecordSplitter:
         while (one := lines.next_in_block()) is not None:
             offset, number, line, end = one
             if len(line) > self._longest:
-                yield CsvRecord(offset, number, line, self, self._too_long_error())
+                yield CsvRecord(offset, number, self._too_long_error(), self)
             elif b'"' in line:
-                is_whole = self._whole.fullmatch(line) is not None
-                yield CsvRecord(offset, number, line, self, None if is_whole else self.split(line, end, lines))
+                yield CsvRecord(offset, number, self._completed(line, end, lines), self)
             elif not is_blank(line):
                 yield CsvRecord(offset, number, line, self)
 
@@ -135,41 +138,28 @@ class RecordSplitter:
             return False
         return {line.count(delimiter) for line in lines} == {columns - 1}
 
-    def split(self, line: bytes, end_of_line: str, lines: Iterator[_Line]) -> list[str] | ValueError:
-        """Return the values of a record that begins with `line`; reads more lines while a quote is open."""
-        values: list[str] = []
-        nbytes = len(line)
-        try:
-            text, at = line.decode(), 0
-            while True:
-                if text[at : at + 1] != '"':
-                    end = text.find(self.delimiter, at)
-                    if end < 0:
-                        values.append(text[at:].removesuffix("\r"))
-                        return values
-                    values.append(text[at:end])
-                    at = end + 1
-                    continue
-                held, at = [], at + 1
-                while (end := _closing_quote(text, at)) < 0:
-                    held.append(text[at:])
-                    following = next(lines, None)
-                    if following is None:
-                        return ValueError("a quote is not closed before the file ends")
-                    nbytes += len(following[2]) + 1
-                    if nbytes > self._longest:
-                        return self._too_long_error()
-                    text, at = end_of_line + following[2].decode(), 0
-                    end_of_line = following[3]
-                held.append(text[at:end])
-                values.append(QuotedText("".join(held).replace('""', '"')))
-                if text[end + 1 :] in ("", "\r"):
-                    return values
-                if text[end + 1] != self.delimiter:
-                    return ValueError(f"after the closing quote comes {text[end + 1 : end + 11]!r}, not a delimiter")
-                at = end + 2
-        except UnicodeDecodeError as error:
-            return error
+    def _completed(self, line: bytes, end_of_line: str, lines: Iterator[_Line]) -> bytes | ValueError:
+        """Return a record that begins with `line`, and with those lines that a quote takes in; or why it is broken."""
+        parts, nbytes, rest = [line], len(line), line
+        while self._whole.fullmatch(rest) is None:
+            if self._open.fullmatch(rest) is None:
+                closed = self._closed.match(rest)
+                after = rest[closed.end() if closed else 0 :][:10].decode(errors="replace")
+                return ValueError(f"after the closing quote comes {after!r}, not a delimiter")
+            closes = None
+            while closes is None:
+                following = next(lines, None)
+                if following is None:
+                    return ValueError("a quote is not closed before the file ends")
+                rest = following[2]
+                nbytes += len(rest) + 1
+                if nbytes > self._longest:
+                    return self._too_long_error()
+                parts += [end_of_line.encode(), rest]
+                end_of_line = following[3]
+                closes = _CLOSES.match(rest)
+            rest = b'""' + rest[closes.end() :]
+        return b"".join(parts)
 
     def _too_long_error(self) -> ValueError:
         return ValueError(f"it is longer than max_record_nbytes={self._longest}; perhaps a quote is not closed")
@@ -203,14 +193,3 @@ class _Lines:
                 raise StopIteration
             self.open(block)
         return line
-
-
-def _closing_quote(text: str, at: int) -> int:
-    """Return where the first quote is that is not one of two; -1 without.
-
-    >>> _closing_quote('a""b"', 0), _closing_quote('a""', 0)
-    (4, -1)
-    """
-    while (at := text.find('"', at)) >= 0 and text[at + 1 : at + 2] == '"':
-        at += 2
-    return at

@@ -124,11 +124,7 @@ class IndexedJsonLines(Source):
         return len(self._parts)
 
     def read(self, index: int) -> Sample:
-        """Return the sample of a line.
-
-        Raises:
-            RecordError: it is broken.
-        """
+        """Return the sample of a line."""
         file, at = self._parts.locate(index)
         start, stop = int(self._starts[file][at]), int(self._starts[file][at + 1])
         try:
@@ -319,11 +315,7 @@ class JsonLinesWriter:
         self._encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
     def write(self, sample: Sample) -> None:
-        """Add a line.
-
-        Raises:
-            SourceError: the sample does not fit the schema.
-        """
+        """Add a line."""
         values = fitted(self._schema, sample, self._path)
         text = self._encode({name: _to_json(value) for name, value in values.items()})
         self._file.write(text.encode() + b"\n")

@@ -18,7 +18,7 @@ from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.tfrecord import record_index
-from penstock.data.formats.tfrecord.example import Steps, parse_feature_lists, parse_features, wrap_entries
+from penstock.data.formats.tfrecord.example import Steps, parse_feature_lists, parse_features
 from penstock.data.formats.tfrecord.example_fast_path import ExampleFastPath
 from penstock.data.formats.tfrecord.features import (
     MARK,
@@ -199,11 +199,7 @@ class TFRecordStream(Stream):
         self._most = most
 
     def read(self, shard: Shard, first: int, step: int) -> Iterator[Sample | RecordError]:
-        """Yield every step-th record's sample; of the others nothing but the length is read.
-
-        Raises:
-            RecordError: the file is truncated, or a length is corrupt.
-        """
+        """Yield every step-th record's sample; of the others nothing but the length is read."""
         pieces = SequentialReader(self._storage, shard.name)
         try:
             checksum = load_checksum() if self._check else None
@@ -309,12 +305,8 @@ class TFRecordWriter:
         self._file = SequentialWriter(path)
 
     def write(self, sample: Sample) -> None:
-        """Add a sample.
-
-        Raises:
-            SourceError: it does not fit the schema.
-        """
-        record = wrap_entries(self._marked.entries(sample))
+        """Add a sample."""
+        record = self._marked.example(sample)
         length = len(record).to_bytes(8, "little")
         self._file.write(length + FOOTER.pack(self._checksum(length)))
         self._file.write(record)

@@ -186,11 +186,7 @@ class Documents(_TokenSource):
         return len(self._starts)
 
     def read(self, index: int) -> Sample:
-        """Return a document.
-
-        Raises:
-            RecordError: it is longer than `max_record_nbytes`.
-        """
+        """Return a document."""
         start, size = int(self._starts[index]), int(self.lengths[index])
         if size * self._tokens.dtype.itemsize > self._most_nbytes:
             raise RecordError(
@@ -286,11 +282,7 @@ class TokenWriter:
             self._file.write(bytes(HEADER_NBYTES))
 
     def write(self, sample: Sample) -> None:
-        """Add a document.
-
-        Raises:
-            SourceError: the sample does not fit the schema.
-        """
+        """Add a document."""
         tokens = plain(sample["tokens"]) if sample.keys() == {"tokens"} else None
         if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.newbyteorder("=") != self._kind:
             raise SourceError(

@@ -151,7 +151,7 @@ class Clips(FolderSource):
         self._resize: Resize = resize
         self._storage = storage
         self._max_pixels, self._max_record_nbytes = limits
-        self._decoders: PerProcess[DecoderPool[Any]] = PerProcess(partial(DecoderPool, _OPEN_FILES), DecoderPool.close)
+        self._decoders: PerProcess[DecoderPool] = PerProcess(partial(DecoderPool, _OPEN_FILES), DecoderPool.close)
 
     def _field(self, own: str) -> Field:
         shape = (len(self._offsets), 3, *(self._size or (None, None)))
@@ -163,11 +163,7 @@ class Clips(FolderSource):
         return self._device if "video" in self._chosen.values() else None
 
     def read(self, index: int) -> Sample:
-        """Return a clip with what was chosen of label, start and path.
-
-        Raises:
-            RecordError: a frame of it cannot be decoded.
-        """
+        """Return a clip with what was chosen of label, start and path."""
         number, clip = self._parts.locate(index)
         frames, path = self._indexes[number], self._files.paths[number]
         wanted = frames.names[clip * self._step + self._offsets].tolist()
@@ -198,7 +194,7 @@ class Clips(FolderSource):
         return clip.video()
 
     def _video_on(
-        self, device: torch.device, pool: DecoderPool[Any], path: str, frames: FrameIndex, wanted: list[int], index: int
+        self, device: torch.device, pool: DecoderPool, path: str, frames: FrameIndex, wanted: list[int], index: int
     ) -> torch.Tensor:
         begin_on(device)
         local = self._storage.local(path)

@@ -17,7 +17,6 @@ ZarrWriter      version 3, chunks of about 1 MiB. Arrays and numbers are arrays,
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +26,8 @@ import numpy as np
 
 from penstock.core.errors import RecordError, SourceError
 from penstock.data.chunks.chunk_cache import ChunkCache
-from penstock.data.formats.chunked_rows import ChunkedRows, RaggedValues, Wanted, first_of, native
+from penstock.data.formats.array_columns import RAGGED, as_ragged, of_one_length, ragged_field, readable
+from penstock.data.formats.chunked_rows import ChunkedRows, Wanted, first_of, native
 from penstock.data.formats.column_source import (
     SMALL_NBYTES,
     Column,
@@ -37,7 +37,7 @@ from penstock.data.formats.column_source import (
     Values,
     stated_unit,
 )
-from penstock.data.formats.zarr.writer import ERRORS, RAGGED
+from penstock.data.formats.zarr.writer import ERRORS
 from penstock.data.optional import need
 from penstock.data.schema import Errors, Field, Selection
 from penstock.data.storage.storage import Storage, is_remote
@@ -90,7 +90,7 @@ class ZarrArray:
     """Where the rows of one array lie. Can be pickled."""
 
     name: str
-    """In the group; "" for an array that is not in one."""
+    """In the group."""
 
     count: int
     shape: tuple[int, ...]
@@ -124,37 +124,26 @@ class _OpenGroup:
         self._root: Any = None
         self._arrays: dict[str, Any] = {}
 
-    def rows(self, array: ZarrArray, cache: ChunkCache[np.ndarray]) -> ChunkedRows:
-        empty = np.empty((0, *array.shape), array.dtype)
-        return ChunkedRows(empty, array.rows, partial(self._read, array), cache, (self.path, array.name))
-
-    def _read(self, array: ZarrArray, number: int) -> np.ndarray:
+    def read(self, array: ZarrArray, number: int) -> np.ndarray:
         name, start = array.name, number * array.rows
         try:
             if self._root is None:
                 self._root = _open_group(self.path, array.version)
             if name not in self._arrays:
-                self._arrays[name] = self._root[name] if name else self._root
+                self._arrays[name] = self._root[name] if hasattr(self._root, "groups") else self._root
             return np.asarray(self._arrays[name][start : start + array.rows])
         except ERRORS as error:
             words = f"zarr raised {type(error).__name__}: {error}"
             raise RecordError(self.path, -1, f"{name}[{start}]", words) from error
 
 
-class _RaggedBytes(RaggedValues):
-    def take(self, wanted: Wanted) -> list[Any]:
-        return [value.tobytes() for value in super().take(wanted)]
+def _rows(group: _OpenGroup, array: ZarrArray, cache: ChunkCache[np.ndarray]) -> ChunkedRows:
+    empty = np.empty((0, *array.shape), array.dtype)
+    return ChunkedRows(empty, array.rows, partial(group.read, array), cache, (group.path, array.name))
 
 
 def _open_values(array: ZarrArray, field: Field, group: _OpenGroup, cache: ChunkCache[np.ndarray]) -> Values:
-    return _Values(field, group.rows(array, cache), group.path, array.name)
-
-
-def _open_ragged(arrays: Sequence[ZarrArray], field: Field, group: _OpenGroup, cache: ChunkCache[np.ndarray]) -> Values:
-    elements, starts, shapes = (group.rows(array, cache) for array in arrays)
-    values, offsets, _ = arrays
-    made, wide = (_RaggedBytes, (None,)) if field.kind == "bytes" else (RaggedValues, field.shape)
-    return made(group.path, values.name, wide, offsets.count, (elements, values.count), starts, shapes)
+    return _Values(field, _rows(group, array, cache), group.path, array.name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -202,49 +191,27 @@ def _probe_group(path: str, fields: Selection, most_nbytes: int) -> FileColumns:
     zarr = need("zarr", "zarr")
     try:
         root = _open_group(path)
-        there = {"array": ("", root)} if isinstance(root, zarr.Array) else _list_arrays(root)
-        found = fields.names(_of_one_length(there) if fields.chosen is None else there, path)
-        columns = {new: _column(path, *there[own], most_nbytes) for new, own in found.items()}
+        there = {"array": root} if isinstance(root, zarr.Array) else _list_arrays(root)
+        same = there if fields.chosen is not None or not there else of_one_length(there, _nbytes)
+        found = {new: _column(path, own, there[own], most_nbytes) for new, own in fields.names(same, path).items()}
     except SourceError:
         raise
     except ERRORS as error:
         raise SourceError(f"{path} cannot be read as Zarr: {type(error).__name__}: {error}") from error
-    unread = [column for column in columns.values() if isinstance(column, str)]
-    held = {name: column for name, column in columns.items() if not isinstance(column, str)}
-    if unread and (not held or fields.chosen is not None):
-        raise SourceError("; ".join(unread))
-    if not held:
+    if not found:
         raise SourceError(f"{path} has no arrays with rows")
-    for why in unread:
-        warnings.warn(f"left out: {why}", stacklevel=2)
-    if len({column.count for column in held.values()}) > 1:
-        counts = ", ".join(f"{name!r} has {column.count}" for name, column in held.items())
-        raise SourceError(f"{path}: the fields of samples need one number of rows; {counts}")
-    return FileColumns(path=path, columns=held)
+    return FileColumns(path=path, columns=readable(found, path, may_lack=fields.chosen is None))
 
 
-def _list_arrays(group: Any, prefix: str = "") -> dict[str, tuple[str, Any]]:
-    """Return arrays, and groups of ragged ones, by name: each with its path."""
-    found = {f"{prefix}{name}": (f"{prefix}{name}", array) for name, array in sorted(group.arrays()) if array.shape}
+def _list_arrays(group: Any, prefix: str = "") -> dict[str, Any]:
+    """Return arrays, and groups of ragged ones, by their paths."""
+    found = {f"{prefix}{name}": array for name, array in sorted(group.arrays()) if array.shape}
     for name, inner in sorted(group.groups()):
-        if RAGGED in inner.attrs:
-            found[f"{prefix}{name}"] = (f"{prefix}{name}", inner)
-        else:
-            found |= _list_arrays(inner, f"{prefix}{name}/")
+        found |= {f"{prefix}{name}": inner} if RAGGED in inner.attrs else _list_arrays(inner, f"{prefix}{name}/")
     return found
 
 
-def _of_one_length(there: dict[str, tuple[str, Any]]) -> dict[str, Any]:
-    largest = max(((_nbytes(one), _count(one)) for _, one in there.values()), default=(0, 0))[1]
-    return {name: one for name, (_, one) in there.items() if _count(one) == largest}
-
-
-def _count(one: Any) -> int:
-    return int((one["offsets"] if RAGGED in one.attrs else one).shape[0])
-
-
-def _nbytes(one: Any) -> int:
-    array = one["values"] if RAGGED in one.attrs else one
+def _nbytes(array: Any) -> int:
     return int(math.prod(array.shape) * array.dtype.itemsize)
 
 
@@ -258,38 +225,28 @@ def _column(path: str, name: str, one: Any, most_nbytes: int) -> Column | str:
             "raise max_record_nbytes if that is right"
         )
     if is_ragged:
-        return _ragged_column(path, name, one, array)
+        parts = [array, *(ZarrArray.of(one[part], f"{name}/{part}") for part in ("offsets", "shapes"))]
+        stated = one.attrs[RAGGED]
+        ragged = ragged_field(f"{path}: {name!r}", parts, stated["shape"], stated["kind"])
+        return as_ragged(_make_column(name, ragged, array, parts[1].count), path, parts, _rows)
     field = _field(one)
     if field is None:
         return (
             f"{path}: array {name!r} holds {array.dtype} of shape {array.shape} in each sample, which no field can hold"
         )
-    return _make_column(name, field, array, array.count, partial(_open_values, array, field))
+    return _make_column(name, field, array, array.count)
 
 
-def _make_column(name: str, field: Field, array: ZarrArray, count: int, opened: Any) -> Column:
-    is_small = array.count * array.row_nbytes <= SMALL_NBYTES * count
-    rows, row_nbytes = (array.count, array.rows), array.row_nbytes
-    return Column(name=name, field=field, count=count, rows=rows, row_nbytes=row_nbytes, is_small=is_small, open=opened)
-
-
-def _ragged_column(path: str, name: str, group: Any, values: ZarrArray) -> Column:
-    attributes = group.attrs[RAGGED]
-    offsets, shapes = (ZarrArray.of(group[part], f"{name}/{part}") for part in ("offsets", "shapes"))
-    sizes = tuple(None if size < 0 else int(size) for size in attributes["shape"])
-    whole = np.dtype(np.int64)
-    if (
-        attributes["kind"] not in ("array", "bytes")
-        or values.shape
-        or offsets.shape
-        or values.dtype.kind not in _NUMBERS
-        or (offsets.dtype, shapes.dtype) != (whole, whole)
-        or (shapes.count, shapes.shape) != (offsets.count, (len(sizes),))
-    ):
-        raise SourceError(f"{path}: {name!r} is no group of ragged arrays: {dict(group.attrs)}")
-    field = Field("bytes") if attributes["kind"] == "bytes" else Field("array", values.dtype.name, sizes)
-    opened = partial(_open_ragged, (values, offsets, shapes), field)
-    return _make_column(name, field, values, offsets.count, opened)
+def _make_column(name: str, field: Field, array: ZarrArray, count: int) -> Column:
+    return Column(
+        name=name,
+        field=field,
+        count=count,
+        rows=(array.count, array.rows),
+        row_nbytes=array.row_nbytes,
+        is_small=array.count * array.row_nbytes <= SMALL_NBYTES * count,
+        open=partial(_open_values, array, field),
+    )
 
 
 def _field(array: Any) -> Field | None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from penstock.core.errors import SourceError
+from penstock.data.formats.array_columns import RAGGED, ColumnWriter
 from penstock.data.formats.row_blocks import Make, RaggedBlocks, RowBlocks
 from penstock.data.optional import need
-from penstock.data.schema import DTYPES, Field, Sample, Schema, fitted
-
-RAGGED = "penstock_ragged"
-"""The attribute of a group that holds bytes, or arrays whose shapes differ."""
+from penstock.data.schema import DTYPES, Field, Schema
 
 ERRORS = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 """What the zarr package raises for data that are broken, or cannot be written."""
@@ -37,7 +34,7 @@ def why_unsupported(schema: Schema) -> str:
     return ""
 
 
-class ZarrWriter:
+class ZarrWriter(ColumnWriter):
     """Writes samples to a new Zarr group.
 
     Args:
@@ -48,50 +45,16 @@ class ZarrWriter:
         SourceError: Zarr cannot hold such samples.
     """
 
+    errors = ERRORS
+
     def __init__(self, path: str, schema: Schema) -> None:
-        reason = why_unsupported(schema)
-        if reason:
-            raise SourceError(f"{path}: {reason}")
-        self._path = path
-        self._schema = dict(schema)
-        try:
+        super().__init__(path, schema, why_unsupported(schema))
+        with self._translate_errors():
             group = need("zarr", "zarr").open_group(path, mode="w", zarr_format=3)
             self._columns = {name: _column(group, name, field) for name, field in schema.items()}
-        except ERRORS as error:
-            raise SourceError(f"{path} cannot be written: {error}") from error
-
-    def write(self, sample: Sample) -> None:
-        """Add a sample.
-
-        Raises:
-            SourceError: it does not fit the schema, or cannot be written.
-        """
-        values = fitted(self._schema, sample, self._path)
-        try:
-            for name, column in self._columns.items():
-                column.add(values[name])
-        except ERRORS as error:
-            raise SourceError(f"{self._path} cannot be written: {error}") from error
-
-    def close(self) -> None:
-        """Finish the group.
-
-        Raises:
-            SourceError: it cannot be written.
-        """
-        try:
-            for column in self._columns.values():
-                column.finish()
-        except ERRORS as error:
-            raise SourceError(f"{self._path} cannot be written: {error}") from error
 
 
-class _Column(Protocol):
-    def add(self, value: Any) -> None: ...
-    def finish(self) -> None: ...
-
-
-def _column(group: Any, name: str, field: Field) -> _Column:
+def _column(group: Any, name: str, field: Field) -> Any:
     if field.kind == "text":
         return _Texts(group, name)
     dtype = np.dtype(np.uint8 if field.kind == "bytes" else field.dtype)

@@ -21,6 +21,7 @@ from penstock.observe.record.run_record import LoaderRecord, RunRecord
 from penstock.observe.record.time_parts import Waiting, cause_of_waiting, most_waited_for
 
 _SHOWN_INDICES = 8
+_COMMAND_LENGTH = 60
 
 
 def findings_of_run(record: RunRecord) -> tuple[Finding, ...]:
@@ -83,15 +84,10 @@ def _waiting(loader: LoaderRecord, record: RunRecord) -> Finding | None:
                 name="loading-bound",
                 cause="The step waits for a loader that is not penstock's.",
                 evidence=f"{_waited_text(loader)} ({iterator_text(loader)})",
-                remedy=f"{_doctor(record)} shows which part of loading takes the time",
+                remedy=f"`{_doctor_command(record)}` shows which part of loading takes the time",
             )
         case stage:
             return _bottleneck(loader, record, stage)
-
-
-def _doctor(record: RunRecord) -> str:
-    """Return the command that examines the same program."""
-    return f"`penstock doctor {shlex.join(record.command)}`"
 
 
 def _waited_text(loader: LoaderRecord) -> str:
@@ -173,7 +169,7 @@ def _more_workers(loader: LoaderRecord, record: RunRecord) -> int:
 
 def _remedy(stage: Waiting, loader: LoaderRecord, record: RunRecord) -> str:
     counted = loader.statistics
-    doctor = f"{_doctor(record)} shows which part of it"
+    doctor = f"`{_doctor_command(record)}` shows which part of it"
     if stage == "collate":
         return f"return tensors or arrays of one shape from __getitem__, so that they can be stacked; {doctor}"
     if stage == "transport":
@@ -191,6 +187,15 @@ def _remedy(stage: Waiting, loader: LoaderRecord, record: RunRecord) -> str:
         return f"make what samples wait for quicker; {doctor}"
     full = f" (each of the {record.cpus} cores has a worker)" if present >= record.cpus else ""
     return f"make samples cheaper{full}; {doctor}"
+
+
+def _doctor_command(record: RunRecord) -> str:
+    """Return how the doctor is asked about the program that ran, with as many of its arguments as fit."""
+    whole = shlex.join(("penstock", "doctor", *record.command))
+    if len(whole) <= _COMMAND_LENGTH:
+        return whole
+    named = 2 if record.command[0] == "-m" else 1
+    return shlex.join(("penstock", "doctor", *record.command[:named])) + " ..."
 
 
 def _too_many_workers(loader: LoaderRecord, record: RunRecord) -> Finding | None:

@@ -1,0 +1,117 @@
+"""What groups of HDF5 and Zarr have in common: which arrays are fields, ragged arrays, and how fields are written.
+
+Ragged arrays are a group with the attribute "penstock_ragged", their shape with -1 where they differ, and in it
+
+    values     the elements of all arrays, one after another
+    offsets    int64 (samples,): where each begins in `values`
+    shapes     int64 (samples, dimensions)
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import SourceError
+from penstock.data.formats.chunked_rows import RaggedValues
+from penstock.data.formats.column_source import Column
+from penstock.data.schema import Field, Sample, Schema, fitted
+
+RAGGED = "penstock_ragged"
+
+
+def row_count(one: Any) -> int:
+    """Return the rows of an array, or of a group of ragged ones."""
+    return int((one["offsets"] if RAGGED in one.attrs else one).shape[0])
+
+
+def of_one_length(there: Mapping[str, Any], nbytes: Callable[[Any], int]) -> dict[str, Any]:
+    """Return the arrays that have as many rows as the largest one, given the bytes of an array."""
+    sizes = [(nbytes(one["values"] if RAGGED in one.attrs else one), row_count(one)) for one in there.values()]
+    return {name: one for name, one in there.items() if row_count(one) == max(sizes)[1]}
+
+
+def readable(columns: Mapping[str, Column | str], where: str, *, may_lack: bool = True) -> dict[str, Column]:
+    """Return what can be fields; warn of the others, which state why they cannot, or raise SourceError."""
+    unread = [column for column in columns.values() if isinstance(column, str)]
+    held = {name: column for name, column in columns.items() if not isinstance(column, str)}
+    if unread and not (held and may_lack):
+        raise SourceError("; ".join(unread))
+    if len({column.count for column in held.values()}) > 1:
+        counts = ", ".join(f"{name!r} has {column.count}" for name, column in held.items())
+        raise SourceError(f"{where}: the fields of samples need one number of rows; {counts}")
+    for why in unread:
+        warnings.warn(f"left out: {why}", stacklevel=3)
+    return held
+
+
+def ragged_field(where: str, parts: Sequence[Any], shape: Sequence[int], kind: str = "array") -> Field:
+    """Return the field of ragged arrays, given where the rows of their values, offsets and shapes lie."""
+    values, offsets, shapes = parts
+    whole = np.dtype(np.int64)
+    if (
+        kind not in ("array", "bytes")
+        or values.shape
+        or values.dtype.kind not in "biufc"
+        or (offsets.shape, offsets.dtype) != ((), whole)
+        or (shapes.shape, shapes.dtype) != ((len(shape),), whole)
+        or shapes.count != offsets.count
+    ):
+        raise SourceError(f"{where} is no group of ragged arrays: its datasets have other shapes or types")
+    sizes = tuple(None if size < 0 else int(size) for size in shape)
+    return Field("bytes") if kind == "bytes" else Field("array", values.dtype.newbyteorder("=").name, sizes)
+
+
+def as_ragged(column: Column, path: str, parts: Sequence[Any], open_rows: Callable[..., Any]) -> Column:
+    """Return the column of ragged arrays, given that of their values; `open_rows` opens those of a part in a file."""
+    return replace(column, count=parts[1].count, open=partial(_open_ragged, path, column.field, parts, open_rows))
+
+
+def _open_ragged(path: str, field: Field, parts: Any, open_rows: Any, file: Any, cache: Any) -> RaggedValues:
+    elements, starts, shapes = (open_rows(file, one, cache) for one in parts)
+    return RaggedValues(path, parts[0].name, field, parts[1].count, (elements, parts[0].count), starts, shapes)
+
+
+# ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class ColumnWriter:
+    """Writes samples, field by field, to columns that a format makes: they have `add` for a value, and `finish`."""
+
+    errors: tuple[type[Exception], ...]
+    """What its library raises."""
+
+    def __init__(self, path: str, schema: Schema, reason: str) -> None:
+        if reason:
+            raise SourceError(f"{path}: {reason}")
+        self._path = path
+        self._schema = dict(schema)
+        self._columns: dict[str, Any] = {}
+
+    @contextmanager
+    def _translate_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except SourceError:
+            raise
+        except self.errors as error:
+            raise SourceError(f"{self._path} cannot be written: {error}") from error
+
+    def write(self, sample: Sample) -> None:
+        """Add a sample."""
+        values = fitted(self._schema, sample, self._path)
+        with self._translate_errors():
+            for name, column in self._columns.items():
+                column.add(values[name])
+
+    def close(self) -> None:
+        """Finish the file."""
+        with self._translate_errors():
+            for column in self._columns.values():
+                column.finish()
