@@ -117,7 +117,8 @@ def _start_up(loader: LoaderRecord) -> Finding | None:
 
 def _bottleneck(loader: LoaderRecord, record: RunRecord, stage: Waiting) -> Finding:
     counted, stages = loader.statistics, loader.statistics.stages
-    where = "this process" if counted.worker_type == "inline" else f"{counted.workers} workers"
+    workers = f"{counted.workers} worker{'s' * (counted.workers > 1)}"
+    where = "this process" if counted.worker_type == "inline" else workers
     times = LoopTimes.of(counted)
     slept = f" ({percent_text(times.waiting_fraction)} of it waiting, for a disk or a network)" if times.waits else ""
     evidence = (
