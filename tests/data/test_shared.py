@@ -139,6 +139,16 @@ def test_a_shared_frame_is_the_frame() -> None:
         penstock.shared(frame.assign(other=pandas.Series([{}, 1], dtype=object)))
 
 
+def test_a_shared_frame_keeps_its_attributes_and_names_an_object_column_of_two_of_a_name() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1, 2]})
+    frame.attrs["source"] = "a survey"
+    assert pickle.loads(pickle.dumps(penstock.shared(frame))).attrs == {"source": "a survey"}
+    two = pandas.concat([pandas.Series(["x", 3], name="a", dtype=object), frame["a"]], axis=1)
+    with pytest.raises(OptionError, match="of this DataFrame a would be Python objects"):
+        penstock.shared(two)
+
+
 def test_what_cannot_be_shared_is_named() -> None:
     with pytest.raises(UnpicklableError, match=r"item 1 \(function\) cannot be pickled"):
         penstock.shared(["a", lambda: 0])

@@ -106,6 +106,37 @@ def _line_of(words: str) -> str:
     return f"train.py:{number}"
 
 
+NODES = """
+    import torch
+    import torchdata.nodes
+    from torch.utils.data import RandomSampler, default_collate
+
+    def loader_of(seed):
+        sampler = RandomSampler(range(40), generator=torch.Generator().manual_seed(seed))
+        indices = torchdata.nodes.SamplerWrapper(sampler)
+        rows = torchdata.nodes.ParallelMapper(indices, lambda i: torch.full((3,), i), num_workers=2, method="thread")
+        return torchdata.nodes.Loader(torchdata.nodes.Mapper(torchdata.nodes.Batcher(rows, 5), default_collate))
+
+    loader = loader_of(3)
+    for _ in range(2):
+        print([batch[:, 0].tolist() for batch in loader])
+    batches = iter(loader)
+    next(batches), next(batches)
+    other = loader_of(3)
+    other.load_state_dict(loader.state_dict())
+    print(sorted(loader.state_dict()), len(list(other)))
+"""
+
+
+def test_torchdatas_nodes_are_left_alone_and_counted(tmp_path: Path) -> None:
+    path = script(tmp_path, NODES)
+    watched, plain = penstock(tmp_path, "run", path.name), python(tmp_path, path.name)
+    assert (watched.returncode, watched.stdout) == (0, plain.stdout), watched.stderr
+    line, _ = next((at, text) for at, text in enumerate(NODES.splitlines(), 1) if "nodes.Loader(" in text)
+    assert f"ParallelMapper and 1 more like it (train.py:{line}): 120 samples in 24 batches" in watched.stderr
+    assert "iterator: own iterator of Loader, left alone" in watched.stderr
+
+
 KINDS = """
     import multiprocessing, queue, threading, torch
     from torch.utils.data import DataLoader, TensorDataset

@@ -68,6 +68,10 @@ class NumberedSamples(Dataset[Any]):
         """Return the path that a sample is read from, for messages, as far as it is known."""
         return self.where
 
+    def read_paths(self) -> Sequence[str]:
+        """Return the files and folders that samples are read from, by which a cache knows that they have changed."""
+        return [self.where]
+
     def ready(self, indices: np.ndarray) -> np.ndarray:
         """Return those samples for which `read_many` runs no library's code that a damaged file may crash.
 

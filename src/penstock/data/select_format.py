@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from penstock.core.errors import SourceError
 from penstock.data import format_registry
 from penstock.data.format import Format
 from penstock.data.format_registry import format_named, format_of_path
+from penstock.data.formats.arrow import ARROW
 from penstock.data.storage.storage import Storage, is_remote
 
 _MAX_PROBED_FILES = 10_000
@@ -99,7 +102,39 @@ def _paths_in_folder(path: str, format: Format, storage: Storage) -> list[str]:
     files = storage.list(path)
     if _is_marked(path, files, format):
         return [path]
-    return [entry for entry in _data_sets(path, files) if format_of_path(entry) is format]
+    entries = [entry for entry in _data_sets(path, files) if format_of_path(entry) is format]
+    return entries if is_remote(path) or format is not ARROW else _saved_by_datasets(path, entries)
+
+
+def _saved_by_datasets(path: str, entries: list[str]) -> list[str]:
+    """Return those Arrow files that are data: Hugging Face's datasets keeps results of `map` beside what it has saved.
+
+    Raises:
+        SourceError: the folder has splits, and those for tests are among them.
+    """
+    splits = _json(os.path.join(path, "dataset_dict.json")).get("splits")
+    if splits:
+        raise SourceError(
+            f"{path} is a DatasetDict of Hugging Face's, with the splits {', '.join(map(str, splits))}; open one of "
+            f"them: {os.path.join(path, str(splits[0]))}"
+        )
+    states = {folder: _json(os.path.join(folder, "state.json")) for folder in {*map(os.path.dirname, entries)}}
+    found = []
+    for entry in entries:
+        folder, name = os.path.split(entry)
+        saved = states[folder].get("_data_files")
+        if not isinstance(saved, list) or {"filename": name} in saved:
+            found.append(entry)
+    return found
+
+
+def _json(path: str) -> dict[str, Any]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _is_marked(path: str, files: list[str], format: Format) -> bool:

@@ -40,8 +40,8 @@ def share_frame(frame: pandas.DataFrame) -> pandas.DataFrame:
     """
     if isinstance(frame, SharedFrame):
         return frame
-    dtypes = {**{str(name): dtype for name, dtype in frame.dtypes.items()}, "the index": frame.index.dtype}
-    objects = [name for name, dtype in dtypes.items() if _holds_objects(dtype)]
+    dtypes = [*frame.dtypes.items(), ("the index", frame.index.dtype)]
+    objects = [str(name) for name, dtype in dtypes if _holds_objects(dtype)]
     if objects:
         raise OptionError(
             f"of this DataFrame {', '.join(objects)} would be Python objects, which each worker copies; make text "
@@ -71,6 +71,7 @@ def _places(sizes: tuple[int, ...]) -> list[int]:
 def _mapped(parts: SharedBytes, sizes: tuple[int, ...]) -> pandas.DataFrame:
     memory = parts.memory.toreadonly()
     head, *buffers = [memory[place : place + size] for place, size in zip(_places(sizes), sizes, strict=False)]
-    frame = SharedFrame(pickle.loads(head, buffers=buffers))
+    found = pickle.loads(head, buffers=buffers)
+    frame = SharedFrame(found).__finalize__(found)  # attrs and flags
     frame._parts, frame._sizes = parts, sizes
     return frame

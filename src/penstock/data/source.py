@@ -18,6 +18,7 @@ from penstock.data.sample_cache.sample_cache import CacheInfo, Where
 from penstock.data.schema import Errors, Sample
 from penstock.data.source_stream import SourceStream
 from penstock.data.storage.object_batch import ObjectBatch, ObjectRequest
+from penstock.distributed.rank import Distributed
 
 
 class Source(NumberedSamples):
@@ -56,6 +57,7 @@ class Source(NumberedSamples):
         after: Literal["decode", "map"] = "decode",
         limit: int | str | None = None,
         path: str | os.PathLike[str] | None = None,
+        distributed: Distributed = False,
     ) -> Source:
         """Return the same source, which makes each sample once: all workers read it from then on; see `cached`.
 
@@ -65,6 +67,7 @@ class Source(NumberedSamples):
                 "map" keeps what they return.
             limit: of the bytes of all samples.
             path: the file, for "disk".
+            distributed: the ranks of each machine share one in "ram".
 
         Raises:
             OptionError: an argument is out of range, or the samples are others in each epoch.
@@ -73,7 +76,8 @@ class Source(NumberedSamples):
         """
         if after not in ("decode", "map"):
             raise OptionError(f"samples are cached after 'decode' or 'map', not after {after!r}")
-        return self._cached(partial(_open_cached, where=where, limit=limit, path=path), is_before_map=after == "decode")
+        options = {"where": where, "limit": limit, "path": path, "distributed": distributed}
+        return self._cached(partial(_open_cached, **options), is_before_map=after == "decode")
 
     def _cached(self, opened: Callable[[Any], CachedDataset], *, is_before_map: bool) -> Source:
         if self.epoch is not None:
@@ -261,7 +265,12 @@ def _cached_part(source: Any, opened: Callable[[Any], CachedDataset]) -> Any:
 
 
 def cached(
-    dataset: Any, where: Where, *, limit: int | str | None = None, path: str | os.PathLike[str] | None = None
+    dataset: Any,
+    where: Where,
+    *,
+    limit: int | str | None = None,
+    path: str | os.PathLike[str] | None = None,
+    distributed: Distributed = False,
 ) -> Any:
     """Return the same dataset, which makes each sample once: all workers read it from then on, in any DataLoader.
 
@@ -275,11 +284,11 @@ def cached(
     there are made each time, as without a cache. A process that is killed leaves no wrong sample.
 
     - "ram": in memory of this program and its workers (processes or threads), freed with the last of them. It takes
-      pages as it fills. Programs and ranks have one each.
+      pages as it fills. Programs have one each, and ranks too, unless `distributed=True`.
     - "disk": in the file `path`, on a disk of this machine. It stays, and several programs and ranks may use and fill
       it at the same time. It holds samples of one dataset: a file of one with another class, length, code, indices, or
-      (of a source) file is refused. Also, each process makes two samples anew, and compares them. Remove the file
-      when the data has changed. A path in /dev/shm is memory that ranks share; it stays until it is removed, too.
+      with other or changed local files is refused. Also, each process makes two samples anew, and compares them. A
+      path in /dev/shm is memory that ranks share; it stays until it is removed, too.
 
     Args:
         dataset: with `__len__` and `__getitem__`. A source that `penstock.open` returns is cached before the functions
@@ -289,6 +298,8 @@ def cached(
         where: "ram" or "disk".
         limit: of the bytes of all samples: a number, or text as in "8GiB". None is half of what is free.
         path: the file, for "disk".
+        distributed: all ranks of the job (or of a process group, or of a mesh of one dimension) call this at the same
+            time, and those of each machine share one in "ram", of one `limit`.
 
     Returns:
         A dataset, with `cache_info()`: hits, misses, entries, nbytes, limit_nbytes, full.
@@ -305,8 +316,8 @@ def cached(
     ([9, 9], 1, 1)
     """
     if isinstance(dataset, Source):
-        return dataset.cached(where, limit=limit, path=path)
-    return _open_cached(dataset, where=where, limit=limit, path=path)
+        return dataset.cached(where, limit=limit, path=path, distributed=distributed)
+    return _open_cached(dataset, where=where, limit=limit, path=path, distributed=distributed)
 
 
 def _open_cached(dataset: Any, **options: Any) -> CachedDataset:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _MODULES = ("torch.utils.data", "torch.utils.data.dataloader")
 _TORCHDATA = "torchdata.stateful_dataloader"
+_NODES = "torchdata.nodes"
 
 
 class LoaderObserver(Protocol):
@@ -37,8 +38,8 @@ class LoaderObserver(Protocol):
 class TorchPatch:
     """Makes `from torch.utils.data import DataLoader` return penstock's.
 
-    torchdata's StatefulDataLoader is left alone, and only watched: a checkpoint with its state must load without
-    penstock, and the other way round.
+    torchdata's loaders are left alone, and only watched: a checkpoint with their state must load without penstock, and
+    the other way round.
 
     Args:
         observer: called with each new loader, and each new iterator that is not penstock's.
@@ -55,6 +56,7 @@ class TorchPatch:
         """Patch torch as soon as it is imported, at once if it is already; and torchdata."""
         on_import("torch", self._replace)
         on_import(_TORCHDATA, self._watch_stateful)
+        on_import(_NODES, self._watch_nodes)
 
     def remove(self) -> None:
         """Restore torch's classes. Existing loaders keep theirs."""
@@ -85,6 +87,12 @@ class TorchPatch:
 
         assert self._watch is not None  # torchdata imports torch
         watch_stateful_loader(self._watch, self._observer.register, distributed=self._distributed)
+
+    def _watch_nodes(self) -> None:
+        from penstock.launch.watch_torchdata import watch_node_loader
+
+        assert self._watch is not None  # torchdata imports torch
+        watch_node_loader(self._watch, self._observer.register)
 
 
 def _loader_class(*, distributed: bool) -> type[DataLoader[Any]]:

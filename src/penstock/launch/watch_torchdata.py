@@ -1,4 +1,4 @@
-"""Watches torchdata's StatefulDataLoader, which is left alone: its order and its states remain torchdata's."""
+"""Watches torchdata's loaders, which are left alone: their order and their states remain torchdata's."""
 
 from __future__ import annotations
 
@@ -51,6 +51,21 @@ def watch_stateful_loader(watch: TorchWatch, register: Callable[[Any], object], 
         # Penstock's warns at the end of penstock's constructor, which is not called.
         torch_loader: Any = DataLoader.__base__
         module.StatefulDataLoader.check_worker_number_rationality = torch_loader.check_worker_number_rationality
+
+
+def watch_node_loader(watch: TorchWatch, register: Callable[[Any], object]) -> None:
+    """Call `register` with each new `torchdata.nodes.Loader`, and time its iterators. `watch.remove` undoes it."""
+    module: Any = importlib.import_module("torchdata.nodes.loader")
+
+    def around_init(construct: Any) -> Any:
+        def init(self: Any, *args: Any, **options: Any) -> None:
+            construct(self, *args, **options)
+            register(self)
+
+        return init
+
+    watch.replace(module.Loader, "__init__", around_init)
+    watch.time_nodes(module.LoaderIterator)
 
 
 def _check_is_sharded(arguments: dict[str, Any]) -> None:

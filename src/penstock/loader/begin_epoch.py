@@ -44,7 +44,9 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
     fingerprint_of(config, runtime)
     runtime.owner = None
     if config.is_simple and runtime.resume is None and not is_stateful(config.dataset):
-        return _begin_simple(config, runtime)
+        ends = _previous_ends(config, runtime) if config.is_iterable else []
+        if not ends or ends[0][0] is None:  # the iterator of a stream keeps no state either
+            return _begin_simple(config, runtime)
     resume, runtime.resume, runtime.loaded = _following_set_epoch(config, runtime), None, None
     if resume is not None and resume.generator is not None and config.generator is not None:
         config.generator.set_state(resume.generator)
@@ -89,15 +91,21 @@ def _begin_simple(config: LoaderConfig, runtime: LoaderRuntime) -> EpochState:
     """Begin a whole pass of a `LoaderConfig.is_simple`: what a short pass takes is mostly its beginning."""
     number = runtime.next_epoch
     runtime.next_epoch, runtime.is_epoch_set, runtime.loaded = number + 1, False, None
-    digest = _begin_digest(config, runtime, None, number)
-    cursor = BatchCursor(config.index_sampler, runtime.order, draws_ahead=config.arrives_on_device, handed_out=digest)
+    digest, sampler, cursor = _begin_digest(config, runtime, None, number), config.index_sampler, None
+    if not config.is_iterable:
+        cursor = BatchCursor(sampler, runtime.order, draws_ahead=config.arrives_on_device, handed_out=digest)
     base_seed, epoch_seed = _seeds(config, None, number, None)
+    shards: tuple[StreamShard, ...] = ()
+    if config.is_iterable:
+        shards = (StreamShard(number=0, of=0, rank=config.rank, epoch_seed=epoch_seed, is_restored=False),)
     runtime.epoch = EpochState(
         number=number,
-        indices=cursor,
+        indices=_stream_requests(sampler) if cursor is None else cursor,
         base_seed=base_seed,
         epoch_seed=epoch_seed,
         batch_cursor=cursor,
+        shards=shards,
+        shard_cursor=StreamCursor(shards, 0, config.batch_size or 1) if shards else None,
         rank=config.rank,
         world=config.world_size,
         order=runtime.order,

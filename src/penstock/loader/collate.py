@@ -74,8 +74,11 @@ def _stack_usual(batch: Any, *, collate_fn_map: Any = None) -> Any:
 
 
 def _integers(batch: Any, *, collate_fn_map: Any = None) -> Any:
+    kinds = set(map(type, batch))
+    if kinds == {bool}:
+        return _filled(batch, torch.bool)
     try:
-        if set(map(type, batch)) == {int}:
+        if kinds == {int}:
             return _filled(batch, torch.int64)
     except OverflowError:
         pass

@@ -171,10 +171,10 @@ class LoaderConfig:
     def is_simple(self) -> bool:
         """Whether a pass is what torch's sampler and random state make it, if its dataset keeps no state.
 
-        No workers, no ranks, no seed, no stream, and none of penstock's datasets, which may have epochs.
+        No workers, no ranks, no seed, and none of penstock's datasets, which may have epochs.
         """
         has_ranks = self.is_distributed or self.world_size > 1 or self.has_replicas
-        is_own = self.is_iterable or isinstance(self.dataset, Source)
+        is_own = isinstance(self.dataset, Source | Stream)
         return self.num_workers == 0 and self.seed is None and not has_ranks and not is_own
 
     @property

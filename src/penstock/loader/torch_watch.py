@@ -137,6 +137,13 @@ class TorchWatch:
         # Not __next__: its warnings are placed by counting frames.
         self.replace(kind, "_next_data", self._around_next_data)
 
+    def time_nodes(self, kind: type) -> None:
+        """Time a class of iterators that has a constructor, `reset` and `next`, and looks ahead in `has_next`."""
+        self.replace(kind, "__init__", self._around_init)
+        self.replace(kind, "reset", self._around_reset)
+        self.replace(kind, "next", self._around_next_data)
+        self.replace(kind, "has_next", self._around_uncounted)
+
     def time_generators(self, kind: type, base: type) -> None:
         """Time generators that `__iter__` of `kind` returns; `base` and what it inherits from are left as they are.
 
@@ -219,6 +226,13 @@ class TorchWatch:
 
         return next_data
 
+    def _around_uncounted(self, original: Any) -> Any:
+        def uncounted(iterator: Any) -> Any:
+            with self.not_counting():
+                return original(iterator)
+
+        return uncounted
+
     def _around_iter(self, kind: type, original: Any) -> Any:
         def iterate(loader: Any) -> Any:
             iterator = original(loader)
@@ -245,7 +259,7 @@ def _pass_on(loop: TimedLoop, batches: Iterator[Any]) -> Generator[Any, None, An
 
 def _length(iterator: Any, loader: Any) -> int | None:
     """Return how many batches a pass has, as far as that is known."""
-    if iterator._dataset_kind == torch_module._DatasetKind.Iterable:
+    if getattr(iterator, "_dataset_kind", None) == torch_module._DatasetKind.Iterable:
         announced: int | None = getattr(loader, "_IterableDataset_len_called", None)
         return announced
     with contextlib.suppress(Exception):  # a sampler of the user's may have no length, or one that fails

@@ -378,3 +378,22 @@ def test_feather_of_version_1_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.feather").write_bytes(b"FEA1" + bytes(100) + b"FEA1")
     with pytest.raises(SourceError, match="Feather file of version 1"):
         penstock.open(tmp_path / "a.feather")
+
+
+@pytest.mark.parametrize("options", [{}, {"format": "arrow"}])
+def test_results_that_datasets_keeps_beside_what_it_has_saved_are_no_samples(tmp_path: Path, options: Any) -> None:
+    ipc(tmp_path / "data-00000-of-00001.arrow", "stream", pa.table({"x": [1, 2]}))
+    ipc(tmp_path / "cache-0123.arrow", "stream", pa.table({"x": [10, 20]}))
+    assert len(penstock.open(tmp_path, **options)) == 4
+    (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}')
+    assert [int(one["x"]) for one in penstock.open(tmp_path, **options)] == [1, 2]
+
+
+def test_splits_that_were_saved_together_are_not_mixed(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+        ipc(tmp_path / split / "data.arrow", "stream", pa.table({"x": [7]}))
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(SourceError, match=r"is a DatasetDict of .* splits train, test; open one of them: .*/train"):
+        penstock.open(tmp_path)
+    assert len(penstock.open(tmp_path / "train")) == 1

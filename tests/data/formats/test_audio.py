@@ -74,6 +74,14 @@ def test_clips_are_the_parts_of_the_whole_file(tmp_path: Path, name: str, kind: 
         assert np.allclose(clip["audio"], whole["audio"][:, number * 300 : number * 300 + 700], atol=tolerance, rtol=0)
 
 
+def test_clips_of_a_file_in_which_nobody_can_seek_are_those_of_the_whole(tmp_path: Path) -> None:
+    path = record(tmp_path / "a.wav", "GSM610", channels=1)
+    whole, clips = audio(path)[0]["audio"], audio(path, frames=700)
+    assert len(clips) == whole.shape[1] // 700
+    for number in (2, 0):
+        assert np.array_equal(clips[number]["audio"], whole[:, 700 * number : 700 * (number + 1)])
+
+
 def test_class_folders_make_labels_of_files_and_of_their_clips(tmp_path: Path) -> None:
     record(tmp_path / "cat" / "1.wav")
     record(tmp_path / "dog" / "2.flac", frames=8000)

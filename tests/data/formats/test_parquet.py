@@ -225,6 +225,19 @@ def test_nested_values_are_the_python_objects_that_pyarrow_gives(tmp_path: Path,
     source.close()
 
 
+@pytest.mark.parametrize("store_schema", [True, False])  # DuckDB and fastparquet store none
+def test_json_and_uuids_are_text_and_bytes_whoever_marked_them(tmp_path: Path, store_schema: bool) -> None:
+    uuids, texts = [bytes(range(16)), bytes(16)], ['{"a": 1}', None]
+    columns = {
+        "id": pa.ExtensionArray.from_storage(pa.uuid(), pa.array(uuids, pa.binary(16))),
+        "text": pa.ExtensionArray.from_storage(pa.json_(), pa.array(texts)),
+    }
+    table(tmp_path / "a.parquet", columns, store_schema=store_schema)
+    source = penstock.open(tmp_path / "a.parquet")
+    assert [*source] == [{"id": uuids[place], "text": texts[place]} for place in range(2)]
+    assert [source.schema[name].kind for name in columns] == ["bytes", "text"]
+
+
 def test_any_column_can_be_a_python_object(tmp_path: Path) -> None:
     columns = {"x": [[[1], [2, None]], [[3, 4]]], "s": [{"a": 1, "b": ["c"]}, {"a": 2, "b": []}], "n": [1, 2]}
     table(tmp_path / "a.parquet", {name: pa.array(values) for name, values in columns.items()})

@@ -195,7 +195,52 @@ def test_what_cannot_be_a_field_is_said(tmp_path: Path) -> None:
         ZarrWriter(str(tmp_path / "c.zarr"), {"a/b": Field("text")})
 
 
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("is_consolidated", [False, True])
+@pytest.mark.filterwarnings("ignore:Consolidated metadata")
+def test_an_array_that_zarr_cannot_open_is_left_out_and_the_others_are_read(
+    tmp_path: Path, version: Any, is_consolidated: bool
+) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=version)
+    for name in ("x", "odd", "inner/y", "inner/odd"):
+        group.create_array(name, data=np.arange(5))
+    group.create_array("short", data=np.arange(2))
+    if is_consolidated:
+        zarr.consolidate_metadata(str(tmp_path / "a.zarr"))
+    for file in (tmp_path / "a.zarr").rglob("*z*"):
+        if file.is_file() and (file.parent.name == "odd" or file.parent.name == "a.zarr"):
+            text = file.read_text()
+            if version == 3:
+                file.write_text(text.replace('"int64"', '"a type of the future"'))
+            else:
+                file.write_text(text.replace('"<i8"', '"|O"'))  # as numcodecs' VLenArray has it
+    with pytest.warns(
+        UserWarning, match="left out: .* array '(inner/)?odd' cannot be read: zarr cannot open it"
+    ) as told:
+        source = reading(tmp_path / "a.zarr")
+    assert len([one for one in told if "left out" in str(one.message)]) == 2
+    with source as opened:
+        assert opened[3] == {"inner/y": 3, "x": 3}
+    with reading(tmp_path / "a.zarr", fields=["x"]) as opened:
+        assert opened[4] == {"x": 4}
+    with pytest.raises(SourceError, match="array 'odd' cannot be read: zarr cannot open it"):
+        reading(tmp_path / "a.zarr", fields=["odd"])
+
+
+def test_an_error_of_a_remote_stores_client_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ClientError(Exception):
+        """As httpx's, which derive from nothing else."""
+
+    def opened(path: str, version: Any = None) -> Any:
+        raise ClientError("the name of the server is not known")
+
+    monkeypatch.setattr("penstock.data.formats.zarr.source._open_group", opened)
+    with pytest.raises(SourceError, match=r"gs://bucket/a\.zarr cannot be read as Zarr: ClientError: the name of"):
+        open_files(["gs://bucket/a.zarr"], storage=Storage(), fields=Selection.of(None), errors="raise")
+
+
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:left out")
 def test_broken_groups_give_our_errors_only(tmp_path: Path) -> None:
     schema, samples = many(6)
     path = write_samples(tmp_path / "a.zarr", samples, schema)

@@ -349,6 +349,7 @@ def test_options_are_checked(tmp_path: Path) -> None:
         ("disk", {}, "needs path="),
         ("ram", {"path": tmp_path}, "in 'ram' has none"),
         ("ram", {"limit": "much"}, "is not a size"),
+        ("ram", {"limit": 1 << 61}, "lower limit="),
         ("disk", {"path": tmp_path / "no" / "folder"}, "no cache of samples can be made"),
         ("disk", {"path": tmp_path}, "no cache of samples can be made"),
     ):
@@ -475,6 +476,52 @@ def test_a_file_of_another_dataset_is_refused(tmp_path: Path, other: str) -> Non
     one.cached("disk", path=tmp_path / "b", after="map")
     with pytest.raises(SourceError, match="of other classes, functions, files or indices"):
         two.cached("disk", path=tmp_path / "b", after="map")
+
+
+@pytest.mark.parametrize("kind", ["tokens", "jsonl", "lmdb", "folder", "dataset"])
+def test_a_changed_file_of_a_source_is_noticed_whichever_samples_are_read(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "data").mkdir()
+    suffix = kind if kind in ("jsonl", "lmdb") else "npy"
+    paths = [tmp_path / f"data/{number}.{suffix}" for number in range(3)]
+    for path in paths:
+        if kind == "lmdb":
+            with pytest.importorskip("lmdb").open(str(path), subdir=False) as file, file.begin(write=True) as writing:
+                writing.put(b"a", b"b")
+        elif kind == "jsonl":
+            path.write_text('{"x": 1}\n')
+        else:
+            np.save(path, np.arange(4))
+
+    def cached() -> Any:
+        options: dict[str, Any] = {"tokens": {"length": 2}, "jsonl": {"index": True}}.get(kind, {})
+        made: dict[str, Any] = {"dataset": Named([*map(str, paths)]), "folder": InFolder(str(tmp_path / "data"))}
+        dataset = made.get(kind) or penstock.open(f"{tmp_path}/data/*.{suffix}", **options)
+        return penstock.cached(dataset, "disk", path=tmp_path / "samples", limit="1MiB")
+
+    first = cached()
+    assert len([first[index] for index in range(len(first))]) >= 3
+    os.utime(paths[1], ns=(0, 0))
+    with pytest.raises(SourceError, match="of other classes, functions, files or indices"):
+        cached()
+
+
+class InFolder(Numbers):
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def read_paths(self) -> list[str]:
+        return [self.folder]
+
+
+class Named(Dataset[Any]):
+    def __init__(self, paths: list[str]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        return int(np.load(self.paths[index])[0])
 
 
 def test_data_that_changed_under_the_same_dataset_is_noticed(tmp_path: Path) -> None:

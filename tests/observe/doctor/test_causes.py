@@ -403,6 +403,14 @@ def test_contention_needs_more_threads_than_cores() -> None:
     assert "cpu-contention" not in _names(_loop(*trials, machine=Machine(cores=8, intra_op_threads=4)))
 
 
+def test_a_gain_beyond_what_a_loop_waits_is_explained_by_its_step() -> None:
+    verdict = diagnose(_loop(_trial(AS_IS, 0.100, 0.040), _trial(FREE, 0.010))).verdict
+    assert "waits for data 40% of its time, and is 10.0 times as fast with loading free, where its step is 6.0" in (
+        verdict.evidence
+    )
+    assert "its step" not in diagnose(_loop(_trial(AS_IS, 0.100, 0.090), _trial(FREE, 0.010))).verdict.evidence
+
+
 def test_a_loop_that_failed_has_no_bottleneck() -> None:
     diagnosis = diagnose(_loop(error="OSError: sample 37 is corrupt"))
     assert (diagnosis.verdict.name, diagnosis.findings[0].name) == ("fails", "fails")
@@ -427,6 +435,20 @@ def test_a_run_that_waited_names_what_it_waited_for_and_calls_its_gain_an_estima
     assert "num_workers=4" in finding.remedy
 
 
+@pytest.mark.parametrize(
+    ("command", "asked"),
+    [
+        (("train.py", "--name", "a b"), "`penstock doctor train.py --name 'a b'`"),
+        (("-m", "package.train", *map(str, range(30))), "`penstock doctor -m package.train ...`"),
+    ],
+)
+def test_a_run_says_how_the_doctor_is_asked_about_its_program(command: tuple[str, ...], asked: str) -> None:
+    stages = StageTimes(fetch_s=80.0, collate_s=4.0, transport_s=1.0, wait_s=39.0, step_s=10.0)
+    run = replace(_run(stages=stages, worker_type="process", workers=2), command=command)
+    (finding,) = findings_of_run(run)
+    assert asked in finding.remedy
+
+
 def test_a_run_without_workers_that_waited_should_have_some() -> None:
     stages = StageTimes(fetch_s=30.0, collate_s=1.0, step_s=10.0)
     (finding,) = findings_of_run(_run(stages=stages, worker_type="inline"))
@@ -437,6 +459,7 @@ def test_a_run_without_workers_that_waited_should_have_some() -> None:
 def test_a_run_whose_samples_wait_gains_by_workers_beyond_the_cores() -> None:
     stages = StageTimes(fetch_s=160.0, asleep_s=152.0, wait_s=39.0, step_s=1.0)
     (finding,) = findings_of_run(_run(stages=stages, worker_type="process", workers=4))
+    assert "`penstock doctor train.py`" in finding.remedy
     assert "num_workers=32" in finding.remedy
     assert "95.0 % of it waiting" in finding.evidence
     assert finding.gain == pytest.approx(40 / (152 / 32 + 9 / 4))

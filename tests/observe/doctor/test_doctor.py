@@ -232,6 +232,26 @@ def test_a_loop_over_itertools_cycle_repeats_its_first_epoch(cycles: bool) -> No
     assert ("cycled" in [one.name for one in diagnose(found).findings]) == cycles
 
 
+@pytest.mark.parametrize("is_repeated", [True, False])
+def test_a_program_that_makes_a_list_of_an_epoch_ends_and_its_loader_is_examined_alone(is_repeated: bool) -> None:
+    loader = DataLoader(Named(64), batch_size=4, shuffle=True)
+
+    def in_each_epoch() -> None:
+        for _ in range(100):
+            for _ in list(loader):
+                pass
+
+    def once() -> None:
+        kept = sorted(loader, key=lambda batch: float(batch["x"].sum()))
+        raise AssertionError(f"{len(kept)} batches")
+
+    found = examine(in_each_epoch if is_repeated else once, seconds=0.6)
+    assert (found.has_step, found.error, found.settings.dataset) == (False, "", "Named")
+    finding = next(one for one in diagnose(found).findings if one.name == "collected-first")
+    assert finding.is_uncertain is not is_repeated
+    assert ("list(loader)" if is_repeated else "sorted(loader") in finding.evidence
+
+
 def test_a_loader_that_is_made_for_every_batch_is_found() -> None:
     dataset = Numbered(64)
 

@@ -205,6 +205,7 @@ def _named(*lines: HotLine, **changes: Any) -> list[str]:
         ("at = self.names.index(name)", "", "searched-for-each-sample"),
         ("at = np.where(self.users == index)[0]", "", "searched-for-each-sample"),
         ("row = self.table.iloc[index]", "pandas.core.indexing._iLocIndexer", "table-row-for-each-sample"),
+        ("row = events.iloc[[i]].merge(users)", "pandas.core.frame.DataFrame.merge", "joined-for-each-sample"),
         ("return self.blur(image)", "", "costly-line"),
     ],
 )

@@ -158,6 +158,10 @@ class ColumnSource(Source):
     def __len__(self) -> int:
         return len(self._parts)
 
+    def read_paths(self) -> Sequence[str]:
+        """Return the files that samples are read from."""
+        return [file.path for file in self._files]
+
     def path_of(self, index: int) -> str:
         """Return the path of the file that has it."""
         return self._files[self._parts.locate(index)[0]].path

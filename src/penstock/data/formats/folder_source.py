@@ -118,6 +118,10 @@ class FolderSource(Source):
         other._chosen = {name: self._chosen[name] for name in kept}
         return other
 
+    def read_paths(self) -> Sequence[str]:
+        """Return the files that samples are read from."""
+        return self._files.paths
+
     def _sample(self, number: int, value: Callable[[str], Any]) -> Sample:
         """Return the sample of file `number`; `value` makes the fields that are neither its label nor its path."""
         labels, sample = self._files.labels, Sample()

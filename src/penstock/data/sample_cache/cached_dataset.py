@@ -11,9 +11,12 @@ from torch.utils.data import Dataset, IterableDataset
 from penstock.core.errors import OptionError
 from penstock.data.sample_cache.dataset_identity import fingerprint
 from penstock.data.sample_cache.sample_cache import CacheInfo, SampleCache, Where, open_cache
+from penstock.distributed.rank import Distributed
 
 
-def open_cached(dataset: Any, *, where: Where, limit: int | str | None, path: Any) -> CachedDataset:
+def open_cached(
+    dataset: Any, *, where: Where, limit: int | str | None, path: Any, distributed: Distributed
+) -> CachedDataset:
     """Return a dataset that makes each sample of `dataset` once; see `penstock.cached`."""
     name = type(dataset).__qualname__
     if isinstance(dataset, IterableDataset) or not all(hasattr(dataset, one) for one in ("__getitem__", "__len__")):
@@ -21,7 +24,8 @@ def open_cached(dataset: Any, *, where: Where, limit: int | str | None, path: An
             f"a cache keeps samples by number (__getitem__ and __len__), and a {name} has none; open it with "
             "index=True, or convert it to a format that has them"
         )
-    return CachedDataset(dataset, open_cache(where, len(dataset), limit, path, lambda: fingerprint(dataset)))
+    cache = open_cache(where, len(dataset), limit, path, lambda: fingerprint(dataset), distributed)
+    return CachedDataset(dataset, cache)
 
 
 class CachedDataset(Dataset[Any]):

@@ -1,7 +1,8 @@
 """Whose samples a file has: a digest of what can be seen of a dataset without making a sample.
 
     class, length; the code of its __getitem__ and of functions that it holds; entries of lists and arrays with one for
-    each sample; the size and the time of the file that a source reads; the same of the datasets that it holds
+    each sample; the size and the time of the local files that a source reads, or that such entries name (of 65 536 of
+    them, if there are more); the same of the datasets that it holds
 
 A file that passes may still be another's: `SampleCache` compares samples, too.
 """
@@ -10,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import PurePath
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -19,7 +21,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from penstock.data.numbered_samples import NumberedSamples
+
 _ENTRIES = 1024
+_FILES = 1 << 16
 _DEEPEST = 6
 
 
@@ -36,7 +41,7 @@ def _lines(dataset: Any, depth: int) -> Iterator[str]:
     kind = type(dataset)
     yield f"{kind.__module__}.{kind.__qualname__} {len(dataset)}"
     yield _code_text(getattr(kind, "__getitem__", None))
-    yield _file_text(getattr(dataset, "where", ""))
+    yield from _source_texts(dataset)
     yield _entries_text(dataset, len(dataset))
     for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
         if isinstance(value, FunctionType | MethodType):
@@ -58,22 +63,47 @@ def _code_text(function: Any) -> str:
     return f"{function.__qualname__} {hashlib.sha256(code.co_code).hexdigest()} {constants} {code.co_names}"
 
 
-def _file_text(where: Any) -> str:
+def _source_texts(dataset: Any) -> Iterator[str]:
+    where = str(getattr(dataset, "where", ""))
+    yield os.path.basename(where)
+    if not isinstance(dataset, NumberedSamples) or dataset.parts:
+        return
+    paths = dataset.read_paths()
+    for path in (paths[place] for place in _spread(len(paths), _FILES)):
+        yield path.removeprefix(where)
+        yield _file_text(path)
+        if os.path.isdir(path):
+            yield from map(_file_text, islice(_files_in(path), _FILES))
+
+
+def _files_in(folder: str) -> Iterator[str]:
+    for inside, folders, names in os.walk(folder):
+        folders.sort()
+        yield from (os.path.join(inside, name) for name in sorted(names))
+
+
+def _file_text(path: Any) -> str:
     try:
-        status = os.stat(where)
-    except (OSError, TypeError, ValueError):
-        return str(where)
-    return f"{os.path.basename(where)} {status.st_size} {status.st_mtime_ns}"
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return ""
+    return f"{os.path.basename(path)} {status.st_size} {status.st_mtime_ns}"
+
+
+def _spread(count: int, most: int) -> Iterable[int]:
+    """Return some of `count` places, from the first to the last; all if they are not more than `most`."""
+    return range(count) if count <= most else ((count - 1) * one // (most - 1) for one in range(most))
 
 
 def _entries_text(value: Any, count: int) -> str:
     """Return some entries of what has one for each sample; an empty string if it has not, or they are no plain data."""
     if not isinstance(value, list | tuple | range | np.ndarray | torch.Tensor) or getattr(value, "ndim", 1) == 0:
         return ""
-    if len(value) != count:
+    if len(value) != count or not count:
         return ""
-    places = range(count) if count <= _ENTRIES else [(count - 1) * one // (_ENTRIES - 1) for one in range(_ENTRIES)]
-    text = "\n".join(_entry_text(value[place]) for place in places)
+    first = value[0][0] if isinstance(value[0], list | tuple) and value[0] else value[0]
+    most = _FILES if isinstance(first, str | PurePath) else _ENTRIES
+    text = "\n".join(_entry_text(value[place]) for place in _spread(count, most))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -86,4 +116,6 @@ def _entry_text(entry: Any) -> str:
         return f"{entry.dtype} {entry.shape} {hashlib.sha256(np.ascontiguousarray(entry).tobytes()).hexdigest()}"
     if isinstance(entry, tuple | list):
         return " ".join(map(_entry_text, entry))
+    if isinstance(entry, str | PurePath) and os.sep in str(entry):
+        return f"{entry!r} {_file_text(entry)}"
     return repr(entry) if isinstance(entry, int | float | str | bytes | PurePath) else ""

@@ -22,9 +22,11 @@ from penstock.core.host import available_nbytes
 from penstock.core.random_states import OF_SAMPLES, draw_once, get_states, marks, names_of_drawn, set_states
 from penstock.core.shared_bytes import HEAD_NBYTES, SharedBytes
 from penstock.core.shared_segment import memfd_works
-from penstock.core.units import to_nbytes
+from penstock.core.units import size_text, to_nbytes
 from penstock.data.sample_cache.sample_bytes import decode, encode, encode_parts
 from penstock.data.sample_cache.sample_file import Entry, SampleFile, table_nbytes
+from penstock.distributed.machine_sharing import share_on_machine
+from penstock.distributed.rank import Distributed
 
 Where = Literal["ram", "disk"]
 
@@ -197,7 +199,12 @@ def _again(content: bytes, index: int) -> bytes:
 
 
 def open_cache(
-    where: Where, places: int, limit: int | str | None, path: Any, fingerprint: Callable[[], bytes]
+    where: Where,
+    places: int,
+    limit: int | str | None,
+    path: Any,
+    fingerprint: Callable[[], bytes],
+    distributed: Distributed = False,
 ) -> SampleCache:
     """Make or open a cache, see `penstock.cached`; `fingerprint` returns 32 bytes that tell whose samples these are."""
     if where not in ("ram", "disk"):
@@ -209,12 +216,22 @@ def open_cache(
         if not memfd_works():
             raise OptionError("a cache in 'ram' needs memfd (Linux), which this system lacks; use 'disk' with a path")
         limit_nbytes = limit_nbytes or max(1, available_nbytes() // 2)
-        return _in_memory(SharedBytes(table_nbytes(places) + limit_nbytes), places, limit_nbytes, _Counts(), begin=True)
+        return share_on_machine(partial(_new_in_memory, places, limit_nbytes), fingerprint, distributed)
     path = os.path.abspath(os.fspath(path))
     try:
         return _on_disk(path, places, fingerprint(), limit_nbytes, _Counts())
     except (OSError, ImportError) as error:
         raise OptionError(f"no cache of samples can be made at {path}: {error}; pass another path") from error
+
+
+def _new_in_memory(places: int, limit_nbytes: int) -> SampleCache:
+    try:
+        memory = SharedBytes(table_nbytes(places) + limit_nbytes)
+    except TransportError as error:
+        raise OptionError(
+            f"no memory of {size_text(limit_nbytes)} can be shared ({error.__cause__ or error}); lower limit="
+        ) from error
+    return _in_memory(memory, places, limit_nbytes, _Counts(), begin=True)
 
 
 def _in_memory(

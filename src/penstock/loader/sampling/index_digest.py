@@ -105,8 +105,10 @@ def noted_indices(batch: Any) -> Any:
     >>> noted_indices([1, 2]), noted_indices(3), noted_indices([("a", 3), ["b"]])[0]
     ([1, 2], [3], ('a', 3))
     """
-    if type(batch) is list and batch and _stays(batch[0]) and _stays(batch[-1]):
-        return batch.copy()
+    if type(batch) is list and batch:
+        kind = type(batch[0])
+        if (kind is int and kind is type(batch[-1])) or (_stays(batch[0]) and _stays(batch[-1])):
+            return batch.copy()
     if isinstance(batch, torch.Tensor | np.ndarray):
         words = index_words(batch)
         return None if words is None else words.copy()

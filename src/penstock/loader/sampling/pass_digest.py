@@ -113,8 +113,7 @@ class PassDigest:
         if batch is None:
             self.reason = _UNKNOWN
             return
-        pending = self._held[2]
-        assert isinstance(pending, _Batches)
+        pending: Any = self._held[2]
         pending.append(batch)
         self._room = self._room or _room_for(batch)
         if len(pending) >= self._room:

@@ -8,7 +8,6 @@ shard in each worker, of which that state is all.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from penstock.loader.workers.stream_shard import StreamShard
@@ -62,9 +61,7 @@ class StreamCursor:
             self.turn = (batch.shard + 1) % len(self._shards)
             if batch.has_ended:
                 self._batches[batch.shard] = 0  # what has ended begins anew
-                self._shards[batch.shard] = replace(
-                    self._shards[batch.shard], has_ended=True, end=batch.state, state=None, since=()
-                )
+                self._shards[batch.shard] = self._shards[batch.shard].at_end(batch.state)
             elif batch.state is not None:
                 shards = self.shards
                 shards[batch.shard] = shards[batch.shard].after(self._size, batch.state)

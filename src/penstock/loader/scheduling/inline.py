@@ -122,7 +122,7 @@ class InlineScheduler:
         if shard.has_ended or fetcher.samples.has_ended:
             end = fetcher.samples.end_state()
             is_said = shard.has_ended and end is shard.end is None
-            return shard if is_said else replace(shard, has_ended=True, end=end, state=None, since=())
+            return shard if is_said else shard.at_end(end)
         state = fetcher.samples.stream_state()
         return shard if state is None else replace(shard, state=state, since=())
 

@@ -65,6 +65,20 @@ class StreamShard:
             return replace(self, since=(*self.since[:-1], (self.since[-1][0] + batches, size)))
         return replace(self, since=(*self.since, (batches, size)))
 
+    def at_end(self, end: Any) -> StreamShard:
+        """Return the shard when it has ended, with its dataset's state then; `replace` takes as long as a batch."""
+        return StreamShard(
+            number=self.number,
+            of=self.of,
+            rank=self.rank,
+            epoch_seed=self.epoch_seed,
+            stream_epoch=self.stream_epoch,
+            has_ended=True,
+            end=end,
+            before_end=self.before_end,
+            is_restored=self.is_restored,
+        )
+
 
 def shards_of_worker(shards: Sequence[StreamShard], worker: int, workers: int) -> dict[int, StreamShard]:
     """Return the shards that one of `workers` workers runs, by their positions in the round.
@@ -117,6 +131,8 @@ class StreamShards:
         self._seed = seed
         self._own = own
         self._shards: Mapping[int, StreamShard] = {}
+        self._has_numbers = False
+        """Whether `get_worker_info()` returns something for some of them."""
         self._fetchers: dict[int, BatchFetcher] = {}
         self._states: dict[int, Any] = {}
         self._current = -1
@@ -129,6 +145,7 @@ class StreamShards:
             return
         shards = {position: shard for position, shard in shards.items() if not shard.has_ended}
         self._shards = shards
+        self._has_numbers = any(shard.of for shard in shards.values())
         is_same = len(self._fetchers) == len(shards) == 1
         specs = {} if is_same else self._copies(shards)
         earlier, self._fetchers, self._states, self._current = self._fetchers, {}, {}, -1
@@ -170,7 +187,7 @@ class StreamShards:
 
     def deactivate(self) -> None:
         """Deactivate the shard: `get_worker_info()` returns what it does outside of the loader."""
-        if any(shard.of for shard in self._shards.values()):
+        if self._has_numbers:
             self.install_info(StreamShard(number=0, of=0), self._worker_spec)
             self._current = -1
 

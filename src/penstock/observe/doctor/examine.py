@@ -113,6 +113,8 @@ def examine(
         iterators_created=scheduler.iterators_created,
         loaders_created=scheduler.loaders_created,
         is_cycled=scheduler.is_cycled,
+        collected_at=scheduler.collected_at,
+        collects_again=scheduler.collects_again,
         other_loops=scheduler.other_loops.results(),
         batches_requested=scheduler.batches_requested,
         worker_activity=scheduler.activity.result(),

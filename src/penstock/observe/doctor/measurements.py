@@ -196,6 +196,12 @@ class Measurements:
     is_cycled: bool = False
     """Whether a training function takes its batches from an `itertools.cycle` over the loader."""
 
+    collected_at: str = ""
+    """The line of a training function that takes all batches of an epoch at once; its loader was measured alone."""
+
+    collects_again: bool = False
+    """Whether that line is in a loop."""
+
     other_loops: tuple[OtherLoop, ...] = ()
     """Loops that were not examined and have workers, as far as the program ran them beside the examined one."""
 

@@ -42,7 +42,8 @@ class RegisteredLoader:
         from penstock.loader.dataloader import find_runtime
         from penstock.loader.loop_snapshot import take_snapshot
 
-        self.dataset = type(loader.dataset).__name__
+        self.dataset = type(loader.dataset if hasattr(loader, "dataset") else loader.root).__name__
+        """Its class; of torchdata's loader of nodes that of the last node."""
         self.number = 0
         """Which of the iterated loaders with a dataset of this class it is; 0 before it is iterated."""
         self.made_at = _made_at(loader)

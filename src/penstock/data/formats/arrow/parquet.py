@@ -15,6 +15,8 @@ penstock's DataLoader, reads from a few row groups at a time.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -112,7 +114,17 @@ class _OpenFiles:
 
 def _open(local: str, metadata: Any = None) -> Any:
     open_file = need("pyarrow.parquet", "parquet").ParquetFile
-    return open_file(local, metadata=metadata, page_checksum_verification=True)
+    return open_file(local, metadata=metadata, page_checksum_verification=True, **_types_of_footer(open_file))
+
+
+@functools.cache
+def _types_of_footer(open_file: Any) -> dict[str, bool]:
+    """Return the options with which JSON and UUIDs are read as text and bytes, as `to_arrow_schema` has them.
+
+    By default newer versions of pyarrow make extension types of those that another program marked.
+    """
+    name = "arrow_extensions_enabled"
+    return {name: False} if name in inspect.signature(open_file).parameters else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,15 +182,7 @@ def footer(storage: Storage, path: str) -> Any:
     Raises:
         SourceError: it is no Parquet file, or its footer is damaged.
     """
-    return _metadata(footer_bytes(storage, path), path)
-
-
-def footer_bytes(storage: Storage, path: str) -> bytes:
-    """Return a file's footer as it lies there, with its length and the magic at the end.
-
-    Raises:
-        SourceError: it is no Parquet file.
-    """
+    pa, parquet = need("pyarrow", "parquet"), need("pyarrow.parquet", "parquet")
     nbytes = storage.nbytes(path)
     tail = _tail(storage, path, min(nbytes, _TAIL_NBYTES))
     if nbytes >= 12 and tail[-4:] == b"PARE":
@@ -188,13 +192,9 @@ def footer_bytes(storage: Storage, path: str) -> bytes:
     needed = int.from_bytes(tail[-8:-4], "little") + 8
     if needed > min(nbytes, _MOST_FOOTER_NBYTES):
         raise SourceError(f"{path}: its footer should have {needed} bytes, and it has {nbytes}")
-    return tail[-needed:] if needed <= len(tail) else _tail(storage, path, needed)
-
-
-def _metadata(serialised: bytes, path: str) -> Any:
-    pa, parquet = need("pyarrow", "parquet"), need("pyarrow.parquet", "parquet")
+    found = tail[-needed:] if needed <= len(tail) else _tail(storage, path, needed)
     with translate_errors(path, "its footer cannot be read"):
-        return parquet.read_metadata(pa.BufferReader(serialised))
+        return parquet.read_metadata(pa.BufferReader(found))
 
 
 def _tail(storage: Storage, path: str, nbytes: int) -> bytes:

@@ -6,7 +6,7 @@ See types.py for what arrays become.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,16 +22,6 @@ GROUP_ROWS = 1024
 
 _DTYPES = {"float16": "halffloat", "float32": "float", "float64": "double"}
 _MOST_NBYTES = 1 << 30
-
-
-class Sink(Protocol):
-    """pyarrow's writer of a format: given a group at a time, closed once."""
-
-    def write_batch(self, batch: Any) -> None:
-        """Write a group."""
-
-    def close(self) -> None:
-        """Finish the file."""
 
 
 def why_unsupported(schema: Schema) -> str:
@@ -71,10 +61,10 @@ class TableWriter:
         schema: of the samples.
         arrow: Arrow's schema.
         layout: of arrays.
-        sink: writes a group.
+        sink: pyarrow's writer of the format.
     """
 
-    def __init__(self, path: str, schema: Schema, arrow: Any, layout: Layout, sink: Sink) -> None:
+    def __init__(self, path: str, schema: Schema, arrow: Any, layout: Layout, sink: Any) -> None:
         self._path = path
         self._schema = schema
         self._arrow = arrow

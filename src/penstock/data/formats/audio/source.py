@@ -132,7 +132,7 @@ class _Decoder:
                 raise RecordError(path, -1, key, _other_rate("it", file.samplerate, rate))
             wanted = file.frames - start if count is None else count
             # libsndfile 1.2.2 gives silence where it goes on in an MP3, or has sought: one read from the start is right
-            before = start if file.subtype.startswith("MPEG") else 0
+            before = start if file.subtype.startswith("MPEG") or not file.seekable() else 0
             nbytes = (before + wanted) * file.channels * np.dtype(self.dtype).itemsize
             if not 0 <= nbytes <= self._max_nbytes:
                 raise RecordError(path, -1, key, f"{nbytes} bytes of audio; max_record_nbytes is {self._max_nbytes}")

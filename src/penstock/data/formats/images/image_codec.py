@@ -301,15 +301,15 @@ def _pillow(data: bytes, max_pixels: int) -> Iterator[Any]:
 
 def _said(error: BaseException, data: bytes) -> str:
     if not suffix(data):
-        return f"this is no image: it begins with {data[:8]!r}"
+        return f"this is no image of a format that is read ({', '.join(_FORMATS)}): it begins with {data[:12]!r}"
     return f"this {suffix(data)[1:]} cannot be decoded: {str(error) or type(error).__name__}"
 
 
 def _rgb(picture: Any) -> Any:
     if picture.mode not in _WHOLE_BYTES:
         raise SourceError(
-            f"pixels of mode {picture.mode} (16 bits or more) would lose what they hold; ask for the field 'encoded', "
-            "and decode them yourself"
+            f"pixels of mode {picture.mode} (16 bits or more, or other colours) would lose what they hold; ask for the "
+            "field 'encoded', and decode them yourself"
         )
     if picture.mode == "P" and "transparency" in picture.info:
         picture = picture.convert("RGBA")  # straight to RGB Pillow warns

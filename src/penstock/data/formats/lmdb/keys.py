@@ -12,7 +12,7 @@ import itertools
 import struct
 from bisect import bisect_right
 from collections.abc import Set
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -27,35 +27,17 @@ _NO_ROOT = 2**64 - 1
 _DEEPEST = 32
 
 
-class Keys(Protocol):
-    """The keys of the samples."""
-
-    is_in_order: bool
-    """Whether a cursor meets them in this order, and nothing between."""
-
-    def key(self, number: int) -> bytes:
-        """Return a key."""
-        ...
-
-    def take(self, numbers: list[int]) -> list[bytes]:
-        """Return several keys."""
-        ...
-
-
 class NumberedKeys:
     """The keys 0, 1, 2, ... with zeros before them up to a width.
 
-    >>> NumberedKeys(4).take([0, 12]), NumberedKeys(1).key(12)
-    ([b'0000', b'0012'], b'12')
+    >>> NumberedKeys(4).take([0, 12]), NumberedKeys(1).take([12])
+    ([b'0000', b'0012'], [b'12'])
     """
 
     def __init__(self, width: int) -> None:
         self._format = b"%%0%dd" % width
         self.is_in_order = width > 1
-
-    def key(self, number: int) -> bytes:
-        """Return a key."""
-        return self._format % number
+        """Whether a cursor meets them in this order, and nothing between."""
 
     def take(self, numbers: list[int]) -> list[bytes]:
         """Return several keys."""
@@ -74,13 +56,13 @@ def numbered_keys(cursor: Any, count: int, without: Set[bytes]) -> NumberedKeys 
     if not count or not cursor.first() or bytes(cursor.key()).strip(b"0"):
         return None
     keys = NumberedKeys(len(cursor.key()))
-    last = keys.key(count - 1)
+    (last,) = highest = keys.take([count - 1])
     if not keys.is_in_order:  # of 0 to 120 the last is 99
         last = max(last, b"9" * (len(last) - 1))
-    elif len(last) > len(keys.key(0)):
+    elif len(last) > len(cursor.key()):
         return None
     is_last = cursor.set_key(last) and (not cursor.next() or bytes(cursor.key()) in without)
-    return keys if is_last and cursor.set_key(keys.key(count - 1)) else None
+    return keys if is_last and cursor.set_key(*highest) else None
 
 
 class ListedKeys:
@@ -104,15 +86,17 @@ class ListedKeys:
         ]
         """By length; "V" are bytes that NumPy does not cut at zeros."""
 
-    def key(self, number: int) -> bytes:
-        """Return a key."""
+    def _key(self, number: int) -> bytes:
         group = bisect_right(self._starts, number) - 1
         found: bytes = self._keys[group].item(number - self._starts[group])
         return found
 
     def take(self, numbers: list[int]) -> list[bytes]:
         """Return several keys."""
-        return [self.key(number) for number in numbers] if len(self._keys) > 1 else self._keys[0][numbers].tolist()
+        return [self._key(number) for number in numbers] if len(self._keys) > 1 else self._keys[0][numbers].tolist()
+
+
+Keys = NumberedKeys | ListedKeys
 
 
 def list_keys(environment: Environment, database: str | None, without: Set[bytes]) -> ListedKeys:

@@ -223,7 +223,7 @@ class LMDBSource(Source):
             file, end = self._files[number], self._parts.starts[number + 1]
             block = range(start, min(start + _BLOCK, end))
             environment, key = file.environment.get(), b""
-            first, last = map(file.keys().key, (own, own + len(block) - 1))
+            first, last = file.keys().take([own, own + len(block) - 1])
             self._stop, self._left = block.stop, itertools.repeat(None, len(block))
             try:
                 with environment.begin(file.database) as reading:
@@ -248,6 +248,10 @@ class LMDBSource(Source):
             _, (value,) = self._files[number].values([0], self._most)
             found = self._packed[number] = value.startswith(MAGIC)
         return found
+
+    def read_paths(self) -> Sequence[str]:
+        """Return the files that samples are read from."""
+        return [file.path for file in self._files]
 
     def path_of(self, index: Any) -> str:
         """Return the file that a sample is read from."""

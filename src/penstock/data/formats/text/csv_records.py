@@ -151,13 +151,14 @@ class RecordSplitter:
                 following = next(lines, None)
                 if following is None:
                     return ValueError("a quote is not closed before the file ends")
-                nbytes += len(following[2]) + 1
+                rest = following[2]
+                nbytes += len(rest) + 1
                 if nbytes > self._longest:
                     return self._too_long_error()
-                parts += [end_of_line.encode(), following[2]]
+                parts += [end_of_line.encode(), rest]
                 end_of_line = following[3]
-                closes = _CLOSES.match(following[2])
-            rest = b'""' + following[2][closes.end() :]
+                closes = _CLOSES.match(rest)
+            rest = b'""' + rest[closes.end() :]
         return b"".join(parts)
 
     def _too_long_error(self) -> ValueError:

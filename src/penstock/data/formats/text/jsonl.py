@@ -138,6 +138,10 @@ class IndexedJsonLines(Source):
         except ValueError as error:
             raise RecordError(self._paths[file], start, index, str(error)) from error
 
+    def read_paths(self) -> Sequence[str]:
+        """Return the files that samples are read from."""
+        return self._paths
+
     def close(self) -> None:
         """Close the files."""
         self._files.close()
@@ -259,10 +263,25 @@ def _parse_array(value: list[Any], dtype: np.dtype[Any] | None) -> Any:
         raise ValueError(f"a list holds numbers that do not fit into {'64 bits' if dtype is None else dtype}")
     if made.dtype.kind == "f" and dtype is None and kinds and float not in kinds:
         raise ValueError("a list holds integers that no one type of 64 bits has")
+    if (
+        dtype is None
+        and {int, float} <= kinds
+        and (np.abs(made) >= _EXACT).any()
+        and _loses_digits(value, made.tolist())
+    ):
+        raise ValueError("a list holds fractions, and an integer that float64 does not hold; dtypes= sets another type")
     return made
 
 
+def _loses_digits(value: Any, made: Any) -> bool:
+    if type(value) is list:
+        return any(map(_loses_digits, value, made))
+    return type(value) is int and value != made
+
+
 _CODES = {float: ("d", np.float64), int: ("q", np.int64)}
+_EXACT = 1 << 53
+"""Up to here float64 has all integers."""
 
 
 def _is_of_numbers(value: list[Any], kinds: set[type]) -> bool:
@@ -278,7 +297,12 @@ def _to_plain_lists(value: Any) -> Any:
     """Return a list that is no array, its objects as dicts."""
     if type(value) is list:
         return [_to_plain_lists(one) for one in value]
-    return {name: _to_plain_lists(one) for name, one in value} if type(value) is tuple else value
+    if type(value) is not tuple:
+        return value
+    found = {name: _to_plain_lists(one) for name, one in value}
+    if len(found) < len(value):
+        raise ValueError(f"an object in a list has a field twice; it has {', '.join(repr(name) for name, _ in value)}")
+    return found
 
 
 def _decode_base64(value: dict[str, Any]) -> Any:

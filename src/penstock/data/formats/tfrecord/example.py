@@ -174,12 +174,7 @@ def serialize_example(features: Mapping[str, Sequence[bytes] | Sequence[int] | n
     >>> serialize_example({"a": [1]}).hex(" ")
     '0a 0c 0a 0a 0a 01 61 12 05 1a 03 0a 01 01'
     """
-    return wrap_entries(b"".join(serialize_entry(name, values) for name, values in features.items()))
-
-
-def wrap_entries(entries: bytes) -> bytes:
-    """Return the Example that has these entries."""
-    return field(1, entries)
+    return field(1, b"".join(serialize_entry(name, values) for name, values in features.items()))
 
 
 def serialize_entry(name: str, values: Sequence[bytes] | Sequence[int] | np.ndarray) -> bytes:

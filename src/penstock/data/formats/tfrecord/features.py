@@ -28,6 +28,7 @@ import numpy as np
 from penstock.core.errors import SourceError
 from penstock.data.formats.tfrecord.example import Values, serialize_entry
 from penstock.data.formats.tfrecord.protobuf_wire import MalformedError
+from penstock.data.formats.tfrecord.protobuf_wire import field as wire_field
 from penstock.data.schema import Field, Sample, Schema, fitted
 
 MARK = "__penstock__"
@@ -104,7 +105,7 @@ def why_unsupported(schema: Schema) -> str:
 
 
 class SchemaEncoder:
-    """Turns samples of one schema into the entries of an Example.
+    """Turns samples of one schema into Examples.
 
     Args:
         schema: of the samples.
@@ -112,10 +113,10 @@ class SchemaEncoder:
     Raises:
         SourceError: the schema is not supported.
 
-    >>> from penstock.data.formats.tfrecord.example import parse_features, wrap_entries
+    >>> from penstock.data.formats.tfrecord.example import parse_features
     >>> marked = SchemaEncoder({"x": Field("array", "uint8", (None,))})
     >>> sample = {"x": np.arange(3, dtype=np.uint8)}
-    >>> features = parse_features(wrap_entries(marked.entries(sample)))
+    >>> features = parse_features(marked.example(sample))
     >>> SchemaDecoder.parse(features[MARK]).sample(features)
     {'x': array([0, 1, 2], dtype=uint8)}
     """
@@ -128,8 +129,8 @@ class SchemaEncoder:
         words = {name: [field.kind, field.dtype, field.shape] for name, field in schema.items()}
         self._mark = serialize_entry(MARK, [json.dumps(words, separators=(",", ":")).encode()])
 
-    def entries(self, sample: Sample) -> bytes:
-        """Return the entries of one sample, one after another.
+    def example(self, sample: Sample) -> bytes:
+        """Return the Example of one sample.
 
         Raises:
             SourceError: it does not fit the schema.
@@ -140,7 +141,7 @@ class SchemaEncoder:
             found.append(serialize_entry(name, _features_of(field, value)))
             if field.is_ragged:
                 found.append(serialize_entry(name + _SHAPE, value.shape))
-        return b"".join(found)
+        return wire_field(1, b"".join(found))
 
 
 def _features_of(field: Field, value: Any) -> Any:

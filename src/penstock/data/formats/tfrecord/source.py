@@ -18,7 +18,7 @@ from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.tfrecord import record_index
-from penstock.data.formats.tfrecord.example import Steps, parse_feature_lists, parse_features, wrap_entries
+from penstock.data.formats.tfrecord.example import Steps, parse_feature_lists, parse_features
 from penstock.data.formats.tfrecord.example_fast_path import ExampleFastPath
 from penstock.data.formats.tfrecord.features import (
     MARK,
@@ -279,6 +279,10 @@ class IndexedTFRecords(Source):
         except MalformedError as error:
             raise RecordError(path, begin, number, str(error)) from error
 
+    def read_paths(self) -> Sequence[str]:
+        """Return the files that samples are read from."""
+        return self._paths
+
     def close(self) -> None:
         """Close the files."""
         self._files.close()
@@ -306,7 +310,7 @@ class TFRecordWriter:
 
     def write(self, sample: Sample) -> None:
         """Add a sample."""
-        record = wrap_entries(self._marked.entries(sample))
+        record = self._marked.example(sample)
         length = len(record).to_bytes(8, "little")
         self._file.write(length + FOOTER.pack(self._checksum(length)))
         self._file.write(record)

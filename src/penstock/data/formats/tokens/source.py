@@ -135,6 +135,10 @@ class _TokenSource(Source):
         self._tokens = tokens
         self._fields = fields
 
+    def read_paths(self) -> Sequence[str]:
+        """Return the files that samples are read from."""
+        return [file.path for file in self._tokens.files]
+
     def close(self) -> None:
         """Close the files."""
         self._tokens.close()

@@ -83,6 +83,11 @@ class TokenFile:
                 raise OptionError(f"dtype={dtype!r}, and {index} says {kind.name}")
             return cls(local, 0, kind, (nbytes // kind.itemsize,), bounds)
         if dtype is None and not _is_ours(path, nbytes):
+            if os.path.exists(os.path.join(os.path.dirname(local), "index.json")):
+                raise SourceError(
+                    f"{path} lies beside an index.json, as chunks of LitData do, which are not read here; read them by "
+                    "litdata, or pass dtype= if it holds bare integers"
+                )
             raise SourceError(
                 f"{path} holds bare integers, and nothing says of which type; pass dtype= (vocabularies of up to 65536 "
                 "tokens are mostly 'uint16', larger ones 'uint32' or 'int32')"

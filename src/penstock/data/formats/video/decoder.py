@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -101,26 +101,15 @@ class SeekingDecoder:
                 yield frame.pts, frame
 
 
-class _Decoder(Protocol):
-    """What a pool needs of a decoder."""
-
-    def closeness(self, first: int) -> float: ...
-
-    def close(self) -> None: ...
-
-
-_Kind = TypeVar("_Kind", bound=_Decoder)
-
-
-class DecoderPool(Generic[_Kind]):
+class DecoderPool:
     """Open decoders that nobody uses: at most `most`, the ones used last."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._idle: list[tuple[str, _Kind]] = []
+        self._idle: list[tuple[str, Any]] = []
 
-    def take(self, path: str, first: int) -> _Kind | None:
+    def take(self, path: str, first: int) -> Any:
         """Take the decoder of this file that is closest before frame `first`; None if there is none."""
         with self._lock:
             own = [number for number, (other, _) in enumerate(self._idle) if other == path]
@@ -129,7 +118,7 @@ class DecoderPool(Generic[_Kind]):
             best = max(own, key=lambda number: self._idle[number][1].closeness(first))
             return self._idle.pop(best)[1]
 
-    def give(self, path: str, decoder: _Kind) -> None:
+    def give(self, path: str, decoder: Any) -> None:
         """Put a decoder back for the next clip."""
         with self._lock:
             self._idle.append((path, decoder))

@@ -151,7 +151,7 @@ class Clips(FolderSource):
         self._resize: Resize = resize
         self._storage = storage
         self._max_pixels, self._max_record_nbytes = limits
-        self._decoders: PerProcess[DecoderPool[Any]] = PerProcess(partial(DecoderPool, _OPEN_FILES), DecoderPool.close)
+        self._decoders: PerProcess[DecoderPool] = PerProcess(partial(DecoderPool, _OPEN_FILES), DecoderPool.close)
 
     def _field(self, own: str) -> Field:
         shape = (len(self._offsets), 3, *(self._size or (None, None)))
@@ -194,7 +194,7 @@ class Clips(FolderSource):
         return clip.video()
 
     def _video_on(
-        self, device: torch.device, pool: DecoderPool[Any], path: str, frames: FrameIndex, wanted: list[int], index: int
+        self, device: torch.device, pool: DecoderPool, path: str, frames: FrameIndex, wanted: list[int], index: int
     ) -> torch.Tensor:
         begin_on(device)
         local = self._storage.local(path)

@@ -18,13 +18,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
 
-from penstock.core.errors import RecordError, SourceError
+from penstock.core.errors import PenstockError, RecordError, SourceError
 from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.formats.array_columns import RAGGED, as_ragged, of_one_length, ragged_field, readable
 from penstock.data.formats.chunked_rows import ChunkedRows, Wanted, first_of, native
@@ -45,6 +47,7 @@ from penstock.data.storage.storage import Storage, is_remote
 _NUMBERS = "biufc"
 _ARROWS = tuple((1, unit) for unit in ("s", "ms", "us", "ns"))
 """Units that Arrow has, too."""
+_METADATA = {".zattrs", ".zgroup", ".zarray", ".zmetadata", "zarr.json"}
 
 
 def open_files(
@@ -181,7 +184,13 @@ _FILE_SYSTEMS: set[Any] = set()
 
 
 def _open_group(path: str, version: Any = None) -> Any:
-    root = need("zarr", "zarr").open(path, mode="r", zarr_format=version)
+    zarr = need("zarr", "zarr")
+    try:
+        root = zarr.open(path, mode="r", zarr_format=version)
+    except ERRORS:
+        with suppress(*ERRORS):  # metadata of all arrays in one place have one that zarr cannot open
+            return zarr.open_group(path, mode="r", zarr_format=version, use_consolidated=False)
+        raise
     if is_remote(path):
         _FILE_SYSTEMS.add(root.store.fs)
     return root
@@ -192,11 +201,16 @@ def _probe_group(path: str, fields: Selection, most_nbytes: int) -> FileColumns:
     try:
         root = _open_group(path)
         there = {"array": root} if isinstance(root, zarr.Array) else _list_arrays(root)
-        same = there if fields.chosen is not None or not there else of_one_length(there, _nbytes)
+        unread = {name: one for name, one in there.items() if isinstance(one, str)}
+        same = there
+        if fields.chosen is None and len(unread) < len(there):
+            same = of_one_length({name: there[name] for name in there if name not in unread}, _nbytes) | unread
         found = {new: _column(path, own, there[own], most_nbytes) for new, own in fields.names(same, path).items()}
-    except SourceError:
+    except PenstockError:
         raise
-    except ERRORS as error:
+    except Exception as error:
+        if not (is_remote(path) or isinstance(error, ERRORS)):  # clients of storage have errors of their own
+            raise
         raise SourceError(f"{path} cannot be read as Zarr: {type(error).__name__}: {error}") from error
     if not found:
         raise SourceError(f"{path} has no arrays with rows")
@@ -204,10 +218,35 @@ def _probe_group(path: str, fields: Selection, most_nbytes: int) -> FileColumns:
 
 
 def _list_arrays(group: Any, prefix: str = "") -> dict[str, Any]:
-    """Return arrays, and groups of ragged ones, by their paths."""
-    found = {f"{prefix}{name}": array for name, array in sorted(group.arrays()) if array.shape}
-    for name, inner in sorted(group.groups()):
-        found |= {f"{prefix}{name}": inner} if RAGGED in inner.attrs else _list_arrays(inner, f"{prefix}{name}/")
+    """Return arrays, and groups of ragged ones, by their paths; a reason for one that zarr cannot open."""
+    found: dict[str, Any] = {}
+    for own, inner in _members(group):
+        name = f"{prefix}{own}"
+        if hasattr(inner, "groups") and RAGGED not in inner.attrs:
+            found |= _list_arrays(inner, f"{name}/")
+        elif isinstance(inner, str) or RAGGED in inner.attrs or inner.shape:
+            found[name] = inner
+    return found
+
+
+def _members(group: Any) -> list[tuple[str, Any]]:
+    """Return a group's arrays and groups with their names, in order; the reason for one that zarr cannot open."""
+    try:
+        return sorted(group.members(), key=itemgetter(0))
+    except ERRORS:  # of one of them, and nobody says of which
+        pass
+
+    async def names() -> list[str]:
+        return [name async for name in group.store.list_dir(group.path)]
+
+    found: list[tuple[str, Any]] = []
+    for name in sorted({name.rstrip("/") for name in need("zarr.core.sync", "zarr").sync(names())} - _METADATA):
+        try:
+            found.append((name, group[name]))
+        except (KeyError, NotADirectoryError):
+            pass  # it is something else
+        except ERRORS as error:
+            found.append((name, f"zarr cannot open it ({type(error).__name__}: {error})"))
     return found
 
 
@@ -216,6 +255,8 @@ def _nbytes(array: Any) -> int:
 
 
 def _column(path: str, name: str, one: Any, most_nbytes: int) -> Column | str:
+    if isinstance(one, str):
+        return f"{path}: array {name!r} cannot be read: {one}"
     is_ragged = RAGGED in one.attrs
     array = ZarrArray.of(one["values"], f"{name}/values") if is_ragged else ZarrArray.of(one, name)
     chunk_nbytes = array.row_nbytes * array.rows

@@ -21,7 +21,7 @@ from penstock.observe.doctor.causes.evidence import (
 )
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.thresholds import THRESHOLDS
-from penstock.observe.doctor.trial import FREE, MORE_WORKERS, PENSTOCK, PERSISTENT
+from penstock.observe.doctor.trial import FREE, MORE_WORKERS, PENSTOCK, PERSISTENT, Trial
 from penstock.observe.record.finding import Finding
 
 HEALTHY = "healthy"
@@ -190,6 +190,7 @@ def _bound(measured: Measurements) -> Finding:
     waits = f"the loop waits for data {now.wait_fraction:.0%} of its time" if measured.has_step else "the loader alone"
     if measured.has_step and free is not None:
         waits += f", and is {free.median:.1f} times as fast with loading free"
+        waits += _delayed_step(now, required(measured.trial(FREE)), measured)
     if outweighs_step(measured) and (now.wait_fraction or 0.0) < THRESHOLDS.stall_fraction:
         waits += "; other programs delay its step, which would wait on a quiet machine"
     return Finding(
@@ -203,6 +204,14 @@ def _bound(measured: Measurements) -> Finding:
         gain=free.median if measured.has_step and free is not None else None,
         is_measured=measured.has_step and free is not None,
     )
+
+
+def _delayed_step(now: Trial, free: Trial, measured: Measurements) -> str:
+    """Return why a loop gains more by free loading than it waits for data."""
+    factor = (now.step_s or 0.0) / (free.batch_s or math.inf)
+    if not measured.settings.num_workers or factor < THRESHOLDS.step_slowdown_verdict:
+        return ""
+    return f", where its step is {factor:.1f} times as fast without workers beside it"
 
 
 def _comparable_parts_s(measured: Measurements) -> Mapping[str, float]:

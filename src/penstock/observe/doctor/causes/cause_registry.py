@@ -55,6 +55,7 @@ CAUSES: tuple[Cause, ...] = (
     failures.values_not_finite,
     failures.one_label,
     *ABOUT_RESULTS,
+    epochs.collected_first,
     epochs.iterator_recreated,
     processors.cpu_quota,
     processors.threads_in_workers,

@@ -47,6 +47,21 @@ def cycled(measured: Measurements) -> Finding | None:
     )
 
 
+@cause("collected-first")
+def collected_first(measured: Measurements) -> Finding | None:
+    """`list(loader)` makes all batches of an epoch before its first step."""
+    if not measured.collected_at:
+        return None
+    return Finding(
+        name="collected-first",
+        cause="All batches of an epoch are made and kept before its first step, so no step hides any loading.",
+        evidence=f"{measured.collected_at}; the loader was measured alone",
+        remedy="loop over the loader itself: `for batch in loader:`"
+        + ("" if measured.collects_again else "; or change nothing where that is done once, to keep a small dataset"),
+        is_uncertain=not measured.collects_again,
+    )
+
+
 @cause("same-order", "epoch_orders")
 def same_order(measured: Measurements) -> Finding | None:
     """A sampler that shuffles has the same order in every epoch."""

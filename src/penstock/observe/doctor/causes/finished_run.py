@@ -6,6 +6,8 @@ loops waited.
 
 from __future__ import annotations
 
+import shlex
+
 from penstock.core.units import size_text
 from penstock.observe.doctor.causes.epochs import order_that_repeats
 from penstock.observe.doctor.thresholds import THRESHOLDS
@@ -19,6 +21,7 @@ from penstock.observe.record.run_record import LoaderRecord, RunRecord
 from penstock.observe.record.time_parts import Waiting, cause_of_waiting, most_waited_for
 
 _SHOWN_INDICES = 8
+_COMMAND_LENGTH = 60
 
 
 def findings_of_run(record: RunRecord) -> tuple[Finding, ...]:
@@ -81,7 +84,7 @@ def _waiting(loader: LoaderRecord, record: RunRecord) -> Finding | None:
                 name="loading-bound",
                 cause="The step waits for a loader that is not penstock's.",
                 evidence=f"{_waited_text(loader)} ({iterator_text(loader)})",
-                remedy="`penstock doctor module:function` shows which part of loading takes the time",
+                remedy=f"`{_doctor_command(record)}` shows which part of loading takes the time",
             )
         case stage:
             return _bottleneck(loader, record, stage)
@@ -114,7 +117,8 @@ def _start_up(loader: LoaderRecord) -> Finding | None:
 
 def _bottleneck(loader: LoaderRecord, record: RunRecord, stage: Waiting) -> Finding:
     counted, stages = loader.statistics, loader.statistics.stages
-    where = "this process" if counted.worker_type == "inline" else f"{counted.workers} workers"
+    workers = f"{counted.workers} worker{'s' * (counted.workers > 1)}"
+    where = "this process" if counted.worker_type == "inline" else workers
     times = LoopTimes.of(counted)
     slept = f" ({percent_text(times.waiting_fraction)} of it waiting, for a disk or a network)" if times.waits else ""
     evidence = (
@@ -165,7 +169,7 @@ def _more_workers(loader: LoaderRecord, record: RunRecord) -> int:
 
 def _remedy(stage: Waiting, loader: LoaderRecord, record: RunRecord) -> str:
     counted = loader.statistics
-    doctor = "`penstock doctor module:function` shows which part of it"
+    doctor = f"`{_doctor_command(record)}` shows which part of it"
     if stage == "collate":
         return f"return tensors or arrays of one shape from __getitem__, so that they can be stacked; {doctor}"
     if stage == "transport":
@@ -183,6 +187,15 @@ def _remedy(stage: Waiting, loader: LoaderRecord, record: RunRecord) -> str:
         return f"make what samples wait for quicker; {doctor}"
     full = f" (each of the {record.cpus} cores has a worker)" if present >= record.cpus else ""
     return f"make samples cheaper{full}; {doctor}"
+
+
+def _doctor_command(record: RunRecord) -> str:
+    """Return how the doctor is asked about the program that ran, with as many of its arguments as fit."""
+    whole = shlex.join(("penstock", "doctor", *record.command))
+    if len(whole) <= _COMMAND_LENGTH:
+        return whole
+    named = 2 if record.command[0] == "-m" else 1
+    return shlex.join(("penstock", "doctor", *record.command[:named])) + " ..."
 
 
 def _too_many_workers(loader: LoaderRecord, record: RunRecord) -> Finding | None:

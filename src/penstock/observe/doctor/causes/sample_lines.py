@@ -26,6 +26,7 @@ _SEARCH = (
     r"|\b(np|torch)\.(where|nonzero|flatnonzero|argwhere)\(\(?self\b[^,]* == |\bself\.\w+\[\(?self\.[^=]* == "
 )
 """What looks at all rows of a table, or all elements of a list, to find some."""
+_JOIN = r"\.merge\(|\.join\(.*pandas\.|\bpd\.(merge|concat)\("
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +135,15 @@ LINE_PATTERNS = (
         "from each key to its positions; then look it up: self.rows[key]",
     ),
     LinePattern(
+        "joined-for-each-sample",
+        re.compile(_JOIN),
+        "Every sample joins tables, and a join looks at all rows of them.",
+        "join them once, in __init__: table = left.merge(right, on=...), and take its columns out of it: self.values = "
+        "torch.tensor(table[columns].to_numpy()), then self.values[index]",
+    ),
+    LinePattern(
         "table-row-for-each-sample",
-        re.compile(rf"^(?!.*({_SEARCH})).*( pandas\.|\.i?loc\[)"),
+        re.compile(rf"^(?!.*({_SEARCH}|{_JOIN})).*( pandas\.|\.i?loc\[)"),
         "Every sample takes a row out of a pandas table, which makes a new Series of it each time.",
         "take the columns out once, in __init__: self.values = torch.tensor(table[columns].to_numpy()), then "
         "self.values[index]",

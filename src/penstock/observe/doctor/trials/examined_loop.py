@@ -19,6 +19,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from penstock.core.errors import OptionError
+from penstock.observe.doctor.trials.collected_epochs import EpochCollectedError
 from penstock.observe.doctor.trials.program_loops import patch_iteration
 from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
 
@@ -36,11 +37,15 @@ def run_loop(loop: Any, scheduler: TrialScheduler) -> None:
             "or a function that runs a training loop"
         )
     if callable(loop) and not isinstance(loop, DataLoader):
-        with patch_iteration(scheduler):
-            returned = _call(loop)
-            if scheduler.loader is None and scheduler.passive_s:
-                scheduler.accepts_any = True
+        try:
+            with patch_iteration(scheduler):
                 returned = _call(loop)
+                if scheduler.loader is None and scheduler.passive_s:
+                    scheduler.accepts_any = True
+                    returned = _call(loop)
+        except EpochCollectedError as collected:
+            scheduler.collected_at, scheduler.collects_again = collected.line, collected.is_repeated
+            returned = collected.loader
         if scheduler.later_epochs is not None and scheduler.later_epochs.is_running:
             scheduler.later_epochs.has_ended = True
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from penstock.observe.doctor.probes.batch_values import copy_containers
 from penstock.observe.doctor.trials.batch_source import iterate_unpatched
+from penstock.observe.doctor.trials.collected_epochs import check_collects
 from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
 
 _OTHER_LOOP_BATCHES = 2
@@ -51,6 +53,7 @@ class _ProgramIterator:
             return self._later_batch()
         if scheduler.loader is None and self._is_examined():
             self._batches = None
+            check_collects(self._loader, sys._getframe(1))
             scheduler.evaluation_loaders.look_around()
             scheduler.is_cycled = any(isinstance(one, itertools.cycle) for one in gc.get_referrers(self))
             scheduler.begin_program(self._loader)

@@ -66,6 +66,10 @@ class TrialScheduler:
         self.loaders_created = 1
         self._made_anew: weakref.WeakSet[DataLoader[Any]] = weakref.WeakSet()
         self.is_cycled = False
+        self.collected_at = ""
+        """The line of a program that takes all batches of an epoch at once: its loader is examined alone."""
+        self.collects_again = False
+        """Whether that line is in a loop."""
         self.other_loops = OtherLoops()
         self.evaluation_loaders = EvaluationLoaders()
 
