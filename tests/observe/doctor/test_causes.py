@@ -10,6 +10,7 @@ import torch
 from penstock.core.stats import IndexDigest, LoaderStatistics, StageTimes
 from penstock.observe.doctor.causes import diagnose, findings_of_run
 from penstock.observe.doctor.causes.evidence import loading_parts_s
+from penstock.observe.doctor.contents.seen_labels import LabelRecorder
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
 from penstock.observe.doctor.probe_results import (
     CopyOnWrite,
@@ -20,7 +21,6 @@ from penstock.observe.doctor.probe_results import (
     WorkerActivity,
     WorkerNoise,
 )
-from penstock.observe.doctor.probes.seen_labels import LabelRecorder
 from penstock.observe.doctor.probes.step_calls import StepCallRecorder
 from penstock.observe.doctor.rendering import render
 from penstock.observe.doctor.trial import (

@@ -20,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from penstock.core.package_folder import PACKAGE_FOLDER
+from penstock.observe.doctor.contents.seen_labels import labels_of
 from penstock.observe.doctor.probe_results import StepCall, StepCalls, WholeImages
 from penstock.observe.doctor.probes.batch_values import all_finite
-from penstock.observe.doctor.probes.seen_labels import labels_of
 from penstock.observe.doctor.probes.source_lines import line_text
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
