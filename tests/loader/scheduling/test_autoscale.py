@@ -150,11 +150,11 @@ def test_a_fixed_number_beyond_the_cores_stays_if_the_next_epoch_is_faster(gains
             )
 
     epoch(1)
-    # Work of 16 s: with n workers it takes 16 / n s, and starting them n * 20 ms.
-    assert policy.choose() == 28
-    epoch(28)
-    assert (policy.choose() >= 28) == gains
-    assert gains or (policy.fixed, policy.fixed_reason) == (2, "28 made no more than 1")
+    # Batches of 160 ms: 25 workers make 4 each, and take 20 ms each to start; 28 of them would make 4, too.
+    assert policy.choose() == 25
+    epoch(25)
+    assert (policy.choose() >= 25) == gains
+    assert gains or (policy.fixed, policy.fixed_reason) == (2, "25 made no more than 1")
 
 
 def _epochs(policy: AutoscalePolicy, batches_per_s: Callable[[int], float], epochs: int) -> list[int]:
@@ -182,6 +182,17 @@ def test_behind_a_lock_a_fixed_number_goes_back_to_where_it_began_and_is_tried_e
     assert had.count(2) >= 93
     tried = [epoch for epoch, workers in enumerate(had) if workers == 3]
     assert [later - now for now, later in pairwise(tried)][:2] == [18, 34]
+
+
+def test_workers_that_persist_pay_for_their_start_over_several_epochs() -> None:
+    def planned(*, is_persistent: bool) -> int:
+        policy = AutoscalePolicy(workers=1, most=2, fixed=1, most_waiting=32)
+        policy.is_persistent = is_persistent
+        policy.plan_first(48 * MS, MS, batches=32, most=32)
+        return policy.fixed
+
+    # 32 batches of 48 ms: 8 workers start in 160 ms, and make 4 batches each. With one each, 32 need ten epochs to pay.
+    assert (planned(is_persistent=False), planned(is_persistent=True)) == (8, 32)
 
 
 def test_a_fixed_number_that_only_seemed_to_bring_nothing_comes_back() -> None:

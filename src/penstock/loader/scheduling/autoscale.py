@@ -80,6 +80,9 @@ fewer: the first batch of a worker takes longer than the next ones."""
 _RETRY_EPOCHS = 8
 """A fixed number that did not help is tried again after so many epochs, doubled every time it did not help."""
 
+_LIFETIME_EPOCHS = 10
+"""For how many epochs workers that persist are thought to make batches, when it is chosen how many are started."""
+
 _UNKNOWN_LENGTH = 100
 """How many batches an epoch is thought to have where nobody knows."""
 
@@ -368,8 +371,9 @@ class AutoscalePolicy:
         if busy > WAITING:
             self.fixed_reason = f"a guess: the first batch computed for {busy:.0%} of its time"
             return
-        total_ns = work_ns * (_UNKNOWN_LENGTH if batches is None else batches)
-        workers = min(self._allowed(busy), math.isqrt(total_ns // _START_NS), most)
+        epochs = _LIFETIME_EPOCHS if self.is_persistent else 1
+        known = _UNKNOWN_LENGTH if batches is None else batches
+        workers = _worth_starting(min(self._allowed(busy), most), known, work_ns, epochs)
         self.most_waiting = max(self.most, min(self.most_waiting, most))
         if workers <= self.fixed:
             self.fixed_reason = "a guess: more would not pay for the time that it takes to start them"
@@ -395,9 +399,8 @@ class AutoscalePolicy:
         enough, self._enough_before = max(enough, self._enough_before), enough
         if self._fixed_before is not None and not self._fixed_stays(rate, stalled, *self._fixed_before):
             return self.fixed
-        # Starting n workers takes n * _START_NS, and they make the epoch in work / n.
-        most = max(self.most, min(self._allowed(busy_ns / max(1, work_ns)), math.isqrt(work_ns // _START_NS)))
-        most = min(most, self._fixed_ceiling_at(work_ns / batches))
+        worth = _worth_starting(self._allowed(busy_ns / max(1, work_ns)), batches, work_ns / batches)
+        most = min(max(self.most, worth), self._fixed_ceiling_at(work_ns / batches))
         if stalled > STALLED and self.fixed < most:
             before = self.fixed
             has_failed = self._retry_epochs > _RETRY_EPOCHS
@@ -463,6 +466,21 @@ class _Summary:
         """The fraction of the work that is not waiting."""
         self.typical_ns = statistics.median(timing.work_ns for timing in timings)
         """The median work of a batch, because a few slow samples do not show how workers affect each other."""
+
+
+def _worth_starting(most: int, batches: int, work_ns: float, epochs: int = 1) -> int:
+    """Return how many workers, at most `most`, are done first with the batches of some epochs, their start included.
+
+    >>> _worth_starting(32, 32, 48_000_000)  # 8 take 8 starts and 4 batches each, 16 take 16 starts and 2 batches each
+    8
+    >>> _worth_starting(32, 32, 48_000_000, epochs=10)
+    32
+    """
+
+    def passed_ns(workers: int) -> float:
+        return workers * _START_NS + epochs * math.ceil(batches / workers) * work_ns
+
+    return min(range(1, max(1, most) + 1), key=passed_ns)
 
 
 def _totals_of(timing: BatchTiming) -> tuple[int, int, int, int, int]:
