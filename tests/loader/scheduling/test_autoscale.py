@@ -185,14 +185,24 @@ def test_behind_a_lock_a_fixed_number_goes_back_to_where_it_began_and_is_tried_e
 
 
 def test_workers_that_persist_pay_for_their_start_over_several_epochs() -> None:
-    def planned(*, is_persistent: bool) -> int:
+    def planned(*, is_persistent: bool, busy_ms: int = 3) -> int:
         policy = AutoscalePolicy(workers=1, most=2, fixed=1, most_waiting=32)
         policy.is_persistent = is_persistent
-        policy.plan_first(48 * MS, MS, batches=32, most=32)
+        policy.plan_first(48 * MS, busy_ms * MS, batches=32, most=32)
         return policy.fixed
 
     # 32 batches of 48 ms: 8 workers start in 160 ms, and make 4 batches each. With one each, 32 need ten epochs to pay.
     assert (planned(is_persistent=False), planned(is_persistent=True)) == (8, 32)
+    # Where they compute, the core that is left to the step in the first epoch only is theirs.
+    assert (planned(is_persistent=False, busy_ms=48), planned(is_persistent=True, busy_ms=48)) == (1, 2)
+
+
+@pytest.mark.parametrize("work_ms", [0.5, 2.5])
+def test_what_a_first_batch_computes_beside_its_samples_does_not_make_cheap_ones_wait(work_ms: float) -> None:
+    policy = AutoscalePolicy(workers=1, most=2, fixed=1, most_waiting=32)
+    policy.is_persistent = True
+    policy.plan_first(int(work_ms * MS), int(0.9 * work_ms * MS), batches=256, most=32)
+    assert policy.fixed <= 2
 
 
 def test_a_fixed_number_that_only_seemed_to_bring_nothing_comes_back() -> None:
