@@ -152,7 +152,7 @@ def _worker_figure(series: TimeSeries) -> Figure:
         return _figure("workers", "Reading and collating", description, traces, spans[-1].to_s, max(1.0, busy), "")
     path = _steps(spans, [span.workers for span in spans])
     traces = (*traces, Trace(label="all workers", role="outside", path=path, is_dotted=True))
-    description = f"At most {busy:.1f} of {most} workers were busy, on average over an interval."
+    description = f"At most {busy:.1f} workers of {most} were busy, on average over an interval."
     return _figure("workers", "Busy workers", description, traces, spans[-1].to_s, max(most, busy), "")
 
 

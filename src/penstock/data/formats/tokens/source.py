@@ -86,7 +86,7 @@ def open_files(
 
     Raises:
         SourceError: a file is of another format, or truncated, or its documents end elsewhere; or nothing says what its
-            integers are.
+            integers are; or there are too few for one window.
         OptionError: a number is not positive, a dtype is unknown, or `step` is set for documents.
     """
     for name, value in (("length", length), ("step", step)):
@@ -152,6 +152,11 @@ class Windows(_TokenSource):
         self._length = length
         self._step = step
         self._count = max(0, (len(tokens) - length - fields.targets) // step + 1)
+        if not self._count and len(tokens):
+            raise SourceError(
+                f"{self.where}: {len(tokens)} tokens in all, and a window takes {length + fields.targets}; choose a "
+                "smaller length=, or pass pack=False for what there is"
+            )
 
     def __len__(self) -> int:
         return self._count
