@@ -20,6 +20,7 @@ from torch.utils.data import (
     ConcatDataset,
     RandomSampler,
     Sampler,
+    SequentialSampler,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
@@ -450,6 +451,26 @@ def test_a_sampler_that_is_put_into_the_batch_sampler_draws_the_next_pass(worker
         return seen
 
     assert passes(DataLoader) == passes(TorchDataLoader)
+
+
+@pytest.mark.parametrize("dataset", [TensorDataset(torch.arange(40.0)), Numbered(40)])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("sampler", [None, SubsetRandomSampler(range(40)), SequentialSampler(range(40))])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_size_that_is_set_in_the_middle_of_a_pass_cuts_the_rest_of_it(
+    workers: int, sampler: Any, drop_last: bool, dataset: Any
+) -> None:
+    def batches(loader_class: Any) -> list[Any]:
+        torch.manual_seed(0)
+        shuffle = sampler is None
+        loader = loader_class(dataset, 2, shuffle, sampler, drop_last=drop_last, num_workers=workers)
+        seen = []
+        for batch in loader:
+            seen.append(batch)
+            loader.batch_sampler.batch_size = 3 + len(seen) % 4
+        return seen
+
+    assert same(batches(DataLoader), batches(TorchDataLoader))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
