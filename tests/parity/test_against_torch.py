@@ -16,8 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sample_sets import Augmented, Aware, Bulk, Nested, Numbered, Stream
 from torch.utils.data import (
+    BatchSampler,
     ConcatDataset,
+    RandomSampler,
     Sampler,
+    SequentialSampler,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
@@ -429,6 +432,57 @@ def test_a_sampler_that_is_set_past_torchs_refusal_counts_as_it_does_with_torchs
         return [batch.tolist() for (batch,) in itertools.islice(loader, 9)]
 
     assert three_epochs(DataLoader) == three_epochs(TorchDataLoader)
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (1, True)])
+def test_a_sampler_that_is_put_into_the_batch_sampler_draws_the_next_pass(workers: int, persistent: bool) -> None:
+    def passes(loader_class: Any) -> list[list[list[float]]]:
+        torch.manual_seed(0)
+        loader = loader_class(
+            TensorDataset(torch.arange(12.0)),
+            batch_sampler=BatchSampler(SubsetRandomSampler(range(12)), 2, drop_last=False),
+            num_workers=workers,
+            persistent_workers=persistent,
+        )
+        seen = []
+        for sampler in SubsetRandomSampler([1, 2, 3]), WeightedRandomSampler([0.0, 0.5], 6), RandomSampler(range(7)):
+            loader.batch_sampler.sampler = sampler
+            seen.append([batch.tolist() for (batch,) in loader])
+        return seen
+
+    assert passes(DataLoader) == passes(TorchDataLoader)
+
+
+@pytest.mark.parametrize("dataset", [TensorDataset(torch.arange(40.0)), Numbered(40)])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("sampler", [None, SubsetRandomSampler(range(40)), SequentialSampler(range(40))])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_size_that_is_set_in_the_middle_of_a_pass_cuts_the_rest_of_it(
+    workers: int, sampler: Any, drop_last: bool, dataset: Any
+) -> None:
+    def batches(loader_class: Any) -> list[Any]:
+        torch.manual_seed(0)
+        shuffle = sampler is None
+        loader = loader_class(dataset, 2, shuffle, sampler, drop_last=drop_last, num_workers=workers)
+        seen = []
+        for batch in loader:
+            seen.append(batch)
+            loader.batch_sampler.batch_size = 3 + len(seen) % 4
+        return seen
+
+    assert same(batches(DataLoader), batches(TorchDataLoader))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_that_is_set_past_torchs_refusal_gives_the_next_pass(workers: int) -> None:
+    def passes(loader_class: Any) -> list[list[float]]:
+        loader = loader_class(TensorDataset(torch.arange(6.0)), batch_size=4, num_workers=workers)
+        seen = [batch.tolist() for (batch,) in loader]
+        loader._DataLoader__initialized = False
+        loader.dataset = TensorDataset(torch.arange(6.0) + 10)
+        return seen + [batch.tolist() for (batch,) in loader]
+
+    assert passes(DataLoader) == passes(TorchDataLoader)
 
 
 def inputs_and_targets(samples: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,7 +22,7 @@ from penstock.loader.checkpoint.resume import Resume
 from penstock.loader.config import LoaderConfig
 from penstock.loader.runtime import LoaderRuntime
 from penstock.loader.sampling.batch_cursor import BatchCursor, foreseen_start, is_over
-from penstock.loader.sampling.orders import drawn_from, plain_batches, seed_drawn_from
+from penstock.loader.sampling.orders import drawn_from, order_for, plain_batches, seed_drawn_from
 from penstock.loader.sampling.pass_digest import DigestLog, PassDigest
 from penstock.loader.sampling.rank_sampler import RankSampler
 from penstock.loader.sampling.stream_cursor import StreamCursor
@@ -41,6 +41,7 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
         runtime: of the loader; a state that was loaded into it is used up.
         base_seed: of workers that are running already (`persistent_workers`); None where new ones are started.
     """
+    _follow_sampler(config, runtime)
     fingerprint_of(config, runtime)
     runtime.owner = None
     if config.is_simple and runtime.resume is None and not is_stateful(config.dataset):
@@ -85,6 +86,14 @@ def begin_epoch(config: LoaderConfig, runtime: LoaderRuntime, base_seed: int | N
         keeps_dataset=_keeps_dataset(config),
     )
     return runtime.epoch
+
+
+def _follow_sampler(config: LoaderConfig, runtime: LoaderRuntime) -> None:
+    """Take the sampler that the program has put into the batch sampler since the last pass, as torch's loader does."""
+    drawn = drawn_from(config.index_sampler)
+    if drawn is not runtime.drawn:
+        runtime.order = order_for(config.index_sampler, snapshot_every=config.snapshot_every_n_steps or 1)
+        runtime.drawn = drawn
 
 
 def _begin_simple(config: LoaderConfig, runtime: LoaderRuntime) -> EpochState:

@@ -26,7 +26,7 @@ from penstock.loader.config import LoaderConfig, WorkerType, auto_workers, check
 from penstock.loader.fallback import why_torch_iterator
 from penstock.loader.iterator import LoaderIterator
 from penstock.loader.runtime import LoaderRuntime
-from penstock.loader.sampling.orders import order_for
+from penstock.loader.sampling.orders import drawn_from, order_for
 from penstock.loader.sampling.own_sampler import own_sampler, reads_chunks
 from penstock.loader.sampling.sharding import Uneven
 from penstock.loader.scheduling.autoscale import AutoscalePolicy
@@ -56,6 +56,9 @@ _TORCH_ATTRIBUTES = {
 }
 """Attributes of torch's loader and the fields of LoaderConfig that follow them: torch lets a program set most of these
 between two passes."""
+
+_REFUSED = ("dataset", "sampler", "batch_sampler", "drop_last")
+"""Attributes that torch does not let a program set, and that its iterator reads: some programs find a way."""
 
 observers: list[Callable[[DataLoader[Any]], None]] = []
 """Called with every DataLoader at the end of its construction."""
@@ -252,7 +255,8 @@ class DataLoader(TorchDataLoader[T_co]):
     def _start_runtime(self, config: LoaderConfig, **carried: Any) -> None:
         order = order_for(config.index_sampler, snapshot_every=config.snapshot_every_n_steps or 1)
         # One attribute with a name that no subclass uses; `runtime_of` and `config_of` are for the other modules.
-        self._penstock_runtime = LoaderRuntime(config=config, order=order, **carried)
+        drawn = drawn_from(config.index_sampler)
+        self._penstock_runtime = LoaderRuntime(config=config, order=order, drawn=drawn, **carried)
         weakref.finalize(self, uninterrupted_finalizer(self._penstock_runtime.resources.close))
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -284,7 +288,7 @@ class DataLoader(TorchDataLoader[T_co]):
             super().check_worker_number_rationality()
 
     def _get_iterator(self) -> Any:
-        _follow_samplers(self)
+        _follow_attributes(self)
         reason = why_torch_iterator(config_of(self))
         if reason:
             runtime_of(self).counters.fallback_reason = reason
@@ -294,13 +298,13 @@ class DataLoader(TorchDataLoader[T_co]):
         return LoaderIterator(runtime_of(self))
 
 
-def _follow_samplers(loader: DataLoader[Any]) -> None:
-    """Take samplers that were set by `object.__setattr__`, as Ultralytics does: torch's iterator reads them anew."""
-    runtime, sampler, batch_sampler = runtime_of(loader), loader.sampler, loader.batch_sampler
-    if sampler is runtime.config.sampler and batch_sampler is runtime.config.batch_sampler:
-        return
-    runtime.config = replace(runtime.config, sampler=sampler, batch_sampler=batch_sampler)
-    runtime.order = order_for(runtime.config.index_sampler, snapshot_every=runtime.config.snapshot_every_n_steps or 1)
+def _follow_attributes(loader: DataLoader[Any]) -> None:
+    """Take what was set past torch's refusal (Ultralytics sets a batch sampler): torch's iterator reads it anew."""
+    runtime = runtime_of(loader)
+    config = runtime.config
+    changed = {name: value for name in _REFUSED if (value := getattr(loader, name)) is not getattr(config, name)}
+    if changed:
+        runtime.config, runtime.drawn = replace(config, **changed), None
 
 
 def config_of(loader: DataLoader[Any]) -> LoaderConfig:

@@ -96,6 +96,8 @@ class LoaderRuntime:
     """The arguments as they are now: another object after the program has set one of torch's attributes."""
     order: Order
     """How the sampler draws, and how to draw the same indices again."""
+    drawn: Any = None
+    """The sampler that `order` is of, if it still is."""
     counters: Counters = field(default_factory=Counters)
     ring: Ring | None = None
     """Of the iterator that was made last."""

@@ -193,6 +193,16 @@ def test_float64_samples_are_named_unless_something_is_computed_in_float64() -> 
     assert _names(_loop(samples=samples, step_calls=step.result())) == []
 
 
+def test_an_iterator_for_each_batch_is_named_unless_an_epoch_has_no_more_and_without_workers_none_are_started() -> None:
+    found = _loop(iterators_created=9, batches_requested=9)
+    named = {"iterator-recreated"}
+    assert named <= {*_names(found)}
+    own = replace(found.settings, num_workers=0, start_method="", length=40)
+    finding = next(one for one in diagnose(replace(found, settings=own)).findings if one.name in named)
+    assert "workers" not in finding.cause
+    assert not named & {*_names(replace(found, settings=replace(own, length=1)))}
+
+
 def test_a_dataset_that_remembers_what_it_made_is_not_random() -> None:
     noise = WorkerNoise(same_in_workers=True, same_in_epochs=True)
     assert _names(_loop(worker_noise=noise)) == ["same-noise"]

@@ -130,6 +130,7 @@ class BatchCursor(Iterator[Any]):
         """Of the same batches, and those handed out lately, what is not in the digest yet."""
         self._start = start or _FROM_THE_START
         self._in_order = in_order
+        self._sampler = sampler
         self._cut = plain_batches(sampler)
         self._makes_batches = self._cut is not None
         self._draws_tensors = False
@@ -324,6 +325,8 @@ class BatchCursor(Iterator[Any]):
         while batch := list(itertools.islice(indices, size)):
             if len(batch) == size or not drops_last:
                 yield batch
+            if not drops_last:
+                size = self._sampler.batch_size  # which a program may change in the middle of a pass
 
 
 def _plain(index: Any) -> Any:

@@ -17,6 +17,9 @@ from penstock.observe.record.rates import HIDDEN
 _MIN_GAIN = 0.02
 """Smaller relative differences are not reported as a gain."""
 
+_MOSTLY = 0.5
+"""Of the difference between two runs."""
+
 _BLOCKS = 8
 
 
@@ -75,6 +78,11 @@ class TimingWindow:
         """Fraction of the time in which the program waited for data."""
         return self.loading_s / self.seconds if self.seconds else 0.0
 
+    @property
+    def step_s(self) -> float:
+        """Seconds per batch of the program's own step."""
+        return self.batch_s * (1 - self.stall_fraction)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Baseline:
@@ -122,8 +130,18 @@ class Baseline:
         if not self.is_clear or abs(speedup - 1) < _MIN_GAIN:
             return f"no gain beyond the spread of the measurement; {waited}"
         if speedup < 1:
-            return f"slower: {speedup:.2f} times the speed with torch's loader; {waited}"
+            return f"slower: {speedup:.2f} times the speed with torch's loader{self._slower_step()}; {waited}"
         return f"{speedup:.2f} times the speed with torch's loader; {waited}"
+
+    def _slower_step(self) -> str:
+        """Return that the step took longer, where that is most of the difference."""
+        assert self.torch is not None
+        assert self.penstock is not None
+        torch_s, penstock_s = self.torch.step_s, self.penstock.step_s
+        if penstock_s - torch_s < _MOSTLY * (self.penstock.batch_s - self.torch.batch_s):
+            return ""
+        steps = f"{1000 * penstock_s:.2f} ms per batch, and {1000 * torch_s:.2f} ms with torch's"
+        return f", by the program's own step ({steps}), which other programs slow down as well"
 
     def render(self) -> str:
         """Return the comparison as lines of text."""

@@ -85,16 +85,20 @@ def loop_parts(loaders: Sequence[LoaderRecord]) -> tuple[Part, ...]:
     totals = rates.total(every)
     if not totals.loop_s:
         return ()
-    waited = totals.stall_fraction
+    nested_s = every[0].stages.nested_s if len(every) == 1 else 0.0  # of several, another one counts it
+    step_s, whole_s = totals.stages.step_s + nested_s, totals.loop_s + nested_s
+    waited = totals.loading_s / whole_s
     shares = percent_texts([1 - waited, waited])
+    digits = percent_digits(waited)
     return _without_empty(
         Part(
             label="step",
             role="step",
-            amount=totals.stages.step_s,
-            text=time_text(totals.stages.step_s),
+            amount=step_s,
+            text=time_text(step_s),
             share=shares[0],
             meaning="the program's own work between two batches",
+            parts=_step_parts(step_s, nested_s, whole_s, digits),
         ),
         Part(
             label="waiting for data",
@@ -103,12 +107,24 @@ def loop_parts(loaders: Sequence[LoaderRecord]) -> tuple[Part, ...]:
             text=time_text(totals.loading_s),
             share=shares[1],
             meaning="the step could not begin",
-            parts=_waiting_parts(every, totals, percent_digits(waited)),
+            parts=_waiting_parts(every, totals, whole_s, digits),
         ),
     )
 
 
-def _waiting_parts(every: Sequence[LoaderStatistics], totals: rates.Totals, digits: int) -> tuple[Part, ...]:
+def _step_parts(step_s: float, nested_s: float, whole_s: float, digits: int) -> tuple[Part, ...]:
+    if not nested_s:
+        return ()
+    seconds = {
+        "this loop": ("step", step_s - nested_s, "outside of other loops"),
+        "other loops": ("outside", nested_s, "over other loaders, which count it as well"),
+    }
+    return parts_of(whole_s, seconds, time_text, digits)
+
+
+def _waiting_parts(
+    every: Sequence[LoaderStatistics], totals: rates.Totals, whole_s: float, digits: int
+) -> tuple[Part, ...]:
     inline = [one.stages for one in every if one.worker_type == "inline"]
     seconds = {
         "not ready": ("waiting", totals.stages.wait_s, "the next batch was not made yet"),
@@ -117,7 +133,7 @@ def _waiting_parts(every: Sequence[LoaderStatistics], totals: rates.Totals, digi
         "transport": ("transport", totals.stages.transport_s, "dispatching tasks, receiving batches"),
         "workers": ("outside", totals.stages.workers_s, "starting and stopping workers"),
     }
-    parts = parts_of(totals.loop_s, seconds, time_text, digits)
+    parts = parts_of(whole_s, seconds, time_text, digits)
     return () if [part.label for part in parts] == ["not ready"] else parts
 
 

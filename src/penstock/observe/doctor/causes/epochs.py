@@ -18,13 +18,17 @@ def iterator_recreated(measured: Measurements) -> Finding | None:
     iterators, batches = measured.iterators_created, measured.batches_requested
     if iterators <= THRESHOLDS.few_iterators or batches > THRESHOLDS.batches_per_iterator * iterators:
         return None
+    is_anew = measured.loaders_created > THRESHOLDS.few_iterators
+    own = measured.settings
+    if own.length is not None and own.length <= THRESHOLDS.batches_per_iterator and not is_anew:
+        return None  # its epochs have no more batches
     startup_s = epoch_startup_s(measured)
     cost = f"; each costs {startup_s * 1e3:.0f} ms and the batches that were prefetched" if startup_s else ""
-    is_anew = measured.loaders_created > THRESHOLDS.few_iterators
     what = "loader" if is_anew else "iterator"
+    wasted = "starts and stops all workers" if own.num_workers else "begins a new epoch"
     return Finding(
         name="iterator-recreated",
-        cause=f"The loop creates a new {what} for almost every batch, which starts and stops all workers each time.",
+        cause=f"The loop creates a new {what} for almost every batch, which {wasted} each time.",
         evidence=f"{measured.loaders_created if is_anew else iterators} {what}s for {batches} batches{cost}",
         remedy=(
             f"{'make the loader once, before the loop, and ' if is_anew else ''}create {'its' if is_anew else 'the'} "
