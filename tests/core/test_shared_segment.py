@@ -50,9 +50,10 @@ def test_the_new_owner_of_a_named_segment_removes_the_name() -> None:
     assert not (Path("/dev/shm") / str(handle.name)).exists()
 
 
-def test_more_than_the_machine_has_is_one_clear_error() -> None:
+@pytest.mark.parametrize("make", [lambda: create(1 << 55, named=True), lambda: PrivateSegment(1 << 62)])
+def test_more_than_the_machine_has_is_one_clear_error(make) -> None:
     with pytest.raises(TransportError, match=r"EiB|GiB.*(shm-size|lower batch_size)"):
-        create(1 << 55, named=True)
+        make()
 
 
 def test_a_private_segment_cannot_travel() -> None:

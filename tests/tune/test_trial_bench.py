@@ -86,6 +86,24 @@ def test_batches_that_come_all_at_once_are_averaged_over_rounds() -> None:
     assert totals.blocks_s == pytest.approx([0.05] * 6)
 
 
+def test_worker_processes_cost_their_start_once_an_epoch_and_threads_and_those_that_persist_nothing() -> None:
+    totals = TrialTotals()
+    totals.add_periods([0.01] * 10)
+    totals.seen.append(LoaderStatistics(batches=10, samples=80))
+    threads = Setting(workers=2, worker_type="thread")
+
+    def speeds(loader: DataLoader) -> list[float]:
+        with TrialBench(TunedLoop(loader=loader), most=2) as bench:
+            bench._totals = {process(2): totals, threads: totals}
+            return [bench.trial(setting).samples_per_s for setting in (process(2), threads)]
+
+    # Two starts of 20 ms for an epoch of 4 batches.
+    assert speeds(DataLoader(Numbered(32), batch_size=8)) == pytest.approx([400, 800])
+    persistent = DataLoader(Numbered(32), batch_size=8, num_workers=1, persistent_workers=True)
+    assert speeds(persistent) == pytest.approx([800, 800])
+    assert speeds(DataLoader(Stream(32), batch_size=8)) == pytest.approx([800, 800])
+
+
 def test_a_worker_that_waits_for_a_core_computes() -> None:
     stages = StageTimes(fetch_s=10.0)
     for queued_s, busy in ((0.0, 0.25), (5.0, 0.5), (7.5, 1.0)):

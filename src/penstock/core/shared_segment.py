@@ -58,7 +58,11 @@ class SharedSegment(Protocol):
 
 
 class PrivateSegment:
-    """Memory of this process only, for workers that are threads or the training process itself."""
+    """Memory of this process only, for workers that are threads or the training process itself.
+
+    Raises:
+        TransportError: the system has no memory for it.
+    """
 
     sparse = True
     shared = False
@@ -67,7 +71,10 @@ class PrivateSegment:
         self.nbytes = nbytes
         # Windows' mmap has no flags, and its memory without a name is private.
         is_posix = hasattr(mmap, "MAP_PRIVATE")
-        pages = mmap.mmap(-1, nbytes, **({"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if is_posix else {}))
+        try:
+            pages = mmap.mmap(-1, nbytes, **({"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if is_posix else {}))
+        except OSError as error:
+            raise _no_segment_error(nbytes, error) from error
         _ask_for_huge_pages(pages)
         self.memory = memoryview(pages)
 
@@ -239,7 +246,7 @@ def _no_segment_error(nbytes: int, error: OSError) -> TransportError:
         remedy = "give the container more shared memory (docker run --shm-size), or lower batch_size or ring_bytes"
     else:
         remedy = "lower batch_size, prefetch_factor or ring_bytes"
-    return TransportError(f"no shared segment of {size_text(nbytes)} could be made ({error.strerror}); {remedy}")
+    return TransportError(f"no segment of {size_text(nbytes)} could be made ({error.strerror}); {remedy}")
 
 
 def _ask_for_huge_pages(pages: mmap.mmap) -> None:

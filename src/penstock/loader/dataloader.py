@@ -36,7 +36,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 _MOST_WORKERS = 16
 
-_MOST_WAITING_WORKERS = 32
+_MOST_WAITING_WORKERS = 64
 """A forked worker takes 6 to 15 MiB of its own and 25 ms to start; `FirstBatch` looks at the memory besides."""
 
 _TORCH_ATTRIBUTES = {
@@ -80,7 +80,7 @@ class DataLoader(TorchDataLoader[T_co]):
         batch_sampler: yields lists of indices, in place of `batch_size`, `shuffle`, `sampler` and `drop_last`.
         num_workers: how many workers make batches; 0: this process makes them. "auto": the number changes while the
             loop runs, until the step does not wait. It is at most one for each core that this process may use (by
-            affinity and cgroup quota) and at most 16; at most 32 where workers are seen to wait (for a disk, a network)
+            affinity and cgroup quota) and at most 16; at most 64 where workers are seen to wait (for a disk, a network)
             more than they compute; and none where making a batch takes less time than fetching it. Where samples may
             depend on their worker, which is everywhere but on demand (see `dispatch`), the number changes only between
             epochs, and the batches of an epoch are torch's for its number; the first epoch's is one fewer than the

@@ -47,6 +47,7 @@ def cache_key(loop: TunedLoop, **limits: Any) -> dict[str, Any]:
         "collate_fn": _code(loader.collate_fn),
         "dispatch": config_of(loader).dispatch if isinstance(loader, DataLoader) else "auto",
         "in_order": loader.in_order,
+        "persistent_workers": loader.persistent_workers,
         "step": _code(loop.step) if loop.step is not None else loop.step_s,
         **limits,
         "machine": {

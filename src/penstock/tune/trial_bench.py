@@ -12,6 +12,7 @@ import torch
 
 from penstock.core.errors import OptionError
 from penstock.loader.dataloader import runtime_of
+from penstock.loader.scheduling.autoscale import START_NS
 from penstock.loader.workers.busy_time import process_times
 from penstock.observe.meters.host_memory import descendants, pss_nbytes
 from penstock.observe.record.rates import statistics_between
@@ -106,7 +107,9 @@ class TrialBench:
 
     def trial(self, setting: Setting) -> SettingTrial:
         """Return what all trials of `setting` have shown so far."""
-        return self._totals[setting].result(setting)
+        starts = setting.workers if setting.worker_type == "process" else 0
+        batches = self._loop.batches_per_start
+        return self._totals[setting].result(setting, start_s=starts * START_NS / 1e9 / batches if batches else 0.0)
 
     def _run_of(self, setting: Setting) -> _LoopRun:
         key = (setting.worker_type, setting.pin_memory, setting.device, setting.ring_bytes)

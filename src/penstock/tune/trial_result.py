@@ -22,7 +22,7 @@ class SettingTrial:
     """The setting."""
 
     samples_per_s: float
-    """Of the loop, with its step."""
+    """Of the loop, with its step; what the start of its worker processes takes is spread over an epoch."""
 
     error: float
     """The relative error of that: two standard errors of the mean over blocks of batches."""
@@ -85,8 +85,8 @@ class TrialTotals:
             size = workers * math.ceil(size / workers)
         self.blocks_s += [statistics.fmean(periods_s[at : at + size]) for at in range(0, len(periods_s), size)]
 
-    def result(self, setting: Setting) -> SettingTrial:
-        """Return what all trials of `setting` have shown so far."""
+    def result(self, setting: Setting, *, start_s: float = 0.0) -> SettingTrial:
+        """Return what all trials of `setting` have shown so far; for each batch, `start_s` of starting workers."""
         batches = sum(one.batches for one in self.seen)
         per_batch = 1 / max(1, batches)
         total_s = sum(self.periods_s)
@@ -103,8 +103,8 @@ class TrialTotals:
         shares = [round(part_s / max(1e-9, work_s) * 1e9) for part_s in (self.cpu_s, self.without_core_s)]
         return SettingTrial(
             setting=setting,
-            samples_per_s=samples / mean_s,
-            error=2 * spread_s / mean_s,
+            samples_per_s=samples / (mean_s + start_s),
+            error=2 * spread_s / (mean_s + start_s),
             stall_fraction=min(1.0, (sum(map(_waited_s, self.seen)) + late_s) / (total_s + late_s)),
             batch_ms=(low * 1e3, middle * 1e3, high * 1e3),
             ram_nbytes=self.ram_nbytes,

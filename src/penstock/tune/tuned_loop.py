@@ -44,6 +44,16 @@ class TunedLoop:
         """Whether workers may be threads: not if each needs its own dataset or random state."""
         return not self.is_iterable and self.loader.worker_init_fn is None
 
+    @property
+    def batches_per_start(self) -> int | None:
+        """How many batches worker processes make before others are started: an epoch's; None where that is unknown."""
+        if self.loader.persistent_workers:
+            return None
+        try:
+            return len(self.loader)
+        except (TypeError, NotImplementedError):  # the dataset, or the sampler, has no length
+            return None
+
     def run_step(self, batch: Any) -> None:
         """Do what the loop does with a batch."""
         if self.step is not None:

@@ -23,6 +23,7 @@ from penstock.loader.scheduling.autoscale import AutoscalePolicy, BatchTiming
 from penstock.loader.workers.pool import Pool
 from penstock.loader.workers.process_ends import ProcessOptions
 from penstock.loader.workers.process_pool import ProcessPool
+from penstock.tune import search
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -205,6 +206,13 @@ def test_workers_that_sleep_may_be_more_than_the_cores(worker_type, monkeypatch)
         workers = max(workers, loader.statistics().workers)
     assert labels == list(range(160))
     assert 2 < workers <= 5
+
+
+def test_there_may_be_as_many_that_sleep_as_the_tuner_tries(monkeypatch) -> None:
+    pretend_cores(monkeypatch, 2)
+    policy = runtime_of(DataLoader(Numbered(8), num_workers="auto")).autoscale
+    assert policy is not None
+    assert policy.most_waiting == search._MOST_WORKERS
 
 
 def test_workers_that_are_no_longer_needed_go() -> None:

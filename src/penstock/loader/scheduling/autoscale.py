@@ -34,7 +34,7 @@ _WINDOW = 8
 _MIN_BATCHES = 3
 """How many are, at least."""
 
-_START_NS = 20_000_000
+START_NS = 20_000_000
 """The time to start a worker (fork); the step must have waited as long since the last change."""
 
 _EVERY_NS = 2_000_000
@@ -258,7 +258,7 @@ class AutoscalePolicy:
         if self.workers == kept and not 1 / _COST_CHANGE < summary.typical_ns / max(1.0, kept_ns) < _COST_CHANGE:
             self._ceiling, self._retry_after = self.most_waiting, _RETRY_AFTER
         ceiling = min(self._ceiling, self._allowed(summary.busy))
-        if self._lost_ns < _START_NS or self.workers >= ceiling:
+        if self._lost_ns < START_NS or self.workers >= ceiling:
             return
         handling = self._handling_ns or 0.0
         if self.workers == 0 and summary.typical_ns < _NO_LONGER_TINY * handling:
@@ -372,7 +372,7 @@ class AutoscalePolicy:
             batches: of the epoch; None where nobody knows.
             most: how many workers the memory holds.
         """
-        beside_ns = min(busy_ns, _FIRST_BUSY_NS) if work_ns >= _START_NS else 0
+        beside_ns = min(busy_ns, _FIRST_BUSY_NS) if work_ns >= START_NS else 0
         busy = (busy_ns - beside_ns) / max(1, work_ns - beside_ns)
         waits, epochs = busy <= WAITING, _LIFETIME_EPOCHS if self.is_persistent else 1
         # Workers that persist stay as many as they are, so these take the core that the guess leaves to the step.
@@ -487,7 +487,7 @@ def _worth_starting(most: int, batches: int, work_ns: float, epochs: int = 1) ->
     """
 
     def passed_ns(workers: int) -> float:
-        return workers * _START_NS + epochs * math.ceil(batches / workers) * work_ns
+        return workers * START_NS + epochs * math.ceil(batches / workers) * work_ns
 
     return min(range(1, max(1, most) + 1), key=passed_ns)
 
@@ -500,7 +500,7 @@ def _totals_of(timing: BatchTiming) -> tuple[int, int, int, int, int]:
 def _waits_long(timing: BatchTiming) -> bool:
     """Return whether one batch is enough to see that more workers pay: it has waited, for longer than one's start."""
     _, _, _, work_ns, busy_ns = _totals_of(timing)
-    return work_ns >= _START_NS and busy_ns < WAITING * work_ns
+    return work_ns >= START_NS and busy_ns < WAITING * work_ns
 
 
 def _ms(ns: float) -> str:
