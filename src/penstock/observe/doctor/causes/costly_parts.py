@@ -20,6 +20,7 @@ _BETTER_KNOWN: tuple[Cause, ...] = (
     samples.full_size_decode,
     samples.slow_samples,
     samples.cold_reads,
+    worker_count.one_lock,
     worker_count.workers_do_not_scale,
     worker_count.no_workers,
     worker_count.waiting_samples,

@@ -182,6 +182,26 @@ def workers_cost_more(measured: Measurements) -> Finding | None:
     )
 
 
+@cause("workers-do-not-scale", "samples")
+def one_lock(measured: Measurements) -> Finding | None:
+    """Samples hold a lock that all workers share."""
+    lock = _lock_that_limits(measured)
+    if measured.settings.num_workers < 2 or lock is None or not loading_matters(measured):
+        return None
+    return Finding(
+        name="workers-do-not-scale",
+        cause="Every sample holds a lock that all workers share, so they run one at a time.",
+        evidence=(
+            f"held for {lock.fraction:.0%} of a sample's time, with {measured.settings.num_workers} workers: "
+            f"{lock.line}"
+        ),
+        remedy=(
+            f"{place_of(lock.line)}: hold it only for what must not be done twice at the same time, or give each "
+            "worker its own of what workers share"
+        ),
+    )
+
+
 @cause("workers-do-not-scale", "samples", "as_is")
 def workers_do_not_scale(measured: Measurements) -> Finding | None:
     """Several workers are no faster than one process."""
@@ -189,17 +209,6 @@ def workers_do_not_scale(measured: Measurements) -> Finding | None:
     gain = measured.gain_of(MORE_WORKERS)
     if own.num_workers < 2 or now.batch_s is None or not loading_matters(measured):
         return None
-    lock = _lock_that_limits(measured)
-    if lock is not None:
-        return Finding(
-            name="workers-do-not-scale",
-            cause="Every sample holds a lock that all workers share, so they run one at a time.",
-            evidence=f"held for {lock.fraction:.0%} of a sample's time, with {own.num_workers} workers: {lock.line}",
-            remedy=(
-                f"{place_of(lock.line)}: hold it only for what must not be done twice at the same time, or give each "
-                "worker its own of what workers share"
-            ),
-        )
     if not _take_turns(measured) and (measured.machine.is_busy or not _compute_in_turns(measured, gain)):
         return None
     activity = measured.worker_activity
