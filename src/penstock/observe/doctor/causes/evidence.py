@@ -87,7 +87,10 @@ def _loading_to_step(measured: Measurements) -> float | None:
     )
     if not own.num_workers and measured.as_is is not None:  # then the loop waits for all of it
         loading_s = min(loading_s, (measured.as_is.wait_fraction or 0.0) * (measured.as_is.batch_s or 0.0))
-    return loading_s / max(1e-9, free.idle_machine_s or 0.0)
+    step_s = free.idle_machine_s or 0.0
+    if measured.as_is is not None and measured.as_is.step_s:  # a single window of a trial may be far off
+        step_s = min(step_s, measured.as_is.step_s)
+    return loading_s / max(1e-9, step_s)
 
 
 def step_alone(measured: Measurements) -> Trial | None:

@@ -44,6 +44,8 @@ def too_many_workers(measured: Measurements) -> Finding | None:
         return None
     trial, gain = measured.trial(FEWER_WORKERS), measured.gain_of(FEWER_WORKERS)
     fewer = max(1, round(THRESHOLDS.workers_per_core * usable))
+    if fewer >= own.num_workers:
+        return None
     is_tried = gain is not None and gain.is_clear
     if not (required(gain).median >= THRESHOLDS.fewer_workers_keep if is_tried else _hides_loading(measured, fewer)):
         return None
@@ -165,7 +167,10 @@ def workers_cost_more(measured: Measurements) -> Finding | None:
     if not own.num_workers or not loading_matters(measured):
         return None
     gain = measured.gain_of(NO_WORKERS)
-    if samples.batch_nbytes > THRESHOLDS.small_batch_nbytes or samples.batch_s > transport_s or _is_refuted(gain):
+    has_paid = samples.batch_s < THRESHOLDS.inline_batch_s and gain is not None and gain.pays()
+    if samples.batch_nbytes > THRESHOLDS.small_batch_nbytes or not (samples.batch_s <= transport_s or has_paid):
+        return None
+    if _is_refuted(gain):
         return None
     tried = f"; without workers {gain.median:.1f} times as fast" if gain is not None else ""
     return Finding(
@@ -258,6 +263,8 @@ def _sleep_for_each_other(measured: Measurements) -> bool:
     own, samples, now = measured.settings, required(measured.samples), required(measured.as_is)
     activity = measured.worker_activity
     if activity is None or own.num_workers < 2 or own.is_iterable or samples.slow_indices:
+        return False
+    if samples.batch_s < THRESHOLDS.inline_batch_s:  # they sleep because there is hardly anything to do
         return False
     if (now.wait_fraction or 0.0) < THRESHOLDS.busy_workers or activity.asleep_fraction < THRESHOLDS.asleep_fraction:
         return False  # workers that are ahead of the loop sleep as well
