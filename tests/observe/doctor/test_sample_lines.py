@@ -201,6 +201,22 @@ def _named(*lines: HotLine, **changes: Any) -> list[str]:
             "pandas.core.frame.DataFrame.__getitem__",
             "searched-for-each-sample",
         ),
+        (
+            'mine = events.loc[events["user"].eq(user)].sort_values("time")',
+            "pandas.core.frame.DataFrame.sort_values",
+            "searched-for-each-sample",
+        ),
+        (
+            "mine = df[(df.user == user) & (df.day < 9)]",
+            "pandas.core.frame.DataFrame.__getitem__",
+            "searched-for-each-sample",
+        ),
+        ('is_mine = table["user"] == user', "pandas.core.ops.common.new_method", "searched-for-each-sample"),
+        (
+            'x = window["close"].rolling(8).mean()',
+            "pandas.core.window.rolling.Rolling.mean",
+            "table-row-for-each-sample",
+        ),
         ("rows = [row for row in self.rows if row.user == index]", "", "searched-for-each-sample"),
         ("at = self.names.index(name)", "", "searched-for-each-sample"),
         ("at = np.where(self.users == index)[0]", "", "searched-for-each-sample"),
