@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 from penstock.observe.doctor.measurements import Measurements
@@ -223,6 +224,25 @@ def is_unclear(gain: Gain | None) -> bool:
 def describe_line(line: HotLine) -> str:
     """Return a line of the user's, with the library function in which it spends its time."""
     return f"{line.line}, in {line.calls}" if line.calls else line.line
+
+
+def shrink_first(measured: Measurements) -> str:
+    """Return advice where costly lines handle far more numbers than their sample keeps; else nothing."""
+    samples = measured.samples
+    if samples is None or not samples.values_per_sample:
+        return ""
+    most = THRESHOLDS.shrunk_pixel_ratio * samples.values_per_sample
+    large = [line for line in samples.lines if line.values >= most and not _SHRINKS.search(line.line)]
+    if sum(line.fraction for line in large) < THRESHOLDS.line_fraction:
+        return ""
+    return (
+        f"where it is cropped or made smaller later, do that first (lines that take "
+        f"{sum(line.fraction for line in large):.0%} of a sample's time have {max(line.values for line in large)} "
+        f"numbers at hand, and the sample keeps {samples.values_per_sample})"
+    )
+
+
+_SHRINKS = re.compile(r"resize|crop|thumbnail|interpolate|reduce|pool|stft|\.(mean|sum|max|min|std)\(", re.IGNORECASE)
 
 
 def describe_trial(measured: Measurements, trial: Trial) -> str:
