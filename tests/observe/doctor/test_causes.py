@@ -395,6 +395,48 @@ def test_cheap_batches_need_no_workers_unless_a_trial_says_otherwise() -> None:
     assert "workers-cost-more" not in _names(_loop(*slower, samples=samples))
 
 
+def test_workers_that_sleep_beside_cheap_batches_share_no_lock_and_are_not_needed() -> None:
+    busy = _loop(
+        _trial(AS_IS, 0.010, 0.009),
+        _trial(FREE, 0.001),
+        _trial(NO_WORKERS, 0.004, 0.003),
+        machine=Machine(cores=2, others_cores=1.5),
+        settings=Settings(dataset="D", num_workers=12, start_method="fork", batch_size=8),
+        samples=SampleCosts(samples=100, batch_samples=8, sample_s=0.0003, median_s=0.0003),
+        worker_activity=WorkerActivity(workers=12, busy_threads=0.0, asleep_fraction=0.95),
+        transport_s=0.001,
+    )
+    finding = diagnose(busy).findings[0]
+    assert (finding.name, finding.gain, finding.is_uncertain) == ("workers-cost-more", 2.5, False)
+    dear = replace(busy, samples=SampleCosts(samples=100, batch_samples=8, sample_s=0.002, median_s=0.002))
+    assert "workers-do-not-scale" in _names(dear)
+
+
+def test_as_many_workers_as_there_are_is_no_advice_to_have_fewer() -> None:
+    hidden = (_trial(AS_IS, 0.101, 0.001), _trial(FREE, 0.100))
+    for workers, is_named in ((3, False), (4, True)):  # 1.5 for each core are 3
+        settings = Settings(dataset="D", num_workers=workers, start_method="fork")
+        assert ("too-many-workers" in _names(_loop(*hidden, settings=settings, machine=Machine(cores=2)))) is is_named
+
+
+def test_a_step_takes_no_longer_than_it_took_in_the_loop_as_it_is() -> None:
+    trials = (_trial(AS_IS, 0.100, 0.092), _trial(FREE, 0.800, rounds=1))
+    busy = _loop(*trials, machine=Machine(cores=2, others_cores=1.5))
+    assert diagnose(busy).verdict.name == "decode-bound", "the only round of free loading was slow, its step is not"
+
+
+def test_python_objects_that_a_worker_pickles_are_named_where_the_program_collates() -> None:
+    settings = Settings(dataset="D", num_workers=2, start_method="fork", batch_size=8, collates_by_default=False)
+    samples = SampleCosts(
+        samples=100, batch_samples=8, sample_s=1e-5, median_s=1e-5, collate_s=1e-4, numbers_per_sample=9000
+    )
+    found = _loop(settings=settings, samples=samples, transport_s=0.03)
+    diagnosis = diagnose(found)
+    assert (diagnosis.verdict.name, diagnosis.findings[0].name) == ("transport-bound", "python-numbers")
+    assert "pickles" in diagnosis.findings[0].cause
+    assert "python-numbers" not in _names(replace(found, transport_s=1e-5))
+
+
 def test_a_quota_below_the_cores_is_a_finding_only_if_the_loop_uses_more() -> None:
     assert "cpu-quota" in _names(_loop(machine=Machine(cores=16, quota_cores=2.0, intra_op_threads=1)))
     assert "cpu-quota" not in _names(_loop(machine=Machine(cores=16, quota_cores=8.0, intra_op_threads=1)))

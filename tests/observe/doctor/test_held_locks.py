@@ -13,7 +13,7 @@ import pytest
 
 from penstock.observe.doctor.causes import diagnose
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
-from penstock.observe.doctor.probe_results import SampleCosts, SharedLock
+from penstock.observe.doctor.probe_results import HotLine, SampleCosts, SharedLock
 from penstock.observe.doctor.probes import held_locks
 from penstock.observe.doctor.probes.held_locks import LockRecorder
 from penstock.observe.doctor.trial import AS_IS, FREE, MORE_WORKERS, TimingWindow, Trial
@@ -91,7 +91,12 @@ def test_the_lock_of_a_file_is_held_until_it_is_unlocked_or_the_file_is_closed(
 
 
 def _findings(
-    lock: SharedLock | None, *, num_workers: int = 4, tries_more: bool = False, is_hidden: bool = False
+    lock: SharedLock | None,
+    *,
+    num_workers: int = 4,
+    tries_more: bool = False,
+    is_hidden: bool = False,
+    lines: tuple[HotLine, ...] = (),
 ) -> list[str]:
     slow = TimingWindow(batches=10, wall_s=1.0, wait_s=0.9, step_s=0.1)
     free = TimingWindow(batches=10, wall_s=0.1, wait_s=0.0, step_s=0.1)
@@ -99,7 +104,7 @@ def _findings(
         slow = free = TimingWindow(batches=10, wall_s=1.0, wait_s=0.0, step_s=1.0, queued_s=0.95)
     more = Trial(name=MORE_WORKERS, windows=(slow, slow) if tries_more else ())
     samples = SampleCosts(
-        samples=99, batch_samples=16, sample_s=0.005, median_s=0.005, sleep_fraction=0.9, shared_lock=lock
+        samples=99, batch_samples=16, sample_s=0.005, median_s=0.005, sleep_fraction=0.9, shared_lock=lock, lines=lines
     )
     found = diagnose(
         Measurements(
@@ -119,6 +124,13 @@ def test_more_workers_are_not_advised_where_one_lock_lets_one_of_them_work() -> 
     assert _findings(SharedLock(line="train.py:8: with self.lock:", fraction=0.95)) == ["workers-do-not-scale"]
 
 
+def test_a_lock_that_all_workers_wait_for_comes_before_what_is_done_under_it() -> None:
+    line = HotLine(line="train.py:9: raw = zlib.decompress(packed)", fraction=0.6)
+    lock = SharedLock(line="train.py:8: self.lock.acquire()", fraction=0.95)
+    assert _findings(lock, lines=(line,)) == ["workers-do-not-scale", "decompressed-for-each-sample"]
+    assert _findings(None, lines=(line,))[0] == "decompressed-for-each-sample"
+
+
 def test_a_lock_that_is_held_for_less_than_the_workers_need_is_no_limit() -> None:
     assert _findings(SharedLock(line="train.py:8: with self.lock:", fraction=0.5), num_workers=2) == ["too-few-workers"]
 
@@ -126,3 +138,23 @@ def test_a_lock_that_is_held_for_less_than_the_workers_need_is_no_limit() -> Non
 def test_workers_for_samples_that_wait_are_advised_where_a_delayed_step_hides_what_they_gain() -> None:
     assert _findings(None, tries_more=True) == []
     assert _findings(None, tries_more=True, is_hidden=True) == ["too-few-workers"]
+
+
+@pytest.mark.parametrize("kind", [multiprocessing.Lock, multiprocessing.RLock])
+def test_a_lock_that_is_taken_by_a_call_is_held_until_it_is_released(kind: Callable[[], Any], clock: Clock) -> None:
+    lock = kind()
+
+    def make() -> None:
+        clock.wait(1.0)
+        if lock.acquire(timeout=5.0):
+            clock.wait(2.0)
+            lock.release()
+        clock.wait(1.0)
+
+    before = lock.acquire
+    found = _recorded(make)
+    assert found is not None
+    assert (found.fraction, "lock.acquire" in found.line) == (0.5, True)
+    assert lock.acquire is before
+    assert lock.acquire(block=False), "it was given back"
+    lock.release()

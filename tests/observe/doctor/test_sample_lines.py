@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from torch.utils.data import DataLoader
 from penstock.observe.doctor.causes import diagnose
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
 from penstock.observe.doctor.probe_results import HotLine, RepeatedRead, SampleCosts
+from penstock.observe.doctor.probes.line_sampler import LineSampler, find_line
 from penstock.observe.doctor.probes.sample_cost import SampleProbe
 from penstock.observe.doctor.probes.worker_noise import measure_worker_noise
 from penstock.observe.doctor.thresholds import THRESHOLDS
@@ -201,6 +203,22 @@ def _named(*lines: HotLine, **changes: Any) -> list[str]:
             "pandas.core.frame.DataFrame.__getitem__",
             "searched-for-each-sample",
         ),
+        (
+            'mine = events.loc[events["user"].eq(user)].sort_values("time")',
+            "pandas.core.frame.DataFrame.sort_values",
+            "searched-for-each-sample",
+        ),
+        (
+            "mine = df[(df.user == user) & (df.day < 9)]",
+            "pandas.core.frame.DataFrame.__getitem__",
+            "searched-for-each-sample",
+        ),
+        ('is_mine = table["user"] == user', "pandas.core.ops.common.new_method", "searched-for-each-sample"),
+        (
+            'x = window["close"].rolling(8).mean()',
+            "pandas.core.window.rolling.Rolling.mean",
+            "table-row-for-each-sample",
+        ),
         ("rows = [row for row in self.rows if row.user == index]", "", "searched-for-each-sample"),
         ("at = self.names.index(name)", "", "searched-for-each-sample"),
         ("at = np.where(self.users == index)[0]", "", "searched-for-each-sample"),
@@ -213,6 +231,70 @@ def test_a_costly_line_is_named_by_what_it_does(line: str, calls: str, name: str
     found = HotLine(line=f"train.py:3: {line}", calls=calls, fraction=0.8)
     assert _named(found) == [name]
     assert _named(replace(found, fraction=0.2)) == []
+
+
+def test_lines_that_handle_far_more_numbers_than_their_sample_keeps_are_to_come_after_its_crop() -> None:
+    lines = tuple(HotLine(line=f"train.py:{at}: image = image / {at}", fraction=0.25, values=90_000) for at in (3, 4))
+
+    def remedy(*lines: HotLine) -> str:
+        costs = SampleCosts(
+            samples=64,
+            batch_samples=8,
+            sample_s=0.01,
+            median_s=0.01,
+            lines=lines,
+            transform_fraction=1.0,
+            storage_fraction=0.0,
+            decode_fraction=0.0,
+            values_per_sample=10_000,
+        )
+        return diagnose(_measured(costs)).verdict.remedy
+
+    assert "do that first" in remedy(*lines)
+    assert "do that first" in remedy(replace(lines[0], fraction=0.8))
+    assert "do that first" not in remedy(*(replace(line, values=20_000) for line in lines))
+    assert "do that first" not in remedy(replace(lines[0], line="train.py:3: image = resize(image)", fraction=0.8))
+
+
+def _frame(code: CodeType, line: int | None, caller: Any = None) -> Any:
+    return SimpleNamespace(f_code=code, f_lineno=line, f_lasti=10_000, f_globals={"__name__": "lib"}, f_back=caller)
+
+
+def test_an_instruction_that_belongs_to_no_line_is_that_of_the_line_before() -> None:
+    code = _named.__code__
+    file, number = find_line(_frame(code, None)) or ("", 0)
+    assert (file, number) == (__file__, max(line for _, _, line in code.co_lines() if line is not None))
+
+
+def test_what_a_line_calls_does_not_divide_its_time() -> None:
+    sampler = LineSampler()
+    user = _frame(_named.__code__, 7)
+    for library in (json.loads, gzip.open, json.dumps) * 5:
+        sampler.look(0, _frame(library.__code__, 1, user))
+    (line,) = sampler.lines()
+    assert line.fraction == pytest.approx(1.0)
+    assert line.calls.startswith("lib.")
+
+
+class Cropping(Numbered):
+    """Computes with an image that it crops afterwards, one of many that it keeps."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.images = np.ones((8, 300, 300), np.float32)
+
+    def __getitem__(self, index: int) -> Any:
+        images = self.images
+        image = images[index % 8]
+        for _ in range(20):
+            image = np.sqrt(image)
+        return image[:30, :30].copy()
+
+
+def test_the_numbers_that_a_line_handles_are_those_of_its_sample_and_not_of_the_whole_dataset() -> None:
+    costs = _measure(Cropping(64)).samples
+    assert costs is not None
+    assert (costs.lines[0].values, costs.values_per_sample) == (300 * 300, 30 * 30)
 
 
 def test_a_line_that_uses_nothing_of_the_sample_is_named_before_it_is_called_costly() -> None:

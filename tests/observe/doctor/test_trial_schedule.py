@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from penstock.observe.doctor.measurements import Machine
 from penstock.observe.doctor.probe_results import Hang
-from penstock.observe.doctor.trial import AS_IS, FREE, ONE_THREAD
+from penstock.observe.doctor.trial import AS_IS, FEWER_WORKERS, FREE, NO_WORKERS, ONE_THREAD, TimingWindow
 from penstock.observe.doctor.trials.batch_source import InlineSource, RepeatedBatchSource
 from penstock.observe.doctor.trials.loop_watchdog import LoopWatchdog
 from penstock.observe.doctor.trials.source_rotation import SourceRotation
 from penstock.observe.doctor.trials.time_budget import TimeBudget, TrialsDoneError
+from penstock.observe.doctor.trials.trial_plan import plan_sources
 from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
 from penstock.observe.doctor.trials.window_timer import WindowTimer
 
@@ -158,6 +160,20 @@ def test_a_window_that_is_interrupted_early_is_discarded() -> None:
     )
     assert calm > 100
     assert interrupted <= 4
+
+
+def test_copying_a_batch_that_is_repeated_is_no_time_of_the_loop() -> None:
+    budget = TimeBudget(10.0, Clock())
+    rotation = SourceRotation([RepeatedBatchSource(FREE)], budget, LoopWatchdog(budget))
+    rotation.add_window(TimingWindow(batches=2, wall_s=3.0, wait_s=2.0, step_s=1.0))
+    (free,) = rotation.trials()
+    assert (free.batch_s, free.step_s, free.wait_fraction) == (0.5, 0.5, 0.0)
+
+
+def test_more_workers_than_cores_are_compared_with_fewer_and_with_none() -> None:
+    loader = DataLoader(TensorDataset(torch.arange(64.0)), batch_size=4, num_workers=12)
+    names = [source.name for source in plan_sources(loader, Machine(cores=2), has_step=True)]
+    assert {FEWER_WORKERS, NO_WORKERS} < set(names)
 
 
 def test_a_scheduler_that_was_reset_has_no_loop() -> None:

@@ -43,6 +43,9 @@ class HotLine:
     is_same_for_all: bool = False
     """Whether what it computes is made of nothing that depends on the sample."""
 
+    values: int = 0
+    """Numbers in the largest array, tensor or image of its function, without those that the dataset keeps."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepeatedRead:
@@ -125,6 +128,9 @@ class SampleCosts:
 
     float64_fraction: float = 0.0
     """Of the bytes of a batch, those of type float64."""
+
+    values_per_sample: int = 0
+    """Numbers in the tensors and arrays of one sample."""
 
     numbers_per_sample: int = 0
     """Plain Python numbers in one sample."""

@@ -15,6 +15,7 @@ from penstock.observe.doctor.causes.evidence import (
     other_startup_s,
     outweighs_step,
     oversubscribes_cores,
+    shrink_first,
     stall_fraction,
     step_slowdown,
     waits_for_processors,
@@ -249,7 +250,8 @@ def _advice(part: str, measured: Measurements) -> str:
     trial, setting = _SETTINGS.get(part, ("", ""))
     gain = measured.gain_of(trial) if trial else None
     has_failed = gain is not None and (gain.median < 1.0 or gain.is_negligible)
-    return ", or ".join(filter(None, (REMEDY.get(part, ""), "" if has_failed else setting)))
+    first = shrink_first(measured) if part in ("decode", "transform") else ""
+    return ", or ".join(filter(None, (first, REMEDY.get(part, ""), "" if has_failed else setting)))
 
 
 def _hottest(measured: Measurements, part: str) -> str:

@@ -62,6 +62,7 @@ CAUSES: tuple[Cause, ...] = (
     worker_count.too_many_workers,
     epochs.short_epochs,
     epochs.other_loader_restarted,
+    worker_count.one_lock,
     *sample_lines.LINE_PATTERNS,
     sample_lines.read_again_for_each_sample,
     sample_lines.same_for_every_sample,

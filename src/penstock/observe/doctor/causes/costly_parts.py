@@ -5,8 +5,15 @@ from __future__ import annotations
 from penstock.observe.doctor.causes import sample_lines, samples, worker_count
 from penstock.observe.doctor.causes.bottleneck import MEANING, REMEDY
 from penstock.observe.doctor.causes.cause import Cause, ask, cause, required
-from penstock.observe.doctor.causes.evidence import OF_SAMPLES, describe_line, loading_matters, loading_parts_s
+from penstock.observe.doctor.causes.evidence import (
+    OF_SAMPLES,
+    describe_line,
+    loading_matters,
+    loading_parts_s,
+    shrink_first,
+)
 from penstock.observe.doctor.measurements import Measurements
+from penstock.observe.doctor.probe_results import HotLine, SampleCosts
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import MORE_WORKERS
 from penstock.observe.record.finding import Finding
@@ -20,6 +27,7 @@ _BETTER_KNOWN: tuple[Cause, ...] = (
     samples.full_size_decode,
     samples.slow_samples,
     samples.cold_reads,
+    worker_count.one_lock,
     worker_count.workers_do_not_scale,
     worker_count.no_workers,
     worker_count.waiting_samples,
@@ -44,9 +52,15 @@ def costly_line(measured: Measurements) -> Finding | None:
     return Finding(
         name="costly-line",
         cause=f"One line takes most of the time of every sample: {MEANING[part]}.",
-        evidence=f"{line.fraction:.0%} of a sample's time passes in this line",
-        remedy=f"{describe_line(line)}: {REMEDY[part]}",
+        evidence=f"{line.fraction:.0%} of a sample's time passes in this line{_inside(line, made)}",
+        remedy=f"{describe_line(line)}: {'; or '.join(filter(None, (shrink_first(measured), REMEDY[part])))}",
     )
+
+
+def _inside(line: HotLine, made: SampleCosts) -> str:
+    """Return the program's own functions in which a line's time passes, where it only calls them."""
+    own = [spot for spot in made.hotspots if not spot.caller and ".py:" in spot.where]
+    return f", in {', '.join(f'{spot.where} {spot.fraction:.0%}' for spot in own)}" if own and not line.calls else ""
 
 
 def _has_free_cores(measured: Measurements) -> bool:

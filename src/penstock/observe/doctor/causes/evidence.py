@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 from penstock.observe.doctor.measurements import Measurements
@@ -87,7 +88,10 @@ def _loading_to_step(measured: Measurements) -> float | None:
     )
     if not own.num_workers and measured.as_is is not None:  # then the loop waits for all of it
         loading_s = min(loading_s, (measured.as_is.wait_fraction or 0.0) * (measured.as_is.batch_s or 0.0))
-    return loading_s / max(1e-9, free.idle_machine_s or 0.0)
+    step_s = free.idle_machine_s or 0.0
+    if measured.as_is is not None and measured.as_is.step_s:  # a single window of a trial may be far off
+        step_s = min(step_s, measured.as_is.step_s)
+    return loading_s / max(1e-9, step_s)
 
 
 def step_alone(measured: Measurements) -> Trial | None:
@@ -220,6 +224,25 @@ def is_unclear(gain: Gain | None) -> bool:
 def describe_line(line: HotLine) -> str:
     """Return a line of the user's, with the library function in which it spends its time."""
     return f"{line.line}, in {line.calls}" if line.calls else line.line
+
+
+def shrink_first(measured: Measurements) -> str:
+    """Return advice where costly lines handle far more numbers than their sample keeps; else nothing."""
+    samples = measured.samples
+    if samples is None or not samples.values_per_sample:
+        return ""
+    most = THRESHOLDS.shrunk_pixel_ratio * samples.values_per_sample
+    large = [line for line in samples.lines if line.values >= most and not _SHRINKS.search(line.line)]
+    if sum(line.fraction for line in large) < THRESHOLDS.line_fraction:
+        return ""
+    return (
+        f"where it is cropped or made smaller later, do that first (lines that take "
+        f"{sum(line.fraction for line in large):.0%} of a sample's time have {max(line.values for line in large)} "
+        f"numbers at hand, and the sample keeps {samples.values_per_sample})"
+    )
+
+
+_SHRINKS = re.compile(r"resize|crop|thumbnail|interpolate|reduce|pool|stft|\.(mean|sum|max|min|std)\(", re.IGNORECASE)
 
 
 def describe_trial(measured: Measurements, trial: Trial) -> str:

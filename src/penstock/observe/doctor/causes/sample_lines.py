@@ -24,6 +24,8 @@ from penstock.observe.record.finding import Finding
 _SEARCH = (
     r"\.query\(|\.isin\(|\.groupby\(|\.str\.contains\(|\bin (enumerate\()?self\.\w+\)? if \b|self\.\w+\.index\("
     r"|\b(np|torch)\.(where|nonzero|flatnonzero|argwhere)\(\(?self\b[^,]* == |\bself\.\w+\[\(?self\.[^=]* == "
+    r"|(?P<table>\w[\w.]*?)(\.loc)?\[\(?(?P=table)(\.\w+|\[[^\]]*\])( == |\.(eq|between)\()"
+    r"| == .* pandas\.core\.(ops|arraylike)\."
 )
 """What looks at all rows of a table, or all elements of a list, to find some."""
 _JOIN = r"\.merge\(|\.join\(.*pandas\.|\bpd\.(merge|concat)\("
@@ -144,9 +146,9 @@ LINE_PATTERNS = (
     LinePattern(
         "table-row-for-each-sample",
         re.compile(rf"^(?!.*({_SEARCH}|{_JOIN})).*( pandas\.|\.i?loc\[)"),
-        "Every sample takes a row out of a pandas table, which makes a new Series of it each time.",
-        "take the columns out once, in __init__: self.values = torch.tensor(table[columns].to_numpy()), then "
-        "self.values[index]",
+        "Every sample works on a pandas table, of which each operation makes a new table or Series, also for one row.",
+        "do it for the whole table once, in __init__, and take the columns out: self.values = "
+        "torch.tensor(table[columns].to_numpy()), then self.values[index]",
     ),
     LinePattern(
         "parsed-for-each-sample",

@@ -6,6 +6,7 @@ from penstock.core.units import size_text
 from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.causes.evidence import loading_matters, loading_parts_s
 from penstock.observe.doctor.measurements import Measurements
+from penstock.observe.doctor.probe_results import SampleCosts
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.record.finding import Finding
 
@@ -104,10 +105,12 @@ def cold_reads(measured: Measurements) -> Finding | None:
 
 @cause("python-numbers", "samples")
 def python_numbers(measured: Measurements) -> Finding | None:
-    """Samples are lists of Python numbers, which default_collate handles one by one."""
-    samples = required(measured.samples)
+    """Samples are lists of Python numbers, which default_collate handles one by one, and pickle as well."""
+    samples, parts = required(measured.samples), loading_parts_s(measured)
     if samples.numbers_per_sample < THRESHOLDS.python_numbers or not loading_matters(measured):
         return None
+    if not measured.settings.collates_by_default:
+        return _pickled_numbers(samples, parts.get("transport", 0.0), sum(parts.values()))
     fraction = samples.collate_s / max(1e-9, samples.batch_s)
     if fraction < THRESHOLDS.collate_fraction:
         return None
@@ -119,6 +122,20 @@ def python_numbers(measured: Measurements) -> Finding | None:
             f"ms per batch, {fraction:.0%} of the time to make the batch"
         ),
         remedy="return torch.tensor(numbers) (or a NumPy array) from __getitem__ instead of the list",
+    )
+
+
+def _pickled_numbers(samples: SampleCosts, transport_s: float, loading_s: float) -> Finding | None:
+    if transport_s < THRESHOLDS.costly_line_fraction * loading_s:
+        return None
+    return Finding(
+        name="python-numbers",
+        cause="Batches hold many Python objects: a worker pickles them one by one, and the loop makes them anew.",
+        evidence=(
+            f"{samples.numbers_per_sample} Python numbers in a sample; transport takes {transport_s * 1e3:.1f} ms of "
+            f"{loading_s * 1e3:.1f} ms of loading per batch"
+        ),
+        remedy="return only what the step uses, in tensors: torch.tensor(numbers) (or a NumPy array) in __getitem__",
     )
 
 

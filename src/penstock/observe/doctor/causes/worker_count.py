@@ -44,6 +44,8 @@ def too_many_workers(measured: Measurements) -> Finding | None:
         return None
     trial, gain = measured.trial(FEWER_WORKERS), measured.gain_of(FEWER_WORKERS)
     fewer = max(1, round(THRESHOLDS.workers_per_core * usable))
+    if fewer >= own.num_workers:
+        return None
     is_tried = gain is not None and gain.is_clear
     if not (required(gain).median >= THRESHOLDS.fewer_workers_keep if is_tried else _hides_loading(measured, fewer)):
         return None
@@ -165,7 +167,10 @@ def workers_cost_more(measured: Measurements) -> Finding | None:
     if not own.num_workers or not loading_matters(measured):
         return None
     gain = measured.gain_of(NO_WORKERS)
-    if samples.batch_nbytes > THRESHOLDS.small_batch_nbytes or samples.batch_s > transport_s or _is_refuted(gain):
+    has_paid = samples.batch_s < THRESHOLDS.inline_batch_s and gain is not None and gain.pays()
+    if samples.batch_nbytes > THRESHOLDS.small_batch_nbytes or not (samples.batch_s <= transport_s or has_paid):
+        return None
+    if _is_refuted(gain):
         return None
     tried = f"; without workers {gain.median:.1f} times as fast" if gain is not None else ""
     return Finding(
@@ -182,6 +187,26 @@ def workers_cost_more(measured: Measurements) -> Finding | None:
     )
 
 
+@cause("workers-do-not-scale", "samples")
+def one_lock(measured: Measurements) -> Finding | None:
+    """Samples hold a lock that all workers share."""
+    lock = _lock_that_limits(measured)
+    if measured.settings.num_workers < 2 or lock is None or not loading_matters(measured):
+        return None
+    return Finding(
+        name="workers-do-not-scale",
+        cause="Every sample holds a lock that all workers share, so they run one at a time.",
+        evidence=(
+            f"held for {lock.fraction:.0%} of a sample's time, with {measured.settings.num_workers} workers: "
+            f"{lock.line}"
+        ),
+        remedy=(
+            f"{place_of(lock.line)}: hold it only for what must not be done twice at the same time, or give each "
+            "worker its own of what workers share"
+        ),
+    )
+
+
 @cause("workers-do-not-scale", "samples", "as_is")
 def workers_do_not_scale(measured: Measurements) -> Finding | None:
     """Several workers are no faster than one process."""
@@ -189,17 +214,6 @@ def workers_do_not_scale(measured: Measurements) -> Finding | None:
     gain = measured.gain_of(MORE_WORKERS)
     if own.num_workers < 2 or now.batch_s is None or not loading_matters(measured):
         return None
-    lock = _lock_that_limits(measured)
-    if lock is not None:
-        return Finding(
-            name="workers-do-not-scale",
-            cause="Every sample holds a lock that all workers share, so they run one at a time.",
-            evidence=f"held for {lock.fraction:.0%} of a sample's time, with {own.num_workers} workers: {lock.line}",
-            remedy=(
-                f"{place_of(lock.line)}: hold it only for what must not be done twice at the same time, or give each "
-                "worker its own of what workers share"
-            ),
-        )
     if not _take_turns(measured) and (measured.machine.is_busy or not _compute_in_turns(measured, gain)):
         return None
     activity = measured.worker_activity
@@ -249,6 +263,8 @@ def _sleep_for_each_other(measured: Measurements) -> bool:
     own, samples, now = measured.settings, required(measured.samples), required(measured.as_is)
     activity = measured.worker_activity
     if activity is None or own.num_workers < 2 or own.is_iterable or samples.slow_indices:
+        return False
+    if samples.batch_s < THRESHOLDS.inline_batch_s:  # they sleep because there is hardly anything to do
         return False
     if (now.wait_fraction or 0.0) < THRESHOLDS.busy_workers or activity.asleep_fraction < THRESHOLDS.asleep_fraction:
         return False  # workers that are ahead of the loop sleep as well

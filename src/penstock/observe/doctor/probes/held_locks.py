@@ -1,16 +1,17 @@
 """How much of a sample's time passes while it holds a lock that all workers share.
 
-Such a lock is multiprocessing's (`with lock:`) or that of a file (`fcntl.flock`). How long it is held shows in one
-process, on a busy machine too; how long workers wait for each other does not.
+Such a lock is multiprocessing's (`with lock:`, `lock.acquire()`) or that of a file (`fcntl.flock`). How long it is held
+shows in one process, on a busy machine too; how long workers wait for each other does not.
 """
 
 from __future__ import annotations
 
 import multiprocessing.synchronize
+import multiprocessing.util
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from penstock.observe.doctor.probe_results import SharedLock
@@ -61,7 +62,10 @@ class LockRecorder:
             files.flock = note_flock  # type: ignore[union-attr]
         began = time.perf_counter()
         try:
-            yield
+            with ExitStack() as noted:
+                for lock in _locks_of_this_process():
+                    noted.enter_context(self._noting_calls(lock))
+                yield
         finally:
             self._wall_s += time.perf_counter() - began
             self._depth = min(1, self._depth)
@@ -69,6 +73,27 @@ class LockRecorder:
             _LOCK.__enter__, _LOCK.__exit__ = enter, leave
             if flock is not None:
                 files.flock = flock  # type: ignore[union-attr]
+
+    @contextmanager
+    def _noting_calls(self, lock: Any) -> Iterator[None]:
+        """Note calls of `lock.acquire` and `lock.release`, which each lock has for itself, beside `with lock:`."""
+        acquire, release = lock.acquire, lock.release
+
+        def note_acquire(*block: Any, **timeout: Any) -> Any:
+            taken = acquire(*block, **timeout)
+            if taken:
+                self._take()
+            return taken
+
+        def note_release() -> None:
+            self._give_back()
+            release()
+
+        lock.acquire, lock.release = note_acquire, note_release
+        try:
+            yield
+        finally:
+            lock.acquire, lock.release = acquire, release
 
     def result(self) -> SharedLock | None:
         """Return the line that takes the lock which is held longest; None where there is none."""
@@ -87,3 +112,9 @@ class LockRecorder:
         if self._depth == 0 and self._line is not None:
             self._held_s[self._line] = self._held_s.get(self._line, 0.0) + time.perf_counter() - self._since
             self._line = None
+
+
+def _locks_of_this_process() -> list[Any]:
+    """Return multiprocessing's locks that exist here: it keeps them, to initialise them again after a fork."""
+    known = getattr(multiprocessing.util, "_afterfork_registry", {})
+    return [one for one in list(known.values()) if isinstance(one, _EXCLUSIVE)]

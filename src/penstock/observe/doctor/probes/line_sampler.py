@@ -8,6 +8,7 @@ up, in a line that reads or calls torch, and sees short samples there only.)
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import threading
@@ -15,6 +16,9 @@ import time
 from collections.abc import Container
 from types import FrameType
 from typing import Any
+
+import numpy as np
+import torch
 
 from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.probe_results import HotLine
@@ -31,19 +35,26 @@ _INSIDE = (step_calls.__file__, time_limit.__file__)
 """Files of penstock's that Python calls in the middle of the user's code: for an operation, a signal, a garbage
 collection."""
 _LEAST_LOOKS = 10
-_SHOWN = 3
+_SHOWN = 5
 
 _Place = tuple[str, int, str]
 
 
 class LineSampler:
-    """Looks at the thread that made it, from `start` to `stop` or in a `with` block, if the main thread starts it."""
+    """Looks at the thread that made it, from `start` to `stop` or in a `with` block, if the main thread starts it.
 
-    def __init__(self) -> None:
+    Args:
+        counts_values: whether it also looks at how large the arrays are that a function has. Until a function returns,
+            Python then keeps what its variables held, which is too long for a step.
+    """
+
+    def __init__(self, *, counts_values: bool = False) -> None:
+        self._counts_values = counts_values
         self._thread_id = threading.get_ident()
         self._looks = 0
         self._seconds: dict[_Place | None, float] = {}
         self._turns: dict[_Place | None, set[int]] = {}
+        self._values: dict[_Place | None, int] = {}
         self._is_on = False
         self._looked_at = self._chained_at = 0.0
         self._before: Any = None
@@ -87,19 +98,22 @@ class LineSampler:
         if self._looks < _LEAST_LOOKS or not total_s:
             return ()
         turns = len(set[int]().union(*self._turns.values()))
-        largest = sorted(self._seconds, key=lambda place: -self._seconds[place])
-        seen = [(place, self._seconds[place] / total_s) for place in largest if place is not None]
-        return tuple(
+        lines: dict[tuple[str, int], list[_Place]] = {}
+        for place in sorted(filter(None, self._seconds), key=lambda place: -self._seconds[place]):
+            lines.setdefault(place[:2], []).append(place)  # the call that takes the most of a line's time comes first
+        seen = [
             HotLine(
-                line=line_text(place[0], place[1]),
-                calls=place[2],
-                fraction=fraction,
-                turns_fraction=len(self._turns[place]) / turns,
-                is_same_for_all=is_same_for_all(place[0], place[1]),
+                line=line_text(*line),
+                calls=places[0][2],
+                fraction=sum(self._seconds[place] for place in places) / total_s,
+                turns_fraction=len(set[int]().union(*(self._turns[place] for place in places))) / turns,
+                is_same_for_all=is_same_for_all(*line),
+                values=max(self._values.get(place, 0) for place in places),
             )
-            for place, fraction in seen[:_SHOWN]
-            if fraction >= THRESHOLDS.hotspot_fraction
-        )
+            for line, places in lines.items()
+        ]
+        largest = sorted(seen, key=lambda line: -line.fraction)[:_SHOWN]
+        return tuple(line for line in largest if line.fraction >= THRESHOLDS.hotspot_fraction)
 
     def fraction_of(self, file: str, numbers: Container[int]) -> float:
         """Return the fraction of the time that was spent in these lines."""
@@ -114,18 +128,20 @@ class LineSampler:
         if not self.is_paused:
             if threading.get_ident() != self._thread_id:
                 frame = sys._current_frames().get(self._thread_id)
-            place = _place(frame)
+            place, users = _place(frame)
             # All of the time since the last look: a call into C is only interrupted when it returns.
             self._seconds[place] = self._seconds.get(place, 0.0) + self._looked_at - before
             self._turns.setdefault(place, set()).add(self.turn)
+            if self._counts_values:
+                self._values[place] = max(self._values.get(place, 0), _most_values(users))
             self._looks += 1
         if callable(self._before) and self._looked_at - self._chained_at > _CHAIN_S:
             self._chained_at = self._looked_at
             self._before(number, frame)
 
 
-def _place(frame: FrameType | None) -> _Place | None:
-    """Return the innermost line of the user's own, and the library function that it calls."""
+def _place(frame: FrameType | None) -> tuple[_Place | None, FrameType | None]:
+    """Return the innermost line of the user's own, the library function that it calls, and its frame."""
     called = ""
     while frame is not None:
         code = frame.f_code
@@ -133,17 +149,44 @@ def _place(frame: FrameType | None) -> _Place | None:
             frame = frame.f_back
             continue
         if code.co_filename.startswith(PACKAGE_FOLDER):
-            return None
+            return None, None
         is_generated = code.co_filename.startswith("<")
         if not is_generated and not code.co_filename.startswith(NOT_THE_USERS):
-            return code.co_filename, frame.f_lineno, called
+            return (code.co_filename, _line_of(frame), called), frame
         if not is_generated:
             called = f"{frame.f_globals.get('__name__', '')}.{code.co_qualname}"
         frame = frame.f_back
-    return None
+    return None, None
+
+
+def _line_of(frame: FrameType) -> int:
+    """Return the line that a frame is at; instructions that Python adds, such as those of a `for`, may have none."""
+    if frame.f_lineno is not None:
+        return frame.f_lineno
+    before = [line for start, _, line in frame.f_code.co_lines() if line is not None and start <= frame.f_lasti]
+    return before[-1] if before else frame.f_code.co_firstlineno
+
+
+def _most_values(frame: FrameType | None) -> int:
+    """Return how many numbers the largest array in a function's variables has, without attributes of its object."""
+    names = frame.f_locals if frame is not None else {}
+    kept = {id(one) for one in getattr(names.get("self"), "__dict__", {}).values()}
+    return max((count_values(one) for one in names.values() if id(one) not in kept), default=0)
+
+
+def count_values(one: Any) -> int:
+    """Return how many numbers an array, a tensor or an image of Pillow's has; 0 for anything else.
+
+    >>> count_values(torch.zeros(2, 3)), count_values([1.0, 2.0])
+    (6, 0)
+    """
+    if isinstance(one, torch.Tensor | np.ndarray):
+        return math.prod(one.shape)
+    is_image = type(one).__module__.startswith("PIL.") and hasattr(one, "getbands")
+    return math.prod(one.size) * len(one.getbands()) if is_image else 0
 
 
 def find_line(frame: FrameType | None) -> tuple[str, int] | None:
     """Return the file and number of the innermost line of the user's own; None without one."""
-    place = _place(frame)
+    place, _ = _place(frame)
     return None if place is None else place[:2]

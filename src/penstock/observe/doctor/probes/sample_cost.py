@@ -22,7 +22,7 @@ from penstock.observe.doctor.probes.constant_seeds import SeedRecorder
 from penstock.observe.doctor.probes.dataset_profile import DatasetProfile
 from penstock.observe.doctor.probes.held_locks import LockRecorder
 from penstock.observe.doctor.probes.image_decode import ImageDecodeRecorder
-from penstock.observe.doctor.probes.line_sampler import LineSampler
+from penstock.observe.doctor.probes.line_sampler import LineSampler, count_values
 from penstock.observe.doctor.probes.repeated_reads import ReadRecorder
 from penstock.observe.doctor.probes.sample_calls import StreamEndedError, iter_sample_calls, samples_per_batch
 from penstock.observe.doctor.thresholds import THRESHOLDS
@@ -50,7 +50,7 @@ class SampleProbe:
         self._until = time.perf_counter() + seconds - self._watched_s
         self._profile = DatasetProfile()
         self._images = ImageDecodeRecorder()
-        self._lines = LineSampler()
+        self._lines = LineSampler(counts_values=True)
         self._reads = ReadRecorder()
         self._seeds = SeedRecorder()
         self._locks = LockRecorder()
@@ -103,6 +103,7 @@ class SampleProbe:
             median_s=statistics.median(times_s),
             sleep_fraction=min(1.0, sleep_fraction),
             numbers_per_sample=_count_numbers(self.samples[0]),
+            values_per_sample=sum(map(count_values, torch.utils._pytree.tree_leaves(self.samples[0]))),
             hotspots=self._profile.hotspots(),
             lines=self._lines.lines(),
             repeated_read=self._reads.result(self._lines),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -68,7 +69,9 @@ class SourceRotation:
                 source.batch = batch
 
     def add_window(self, window: TimingWindow) -> None:
-        """Keep a window of the current source."""
+        """Keep a window of the current source; copying a batch that is repeated is no part of the loop."""
+        if isinstance(self.current, RepeatedBatchSource):
+            window = replace(window, wall_s=window.wall_s - window.wait_s, wait_s=0.0)
         self._windows.setdefault(self.current.name, []).append(window)
 
     @property

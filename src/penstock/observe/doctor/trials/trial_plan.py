@@ -100,11 +100,12 @@ def _fewer_workers(loader: DataLoader[Any], machine: Machine, own: Settings) -> 
     if not own.num_workers:
         return []
     fits = max(1, round(THRESHOLDS.workers_per_core * machine.usable_cores))
+    sources: list[BatchSource] = []
     if own.num_workers > machine.usable_cores and fits < own.num_workers:
-        return [_changed_source(loader, FEWER_WORKERS, num_workers=fits)]
-    if own.is_iterable:
-        return []
-    return [InlineSource(NO_WORKERS, lambda: build_variant(loader, num_workers=0), line="num_workers=0")]
+        sources.append(_changed_source(loader, FEWER_WORKERS, num_workers=fits))
+    if not own.is_iterable:
+        sources.append(InlineSource(NO_WORKERS, lambda: build_variant(loader, num_workers=0), line="num_workers=0"))
+    return sources
 
 
 def _changed_source(loader: DataLoader[Any], name: str, **changes: Any) -> BatchSource:
