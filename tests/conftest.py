@@ -226,10 +226,14 @@ def _leave_template() -> None:
 
 def _children(parent: int) -> list[int]:
     # The kernel's own lists: to look at all processes of the machine, twice for each test, would take a minute in all.
-    found = []
-    for task in Path(f"/proc/{parent}/task").glob("*/children"):
+    found: list[int] = []
+    try:
+        tasks = os.listdir(f"/proc/{parent}/task")
+    except OSError:  # it has ended since it was found
+        return found
+    for task in tasks:
         with contextlib.suppress(OSError):
-            found += map(int, task.read_text().split())
+            found += map(int, Path(f"/proc/{parent}/task/{task}/children").read_text().split())
     return found
 
 

@@ -183,7 +183,7 @@ def test_no_more_workers_are_drawn_busy_than_there_are() -> None:
     path = re.search(r'data-label="collating" d="M([^"]*)"', page)
     assert path is not None
     assert max(float(value) for value in re.findall(r"[,V]([^HVZ]+)", path[1])) <= 4
-    most = re.search(r"At most ([\d.]+) of (\d+) workers were busy", _words(page))
+    most = re.search(r"At most ([\d.]+) workers of (\d+) were busy", _words(page))
     assert most is not None
     assert float(most[1]) <= int(most[2])
 
