@@ -473,6 +473,19 @@ def test_a_batch_size_that_is_set_in_the_middle_of_a_pass_cuts_the_rest_of_it(
     assert same(batches(DataLoader), batches(TorchDataLoader))
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_batch_size_of_0_that_is_set_in_a_pass_ends_it(shuffle: bool) -> None:
+    def batches(loader_class: Any) -> int:
+        loader = loader_class(TensorDataset(torch.arange(40.0)), 2, shuffle)
+        seen = 0
+        for _ in itertools.islice(loader, 50):
+            seen += 1
+            loader.batch_sampler.batch_size = 0
+        return seen
+
+    assert batches(DataLoader) == batches(TorchDataLoader) == 1
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_dataset_that_is_set_past_torchs_refusal_gives_the_next_pass(workers: int) -> None:
     def passes(loader_class: Any) -> list[list[float]]:

@@ -64,9 +64,12 @@ def _cut(block: np.ndarray, size: int, *, drops_last: bool, as_tensors: bool) ->
 
 
 def _cut_anew(sampler: BatchSampler, indices: np.ndarray, *, as_tensors: bool) -> Iterator[Any]:
-    """Yield the rest of a pass in batches of the size that the program sets meanwhile: torch asks before each batch."""
-    while len(indices):
-        batch, indices = np.split(indices, [sampler.batch_size])
+    """Yield the rest of a pass in batches of the size that the program sets meanwhile: torch asks before each batch.
+
+    A size of 0 ends the pass, as it does there.
+    """
+    while len(batch := indices[: sampler.batch_size]):
+        indices = indices[len(batch) :]
         yield torch.from_numpy(batch) if as_tensors else batch
 
 
