@@ -99,3 +99,10 @@ def test_out_of_order_a_worker_with_its_share_is_passed_over() -> None:
     assert dispatch.next_taker(in_order=False, most=4) == 1
     dispatch.load = [2, 2]
     assert dispatch.next_taker(in_order=False, most=4) is None
+
+
+@pytest.mark.parametrize(("cores", "parts"), [(64, 32), (32, 32), (2, 6)])
+def test_of_more_workers_than_cores_each_gets_longer_parts(cores: int, parts: int) -> None:
+    dispatch = make_dispatch("demand", workers=64, cores=cores)
+    dispatch.learn(320_000_000)
+    assert dispatch.split(64) == parts

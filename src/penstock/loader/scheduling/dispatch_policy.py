@@ -13,10 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from penstock.core.host import cores_of_rank
+
 Mode = Literal["demand", "round_robin", "stream"]
 
 _WORTH_SPLITTING_NS = 1_500_000
-"""The least time that the rows of one worker should take; handing a task over costs about 0.1 ms."""
+"""The least time that the rows of one worker should take; handing a task over costs about 0.1 ms of a core. Where
+workers wait and there are more of them than cores, that many tasks at a time share a core, and each should take longer.
+"""
 
 _MOST_AHEAD = 4
 """How many times torch's window may become where batches are uneven and each worker keeps to its own."""
@@ -39,6 +43,7 @@ class Dispatch:
         splittable: whether several workers may fill one batch.
         may_run_ahead: whether more may be drawn than that, because neither the sampler nor the dataset can tell.
         previous: of the loader's iterator before, which has learned what batches cost.
+        cores: for the workers to run on; default: those that this rank may use.
     """
 
     def __init__(
@@ -51,12 +56,14 @@ class Dispatch:
         splittable: bool,
         may_run_ahead: bool = False,
         previous: Dispatch | None = None,
+        cores: int | None = None,
     ) -> None:
         self.mode: Mode = mode
         self.reason = reason
         self.workers = workers
         self.prefetch_factor = prefetch_factor
         self._splittable = splittable
+        self._cores = cores or cores_of_rank()
         self._may_run_ahead = may_run_ahead and mode == "round_robin"
         self._batch_ns: float = previous._batch_ns if previous is not None else 0.0
         self._lost_ns = 0.0
@@ -100,7 +107,8 @@ class Dispatch:
         """Return how many workers should fill a batch of `rows` together: all, while nobody knows what it costs."""
         if self.mode != "demand" or not self._splittable:
             return 1
-        worth = int(self._batch_ns / _WORTH_SPLITTING_NS) if self._batch_ns else self.workers
+        enough_ns = _WORTH_SPLITTING_NS * max(1.0, self.workers / self._cores)
+        worth = int(self._batch_ns / enough_ns) if self._batch_ns else self.workers
         return max(1, min(self.workers, rows // 2, worth))
 
     @property

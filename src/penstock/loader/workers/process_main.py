@@ -118,18 +118,21 @@ class _Worker:
     # ── messages ────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> None:
-        """Take tasks until the inbox closes, or this worker is retired."""
-        poller = select.poll()
-        poller.register(self._ends.inbox, select.POLLIN)
-        poller.register(self._ends.shared, select.POLLIN)
+        """Take tasks until the inbox closes, or this worker is retired.
+
+        A shared task wakes one worker, not all that have nothing to do. A worker that ends without taking it loses no
+        task: the training process sends what is in the shared queue again when a worker has ended.
+        """
         inbox = self._ends.inbox.fileno()
-        self._cells[self._claim_cell + 1] = 1  # before a worker's first claim: it is ready
-        while not self._is_retired:
-            ready = [] if self._inbox.has_taken else [fd for fd, _ in poller.poll()]
-            if self._inbox.has_taken or inbox in ready:
-                self._read_inbox()
-            else:
-                self._take_shared_task()
+        with select.epoll() as poller:
+            poller.register(inbox, select.EPOLLIN)
+            poller.register(self._ends.shared, select.EPOLLIN | select.EPOLLEXCLUSIVE)
+            self._cells[self._claim_cell + 1] = 1  # before a worker's first claim: it is ready
+            while not self._is_retired:
+                if self._inbox.has_taken or inbox in (fd for fd, _ in poller.poll()):
+                    self._read_inbox()
+                else:
+                    self._take_shared_task()
 
     def _read_inbox(self) -> None:
         payload, fds = self._inbox.receive()
