@@ -123,8 +123,9 @@ OnTerminal = Callable[..., Terminal]
 
 
 def shows_panel(screen: Screen) -> bool:
-    """Return whether the panel of a loop under way is there."""
-    return "samples/s" in screen.text()[-3] and "host" in screen.text()[-1]
+    """Return whether the panel of a loop under way, of which batches were made, is there."""
+    rate = screen.text()[-3]
+    return "samples/s" in rate and " 0 samples/s" not in f" {rate}" and "host" in screen.text()[-1]
 
 
 def is_given_back(screen: Screen) -> bool:

@@ -42,6 +42,28 @@ def test_a_rank_that_is_killed_before_it_loads_anything_is_reported(tmp_path: Pa
     assert [rank.missing_reason[:13] for rank in record.ranks] == ["it was killed"] * 2
 
 
+def test_a_run_that_begins_leaves_the_files_of_a_killed_one_to_its_supervisor(tmp_path: Path) -> None:
+    killed(tmp_path, 0, 1)
+    other = RankFiles(tmp_path, Ranks(launch="two"))
+    said, says = os.pipe()
+    dismissed, dismisses = os.pipe()
+    supervisor = os.fork()
+    if supervisor == 0:
+        files_of(tmp_path, 0, 1).keep()
+        os.write(says, b"k")
+        os.read(dismissed, 1)
+        os._exit(0)
+    os.read(said, 1)
+    other.begin()
+    assert files_of(tmp_path, 0, 1).end(None).record is not None
+    os.write(dismisses, b"d")
+    os.waitpid(supervisor, 0)
+    for end in (said, says, dismissed, dismisses):
+        os.close(end)
+    other.begin()
+    assert [folder.name for folder in tmp_path.iterdir()] == ["ranks-two"]
+
+
 def test_of_ranks_that_are_killed_together_one_reports_and_has_all_of_them(tmp_path: Path) -> None:
     for rank in range(3):
         killed(tmp_path, rank, 3)

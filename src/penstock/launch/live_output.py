@@ -44,10 +44,19 @@ class LiveOutput:
         self._prints_lines = prints_lines
         self._next_line_s = _LINE_PERIOD_S
         self._next_save_s = 0.0
+        self._saved_batches = 0
 
     def write(self, snapshot: LiveSnapshot) -> None:
         """Write what is due."""
         at_s = snapshot.now.at_s
+        # Before what a person sees: whoever stops the run on seeing a batch gets a report that has one.
+        is_first = snapshot.now.batches > 0 == self._saved_batches
+        if self._rank_files is not None and (at_s >= self._next_save_s or is_first):
+            began = time.thread_time()  # not what it waited for a core or the GIL
+            self._rank_files.save(self._current_record())
+            took_s = time.thread_time() - began
+            self._saved_batches = snapshot.now.batches
+            self._next_save_s = at_s + max(_SAVE_PERIOD_S, took_s / _SAVE_TIME_FRACTION)
         if self._status_file is not None:
             self._status_file.write(snapshot)
         if self._prints_lines and at_s >= self._next_line_s and snapshot.loader:
@@ -55,8 +64,3 @@ class LiveOutput:
             # os.write, not print: a fork could copy a locked stream. An error means that nobody reads the log.
             with contextlib.suppress(OSError):
                 os.write(_STDERR, f"penstock: {live_text.progress_line(snapshot)}\n".encode())
-        if self._rank_files is not None and at_s >= self._next_save_s:
-            began = time.perf_counter()
-            self._rank_files.save(self._current_record())
-            took_s = time.perf_counter() - began
-            self._next_save_s = at_s + max(_SAVE_PERIOD_S, took_s / _SAVE_TIME_FRACTION)

@@ -4,6 +4,8 @@
                                              "ended": whether the record is final, "record": as in run.json, or null}
 
     <folder>/ranks-<launch>/reported        the rank that writes the report of all
+    <folder>/ranks-<launch>/kept            locked by each supervisor while it lives: a run that begins must not
+                                            remove what the supervisor of a killed run is about to report
 
 No rank waits for another. Every rank that ends merges the records that exist, and the last one finds all of them. A
 killed rank leaves the record that it saved last: the first when it begins, later ones while it loads. Where several are
@@ -59,13 +61,22 @@ class RankFiles:
 
     def begin(self, record: RunRecord | None = None) -> None:
         """Create this rank's file, with a first record, and remove the files of runs that were killed."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), _locked(self._folder.parent):
             for other in self._folder.parent.glob("ranks-*"):
                 # Never this run's own folder: another rank may have created it and not written its file yet.
-                if other != self._folder and not any(_is_running(entry) for entry in _read(other).values()):
+                is_own = other == self._folder
+                if not is_own and not any(map(_is_running, _read(other).values())) and not _is_kept(other):
                     shutil.rmtree(other, ignore_errors=True)
             self._folder.mkdir(mode=0o700, exist_ok=True)
             self._write(record, ended=False)
+
+    def keep(self) -> None:
+        """Keep all ranks' files while this process lives: the supervisor's, which reports them if the run is killed."""
+        import fcntl
+
+        with contextlib.suppress(OSError):
+            kept = os.open(self._folder / "kept", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(kept, fcntl.LOCK_SH)  # until the descriptor is closed, when the process ends
 
     def save(self, record: RunRecord) -> None:
         """Save the record so far."""
@@ -172,6 +183,32 @@ def _read(folder: Path) -> dict[int, dict[str, Any]]:
         with contextlib.suppress(OSError, ValueError):
             entries[int(file.stem)] = json.loads(file.read_text(encoding="utf-8"))
     return entries
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Let one run at a time begin: what it has made and not filled yet does not look like a killed one's."""
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _is_kept(folder: Path) -> bool:
+    import fcntl
+
+    try:
+        with (folder / "kept").open() as kept:
+            fcntl.flock(kept, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:  # a run without a supervisor, or one that has removed its files
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _text(file: Path) -> str:

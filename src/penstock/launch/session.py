@@ -155,7 +155,7 @@ class Session:
             if final.is_last:
                 rank_files.remove()
 
-        self._supervisor = Supervisor.start(self._status_file.path, finish_killed_run, draws=draws)
+        self._supervisor = Supervisor.start(self._status_file.path, rank_files.keep, finish_killed_run, draws=draws)
 
     def _end(self) -> None:
         """Write the report; the exit handler."""

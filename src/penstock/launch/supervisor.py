@@ -39,7 +39,9 @@ class Supervisor:
         self._connection = connection
 
     @classmethod
-    def start(cls, status_file: Path, on_killed: Callable[[], None], *, draws: bool) -> Supervisor | None:
+    def start(
+        cls, status_file: Path, on_start: Callable[[], None], on_killed: Callable[[], None], *, draws: bool
+    ) -> Supervisor | None:
         """Start a supervisor for this process, which must have a single thread.
 
         Returns None if there can be none: without pidfd_open (Linux 5.3), if no further process is allowed, or if this
@@ -47,6 +49,7 @@ class Supervisor:
 
         Args:
             status_file: what to draw.
+            on_start: called in the supervisor first.
             on_killed: called in the supervisor if this process ends without `dismiss`.
             draws: whether to draw on the terminal that is stderr.
         """
@@ -70,7 +73,7 @@ class Supervisor:
             try:
                 os.setsid()  # out of reach of the terminal's signals
                 if os.fork() == 0:
-                    _supervise(run, pidfd, theirs, status_file, on_killed, draws=draws)
+                    _supervise(run, pidfd, theirs, status_file, on_start, on_killed, draws=draws)
             finally:
                 os._exit(0)
         os.waitpid(child, 0)
@@ -95,12 +98,20 @@ class Supervisor:
 
 
 def _supervise(
-    run: int, pidfd: int, connection: socket.socket, status_file: Path, on_killed: Callable[[], None], *, draws: bool
+    run: int,
+    pidfd: int,
+    connection: socket.socket,
+    status_file: Path,
+    on_start: Callable[[], None],
+    on_killed: Callable[[], None],
+    *,
+    draws: bool,
 ) -> None:
     """Do the supervisor's work, in its process."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     _close_inherited({pidfd, connection.fileno()})
+    on_start()
     from penstock.observe.live.display import Display
 
     display = Display(2, status_file.parent) if draws else None
