@@ -191,7 +191,6 @@ def test_the_report_and_run_json_say_what_iterates_each_loader(tmp_path: Path) -
     assert run.stdout.count("\n") > 5
     for words in (
         "TensorDataset (train.py:43): 22 samples in 6 batches",
-        "iterator: replaced",
         "iterator: subclass Doubled on penstock's iterator",
         "iterator: own iterator of Own, left alone",
         "TensorDataset #4 (train.py:43): own iterator of Uncounted, left alone; its batches were not counted",

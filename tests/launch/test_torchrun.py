@@ -13,7 +13,8 @@ import pytest
 from launch.programs import python, script
 from scripts import written
 
-from penstock.observe.record import run_record, text_report
+from penstock.observe.record import run_record
+from penstock.observe.report import text_report
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("preloaded_python")]
 

@@ -50,8 +50,9 @@ class Report:
     def run(self, args: argparse.Namespace) -> int:
         """Print or write the run."""
         from penstock.launch.run_folder import run_file
-        from penstock.observe.record import comparison_text, run_record, text_report
+        from penstock.observe.record import comparison_text, run_record
         from penstock.observe.record.compare_runs import compare_runs
+        from penstock.observe.report import text_report
 
         if args.merge and args.trace is None:
             raise OptionError("--merge needs a file to merge into; give --trace FILE as well")
@@ -79,7 +80,7 @@ class Report:
 def _write(saved: RunRecord, comparison: Comparison | None, args: argparse.Namespace) -> bool:
     """Write the requested files; return whether there were any."""
     if args.html is not None:
-        from penstock.observe.page import write_html
+        from penstock.observe.report.write_html import write_html
 
         write_html(saved, args.html, comparison)
     if args.trace is not None:

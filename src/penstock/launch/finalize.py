@@ -16,11 +16,11 @@ from penstock.observe.doctor.causes import findings_of_run
 from penstock.observe.live.loader_registry import LoaderRegistry
 from penstock.observe.meters import nvml
 from penstock.observe.meters.clock import Clock
-from penstock.observe.record import text_report
 from penstock.observe.record.baseline import Baseline
 from penstock.observe.record.compare_runs import Comparison, predicted_and_achieved
 from penstock.observe.record.run_record import RunRecord, load, save
 from penstock.observe.record.run_summary import RunSummary
+from penstock.observe.report import text_report
 
 
 def write_outputs(record: RunRecord, outputs: Outputs, *, is_last: bool) -> None:
@@ -37,7 +37,12 @@ def write_outputs(record: RunRecord, outputs: Outputs, *, is_last: bool) -> None
     record = replace(record, findings=findings_of_run(record))
     if is_last and not outputs.quiet:
         sys.stdout.flush()
-        print(text_report.render(record) + _prediction(record, outputs), end="", file=sys.stderr, flush=True)
+        print(
+            text_report.render(record, details=False) + _prediction(record, outputs),
+            end="",
+            file=sys.stderr,
+            flush=True,
+        )
         _print_note(nvml.missing_package() if "accelerators" in record.machine else None)
     files = (outputs.json_file, outputs.html_file)
     if outputs.folder is not None and any(file is not None and file.parent == outputs.folder for file in files):
@@ -77,7 +82,7 @@ def _prediction(record: RunRecord, outputs: Outputs) -> str:
 
 
 def _write_html(record: RunRecord, outputs: Outputs) -> None:
-    from penstock.observe.page import write_html  # no program must wait for it at its start
+    from penstock.observe.report.write_html import write_html  # no program must wait for it at its start
 
     assert outputs.html_file is not None
     write_html(record, outputs.html_file, _baseline_comparison(record.baseline))

@@ -15,8 +15,8 @@ from penstock.launch.patch_torch import TorchPatch
 from penstock.observe.live.loader_registry import LoaderRegistry
 from penstock.observe.meters.clock import read_clock
 from penstock.observe.meters.host_memory import MemoryMeter
-from penstock.observe.record import text_report
 from penstock.observe.record.run_record import RunRecord
+from penstock.observe.report import text_report
 
 _loaded_notebooks: list[Notebook] = []
 
@@ -52,7 +52,7 @@ class Notebook:
         self._memory.measure()
         record = self.record()
         print(f"penstock: {record.wall_s:.1f} s since it was loaded")
-        print(text_report.render(record).partition("\n")[2], end="")
+        print(text_report.render(record, details=False).partition("\n")[2], end="")
 
     def record(self) -> RunRecord:
         """Return the record since the extension was loaded."""

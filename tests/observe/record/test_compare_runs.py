@@ -9,11 +9,12 @@ import made_runs
 
 from penstock.core.stats import IndexDigest, StageTimes
 from penstock.observe.doctor.causes import findings_of_run
-from penstock.observe.page import render_html
-from penstock.observe.record import comparison_text, text_report
+from penstock.observe.record import comparison_text
 from penstock.observe.record.compare_digests import compare_ranks
 from penstock.observe.record.compare_runs import Difference, compare_runs, predicted_and_achieved
 from penstock.observe.record.run_summary import summarize_run
+from penstock.observe.report import text_report
+from penstock.observe.report.write_html import render_html
 
 
 def _run(*, samples_factor: int = 1, wait_s: float = 5.0, **settings: object):

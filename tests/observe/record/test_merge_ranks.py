@@ -8,11 +8,12 @@ import pytest
 
 from penstock.core.stats import LoaderStatistics, StageTimes
 from penstock.observe.meters.host_memory import HostMemory
-from penstock.observe.page.write_html import render_html
-from penstock.observe.record import run_record, text_report
+from penstock.observe.record import run_record
 from penstock.observe.record.merge_ranks import merge_ranks, merge_timelines
 from penstock.observe.record.run_record import LoaderRecord, RunRecord
 from penstock.observe.record.timeline import TimelinePoint
+from penstock.observe.report import text_report
+from penstock.observe.report.write_html import render_html
 
 
 def rank(started: str, *, samples: int = 10, exit_code: int | None = 0, error: str | None = None) -> RunRecord:

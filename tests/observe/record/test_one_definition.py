@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from penstock.core.stats import LoaderStatistics, StageTimes
 from penstock.observe.doctor.causes import findings_of_run
-from penstock.observe.page import render_html
-from penstock.observe.record import run_record, text_report
+from penstock.observe.record import run_record
 from penstock.observe.record.formatting import percent_text, percent_texts, ratio_text
 from penstock.observe.record.run_record import LoaderRecord, RunRecord
 from penstock.observe.record.time_parts import Part, bars
+from penstock.observe.report import text_report
+from penstock.observe.report.write_html import render_html
 
 SECONDS = st.floats(0, 100).map(lambda seconds: round(seconds, 3))
 STAGES = st.builds(

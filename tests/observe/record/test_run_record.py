@@ -12,9 +12,10 @@ import pytest
 from penstock.core.errors import OptionError
 from penstock.core.stats import IndexDigest, LoaderStatistics, RingCounts, StageTimes
 from penstock.observe.meters.host_memory import HostMemory
-from penstock.observe.record import run_record, text_report
+from penstock.observe.record import run_record
 from penstock.observe.record.finding import Finding
 from penstock.observe.record.timeline import TimelinePoint
+from penstock.observe.report import text_report
 
 RUN = run_record.RunRecord(
     command=("train.py", "--lr", "1"),

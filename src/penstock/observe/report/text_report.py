@@ -1,4 +1,4 @@
-"""The report that `penstock run` prints at the end: a `RunRecord` as text. Data in, text out."""
+"""A `RunRecord` as text: what `penstock run` prints at its end, and with all details `penstock report`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from penstock.observe.record.formatting import percent_text, rate_text, time_tex
 from penstock.observe.record.group_loaders import group_loaders, group_uncounted, iterator_text, settings_text
 from penstock.observe.record.memory_parts import device_memory_bar
 from penstock.observe.record.rank_record import RankRecord
-from penstock.observe.record.rates import HIDDEN, Totals
+from penstock.observe.record.rates import Totals
 from penstock.observe.record.run_record import LoaderRecord, RunRecord
 from penstock.observe.record.time_parts import Part, loop_parts, worker_parts
+from penstock.observe.report.headline import headline
 
 _FINDINGS = 3
 """As many are listed; report.html has all."""
@@ -22,8 +23,14 @@ _MOST_RANKS = 16
 """More are not all shown; run.json has them."""
 
 
-def render(record: RunRecord) -> str:
-    """Return the report of `record` as lines of plain text."""
+def render(record: RunRecord, *, details: bool = True) -> str:
+    """Return the report of `record` as lines of plain text; the result of it, and what to change, come last.
+
+    Args:
+        record: the run.
+        details: give each loader its own table of parts, and its settings. Otherwise it has a line, and what is unusual
+            about it; the table is that of all loaders.
+    """
     code = "unknown" if record.exit_code is None else record.exit_code
     lines = [f"penstock: {' '.join(record.command)} ran {record.wall_s:.1f} s, exit code {code}"]
     if record.error:
@@ -32,10 +39,12 @@ def render(record: RunRecord) -> str:
     if not used and not uncounted:
         lines.append("  no batch was loaded through a DataLoader")
     for loader in used:
-        lines += _loader_lines(loader)
+        lines += _loader_lines(loader, details)
     lines += [f"  {loader.label}: {iterator_text(loader)}; its batches were not counted" for loader in uncounted]
     if len(used) > 1:
         lines += _total_lines(record.loaders, record.totals)
+    elif used and not details:
+        lines += _part_lines(used)
     lines += _rank_lines(record.ranks, record.totals)
     lines += [f"  indices: {text}" for text in compare_ranks(record.loaders)]
     if record.baseline is not None:
@@ -48,8 +57,9 @@ def render(record: RunRecord) -> str:
         bar = device_memory_bar(record.device_memory)
         parts = "; ".join(f"{part.label} {part.text}" for part in bar.parts)
         lines.append(f"  peak device memory: {bar.text} ({parts})")
-    if used and not record.findings and record.totals.stall_fraction < HIDDEN:
-        lines.append("  Loading is hidden behind the step: a faster loader would change nothing.")
+    if used and record.totals.loop_s:
+        result = headline(record)
+        lines += [f"  {sentence}" for sentence in (result.text, result.more) if sentence]
     for finding in record.findings[:_FINDINGS]:
         where = f"{finding.loader}: " if finding.loader else ""
         gain = f"{finding.gain_text}: " if finding.gain is not None else ""
@@ -95,16 +105,23 @@ def _rank_line(rank: RankRecord) -> str:
     return "".join(parts)
 
 
-def _loader_lines(loader: LoaderRecord) -> list[str]:
+def _loader_lines(loader: LoaderRecord, details: bool) -> list[str]:
     statistics = loader.statistics
     lines = [
         f"  {loader.label}: {statistics.samples} samples in {statistics.batches} batches, "
         f"{rate_text(statistics.samples_per_s)}, {_waited(statistics)}, "
-        f"first batch after {time_text(statistics.first_batch_s)}",
-        *_part_lines([loader]),
-        f"    iterator: {iterator_text(loader)}",
-        f"    settings: {settings_text(loader)}",
+        f"first batch after {time_text(statistics.first_batch_s)}"
     ]
+    if details:
+        lines += [*_part_lines([loader]), f"    iterator: {iterator_text(loader)}", *_setting_lines(loader)]
+    elif loader.iterator != "replaced":
+        lines.append(f"    iterator: {iterator_text(loader)}")
+    return lines + [f"    {problem}" for problem in _problem_lines(statistics)]
+
+
+def _setting_lines(loader: LoaderRecord) -> list[str]:
+    statistics = loader.statistics
+    lines = [f"    settings: {settings_text(loader)}"]
     if order := digest_text(statistics):
         lines.append(f"    indices: {order}")
     if statistics.workers_reason:
@@ -118,7 +135,6 @@ def _loader_lines(loader: LoaderRecord) -> list[str]:
         )
     if statistics.pinning:
         lines.append(f"    pinned: {statistics.pinning}")
-    lines += [f"    {problem}" for problem in _problem_lines(statistics)]
     return lines
 
 

@@ -14,10 +14,10 @@ import made_runs
 import pytest
 from machines import HOLDERS
 
-from penstock.observe.page import write_html
-from penstock.observe.page.palette import DARK, LIGHT
 from penstock.observe.record.compare_runs import compare_runs
 from penstock.observe.record.time_series import build_time_series
+from penstock.observe.report.palette import DARK, LIGHT
+from penstock.observe.report.write_html import write_html
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.core.units import size_text
-from penstock.observe.page.headline import Headline, headline
 from penstock.observe.record.compare_runs import Comparison, Difference
 from penstock.observe.record.comparison_text import Row, rows, verdict
 from penstock.observe.record.finding import Finding
@@ -16,6 +15,7 @@ from penstock.observe.record.run_record import LoaderRecord, RunRecord
 from penstock.observe.record.run_summary import summarize_run
 from penstock.observe.record.time_parts import Bar, bars
 from penstock.observe.record.time_series import TimeSeries, build_time_series
+from penstock.observe.report.headline import Headline, headline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

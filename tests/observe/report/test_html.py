@@ -10,11 +10,11 @@ import made_runs
 import pytest
 
 from penstock.core.errors import OptionError
-from penstock.observe.page import render_html, write_html
-from penstock.observe.page.figures import figures
 from penstock.observe.record.compare_runs import Comparison, compare_runs
 from penstock.observe.record.run_summary import RunSummary
 from penstock.observe.record.time_series import build_time_series
+from penstock.observe.report.figures import figures
+from penstock.observe.report.write_html import render_html, write_html
 
 RUNS = {
     "ordinary": made_runs.ordinary,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.core.atomic_write import write_text_atomic
-from penstock.observe.page.figures import figures
-from penstock.observe.page.html import page_html
-from penstock.observe.page.view import build_view
 from penstock.observe.record.compare_runs import Comparison
 from penstock.observe.record.run_record import RunRecord
+from penstock.observe.report.figures import figures
+from penstock.observe.report.html import page_html
+from penstock.observe.report.view import build_view
 
 
 def render_html(record: RunRecord, comparison: Comparison | None = None) -> str:

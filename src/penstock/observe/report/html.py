@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from importlib import resources
 
 from penstock import __version__
-from penstock.observe.page import palette
-from penstock.observe.page.figures import Figure, Trace, round_steps, time_unit
-from penstock.observe.page.headline import Headline
-from penstock.observe.page.view import ComparisonText, FindingText, LoaderView, Tile, View
 from penstock.observe.record.formatting import percent_text, rate_text
 from penstock.observe.record.time_parts import Bar, Part
+from penstock.observe.report import palette
+from penstock.observe.report.figures import Figure, Trace, round_steps, time_unit
+from penstock.observe.report.headline import Headline
+from penstock.observe.report.view import ComparisonText, FindingText, LoaderView, Tile, View
 
 _MAX_CARDS = 12
 """Further loaders are collapsed into a table."""
@@ -24,7 +24,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 def page_html(view: View, figures: list[Figure]) -> str:
     """Return the whole page."""
-    folder = resources.files("penstock.observe.page")
+    folder = resources.files("penstock.observe.report")
     css = palette.css() + folder.joinpath("page.css").read_text(encoding="utf-8")
     sections = [
         _comparison(view.comparison, view.headline) if view.comparison is not None else "",
@@ -271,7 +271,7 @@ def _script(figures: list[Figure]) -> str:
     """Return the script for zoom and values under the pointer; nothing if there are no figures."""
     if not figures:
         return ""
-    text = resources.files("penstock.observe.page").joinpath("page.js").read_text(encoding="utf-8")
+    text = resources.files("penstock.observe.report").joinpath("page.js").read_text(encoding="utf-8")
     return f"<script>{text}</script>"
 
 

@@ -8,14 +8,14 @@ import made_runs
 import pytest
 
 from penstock.core.stats import StageTimes
-from penstock.observe.page.figures import figures
-from penstock.observe.page.headline import headline
-from penstock.observe.page.palette import DARK, LIGHT
-from penstock.observe.page.view import build_view
 from penstock.observe.record.formatting import time_text
 from penstock.observe.record.tensorboard import scalars
 from penstock.observe.record.time_parts import bars
 from penstock.observe.record.time_series import build_time_series
+from penstock.observe.report.figures import figures
+from penstock.observe.report.headline import headline
+from penstock.observe.report.palette import DARK, LIGHT
+from penstock.observe.report.view import build_view
 
 
 def test_the_parts_of_the_training_process_add_up_to_its_loops_and_the_rest_is_said() -> None:
