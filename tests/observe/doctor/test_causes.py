@@ -21,7 +21,7 @@ from penstock.observe.doctor.probe_results import (
     WorkerActivity,
     WorkerNoise,
 )
-from penstock.observe.doctor.probes.step_calls import StepCallRecorder
+from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
 from penstock.observe.doctor.rendering import render
 from penstock.observe.doctor.trial import (
     AS_IS,

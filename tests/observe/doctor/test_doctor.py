@@ -36,7 +36,7 @@ from penstock.observe.doctor.probes.dataset_profile import DatasetProfile
 from penstock.observe.doctor.probes.image_decode import ImageDecodeRecorder
 from penstock.observe.doctor.probes.machine_limits import MachineLimits
 from penstock.observe.doctor.probes.pickle_cost import measure_pickle
-from penstock.observe.doctor.probes.step_calls import StepCallRecorder
+from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
 from penstock.observe.doctor.probes.time_limit import time_limit
 from penstock.observe.doctor.rendering import as_json, render
 from penstock.observe.doctor.thresholds import THRESHOLDS

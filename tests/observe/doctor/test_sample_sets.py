@@ -37,7 +37,7 @@ from penstock.observe.doctor.contents.untransformed import untransformed
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
 from penstock.observe.doctor.probe_results import SampleCosts
 from penstock.observe.doctor.probes import worker_noise
-from penstock.observe.doctor.probes.step_calls import StepCallRecorder
+from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
 from penstock.observe.doctor.rendering import render
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trials.batch_source import BatchSource

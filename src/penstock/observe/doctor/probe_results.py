@@ -405,3 +405,9 @@ class StepCalls:
 
     trains: bool = False
     """Whether a step computed gradients, by `backward()`."""
+
+    graphs_held_by: str | None = None
+    """The variable that holds the autograd graphs of all earlier steps; None where none does."""
+
+    training_lines: tuple[str, ...] = ()
+    """The lines that contribute to gradients, or that an optimizer runs in."""

@@ -28,6 +28,8 @@ NOT_ABOUT_LOADING: tuple[Cause, ...] = (
     worker_memory.shm_too_small,
     worker_memory.prefetches_much,
     *step.STEP_PATTERNS,
+    step.costly_step_line,
+    step.graphs_kept,
     step.sync_every_step,
     step.non_blocking_from_pageable,
     step.pinned_without_accelerator,

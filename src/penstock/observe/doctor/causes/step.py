@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.causes.evidence import describe_line
 from penstock.observe.doctor.measurements import Measurements
-from penstock.observe.doctor.probe_results import StepCall
+from penstock.observe.doctor.probe_results import HotLine, StepCall
 from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.doctor.trial import Trial
 from penstock.observe.record.finding import Finding
 
 _SHOWN_CALLS = 3
@@ -88,19 +89,9 @@ class StepPattern:
             is_often = line.turns_fraction >= THRESHOLDS.line_turns
             if not is_such or not is_often or line.fraction < THRESHOLDS.wasted_step_fraction:
                 continue
-            of_loop = line.fraction * (1 - (now.wait_fraction or 0.0))
-            if 1 / (1 - of_loop) < THRESHOLDS.worthwhile_gain:
-                continue
-            return Finding(
-                name=self.name,
-                cause=self.cause,
-                evidence=(
-                    f"{line.fraction:.0%} of the step's time, in {line.turns_fraction:.0%} of the steps: "
-                    f"{describe_line(line)}"
-                ),
-                remedy=self.remedy,
-                gain=1 / (1 - of_loop) if of_loop < THRESHOLDS.estimated_fraction else None,
-            )
+            finding = _costs_every_step(self.name, line, now, self.cause, self.remedy)
+            if finding is not None:
+                return finding
         return None
 
 
@@ -149,6 +140,64 @@ STEP_PATTERNS = (
         "log every hundred steps",
     ),
 )
+
+
+@cause("costly-step-line", "as_is", "step_calls")
+def costly_step_line(measured: Measurements) -> Finding | None:
+    """A line takes most of the step, and contributes neither to gradients nor to the optimizer's work."""
+    now, calls = required(measured.as_is), required(measured.step_calls)
+    if measured.machine.accelerator or not calls.trains or not measured.step_lines:
+        return None  # with an accelerator, time passes in the lines that wait for it
+    line = measured.step_lines[0]
+    is_often = line.turns_fraction >= THRESHOLDS.line_turns
+    if not is_often or line.fraction < THRESHOLDS.line_fraction or line.line in calls.training_lines:
+        return None
+    if _TRAINS.search(f" {line.calls}"):
+        return None
+    return _costs_every_step(
+        "costly-step-line",
+        line,
+        now,
+        "One line takes most of every step, and the gradients do not depend on it.",
+        "do it every hundred steps, or once per epoch; what a batch needs, do in the dataset, beside the step",
+    )
+
+
+_TRAINS = re.compile(r" torch\.(optim|amp|autograd|_tensor|nn\.utils)\b")
+"""Functions of torch that belong to training where they compute no tensor with gradients."""
+
+
+@cause("graphs-kept", "step_calls")
+def graphs_kept(measured: Measurements) -> Finding | None:
+    """Losses of all steps are kept with their graphs.
+
+    Source: PyTorch's FAQ, "Don't accumulate history across your training loop".
+    """
+    step = required(measured.step_calls)
+    if step.graphs_held_by is None:
+        return None
+    return Finding(
+        name="graphs-kept",
+        cause="Every step keeps its loss with the graph that computed it, so memory grows with each step.",
+        evidence=f"after {step.steps} steps the graphs of all of them were alive; {step.graphs_held_by} holds them",
+        remedy="keep the value alone: loss.detach(), or loss.item() where nothing waits for a device",
+    )
+
+
+def _costs_every_step(name: str, line: HotLine, now: Trial, cause: str, remedy: str) -> Finding | None:
+    """Return the finding that a line costs what the loop would gain without it; None if that is little."""
+    of_loop = line.fraction * (1 - (now.wait_fraction or 0.0))
+    if 1 / (1 - of_loop) < THRESHOLDS.worthwhile_gain:
+        return None
+    return Finding(
+        name=name,
+        cause=cause,
+        evidence=(
+            f"{line.fraction:.0%} of the step's time, in {line.turns_fraction:.0%} of the steps: {describe_line(line)}"
+        ),
+        remedy=remedy,
+        gain=1 / (1 - of_loop) if of_loop < THRESHOLDS.estimated_fraction else None,
+    )
 
 
 def _describe_calls(calls: tuple[StepCall, ...]) -> str:

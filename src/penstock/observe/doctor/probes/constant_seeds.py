@@ -21,7 +21,7 @@ from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.probe_results import ConstantSeed
 from penstock.observe.doctor.probes.line_sampler import find_line
 from penstock.observe.doctor.probes.source_lines import line_text
-from penstock.observe.doctor.probes.step_calls import NOT_THE_USERS
+from penstock.observe.doctor.probes.steps.step_calls import NOT_THE_USERS
 
 _SEEDING = ((torch, "manual_seed"), (np.random, "seed"), (np.random, "default_rng"), (random, "seed"))
 _MAKING = ((random, "Random"), (np.random, "RandomState"), (torch, "Generator"))

@@ -25,7 +25,7 @@ from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.probe_results import CopyOnWrite
 from penstock.observe.doctor.probes import proc
 from penstock.observe.doctor.probes.sample_calls import iter_sample_calls
-from penstock.observe.doctor.probes.step_calls import NOT_THE_USERS
+from penstock.observe.doctor.probes.steps.step_calls import NOT_THE_USERS
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
 _WARM_UP_SAMPLES = 8

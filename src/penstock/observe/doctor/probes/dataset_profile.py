@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.probe_results import Hotspot
-from penstock.observe.doctor.probes.step_calls import NOT_THE_USERS
+from penstock.observe.doctor.probes.steps.step_calls import NOT_THE_USERS
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
 _STORAGE = re.compile(

@@ -22,9 +22,10 @@ import torch
 
 from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.probe_results import HotLine
-from penstock.observe.doctor.probes import step_calls, time_limit
+from penstock.observe.doctor.probes import time_limit
 from penstock.observe.doctor.probes.source_lines import is_same_for_all, line_text
-from penstock.observe.doctor.probes.step_calls import NOT_THE_USERS
+from penstock.observe.doctor.probes.steps import step_calls
+from penstock.observe.doctor.probes.steps.step_calls import NOT_THE_USERS
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
 _INTERVAL_S = 0.003

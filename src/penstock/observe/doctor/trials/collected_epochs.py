@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.probes.source_lines import line_text, statements_at
-from penstock.observe.doctor.probes.step_calls import NOT_THE_USERS
+from penstock.observe.doctor.probes.steps.step_calls import NOT_THE_USERS
 
 _COLLECTING = re.compile(r"(list|tuple|sorted)\(")
 

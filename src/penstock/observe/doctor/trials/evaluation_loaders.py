@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.contents.compare_loaders import Evaluation
-from penstock.observe.doctor.probes.step_calls import NOT_THE_USERS
+from penstock.observe.doctor.probes.steps.step_calls import NOT_THE_USERS
 
 _EVALUATES = frozenset(
     {"val", "vali", "valid", "validate", "validation", "test", "testing", "dev", "eval", "evaluation", "holdout"}

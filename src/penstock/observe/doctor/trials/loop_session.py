@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from penstock.observe.doctor.contents.seen_labels import LabelRecorder
 from penstock.observe.doctor.probes.batch_values import copy_containers
 from penstock.observe.doctor.probes.line_sampler import LineSampler
-from penstock.observe.doctor.probes.step_calls import StepCallRecorder
+from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
 from penstock.observe.doctor.probes.worker_activity import WorkerActivityProbe
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS, Trial

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from penstock.observe.doctor.content_results import EpochOrders
 from penstock.observe.doctor.probe_results import Hang, HotLine, OneLabel
-from penstock.observe.doctor.probes.step_calls import StepCallRecorder
+from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
 from penstock.observe.doctor.probes.worker_activity import WorkerActivityProbe
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import Trial

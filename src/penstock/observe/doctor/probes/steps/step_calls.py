@@ -11,7 +11,7 @@ import site
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -24,6 +24,8 @@ from penstock.observe.doctor.contents.seen_labels import labels_of
 from penstock.observe.doctor.probe_results import StepCall, StepCalls, WholeImages
 from penstock.observe.doctor.probes.batch_values import all_finite
 from penstock.observe.doctor.probes.source_lines import line_text
+from penstock.observe.doctor.probes.steps.kept_graphs import KeptGraphs
+from penstock.observe.doctor.probes.steps.training_lines import TrainingLines
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
 _SYNCHRONIZING = {
@@ -78,6 +80,8 @@ class StepCallRecorder:
         self._has_gaps = False
         self._leaves_gaps_out: bool | None = None
         self._trains = False
+        self._graphs = KeptGraphs()
+        self._lines = TrainingLines()
 
     @property
     def steps(self) -> int:
@@ -90,6 +94,7 @@ class StepCallRecorder:
         labels = labels_of(batch)
         self._labels = set() if labels is None else {labels.data_ptr()}
         self._has_gaps = not all_finite(batch)
+        self._lines.begin_step()
         self._mode = _RecordingMode(self)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
 
@@ -116,6 +121,8 @@ class StepCallRecorder:
             uses_labels=self._uses_labels,
             leaves_gaps_out=bool(self._leaves_gaps_out),
             trains=self._trains,
+            graphs_held_by=self._graphs.holder,
+            training_lines=self._lines.texts(),
         )
 
     def _images_of_every_step(self) -> WholeImages | None:
@@ -153,8 +160,20 @@ class StepCallRecorder:
     def note_loss(self, loss: Any) -> None:
         """Note that gradients are computed, and whether the loss of a batch with values that are not finite is."""
         self._trains = True
+        self._graphs.note(self._steps, loss, _users_frames())
         if self._has_gaps:
-            self._leaves_gaps_out = self._leaves_gaps_out is not False and all_finite(loss)
+            self._leaves_gaps_out = self._leaves_gaps_out is not False and all_finite(loss.detach())
+
+    def note_line(self, operands: tuple[Any, ...], made: Any, *, computes_gradients: bool) -> None:
+        """Note which line of the program computes what of what, or gradients, or what an optimizer does with them."""
+        frame = next(_users_frames(), None)
+        if frame is None:
+            return
+        line = frame.f_code.co_filename, frame.f_lineno
+        if computes_gradients or _is_in_optimizer(frame):
+            self._lines.note_training(line)
+        else:
+            self._lines.note(line, operands, made)
 
     def note_operands(self, operands: tuple[Any, ...], made: Any) -> None:
         """Note whether the batch's labels, or what is made of them alone, meet another tensor."""
@@ -191,9 +210,10 @@ class _RecordingMode(TorchFunctionMode):
         if func in _PRODUCTS:
             self._recorder.note_product(args)
         if func is torch.Tensor.backward:
-            self._recorder.note_loss(args[0].detach())
+            self._recorder.note_loss(args[0])
         made = func(*args, **kwargs)
         self._note_origin(made, (*args, *kwargs.values()))
+        self._recorder.note_line((args, kwargs), made, computes_gradients=func is torch.Tensor.backward)
         if func in _CASTS and _is_double(args[0]) and getattr(made, "dtype", None) in _SMALLER:
             self._recorder.note_double_cast(f".{func.__name__}()")
         if self._recorder.has_labels:
@@ -248,3 +268,24 @@ def _caller() -> FrameType | None:
     if frame is None or frame.f_code.co_filename.startswith(NOT_THE_USERS):
         return None
     return frame
+
+
+def _users_frames() -> Iterator[FrameType]:
+    """Yield the functions of the user's own that run, innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith((PACKAGE_FOLDER, "<", *NOT_THE_USERS)):
+            yield frame
+        frame = frame.f_back
+
+
+def _is_in_optimizer(frame: FrameType) -> bool:
+    """Return whether an optimizer is at work, called by a function of the user's or itself one."""
+    inner: FrameType | None = sys._getframe(1)
+    while inner is not None:
+        if isinstance(inner.f_locals.get("self"), torch.optim.Optimizer):
+            return True
+        if inner is frame:
+            return False
+        inner = inner.f_back
+    return False

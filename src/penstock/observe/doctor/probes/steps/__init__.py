@@ -1,0 +1,1 @@
+"""What the steps of a loop do, observed in a few of them."""

@@ -1,0 +1,101 @@
+"""Graphs of earlier steps that are alive when a later one computes its gradients, and the variable that holds them.
+
+A mark is put into the metadata of a loss's autograd node, which live as long as the node does. A loop whose only
+reference to a loss is a variable frees its graph as soon as the next forward pass has assigned that variable.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+
+_NAME = "penstock.step"
+_LEAST_STEPS = 3
+"""An earlier loss may be kept for one step, by another variable."""
+
+_DEPTH = 6
+_LAST = 64
+"""As many of a container's values are looked at."""
+
+
+class KeptGraphs:
+    """Follows the graphs of a loop's losses."""
+
+    def __init__(self) -> None:
+        self._marks: list[tuple[int, weakref.ref[_Mark]]] = []
+        self.holder: str | None = None
+        """The variable that holds the graphs of all earlier steps, as `meter.sum`; None where none is known to."""
+
+    def note(self, step: int, loss: Any, frames: Iterable[FrameType]) -> None:
+        """Note that a step computes gradients of `loss`.
+
+        Args:
+            step: its number.
+            loss: a tensor.
+            frames: the functions of the program that run, innermost first.
+        """
+        node = getattr(loss, "grad_fn", None)
+        if node is None:
+            return
+        earlier = [mark() for number, mark in self._marks if number < step]
+        if step >= _LEAST_STEPS and earlier and None not in earlier:
+            self.holder = _find_holder(earlier[0], frames)
+        mark = _Mark()
+        node.metadata[_NAME] = mark
+        self._marks.append((step, weakref.ref(mark)))
+
+
+class _Mark:
+    __slots__ = ("__weakref__",)
+
+
+def _find_holder(mark: _Mark | None, frames: Iterable[FrameType]) -> str | None:
+    """Return the name of what holds the graph with this mark."""
+    seen_globals: set[int] = set()
+    for frame in frames:
+        scopes = [frame.f_locals]
+        if id(frame.f_globals) not in seen_globals:
+            seen_globals.add(id(frame.f_globals))
+            scopes.append(frame.f_globals)
+        for name, value in _variables(scopes):
+            if any(_has_mark(one, mark) for one in _tensors(value)):
+                return name
+    return None
+
+
+def _variables(scopes: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield names and values, and those of the attributes of objects."""
+    for scope in scopes:
+        for name, value in [*scope.items()]:
+            yield name, value
+            if not isinstance(value, type | torch.Tensor):
+                attributes = getattr(value, "__dict__", None)
+                if type(attributes) is dict:
+                    yield from ((f"{name}.{attribute}", one) for attribute, one in [*attributes.items()])
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """Return a tensor, or the last ones of a container that keeps all; a bounded queue keeps the last few only."""
+    if isinstance(value, deque) and value.maxlen is not None:
+        return []
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if isinstance(value, list | tuple | deque):
+        return [one for one in [*value][-_LAST:] if isinstance(one, torch.Tensor)]
+    return [value] if isinstance(value, torch.Tensor) else []
+
+
+def _has_mark(tensor: torch.Tensor, mark: _Mark | None) -> bool:
+    """Return whether a tensor was computed of the loss with this mark, or is it."""
+    nodes: list[Any] = [tensor.grad_fn]
+    for _ in range(_DEPTH):
+        known = [node for node in nodes if node is not None]
+        if any(node.metadata.get(_NAME) is mark for node in known):
+            return True
+        nodes = [node for parent in known for node, _ in parent.next_functions]
+    return False

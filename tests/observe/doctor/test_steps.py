@@ -1,0 +1,188 @@
+"""What the steps of a loop do: graphs that they keep, and lines that no gradient depends on."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from penstock.observe.doctor.causes import Diagnosis, diagnose
+from penstock.observe.doctor.measurements import Machine, Measurements, Settings
+from penstock.observe.doctor.probe_results import HotLine, StepCalls
+from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
+from penstock.observe.doctor.trial import AS_IS, TimingWindow, Trial
+
+Step = Callable[[nn.Module, torch.Tensor], object]
+
+
+class Meter:
+    """As examples of ImageNet training have it."""
+
+    def __init__(self) -> None:
+        self.sum = 0
+
+    def update(self, value: object) -> None:
+        self.sum = self.sum + value
+
+
+def observed(step: Step, steps: int = 3) -> StepCalls:
+    """Return what a recorder sees of `step`, called with a model and a batch."""
+    torch.manual_seed(0)
+    recorder, model = StepCallRecorder(), nn.Linear(4, 1)
+    for _ in range(steps):
+        recorder.enter()
+        step(model, torch.ones(2, 4))
+        recorder.leave()
+    return recorder.result()
+
+
+def trained(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    loss = model(batch).square().mean()
+    loss.backward()
+    return loss
+
+
+def test_a_list_of_losses_with_their_graphs_is_named() -> None:
+    kept: list[torch.Tensor] = []
+
+    def step(model: nn.Module, batch: torch.Tensor) -> None:
+        loss = model(batch).square().mean()
+        loss.backward()
+        kept.append(loss)
+
+    assert observed(step).graphs_held_by == "kept"
+
+
+def test_a_sum_of_losses_and_a_meter_that_adds_them_are_named() -> None:
+    total: torch.Tensor | int = 0
+    meter = Meter()
+
+    def added(model: nn.Module, batch: torch.Tensor) -> None:
+        nonlocal total
+        loss = model(batch).square().mean()
+        loss.backward()
+        total = total + loss
+
+    def metered(model: nn.Module, batch: torch.Tensor) -> None:
+        loss = model(batch).square().mean()
+        loss.backward()
+        meter.update(loss)
+
+    assert observed(added).graphs_held_by == "total"
+    assert observed(metered).graphs_held_by == "meter.sum"
+
+
+def test_losses_without_graphs_the_last_one_and_a_bounded_queue_keep_no_graph() -> None:
+    values: list[object] = []
+    last: torch.Tensor | None = None
+    recent: deque[torch.Tensor] = deque(maxlen=100)
+
+    def step(model: nn.Module, batch: torch.Tensor) -> None:
+        nonlocal last
+        loss = model(batch).square().mean()
+        loss.backward()
+        values.extend([loss.detach(), loss.item()])
+        recent.append(loss)
+        last = loss
+
+    assert observed(step).graphs_held_by is None
+
+
+def test_a_loss_of_several_steps_before_its_backward_keeps_no_graph() -> None:
+    waiting: list[torch.Tensor] = []
+
+    def step(model: nn.Module, batch: torch.Tensor) -> None:
+        waiting.append(model(batch).square().mean())
+        if len(waiting) == 2:
+            torch.stack(waiting).sum().backward()
+            waiting.clear()
+
+    assert observed(step, steps=6).graphs_held_by is None
+
+
+def training_lines(step: Step) -> str:
+    """Return the lines that contribute to training, as one text."""
+    return "\n".join(observed(step).training_lines)
+
+
+@pytest.mark.parametrize("in_optimizer", [False, True])
+def test_lines_that_gradients_depend_on_are_known(in_optimizer: bool) -> None:
+    teacher = nn.Linear(4, 1)
+
+    def step(model: nn.Module, batch: torch.Tensor) -> None:
+        optimizer = torch.optim.AdamW(model.parameters())
+        with torch.no_grad():
+            target = teacher(batch)
+        scaled = batch * 2
+        outputs = model(scaled)
+        loss = (outputs - target).square().mean()
+        loss.backward()
+        spread = torch.histc(model.weight.grad, bins=10)
+        assert spread.sum() > 0
+        if in_optimizer:
+            optimizer.step()
+
+    lines = training_lines(step)
+    for needed in ("target = teacher", "scaled = ", "outputs = ", "loss = ", "loss.backward()"):
+        assert needed in lines
+    assert "histc" not in lines
+    assert ("optimizer.step()" in lines) == in_optimizer
+
+
+def test_lines_of_an_optimizer_of_the_programs_own_are_training() -> None:
+    class Signs(torch.optim.Optimizer):
+        def step(self) -> None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    direction = torch.sign(parameter.grad)
+                    parameter.data.sub_(direction * group["lr"])
+
+    def step(model: nn.Module, batch: torch.Tensor) -> None:
+        trained(model, batch)
+        Signs(model.parameters(), {"lr": 0.1}).step()
+
+    assert "direction = torch.sign" in training_lines(step)
+
+
+def examined(line: HotLine, **changes: Any) -> Diagnosis:
+    """Return what follows for a loop whose step passes mostly in `line`."""
+    window = TimingWindow(batches=1, wall_s=1.0, wait_s=0.0, step_s=1.0)
+    measured = Measurements(
+        name="train.py",
+        machine=Machine(cores=4),
+        settings=Settings(dataset="Images", num_workers=2, start_method="fork", batch_size=8),
+        has_step=True,
+        trials=(Trial(name=AS_IS, windows=(window,) * 2),),
+        step_lines=(line,),
+        step_calls=StepCalls(steps=3, trains=True, training_lines=("train.py:5: outputs = model(images)",)),
+    )
+    return diagnose(replace(measured, **changes))
+
+
+def test_a_line_of_the_step_that_no_gradient_depends_on_is_named_with_its_cost() -> None:
+    line = HotLine(line="train.py:9: spread = torch.histc(gradient)", calls="", fraction=0.6)
+    (finding,) = examined(line).findings
+    assert (finding.name, "train.py:9" in finding.evidence) == ("costly-step-line", True)
+    assert finding.gain == pytest.approx(2.5)
+    for other in (
+        replace(line, line="train.py:5: outputs = model(images)"),
+        replace(line, calls="torch.optim.adamw.AdamW.step"),
+        replace(line, calls="torch._tensor.Tensor.backward"),
+        replace(line, fraction=0.3),
+        replace(line, turns_fraction=0.1),
+    ):
+        assert examined(other).findings == ()
+    assert examined(line, machine=Machine(cores=4, accelerator="cuda")).findings == (), "it waits for the device there"
+    assert examined(line, step_calls=StepCalls(steps=3)).findings == (), "no training was seen"
+
+
+def test_kept_graphs_are_a_finding_that_names_what_holds_them() -> None:
+    line = HotLine(line="train.py:5: outputs = model(images)", calls="", fraction=0.9)
+    calls = StepCalls(steps=3, trains=True, graphs_held_by="losses", training_lines=(line.line,))
+    (finding,) = examined(line, step_calls=calls).findings
+    assert (finding.name, "losses holds them" in finding.evidence) == ("graphs-kept", True)
