@@ -186,3 +186,14 @@ def test_kept_graphs_are_a_finding_that_names_what_holds_them() -> None:
     calls = StepCalls(steps=3, trains=True, graphs_held_by="losses", training_lines=(line.line,))
     (finding,) = examined(line, step_calls=calls).findings
     assert (finding.name, "losses holds them" in finding.evidence) == ("graphs-kept", True)
+
+
+def test_anomaly_detection_and_profilers_are_named() -> None:
+    assert observed(trained).debugged_by == ()
+    with torch.autograd.set_detect_anomaly(True), torch.profiler.profile():
+        calls = observed(trained)
+    line = HotLine(line="train.py:5: outputs = model(images)", calls="", fraction=0.9)
+    (finding,) = examined(line, step_calls=replace(calls, training_lines=(line.line,))).findings
+    assert finding.name == "debugging-every-step"
+    assert "set_detect_anomaly(True)" in finding.evidence
+    assert "torch.profiler" in finding.evidence

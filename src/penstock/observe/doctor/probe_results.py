@@ -409,5 +409,8 @@ class StepCalls:
     graphs_held_by: str | None = None
     """The variable that holds the autograd graphs of all earlier steps; None where none does."""
 
+    debugged_by: tuple[str, ...] = ()
+    """What was on that is for debugging, and slows down every operation."""
+
     training_lines: tuple[str, ...] = ()
     """The lines that contribute to gradients, or that an optimizer runs in."""

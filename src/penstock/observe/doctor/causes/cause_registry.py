@@ -27,6 +27,7 @@ NOT_ABOUT_LOADING: tuple[Cause, ...] = (
     worker_memory.pickled_for_each_worker,
     worker_memory.shm_too_small,
     worker_memory.prefetches_much,
+    step.debugging_every_step,
     *step.STEP_PATTERNS,
     step.costly_step_line,
     step.graphs_kept,

@@ -167,6 +167,23 @@ _TRAINS = re.compile(r" torch\.(optim|amp|autograd|_tensor|nn\.utils)\b")
 """Functions of torch that belong to training where they compute no tensor with gradients."""
 
 
+@cause("debugging-every-step", "step_calls")
+def debugging_every_step(measured: Measurements) -> Finding | None:
+    """Anomaly detection, a profiler or a tracer is on.
+
+    Source: PyTorch's performance tuning guide, "Disable debugging APIs".
+    """
+    modes = required(measured.step_calls).debugged_by
+    if not modes:
+        return None
+    return Finding(
+        name="debugging-every-step",
+        cause="Something that is made for debugging is on, and slows down every operation of every step.",
+        evidence=f"in the observed steps: {'; '.join(modes)}",
+        remedy="turn it off, or on for a few steps only",
+    )
+
+
 @cause("graphs-kept", "step_calls")
 def graphs_kept(measured: Measurements) -> Finding | None:
     """Losses of all steps are kept with their graphs.

@@ -11,7 +11,7 @@ import site
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -57,6 +57,14 @@ _SMALLER = (torch.float32, torch.float16, torch.bfloat16)
 NOT_THE_USERS = tuple({os.path.dirname(torch.__file__), sysconfig.get_paths()["stdlib"], *site.getsitepackages()})
 """Folders of code that was not written for this program."""
 
+_DEBUGGING: dict[str, Callable[[], bool]] = {
+    "torch.autograd.set_detect_anomaly(True)": torch.is_anomaly_enabled,
+    "torch.profiler, or torch.autograd.profiler": torch.autograd._profiler_enabled,  # type: ignore[attr-defined]
+    "sys.settrace(), as a debugger and coverage set it": lambda: sys.gettrace() is not None,
+    "sys.setprofile(), as cProfile sets it": lambda: sys.getprofile() is not None,
+}
+"""What slows down every operation, and whether it is on."""
+
 _CHANNELS = (1, 3, 4)
 _LOOKED_AT = 8
 """Images of a batch."""
@@ -82,6 +90,7 @@ class StepCallRecorder:
         self._trains = False
         self._graphs = KeptGraphs()
         self._lines = TrainingLines()
+        self._debugged_by: tuple[str, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -95,6 +104,7 @@ class StepCallRecorder:
         self._labels = set() if labels is None else {labels.data_ptr()}
         self._has_gaps = not all_finite(batch)
         self._lines.begin_step()
+        self._debugged_by = tuple(name for name, is_on in _DEBUGGING.items() if is_on())
         self._mode = _RecordingMode(self)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
 
@@ -123,6 +133,7 @@ class StepCallRecorder:
             trains=self._trains,
             graphs_held_by=self._graphs.holder,
             training_lines=self._lines.texts(),
+            debugged_by=self._debugged_by,
         )
 
     def _images_of_every_step(self) -> WholeImages | None:
