@@ -5,7 +5,6 @@ inspection        the result, as data, as JSON and as lines of text
 field_summary     types and statistics of one field
 read_speed        reads in order and at random for a while
 storage_layout    chunks and compression, for formats that have them
-contact_sheet     images among the samples
 """
 
 from penstock.data.inspect.field_summary import FieldSummary
