@@ -25,7 +25,7 @@ class Convert:
     --shard-size create several files. Reading DST returns the same samples, bit by bit; a format that cannot hold them
     is refused. A folder of images is written decoded; with --fields encoded,label the files' bytes are copied instead.
 
-    The conversion works in DST.partial and keeps a journal there. It needs space for the result twice. DST appears when
+    The conversion works in DST.partial, and resumes from there. It needs space for the result twice. DST appears when
     it is complete, and DST.partial is removed. For a URL that folder is in $XDG_CACHE_HOME/penstock/convert (~/.cache),
     and the complete files are uploaded. Existing files are replaced only with --overwrite.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,10 +76,10 @@ class DatasetChecksum:
         self.sum = (self.sum + int.from_bytes(digest.digest(), "big")) % _MODULUS
         return nbytes
 
-    def merge(self, other: DatasetChecksum) -> None:
-        """Add the samples of another checksum."""
-        self.samples += other.samples
-        self.sum = (self.sum + other.sum) % _MODULUS
+    @classmethod
+    def total(cls, checksums: Sequence[DatasetChecksum]) -> DatasetChecksum:
+        """Return the checksum of the samples of all."""
+        return cls(sum(one.samples for one in checksums), sum(one.sum for one in checksums) % _MODULUS)
 
     def to_text(self) -> str:
         """Return the sum as text.

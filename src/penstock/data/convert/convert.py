@@ -46,8 +46,9 @@ def convert(
 ) -> Conversion:
     """Write the samples of `src` to `dst`, in another format; read from there, they are equal bit by bit.
 
-    Processes write to the folder `dst`.partial and keep a journal there: after a kill, the same call resumes. The
-    result is renamed to `dst` when it is complete. Samples that the format does not support raise before any writing.
+    Processes write segments to the folder `dst`.partial: after a kill, the same call resumes with those that are
+    missing. The result is renamed to `dst` when it is complete. Samples that the format does not support raise before
+    any writing.
     For a remote `dst` that folder lies in the user's cache folder (XDG_CACHE_HOME, or ~/.cache), and the complete
     result is uploaded from there; formats that are folders of files (images, Zarr) are refused.
 
@@ -112,21 +113,19 @@ def _compare_existing(
 ) -> Conversion:
     """Compare the source with existing files."""
     files = target.existing_files()
-    with closing(ConverterPool(workers)) as pool:
-        one = read_contents(spec, errors, pool, workers, counter)
-        result = SourceSpec.create(tuple(files), format=target.kind.name, fields=list(one.schema) or None)
-        other = read_contents(result, "raise", pool, workers, counter)
-        counter.begin_stage("comparing", other.counts.total)
+    with closing(ConverterPool(workers, counter)) as pool:
+        one = read_contents(spec, errors, pool)
+        result = SourceSpec.create(tuple(files), format=target.kind.name, fields=list(one.schema or ()) or None)
+        other = read_contents(result, "raise", pool)
+        counter.begin_stage("comparing", sum(other.counts))
         checksum = compare_sources(
             spec,
             result,
-            one.counts,
-            other.counts,
+            (one.counts, other.counts),
             pool,
-            counter,
             errors=errors,
-            same_numbers=one.counts.total == other.counts.total and errors == "raise",
-            is_ordered=target.is_ordered(one.schema),
+            same_numbers=errors == "raise",
+            is_ordered=target.is_ordered(one.schema or {}),
         )
     return Conversion(
         samples=checksum.samples,
@@ -134,7 +133,7 @@ def _compare_existing(
         nbytes=target.nbytes(files),
         seconds=time.monotonic() - started,
         checksum=checksum.to_text(),
-        skipped=one.counts.total - checksum.samples + one.truncated_shards,
+        skipped=sum(one.counts) - checksum.samples + one.truncated_shards,
         resumed=0,
         verified=True,
     )

@@ -85,7 +85,7 @@ def inspect(
             format=kind.name,
             files=len(files),
             nbytes=_total_nbytes(files, storage),
-            samples=None if counts is None else counts.total,
+            samples=None if counts is None else sum(counts),
             is_stream=isinstance(source, Stream),
             chunks=None if runs is None else len(runs) - 1,
             layout=describe_layout(kind.name, paths),
