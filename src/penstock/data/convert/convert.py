@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
 from typing import Any
 
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.host import usable_cores
 from penstock.core.units import to_nbytes
-from penstock.data.convert.compare_sources import compare_sources
 from penstock.data.convert.conversion import Conversion, ConversionRun
-from penstock.data.convert.converter_pool import ConverterPool
 from penstock.data.convert.numbered_records import SourceSpec
 from penstock.data.convert.progress import Progress, ProgressCounter
 from penstock.data.convert.remote_target import RemoteTarget
-from penstock.data.convert.source_contents import read_contents
 from penstock.data.convert.source_fingerprint import fingerprint_source
 from penstock.data.convert.target import Target
 from penstock.data.schema import Errors
@@ -67,7 +63,8 @@ def convert(
         options: of `src`'s format; see its module. All tokens are written, in parts where no documents are known,
             unless one of them is `pack=True`.
         writer_options: of `dst`'s format.
-        verify: read the result again and compare every sample; if `dst` exists, only compare.
+        verify: read the result again, and compare the checksums and the order of its samples with what was read of
+            `src`.
         progress: called several times a second.
 
     Raises:
@@ -102,41 +99,8 @@ def convert(
     _check_separate(storage.expand(path), target)
     counter = ProgressCounter(progress)
     started = time.monotonic()
-    if verify and target.existing_files() and not overwrite and not os.path.isdir(target.partial_folder):
-        return _compare_existing(spec, target, errors, workers, counter, started)
     run = ConversionRun(spec, target, errors, workers, dict(writer_options or {}), counter)
     return run.run(fingerprint, overwrite=overwrite, verify=verify, started=started)
-
-
-def _compare_existing(
-    spec: SourceSpec, target: Target, errors: Errors, workers: int, counter: ProgressCounter, started: float
-) -> Conversion:
-    """Compare the source with existing files."""
-    files = target.existing_files()
-    with closing(ConverterPool(workers, counter)) as pool:
-        one = read_contents(spec, errors, pool)
-        result = SourceSpec.create(tuple(files), format=target.kind.name, fields=list(one.schema or ()) or None)
-        other = read_contents(result, "raise", pool)
-        counter.begin_stage("comparing", sum(other.counts))
-        checksum = compare_sources(
-            spec,
-            result,
-            (one.counts, other.counts),
-            pool,
-            errors=errors,
-            same_numbers=errors == "raise",
-            is_ordered=target.is_ordered(one.schema or {}),
-        )
-    return Conversion(
-        samples=checksum.samples,
-        files=tuple(files),
-        nbytes=target.nbytes(files),
-        seconds=time.monotonic() - started,
-        checksum=checksum.to_text(),
-        skipped=sum(one.counts) - checksum.samples + one.truncated_shards,
-        resumed=0,
-        verified=True,
-    )
 
 
 def _check_separate(paths: list[str], target: Target) -> None:

@@ -1,4 +1,4 @@
-"""What tasks do with segments: write one, join several to a file of the result.
+"""What tasks do with segments: write one, join several to a file of the result, read one there again.
 
 Each segment lies in a folder, as "data" with the suffix of the target. Some formats write several files; the names of
 the others begin with "data", too. A task that finds its folder, complete and with unchanged bytes, leaves it as it is.
@@ -110,6 +110,15 @@ def join_segments(
                 Written.record(temporary, checksum, 0)
     _check_count(SourceSpec.create((target.data_path(folder),), format=target.kind.name, options=options), checksum)
     return folder
+
+
+def read_checksum(context: TaskContext, *, spec: SourceSpec, ranges: tuple[RecordRange, ...]) -> DatasetChecksum:
+    """Return the checksum of some samples."""
+    checksum = DatasetChecksum()
+    for record in context.reader(spec).read_ranges(ranges, "raise"):
+        assert not isinstance(record, RecordError)
+        context.count(1, checksum.add(record))
+    return checksum
 
 
 def _check_count(spec: SourceSpec, checksum: DatasetChecksum) -> None:
