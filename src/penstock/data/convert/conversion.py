@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import inspect
+import json
 import os
 import shutil
 import time
@@ -13,7 +14,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, Literal
 
-from penstock.core.errors import PenstockError, SourceError
+from penstock.core.errors import OptionError, PenstockError, SourceError
 from penstock.data.convert.canonical_bytes import DatasetChecksum
 from penstock.data.convert.conversion_plan import ConversionPlan, group_segments, make_plan
 from penstock.data.convert.converter_pool import ConverterPool
@@ -101,19 +102,19 @@ class ConversionRun:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _settings(self, fingerprint: SourceFingerprint) -> dict[str, Any]:
-        spec, target = self.spec, self.target
-        return {
-            "source": spec.path,
-            "format": spec.format,
-            "fields": spec.fields,
-            "options": spec.options,
+        settings = {
+            **asdict(self.spec),
             "errors": self.errors,
-            "target": target.kind.name,
+            "target": self.target.kind.name,
             "writer_options": self.writer_options,
-            "shards": target.shards,
-            "shard_size": target.shard_nbytes,
+            "shards": self.target.shards,
+            "shard_size": self.target.shard_nbytes,
             "source_files": asdict(fingerprint),
         }
+        try:
+            return dict(json.loads(json.dumps(settings)))
+        except (TypeError, ValueError) as error:
+            raise OptionError(f"options are recorded as JSON, and {error}") from error
 
     def _write_result(self, folder: PartialFolder, pool: ConverterPool, *, verify: bool) -> None:
         """Write, join and verify the result; it is not renamed yet."""
@@ -218,9 +219,9 @@ class ConversionRun:
     ) -> None:
         """Read the result again, and compare the samples of each segment with those that were written."""
         self.counter.begin_stage("comparing", sum(counts))
-        files = tuple(map(self.target.data_path, folders))
+        files = list(map(self.target.data_path, folders))
         fields, options = list(plan.schema) or None, self._options_to_read()
-        result = SourceSpec.create(files, format=self.target.kind.name, fields=fields, options=options)
+        result = SourceSpec(files, self.target.kind.name, fields, options)
         with closing(result.open()) as source:
             counts = (sum(counts),) if isinstance(source, Source) else counts
         expected = [one.checksum for one in written]

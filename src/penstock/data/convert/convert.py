@@ -84,13 +84,15 @@ def convert(
     """
     if errors not in ("raise", "skip"):
         raise OptionError(f"errors={errors!r} is neither 'raise' nor 'skip'")
-    path = os.fspath(src) if isinstance(src, str | os.PathLike) else tuple(os.fspath(one) for one in src)
+    path = os.fspath(src) if isinstance(src, str | os.PathLike) else [os.fspath(one) for one in src]
     shard_nbytes = None if shard_size is None else to_nbytes("shard_size", shard_size)
     target_class = RemoteTarget if is_remote(os.fspath(dst)) else Target
     target = target_class.parse(os.fspath(dst), format=to, shards=shards, shard_nbytes=shard_nbytes)
+    if fields is not None:
+        fields = dict(fields) if isinstance(fields, Mapping) else list(fields)
     storage = Storage()
     kind, paths = select_format(path, format, storage)
-    spec = SourceSpec.create(path, format=format, fields=fields, options={**kind.lossless_options, **(options or {})})
+    spec = SourceSpec(path, format, fields, {**kind.lossless_options, **(options or {})})
     fingerprint = fingerprint_source(kind, paths, storage)
     if workers is None:
         workers = 0 if fingerprint.nbytes < _SMALL_NBYTES else usable_cores()

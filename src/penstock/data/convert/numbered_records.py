@@ -6,7 +6,6 @@ Records are numbered from 0, through all shards of a stream in their order. A br
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -14,49 +13,25 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.core.errors import RecordError, SourceError
 from penstock.data.open import open as open_source
 from penstock.data.schema import Errors, Sample, Schema
 from penstock.data.source import Source
 from penstock.data.stream import Stream
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """How a source is opened, the same way in every process."""
+    """How a source is opened, the same way in every process: the arguments of `penstock.open`."""
 
-    path: str | tuple[str, ...]
-    format: str | None = None
-    """Recognized by the name where it is None."""
-    fields: tuple[tuple[str, str], ...] | None = None
-    """(name in the sample, name in the file) of those that are read; None for all."""
-    options: str = "{}"
-    """Of the format, as JSON."""
-
-    @classmethod
-    def create(
-        cls,
-        path: str | tuple[str, ...],
-        *,
-        format: str | None = None,
-        fields: Mapping[str, str] | list[str] | tuple[str, ...] | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> SourceSpec:
-        """Return the spec of `penstock.open(path, ...)`."""
-        pairs: tuple[tuple[str, str], ...] | None = None
-        if fields is not None:
-            pairs = tuple(fields.items()) if isinstance(fields, Mapping) else tuple((name, name) for name in fields)
-        try:
-            text = json.dumps(dict(options or {}), sort_keys=True)
-        except (TypeError, ValueError) as error:
-            raise OptionError(f"options travel to other processes as JSON, and {error}") from error
-        return cls(path=path, format=format, fields=pairs, options=text)
+    path: str | list[str]
+    format: str | None
+    fields: Mapping[str, str] | list[str] | None
+    options: Mapping[str, Any]
 
     def open(self) -> Source | Stream:
         """Open the source."""
-        path = list(self.path) if isinstance(self.path, tuple) else self.path
-        fields = None if self.fields is None else dict(self.fields)
-        return open_source(path, format=self.format, fields=fields, **json.loads(self.options))
+        return open_source(self.path, format=self.format, fields=self.fields, **self.options)
 
 
 @dataclass(frozen=True, slots=True)

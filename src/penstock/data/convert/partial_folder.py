@@ -50,7 +50,7 @@ class PartialFolder:
                 if name != "lock" and (not self.state or name.startswith("new-")):
                     remove(os.path.join(path, name))
             if self.state:
-                self._check_settings(json.loads(json.dumps(settings)))  # as in the file, where tuples are lists
+                self._check_settings(settings)
             else:
                 self.update(version=_VERSION, settings=settings)
                 sync(os.path.dirname(path) or ".")

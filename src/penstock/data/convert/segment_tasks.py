@@ -108,7 +108,7 @@ def join_segments(
             with atomic_folder(folder) as temporary:
                 concat_files([target.data_path(one) for one in folders], target.data_path(temporary))
                 Written.record(temporary, checksum, 0)
-    _check_count(SourceSpec.create((target.data_path(folder),), format=target.kind.name, options=options), checksum)
+    _check_count(SourceSpec([target.data_path(folder)], target.kind.name, None, options), checksum)
     return folder
 
 

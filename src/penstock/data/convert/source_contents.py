@@ -62,9 +62,7 @@ class SourceContents:
         return cls(**{**entry, "schema": schema, "counts": tuple(entry["counts"])})
 
 
-def read_contents(
-    spec: SourceSpec, errors: Errors, pool: ConverterPool, partial_folder: str | None = None
-) -> SourceContents:
+def read_contents(spec: SourceSpec, errors: Errors, pool: ConverterPool, partial_folder: str) -> SourceContents:
     """Return what a source holds; scans all of it where its format does not declare that.
 
     Also scans where sizes are declared as variable and the first samples have equal ones: arrays of a fixed size take
@@ -140,11 +138,11 @@ def _estimate_nbytes(reader: RecordReader, schema: Schema, counts: tuple[int, ..
 
 
 def scan_range(
-    context: TaskContext, *, spec: SourceSpec, wanted: RecordRange, errors: Errors, partial_folder: str | None
+    context: TaskContext, *, spec: SourceSpec, wanted: RecordRange, errors: Errors, partial_folder: str
 ) -> SourceContents:
-    """Read a range of a source to find its schema and count its records; once only if there is a `partial_folder`."""
+    """Read a range of a source to find its schema and count its records, unless an earlier attempt has."""
     name = f"scanned-{wanted.shard}-{wanted.first}-{wanted.stop}-{wanted.step}.json"
-    earlier = read_json(os.path.join(partial_folder, name)) if partial_folder else None
+    earlier = read_json(os.path.join(partial_folder, name))
     if earlier:
         return SourceContents.from_json(earlier)
     records = nbytes = truncated = 0
@@ -171,8 +169,7 @@ def scan_range(
             raise
         truncated = 1
     contents = SourceContents(schema, (records,), truncated, nbytes)
-    if partial_folder:
-        write_json(os.path.join(partial_folder, name), asdict(contents))
+    write_json(os.path.join(partial_folder, name), asdict(contents))
     return contents
 
 

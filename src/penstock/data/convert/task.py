@@ -39,16 +39,17 @@ class TaskContext:
 
     def __init__(self, report: ReportProgress) -> None:
         self.report = report
-        self._readers: dict[SourceSpec, RecordReader] = {}
+        self._readers: dict[str, RecordReader] = {}
         self._samples = 0
         self._nbytes = 0
         self._reported_at = 0.0
 
     def reader(self, spec: SourceSpec) -> RecordReader:
         """Return the reader of a source, opened once."""
-        if spec not in self._readers:
-            self._readers[spec] = RecordReader(spec)
-        return self._readers[spec]
+        key = repr(spec)
+        if key not in self._readers:
+            self._readers[key] = RecordReader(spec)
+        return self._readers[key]
 
     def count(self, samples: int, nbytes: int) -> None:
         """Count progress, and report it at most every 0.1 s."""
