@@ -24,7 +24,6 @@ from penstock.core.errors import WorkerError
 from penstock.data.convert.task import Call, ReportProgress, T, TaskContext, run_task
 
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from penstock.data.convert.task import main; main()"
-_GRACE_S = 2.0
 
 
 class WorkStealingQueue:
@@ -112,14 +111,10 @@ class ConverterPool:
     def close(self) -> None:
         """Stop the workers, also in the middle of a task."""
         self._context.close()
-        for _, channel in self._workers:
+        for process, channel in self._workers:
             channel.close()
-        for process, _ in self._workers:
-            try:
-                process.wait(_GRACE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.kill()  # what it has not finished does not count
+            process.wait()
         self._workers.clear()
 
     def _start(self, count: int) -> None:
