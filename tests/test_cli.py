@@ -82,7 +82,7 @@ def test_the_verbs_and_their_flags_are_these() -> None:
             "--writer-option",
             "-h",
         ],
-        "inspect": ["--format", "--help", "--json", "--option", "--picture", "--samples", "--seconds", "-h"],
+        "inspect": ["--format", "--help", "--json", "--option", "--samples", "--seconds", "-h"],
     }
 
 
@@ -349,22 +349,3 @@ def test_what_cannot_be_converted_or_inspected_is_one_line_and_exit_code_2(
     assert cli.main(words) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert [file.name for file in tmp_path.iterdir()] == ["in.jsonl"]
-
-
-def test_inspect_writes_pictures(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
-    from PIL import Image
-
-    for number in range(4):
-        Image.new("RGB", (40, 30), (number * 60, 0, 0)).save(tmp_path / f"{number}.png")
-    sheet = tmp_path / "sheet" / "of.png"
-    sheet.parent.mkdir()
-    assert cli.main(["inspect", str(tmp_path), "--seconds", "0", "--samples", "4", "--picture", str(sheet)]) == 0
-    assert f"the samples' images are in {sheet}" in capsys.readouterr().err
-    with Image.open(sheet) as image:
-        assert image.size > (384, 192)
-    (tmp_path / "in.jsonl").write_text('{"x": 1}\n')
-    assert (
-        cli.main(["inspect", str(tmp_path / "in.jsonl"), "--seconds", "0", "--picture", str(tmp_path / "no.png")]) == 0
-    )
-    assert "no sample has an image" in capsys.readouterr().err
-    assert not (tmp_path / "no.png").exists()

@@ -25,12 +25,11 @@ class Convert:
     --shard-size create several files. Reading DST returns the same samples, bit by bit; a format that cannot hold them
     is refused. A folder of images is written decoded; with --fields encoded,label the files' bytes are copied instead.
 
-    The conversion works in DST.partial and keeps a journal there. It needs space for the result twice. DST appears when
+    The conversion works in DST.partial, and resumes from there. It needs space for the result twice. DST appears when
     it is complete, and DST.partial is removed. For a URL that folder is in $XDG_CACHE_HOME/penstock/convert (~/.cache),
     and the complete files are uploaded. Existing files are replaced only with --overwrite.
 
-    --verify reads the result again and compares all samples. If DST exists and --overwrite is not given, it compares
-    SRC with DST and writes nothing.
+    --verify reads the result again, and compares checksums of all samples, and their order, with what was read of SRC.
 
     The exit code is 0; 2 after an error; 130 after Ctrl-C.
     """
@@ -60,7 +59,7 @@ class Convert:
             default="raise",
             help="what to do with broken records (default: %(default)s)",
         )
-        parser.add_argument("--verify", action="store_true", help="compare SRC and DST, sample by sample")
+        parser.add_argument("--verify", action="store_true", help="read the result again, and compare all samples")
         parser.add_argument(
             "--option", action="append", default=[], metavar="NAME=VALUE", help="an option of SRC's format; repeatable"
         )

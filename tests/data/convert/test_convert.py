@@ -25,15 +25,14 @@ from sample_files import assert_all_same, assert_same, datasets, samples_in, wri
 
 from penstock.core.errors import OptionError, RecordError, SourceError, WorkerError
 from penstock.data.convert import Conversion, Progress, conversion, conversion_plan, convert
-from penstock.data.convert.canonical_bytes import DatasetChecksum, describe_difference, encode_sample
+from penstock.data.convert.canonical_bytes import DatasetChecksum, encode_sample
 from penstock.data.convert.conversion_plan import group_segments, make_plan
 from penstock.data.convert.converter_pool import ConverterPool
-from penstock.data.convert.journal import Journal
-from penstock.data.convert.numbered_records import RecordCounts
+from penstock.data.convert.partial_folder import PartialFolder
+from penstock.data.convert.progress import ProgressCounter
 from penstock.data.convert.segment_tasks import crc32_of
 from penstock.data.convert.source_contents import SourceContents
 from penstock.data.convert.target import Target
-from penstock.data.convert.task import Task
 from penstock.data.format_registry import format_named
 from penstock.data.formats.images.source import ImageFolderWriter
 from penstock.data.formats.lmdb import sample_codec
@@ -457,20 +456,22 @@ def test_a_truncated_file_is_converted_as_far_as_it_goes(tmp_path: Path, tfrecor
 # ── verify ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_verify_compares_existing_files_and_reports_where_they_differ(tmp_path: Path, workers: int) -> None:
-    samples = make_samples(50)
-    one = write_samples(tmp_path / "1.tfrecord", samples)
-    write_samples(tmp_path / "2.lmdb", samples)
-    done = convert(one, tmp_path / "2.lmdb", verify=True, workers=workers)
-    assert (done.samples, done.verified, done.checksum) == (50, True, checksum(samples))
-    samples[30] = {**samples[30], "y": np.int64(0)}
-    write_samples(tmp_path / "3.lmdb", samples)
-    with pytest.raises(SourceError, match=r"differ: sample 30: field 'y' has other values"):
-        convert(one, tmp_path / "3.lmdb", verify=True, workers=workers)
-    write_samples(tmp_path / "4.lmdb", make_samples(49))
-    with pytest.raises(SourceError, match=r"differ: the second has 49 samples, and the first has more"):
-        convert(one, tmp_path / "4.lmdb", verify=True, workers=workers)
+@pytest.mark.parametrize("change", [lambda all: [all[1], all[0], *all[2:]], lambda all: [all[1], *all[1:]]])
+def test_verify_finds_samples_that_are_swapped_and_samples_that_differ(
+    tmp_path: Path, tfrecord: Path, monkeypatch: pytest.MonkeyPatch, change: Any
+) -> None:
+    join_segments = conversion.join_segments
+
+    def damaged(context: Any, **options: Any) -> str:
+        folder = join_segments(context, **options)
+        file = Path(folder, "data.jsonl")
+        file.write_text("".join(change(file.read_text().splitlines(keepends=True))))
+        return folder
+
+    monkeypatch.setattr(conversion, "join_segments", damaged)
+    with pytest.raises(SourceError, match="the samples 0 to 299 of the result differ from those of the source"):
+        convert(tfrecord, tmp_path / "out.jsonl", workers=0, verify=True)
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 # ── kills ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -523,7 +524,7 @@ def test_a_conversion_resumes_after_a_kill_at_any_moment(
         is_killed = killed_at(call + 1, source, folder / name, workers=0, **options)
         killed_at(rng.randrange(1, 30), source, folder / name, workers=0, **options)  # and the one that goes on, too
         partial = folder / f"{name}.partial"
-        if partial.exists() and not (partial / "journal.jsonl").exists() and len(list(folder.iterdir())) > 1:
+        if partial.exists() and not (partial / "state.json").exists() and len(list(folder.iterdir())) > 1:
             shutil.rmtree(partial)  # it was about to go, and all is done
         if partial.exists():
             proven = _kept_samples(partial)
@@ -538,16 +539,11 @@ def test_a_conversion_resumes_after_a_kill_at_any_moment(
 
 
 def _kept_samples(partial: Path) -> int | None:
-    """Return how many samples the journal says are written; None where all is done."""
-    journal = partial / "journal.jsonl"
-    entries = []
-    if journal.exists():
-        lines = journal.read_text().splitlines(keepends=True)
-        entries = [json.loads(line) for line in lines if line.endswith("\n")]
-    if not entries or any(entry["event"] == "finished" for entry in entries):
+    """Return how many samples are in segments that have their names; None where all is done."""
+    state = partial / "state.json"
+    if not state.exists() or "finished" in json.loads(state.read_text()):
         return None
-    written = [entry for entry in entries if entry["event"] == "segment_written"]
-    return sum({entry["number"]: entry["checksum"]["samples"] for entry in written}.values())
+    return sum(json.loads(one.read_text())["checksum"]["samples"] for one in partial.glob("segment-*/written.json"))
 
 
 @pytest.fixture
@@ -568,17 +564,17 @@ def command(*words: Any) -> subprocess.Popen[str]:
     )
 
 
-def wait_for_segments(path: Path, count: int, running: subprocess.Popen[str]) -> None:
-    """Wait until the journal has so many segments."""
-    while running.poll() is None and (not path.exists() or path.read_text().count('"segment_written"') < count):
+def wait_for_segments(partial: Path, count: int, running: subprocess.Popen[str]) -> None:
+    """Wait until so many segments are complete."""
+    while running.poll() is None and len(list(partial.glob("segment-*"))) < count:
         time.sleep(0.005)
 
 
 def test_workers_exit_with_a_killed_conversion_and_the_next_one_resumes(tmp_path: Path, large: Path) -> None:
-    out, journal = tmp_path / "out.lmdb", tmp_path / "out.lmdb.partial" / "journal.jsonl"
+    out, partial = tmp_path / "out.lmdb", tmp_path / "out.lmdb.partial"
     for count in (1, 5):
         running = command(large, out, "--workers", 2, "--quiet")
-        wait_for_segments(journal, count, running)
+        wait_for_segments(partial, count, running)
         running.kill()
         running.communicate()
     done = command(large, out, "--workers", 2, "--json")
@@ -591,9 +587,9 @@ def test_workers_exit_with_a_killed_conversion_and_the_next_one_resumes(tmp_path
 
 
 def test_an_interrupt_prints_one_line_on_how_to_resume(tmp_path: Path, large: Path) -> None:
-    out, journal = tmp_path / "out.lmdb", tmp_path / "out.lmdb.partial" / "journal.jsonl"
+    out, partial = tmp_path / "out.lmdb", tmp_path / "out.lmdb.partial"
     running = command(large, out, "--workers", 2)
-    wait_for_segments(journal, 1, running)
+    wait_for_segments(partial, 1, running)
     os.killpg(running.pid, signal.SIGINT)
     _, errors = running.communicate()
     assert running.returncode == 130
@@ -637,10 +633,10 @@ def test_a_segment_that_has_changed_is_written_again(
 def test_two_conversions_to_one_target_exclude_each_other(
     tmp_path: Path, tfrecord: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.data.convert import journal
+    from penstock.data.convert import partial_folder
 
-    monkeypatch.setattr(journal, "_ORPHANS_S", 0.1)
-    first = Journal(str(tmp_path / "out.lmdb.partial"), {})
+    monkeypatch.setattr(partial_folder, "_ORPHANS_S", 0.1)
+    first = PartialFolder(str(tmp_path / "out.lmdb.partial"), {})
     try:
         with pytest.raises(SourceError, match="another conversion is running"):
             convert(tfrecord, tmp_path / "out.lmdb", workers=0)
@@ -649,14 +645,18 @@ def test_two_conversions_to_one_target_exclude_each_other(
 
 
 def test_a_dead_worker_is_reported_with_its_signal(tmp_path: Path) -> None:
-    pool = ConverterPool(1)
+    pool = ConverterPool(1, ProgressCounter(None))
     try:
         with pytest.raises(
-            WorkerError, match="a worker was killed by SIGKILL while killing itself, task 7; the kernel kills"
+            WorkerError, match="a worker was killed by SIGKILL while killing itself, task 1; the kernel kills"
         ):
-            list(pool.run([Task("killing itself, task", 7, kill_itself)], lambda samples, nbytes: None))
+            pool.run("killing itself, task", [do_nothing, kill_itself])
     finally:
         pool.close()
+
+
+def do_nothing(context: object) -> None:
+    return
 
 
 def kill_itself(context: object) -> None:
@@ -669,18 +669,18 @@ def test_a_folder_that_cannot_be_written_to_is_an_error(tmp_path: Path, tfrecord
         convert(tfrecord, tmp_path / "out.lmdb", workers=0)
 
 
-def test_a_journal_that_cannot_be_written_ends_the_conversion_and_the_error_has_what_is_kept(
+def test_a_state_that_cannot_be_written_ends_the_conversion_and_the_error_has_what_is_kept(
     tmp_path: Path, tfrecord: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append = Journal.append
+    update = PartialFolder.update
 
-    def full(journal: Journal, event: str, **values: Any) -> None:
-        if event == "finished":
+    def full(folder: PartialFolder, **values: Any) -> None:
+        if "finished" in values:
             raise OSError(28, "No space left on device")
-        append(journal, event, **values)
+        update(folder, **values)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Journal, "append", full)
+        patch.setattr(PartialFolder, "update", full)
         with pytest.raises(SourceError, match=r"could not be finished: .* No space left") as caught:
             convert(tfrecord, tmp_path / "out.lmdb", workers=0)
     assert caught.value.__notes__ == [
@@ -702,17 +702,17 @@ def test_a_program_need_not_guard_its_main(tmp_path: Path, tfrecord: Path) -> No
 def test_a_conversion_resumes_after_a_full_disk(
     tmp_path: Path, tfrecord: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.data.convert import segment_tasks
+    from penstock.data.convert import partial_folder
 
     synced = []
 
     def full(path: str) -> None:
         synced.append(path)
-        if len(synced) > 6:  # of each segment its file, its folder, and the one that it is in
+        if sum("segment" in one for one in synced) > 6:  # of each segment its file, the record, and its folder
             raise OSError(28, "No space left on device", path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(segment_tasks, "sync", full)
+        patch.setattr(partial_folder, "sync", full)
         with pytest.raises(SourceError, match=r"No space left.*free some room on it, and repeat the command to resume"):
             convert(tfrecord, tmp_path / "out.tfrecord", shards=4, workers=0)
     assert not list(tmp_path.glob("*.partial/new-*"))
@@ -724,7 +724,7 @@ def test_a_conversion_resumes_after_a_full_disk(
 
 def test_segments_keep_chunks_whole() -> None:
     runs = np.arange(0, 1001, 100)
-    contents = SourceContents(schema={"x": Field("number", "int64")}, counts=RecordCounts((1000,)), nbytes=300 << 20)
+    contents = SourceContents(schema={"x": Field("number", "int64")}, counts=(1000,), nbytes=300 << 20)
     whole = make_plan(contents, Target.parse("out.tar"), runs, 2, joins=True)
     assert set(whole.boundaries) <= set(runs.tolist())
     assert len(whole.boundaries) == 9
@@ -735,7 +735,7 @@ def test_segments_keep_chunks_whole() -> None:
 
 
 def test_groups_hold_every_segment_once() -> None:
-    contents = SourceContents(schema={"x": Field("number", "int64")}, counts=RecordCounts((1000,)), nbytes=300 << 20)
+    contents = SourceContents(schema={"x": Field("number", "int64")}, counts=(1000,), nbytes=300 << 20)
     target = Target.parse("out.tar", shard_nbytes=100 << 20)
     cut = make_plan(contents, target, None, 2, joins=True)
     sizes = [30 << 20] * (len(cut.boundaries) - 1)
@@ -765,19 +765,20 @@ def test_samples_have_equal_encodings_if_and_only_if_they_are_equal(data: st.Dat
     _, drawn = data.draw(datasets())
     for one in drawn:
         turned = dict(reversed(list(one.items())))
-        swapped = {name: _swapped(value) for name, value in turned.items()}
-        assert describe_difference(one, swapped) == ""
-        assert b"".join(encode_sample(one)) == b"".join(encode_sample(swapped))
+        assert encoded(one) == encoded({name: _swapped(value) for name, value in turned.items()})
         for other in drawn:
-            is_same = b"".join(encode_sample(one)) == b"".join(encode_sample(other))
-            assert is_same == (describe_difference(one, other) == "")
-            if is_same:
+            if encoded(one) == encoded(other):
                 assert_same(one, other)
     checksums = [DatasetChecksum(), DatasetChecksum()]
     for checksum, samples in zip(checksums, (drawn, drawn[::-1]), strict=True):
         for sample in samples:
             checksum.add(sample)
-    assert checksums[0] == checksums[1]
+    assert checksums[0].to_text() == checksums[1].to_text()
+    assert (checksums[0].order == checksums[1].order) == (list(map(encoded, drawn)) == list(map(encoded, drawn[::-1])))
+
+
+def encoded(sample: Sample) -> bytes:
+    return b"".join(encode_sample(sample))
 
 
 def _swapped(value: Any) -> Any:
@@ -788,7 +789,17 @@ def _swapped(value: Any) -> Any:
 
 def test_all_nans_are_encoded_equally_and_zeros_with_their_sign() -> None:
     odd = np.array([0x7FC00001, 0xFFC00000], np.uint32).view(np.float32)
-    assert describe_difference({"x": odd}, {"x": np.full(2, np.nan, np.float32)}) == ""
-    assert describe_difference({"x": np.float32(0.0)}, {"x": np.float32(-0.0)}) == "field 'x' has other values"
-    assert describe_difference({"x": np.complex64(complex(np.nan, 1))}, {"x": np.complex64(complex(np.nan, 1))}) == ""
-    assert describe_difference({"x": 1}, {"y": 1}) == "one has the fields ['x'], the other ['y']"
+    assert encoded({"x": odd}) == encoded({"x": np.full(2, np.nan, np.float32)})
+    assert encoded({"x": np.float32(0.0)}) != encoded({"x": np.float32(-0.0)})
+    assert encoded({"x": np.complex64(complex(np.nan, 1))}) == encoded({"x": np.complex64(complex(np.nan, 1))})
+    assert encoded({"x": 1}) != encoded({"y": 1})
+
+
+def test_checksums_of_parts_make_that_of_the_whole() -> None:
+    samples = make_samples(7)
+    parts, whole = [DatasetChecksum(), DatasetChecksum()], DatasetChecksum()
+    for number, sample in enumerate(samples):
+        parts[number // 4].add(sample)
+        whole.add(sample)
+    assert DatasetChecksum.total(parts) == whole
+    assert DatasetChecksum.total(parts[::-1]).order != whole.order

@@ -236,15 +236,6 @@ def test_a_damaged_upload_is_found_when_it_is_verified(
         convert(shards_here, "s3://bucket/damaged/out.tar", workers=0, verify=True)
 
 
-def test_what_is_in_s3_is_compared_without_writing(s3: Proxy, moto: Address, shards_here: list[str]) -> None:
-    convert(shards_here, "s3://bucket/there/out.tar", workers=0)
-    before = keys(moto, "there/")
-    done = convert(shards_here, "s3://bucket/there/out.tar", workers=0, verify=True)
-    assert (done.samples, done.verified, keys(moto, "there/")) == (SHARDS * EACH, True, before)
-    with pytest.raises(SourceError, match="the first has 80 samples, and the second has more"):
-        convert(shards_here[:2], "s3://bucket/there/out.tar", workers=0, verify=True)
-
-
 def test_a_source_in_s3_is_not_written_to(s3: Proxy, moto: Address) -> None:
     put(moto, {"same/0.jsonl": b'{"x": 1}\n'})
     for target in ("s3://bucket/same/0.jsonl", "s3://bucket/same/out.tar"):

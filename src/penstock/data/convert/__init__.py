@@ -2,7 +2,7 @@
 
 scan       the source's schema and counts, if its format does not declare them (source_contents)
 plan       records are cut into segments (conversion_plan)
-write      each segment to a file, journaled (segment_tasks, journal)
+write      each segment to a folder, which the next attempt keeps (segment_tasks, partial_folder)
 join       segments to files
 publish    files are renamed to their final names (target)
 """

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.data.convert.numbered_records import RecordCounts
-from penstock.data.convert.source_contents import SourceContents, schema_from_json
+from penstock.data.convert.source_contents import SourceContents
 from penstock.data.convert.target import Target
 from penstock.data.schema import Schema
 
@@ -25,28 +24,25 @@ _MAX_SEGMENTS = 10_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConversionPlan:
-    """What is written, and in which segments."""
+    """Which segments are written, and what files they are joined to."""
 
-    schema: Schema
-    counts: RecordCounts
-    truncated_shards: int
+    contents: SourceContents
     boundaries: tuple[int, ...]
     """Segment i has the records from boundaries[i] to boundaries[i + 1]."""
     groups: tuple[int, ...] | None
     """How many segments each file is made of; None if their size decides."""
 
     @property
-    def segments(self) -> int:
-        """The number of segments."""
-        return len(self.boundaries) - 1
+    def schema(self) -> Schema:
+        """The schema of all samples."""
+        assert self.contents.schema is not None
+        return self.contents.schema
 
     @classmethod
     def from_json(cls, entry: dict[str, Any]) -> ConversionPlan:
-        """Return the plan of a journal's entry, which `asdict` made."""
+        """Return the plan that `asdict` made `entry` of."""
         return cls(
-            schema=schema_from_json(entry["schema"]),
-            counts=RecordCounts(tuple(entry["counts"]["per_shard"])),
-            truncated_shards=entry["truncated_shards"],
+            contents=SourceContents.from_json(entry["contents"]),
             boundaries=tuple(entry["boundaries"]),
             groups=None if entry["groups"] is None else tuple(entry["groups"]),
         )
@@ -56,24 +52,19 @@ def make_plan(
     contents: SourceContents, target: Target, chunk_starts: np.ndarray | None, workers: int, *, joins: bool
 ) -> ConversionPlan:
     """Return how a source's records are cut, at its chunks where it has some; `joins` if the format joins files."""
-    total = contents.counts.total
-    if target.shards is None and joins:
-        max_nbytes = min(SEGMENT_NBYTES, max(1, (target.shard_nbytes or 1) // 4))
-        count = _segment_count(contents, workers, max_nbytes)
-        return _plan(contents, _boundaries(0, total, count, chunk_starts), None)
-    shards = target.shards
-    if shards is None:
+    total, shards, max_nbytes = sum(contents.counts), target.shards, SEGMENT_NBYTES
+    if shards is None and joins:
+        shards, max_nbytes = 1, min(SEGMENT_NBYTES, max(1, (target.shard_nbytes or 1) // 4))
+    elif shards is None:
         shards = max(1, min(total, -(-contents.nbytes // (target.shard_nbytes or 1)), _MAX_SEGMENTS))
-    ends = [total * number // shards for number in range(shards + 1)]
-    if not joins:
-        return _plan(contents, ends, (1,) * shards)
+    count = -(-_segment_count(contents, workers, max_nbytes) // shards) if joins else 1
     boundaries, groups = [0], []
-    for first, stop in pairwise(ends):
-        count = -(-_segment_count(contents, workers, SEGMENT_NBYTES) // shards)
+    for first, stop in pairwise(total * number // shards for number in range(shards + 1)):
         inner = _boundaries(first, stop, count, chunk_starts)
         boundaries += inner[1:]
         groups.append(len(inner) - 1)
-    return _plan(contents, boundaries, tuple(groups))
+    by_size = target.shards is None and joins
+    return ConversionPlan(contents=contents, boundaries=tuple(boundaries), groups=None if by_size else tuple(groups))
 
 
 def group_segments(plan: ConversionPlan, target: Target, nbytes: Sequence[int]) -> list[range]:
@@ -90,21 +81,11 @@ def group_segments(plan: ConversionPlan, target: Target, nbytes: Sequence[int]) 
     return [*groups, range(first, len(nbytes))]
 
 
-def _plan(contents: SourceContents, boundaries: Sequence[int], groups: tuple[int, ...] | None) -> ConversionPlan:
-    return ConversionPlan(
-        schema=contents.schema,
-        counts=contents.counts,
-        truncated_shards=contents.truncated_shards,
-        boundaries=tuple(boundaries),
-        groups=groups,
-    )
-
-
 def _segment_count(contents: SourceContents, workers: int, max_nbytes: int) -> int:
     """Return how many segments to make of all records: enough for their size, and some for each worker."""
     by_size = -(-contents.nbytes // max_nbytes)
     for_workers = min(4 * max(1, workers), -(-contents.nbytes // min(_MIN_SEGMENT_NBYTES, max_nbytes)))
-    return max(1, min(contents.counts.total, max(by_size, for_workers), _MAX_SEGMENTS))
+    return max(1, min(sum(contents.counts), max(by_size, for_workers), _MAX_SEGMENTS))
 
 
 def _boundaries(first: int, stop: int, count: int, chunk_starts: np.ndarray | None) -> list[int]:

@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
 from typing import Any
 
 from penstock.core.errors import OptionError, SourceError
 from penstock.core.host import usable_cores
 from penstock.core.units import to_nbytes
-from penstock.data.convert.compare_sources import compare_sources
 from penstock.data.convert.conversion import Conversion, ConversionRun
-from penstock.data.convert.converter_pool import ConverterPool
 from penstock.data.convert.numbered_records import SourceSpec
 from penstock.data.convert.progress import Progress, ProgressCounter
 from penstock.data.convert.remote_target import RemoteTarget
-from penstock.data.convert.source_contents import read_contents
 from penstock.data.convert.source_fingerprint import fingerprint_source
 from penstock.data.convert.target import Target
 from penstock.data.schema import Errors
@@ -46,8 +42,9 @@ def convert(
 ) -> Conversion:
     """Write the samples of `src` to `dst`, in another format; read from there, they are equal bit by bit.
 
-    Processes write to the folder `dst`.partial and keep a journal there: after a kill, the same call resumes. The
-    result is renamed to `dst` when it is complete. Samples that the format does not support raise before any writing.
+    Processes write segments to the folder `dst`.partial: after a kill, the same call resumes with those that are
+    missing. The result is renamed to `dst` when it is complete. Samples that the format does not support raise before
+    any writing.
     For a remote `dst` that folder lies in the user's cache folder (XDG_CACHE_HOME, or ~/.cache), and the complete
     result is uploaded from there; formats that are folders of files (images, Zarr) are refused.
 
@@ -66,7 +63,8 @@ def convert(
         options: of `src`'s format; see its module. All tokens are written, in parts where no documents are known,
             unless one of them is `pack=True`.
         writer_options: of `dst`'s format.
-        verify: read the result again and compare every sample; if `dst` exists, only compare.
+        verify: read the result again, and compare the checksums and the order of its samples with what was read of
+            `src`.
         progress: called several times a second.
 
     Raises:
@@ -86,13 +84,15 @@ def convert(
     """
     if errors not in ("raise", "skip"):
         raise OptionError(f"errors={errors!r} is neither 'raise' nor 'skip'")
-    path = os.fspath(src) if isinstance(src, str | os.PathLike) else tuple(os.fspath(one) for one in src)
+    path = os.fspath(src) if isinstance(src, str | os.PathLike) else [os.fspath(one) for one in src]
     shard_nbytes = None if shard_size is None else to_nbytes("shard_size", shard_size)
     target_class = RemoteTarget if is_remote(os.fspath(dst)) else Target
     target = target_class.parse(os.fspath(dst), format=to, shards=shards, shard_nbytes=shard_nbytes)
+    if fields is not None:
+        fields = dict(fields) if isinstance(fields, Mapping) else list(fields)
     storage = Storage()
     kind, paths = select_format(path, format, storage)
-    spec = SourceSpec.create(path, format=format, fields=fields, options={**kind.lossless_options, **(options or {})})
+    spec = SourceSpec(path, format, fields, {**kind.lossless_options, **(options or {})})
     fingerprint = fingerprint_source(kind, paths, storage)
     if workers is None:
         workers = 0 if fingerprint.nbytes < _SMALL_NBYTES else usable_cores()
@@ -101,43 +101,8 @@ def convert(
     _check_separate(storage.expand(path), target)
     counter = ProgressCounter(progress)
     started = time.monotonic()
-    if verify and target.existing_files() and not overwrite and not os.path.isdir(target.partial_folder):
-        return _compare_existing(spec, target, errors, workers, counter, started)
     run = ConversionRun(spec, target, errors, workers, dict(writer_options or {}), counter)
     return run.run(fingerprint, overwrite=overwrite, verify=verify, started=started)
-
-
-def _compare_existing(
-    spec: SourceSpec, target: Target, errors: Errors, workers: int, counter: ProgressCounter, started: float
-) -> Conversion:
-    """Compare the source with existing files."""
-    files = target.existing_files()
-    with closing(ConverterPool(workers)) as pool:
-        one = read_contents(spec, errors, pool, workers, counter)
-        result = SourceSpec.create(tuple(files), format=target.kind.name, fields=list(one.schema) or None)
-        other = read_contents(result, "raise", pool, workers, counter)
-        counter.begin_stage("comparing", other.counts.total)
-        checksum = compare_sources(
-            spec,
-            result,
-            one.counts,
-            other.counts,
-            pool,
-            counter,
-            errors=errors,
-            same_numbers=one.counts.total == other.counts.total and errors == "raise",
-            is_ordered=target.is_ordered(one.schema),
-        )
-    return Conversion(
-        samples=checksum.samples,
-        files=tuple(files),
-        nbytes=target.nbytes(files),
-        seconds=time.monotonic() - started,
-        checksum=checksum.to_text(),
-        skipped=one.counts.total - checksum.samples + one.truncated_shards,
-        resumed=0,
-        verified=True,
-    )
 
 
 def _check_separate(paths: list[str], target: Target) -> None:

@@ -7,6 +7,7 @@ a task, so none outlives the conversion.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import signal
@@ -14,19 +15,15 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from penstock.core.errors import WorkerError
-from penstock.data.convert.task import Task, TaskContext
+from penstock.data.convert.task import Call, ReportProgress, T, TaskContext, run_task
 
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from penstock.data.convert.task import main; main()"
-_GRACE_S = 2.0
-
-ReportProgress = Callable[[int, int], None]
-"""Called with numbers of samples and bytes that were processed."""
 
 
 class WorkStealingQueue:
@@ -56,62 +53,69 @@ class ConverterPool:
     """Worker processes; with none, tasks run in this process.
 
     Args:
-        workers: how many.
+        count: how many.
+        report: called with the samples and bytes that were processed since the last call.
         lock: a descriptor that they keep open; None for none.
     """
 
-    def __init__(self, workers: int, lock: int | None = None) -> None:
-        self._count = workers
+    def __init__(self, count: int, report: ReportProgress, lock: int | None = None) -> None:
+        self.count = count
+        self._report = report
         self._lock = lock
         self._workers: list[tuple[subprocess.Popen[bytes], Connection]] = []
-        self._context: TaskContext | None = None
+        self._context = TaskContext(report)
 
-    def run(self, tasks: Sequence[Task], report: ReportProgress) -> Iterator[tuple[Task, Any]]:
-        """Run all tasks; yield each with its result as it finishes."""
-        if self._count == 0:
-            yield from self._run_inline(tasks, report)
-            return
-        if not tasks:
-            return
-        self._start(min(self._count, len(tasks)))
-        work_queue = WorkStealingQueue(tasks, len(self._workers))
-        under_way: dict[Connection, tuple[int, Task]] = {}
-        for number in range(len(self._workers)):
-            self._assign(number, work_queue, under_way)
+    def run(self, action: str, calls: Sequence[Call[T]]) -> list[T]:
+        """Return what the calls return, in their order.
+
+        Args:
+            action: what they do, for error messages.
+            calls: each is given a worker's context.
+
+        Raises:
+            WorkerError: a worker has died.
+        """
+        count = min(self.count, len(calls))
+        if count == 0:
+            return [run_task(self._context, action, number, call) for number, call in enumerate(calls)]
+        self._start(count)
+        results: dict[int, T] = {}
+        work_queue = WorkStealingQueue(range(len(calls)), count)
+        under_way: dict[Connection, tuple[int, int]] = {}
+
+        def assign(worker: int) -> None:
+            number = work_queue.next(worker)
+            if number is not None:
+                channel = self._workers[worker][1]
+                under_way[channel] = worker, number
+                with contextlib.suppress(OSError):  # it is dead: `_receive` raises
+                    channel.send_bytes(pickle.dumps((action, number, calls[number])))
+
+        for worker in range(count):
+            assign(worker)
         while under_way:
             for ready in wait(list(under_way)):
                 assert isinstance(ready, Connection)
-                number, task = under_way[ready]
-                kind, value = self._receive(number, task)
+                worker, number = under_way[ready]
+                kind, value = self._receive(worker, f"{action} {number}")
                 if kind == "progress":
-                    report(*value)
+                    self._report(*value)
                 elif kind == "done":
                     del under_way[ready]
-                    yield task, value
-                    self._assign(number, work_queue, under_way)
+                    results[number] = value
+                    assign(worker)
                 else:
                     raise value
+        return [results[number] for number in range(len(calls))]
 
     def close(self) -> None:
         """Stop the workers, also in the middle of a task."""
-        if self._context is not None:
-            self._context.close()
-            self._context = None
-        for _, channel in self._workers:
+        self._context.close()
+        for process, channel in self._workers:
             channel.close()
-        for process, _ in self._workers:
-            try:
-                process.wait(_GRACE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.kill()  # what it has not finished does not count
+            process.wait()
         self._workers.clear()
-
-    def _run_inline(self, tasks: Sequence[Task], report: ReportProgress) -> Iterator[tuple[Task, Any]]:
-        self._context = self._context or TaskContext(report)
-        self._context.report = report
-        for task in tasks:
-            yield task, task.run(self._context)
 
     def _start(self, count: int) -> None:
         while len(self._workers) < count:
@@ -126,21 +130,8 @@ class ConverterPool:
                     raise WorkerError(f"a worker process could not be started: {error}") from error
             self._workers.append((process, Connection(ours.detach())))
 
-    def _assign(
-        self, number: int, work_queue: WorkStealingQueue, under_way: dict[Connection, tuple[int, Task]]
-    ) -> None:
-        task = work_queue.next(number)
-        if task is None:
-            return
-        channel = self._workers[number][1]
-        under_way[channel] = (number, task)
-        try:
-            channel.send_bytes(pickle.dumps(task))
-        except OSError:  # it is dead: `_receive` raises
-            return
-
-    def _receive(self, number: int, task: Task) -> tuple[str, Any]:
-        process, channel = self._workers[number]
+    def _receive(self, worker: int, doing: str) -> tuple[str, Any]:
+        process, channel = self._workers[worker]
         try:
             kind, value = channel.recv()
         except (EOFError, OSError):
@@ -151,5 +142,5 @@ class ConverterPool:
                 if code == -signal.SIGKILL
                 else ""
             )
-            raise WorkerError(f"a worker {end} while {task.action} {task.number}{hint}") from None
+            raise WorkerError(f"a worker {end} while {doing}{hint}") from None
         return kind, value

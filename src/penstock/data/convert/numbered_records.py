@@ -6,58 +6,32 @@ Records are numbered from 0, through all shards of a stream in their order. A br
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.core.errors import RecordError, SourceError
 from penstock.data.open import open as open_source
 from penstock.data.schema import Errors, Sample, Schema
 from penstock.data.source import Source
 from penstock.data.stream import Stream
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """How a source is opened, the same way in every process."""
+    """How a source is opened, the same way in every process: the arguments of `penstock.open`."""
 
-    path: str | tuple[str, ...]
-    format: str | None = None
-    """Recognized by the name where it is None."""
-    fields: tuple[tuple[str, str], ...] | None = None
-    """(name in the sample, name in the file) of those that are read; None for all."""
-    options: str = "{}"
-    """Of the format, as JSON."""
-
-    @classmethod
-    def create(
-        cls,
-        path: str | tuple[str, ...],
-        *,
-        format: str | None = None,
-        fields: Mapping[str, str] | list[str] | tuple[str, ...] | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> SourceSpec:
-        """Return the spec of `penstock.open(path, ...)`."""
-        pairs: tuple[tuple[str, str], ...] | None = None
-        if fields is not None:
-            pairs = tuple(fields.items()) if isinstance(fields, Mapping) else tuple((name, name) for name in fields)
-        try:
-            text = json.dumps(dict(options or {}), sort_keys=True)
-        except (TypeError, ValueError) as error:
-            raise OptionError(f"options travel to other processes as JSON, and {error}") from error
-        return cls(path=path, format=format, fields=pairs, options=text)
+    path: str | list[str]
+    format: str | None
+    fields: Mapping[str, str] | list[str] | None
+    options: Mapping[str, Any]
 
     def open(self) -> Source | Stream:
         """Open the source."""
-        path = list(self.path) if isinstance(self.path, tuple) else self.path
-        fields = None if self.fields is None else dict(self.fields)
-        return open_source(path, format=self.format, fields=fields, **json.loads(self.options))
+        return open_source(self.path, format=self.format, fields=self.fields, **self.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,33 +45,22 @@ class RecordRange:
     step: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class RecordCounts:
-    """How many records each shard has."""
+def ranges_between(counts: Sequence[int], first: int, stop: int) -> tuple[RecordRange, ...]:
+    """Return where records `first` to `stop` lie in shards that have so many records each.
 
-    per_shard: tuple[int, ...]
-
-    @property
-    def total(self) -> int:
-        """The records of all shards."""
-        return sum(self.per_shard)
-
-    def ranges(self, first: int, stop: int) -> tuple[RecordRange, ...]:
-        """Return where records `first` to `stop` lie.
-
-        >>> RecordCounts((3, 0, 4)).ranges(2, 5)
-        (RecordRange(shard=0, first=2, stop=3, step=1), RecordRange(shard=2, first=0, stop=2, step=1))
-        """
-        ends = np.cumsum(self.per_shard)
-        found = []
-        for shard in range(int(np.searchsorted(ends, first, "right")), len(self.per_shard)):
-            start = int(ends[shard]) - self.per_shard[shard]
-            if start >= stop:
-                break
-            low, high = max(first - start, 0), min(stop - start, self.per_shard[shard])
-            if low < high:
-                found.append(RecordRange(shard, low, high))
-        return tuple(found)
+    >>> ranges_between((3, 0, 4), 2, 5)
+    (RecordRange(shard=0, first=2, stop=3, step=1), RecordRange(shard=2, first=0, stop=2, step=1))
+    """
+    ends = np.cumsum(counts)
+    found = []
+    for shard in range(int(np.searchsorted(ends, first, "right")), len(counts)):
+        start = int(ends[shard]) - counts[shard]
+        if start >= stop:
+            break
+        low, high = max(first - start, 0), min(stop - start, counts[shard])
+        if low < high:
+            found.append(RecordRange(shard, low, high))
+    return tuple(found)
 
 
 class RecordReader:
@@ -190,21 +153,15 @@ def _close(records: Iterator[Any] | None) -> None:
         records.close()  # type: ignore[union-attr]
 
 
-def record_counts(spec: SourceSpec, counts: tuple[int, ...]) -> RecordCounts:
-    """Return the counts of the shards of a result, given those of its files."""
-    with closing(spec.open()) as source:
-        return RecordCounts((sum(counts),) if isinstance(source, Source) else counts)
-
-
 def declared_schema(source: Source | Stream) -> Schema | None:
     """Return the schema of all samples, where the format declares it; None where only reading them shows it."""
     base = Stream if isinstance(source, Stream) else Source
     return source.schema if type(source).schema is not base.schema else None
 
 
-def known_counts(source: Source | Stream) -> RecordCounts | None:
-    """Return the number of records, where it is known without reading them."""
+def known_counts(source: Source | Stream) -> tuple[int, ...] | None:
+    """Return the number of records of each shard, where it is known without reading them."""
     if isinstance(source, Source):
-        return RecordCounts((len(source),))
+        return (len(source),)
     counts = [shard.count for shard in source.shards]
-    return None if None in counts else RecordCounts(tuple(count or 0 for count in counts))
+    return None if None in counts else tuple(count or 0 for count in counts)

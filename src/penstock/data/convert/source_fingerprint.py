@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.core.errors import SourceError
 from penstock.data.convert.target import files_of
 from penstock.data.format import Format
 from penstock.data.select_format import list_files
@@ -27,23 +25,10 @@ class SourceFingerprint:
 
 def fingerprint_source(kind: Format, paths: list[str], storage: Storage) -> SourceFingerprint:
     """Return the fingerprint of what a format would read; no file is opened."""
-    digest, files, nbytes = hashlib.sha256(), 0, 0
-    for name, size, version in _list_files(kind, paths, storage):
-        digest.update(f"{name}\0{size}\0{version}\n".encode("utf-8", "surrogateescape"))
-        files += 1
-        nbytes += size
-    return SourceFingerprint(files, nbytes, digest.hexdigest())
-
-
-def _list_files(kind: Format, paths: list[str], storage: Storage) -> Iterator[tuple[str, int, str]]:
-    """Yield the name, size and version of every file."""
-    remote = list_files(kind, [path for path in paths if is_remote(path)], storage)
-    for url, version in zip(remote, storage.file_versions(remote), strict=True):
-        yield url, version.nbytes, version.version
-    for path in (os.path.abspath(path) for path in paths if not is_remote(path)):
-        if not os.path.exists(path):
-            raise SourceError(f"there is no file {path!r}")
-        for file in files_of(path):
-            if os.path.basename(file) not in _VOLATILE_FILES:
-                status = os.stat(file, follow_symlinks=os.path.exists(file))  # a link may be dangling
-                yield file, status.st_size, str(status.st_mtime_ns)
+    listed = (list_files(kind, [one], storage) if is_remote(one) else files_of(os.path.abspath(one)) for one in paths)
+    files = [one for some in listed for one in some if os.path.basename(one) not in _VOLATILE_FILES]
+    files = [one for one in files if os.path.exists(one) or not os.path.islink(one)]  # a link may be dangling
+    versions = storage.file_versions(files)
+    names = "".join(f"{name}\0{one.nbytes}\0{one.version}\n" for name, one in zip(files, versions, strict=True))
+    digest = hashlib.sha256(names.encode("utf-8", "surrogateescape")).hexdigest()
+    return SourceFingerprint(len(files), sum(one.nbytes for one in versions), digest)

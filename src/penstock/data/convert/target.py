@@ -22,6 +22,11 @@ from penstock.data.format_registry import format_named, format_of_path
 from penstock.data.schema import Schema
 from penstock.data.storage.storage import expand_braces, strip_file_scheme
 
+STATE_NAME = "state.json"
+"""In the folder of an unfinished conversion: how far it is."""
+RECORD_NAME = "written.json"
+"""In the folder of a complete file or segment, beside its data: what was written."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
@@ -74,6 +79,10 @@ class Target:
     def partial_folder(self) -> str:
         """The folder for unfinished files. Braces in its name would be expanded when its files are read."""
         return self.path.translate(str.maketrans("{}", "()")) + ".partial"
+
+    def data_path(self, folder: str) -> str:
+        """Return the path at which the format writes in a folder of `partial_folder`."""
+        return os.path.join(folder, f"data{self.suffix}")
 
     def is_ordered(self, schema: Schema) -> bool:
         """Return whether samples are read in the order in which they were written: images are read class by class."""
@@ -152,13 +161,17 @@ class Target:
         inside = os.path.join(self.partial_folder, folder)
         written = os.listdir(inside) if os.path.isdir(inside) else []
         data = f"data{self.suffix}"
-        own = [(os.path.join(inside, one), stem + one.removeprefix("data")) for one in sorted(written) if one != data]
+        own = [
+            (os.path.join(inside, one), stem + one.removeprefix("data"))
+            for one in sorted(written)
+            if one not in (data, RECORD_NAME)
+        ]
         return [*own, (os.path.join(inside, data), name)] if data in written else own
 
 
 def clear_partial_folder(partial_folder: str) -> None:
-    """Remove a conversion's folder; its journal last, so that the command can resume after a kill in between."""
-    for name in sorted(os.listdir(partial_folder), key=lambda name: name == "journal.jsonl"):
+    """Remove a conversion's folder; its state last, so that the command can resume after a kill in between."""
+    for name in sorted(os.listdir(partial_folder), key=lambda name: name == STATE_NAME):
         remove(os.path.join(partial_folder, name))
     os.rmdir(partial_folder)
 

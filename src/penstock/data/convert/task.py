@@ -14,16 +14,20 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
 from penstock.core.errors import PenstockError, SourceError, WorkerError
 from penstock.data.convert.numbered_records import RecordReader, SourceSpec
 
+T = TypeVar("T")
+
 _REPORT_S = 0.1
+
+ReportProgress = Callable[[int, int], None]
+"""Called with numbers of samples and bytes that were processed."""
 
 
 class TaskContext:
@@ -33,18 +37,19 @@ class TaskContext:
         report: called with the samples and bytes since the last report.
     """
 
-    def __init__(self, report: Callable[[int, int], None]) -> None:
+    def __init__(self, report: ReportProgress) -> None:
         self.report = report
-        self._readers: dict[SourceSpec, RecordReader] = {}
+        self._readers: dict[str, RecordReader] = {}
         self._samples = 0
         self._nbytes = 0
         self._reported_at = 0.0
 
     def reader(self, spec: SourceSpec) -> RecordReader:
         """Return the reader of a source, opened once."""
-        if spec not in self._readers:
-            self._readers[spec] = RecordReader(spec)
-        return self._readers[spec]
+        key = repr(spec)
+        if key not in self._readers:
+            self._readers[key] = RecordReader(spec)
+        return self._readers[key]
 
     def count(self, samples: int, nbytes: int) -> None:
         """Count progress, and report it at most every 0.1 s."""
@@ -68,30 +73,26 @@ class TaskContext:
         self._readers.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A unit of work. It is pickled to a worker, which runs it once and pickles its result back."""
+Call: TypeAlias = Callable[[TaskContext], T]
+"""What a task does: a function of a module, or a partial of one, so that it can be pickled to a worker."""
 
-    action: str
-    """What it does, for error messages, as in "writing segment"."""
-    number: int
-    """Its number among the tasks of its kind."""
-    call: Callable[[TaskContext], Any]
-    """Gets the worker's context: a function of a module, or a partial of one, so that it can be pickled."""
+Task = tuple[str, int, Call[Any]]
+"""What a task does, for error messages, as in "writing segment"; its number among the tasks of its kind; its call."""
 
-    def run(self, context: TaskContext) -> Any:
-        """Return its result.
 
-        Raises:
-            SourceError: also for errors of the operating system: a full disk, a file that may not be read.
-        """
-        try:
-            result = self.call(context)
-        except OSError as error:
-            hint = "; free some room on it, and repeat the command to resume" if error.errno == errno.ENOSPC else ""
-            raise SourceError(f"{self.action} {self.number}: {error}{hint}") from error
-        context.flush()
-        return result
+def run_task(context: TaskContext, action: str, number: int, call: Call[Any]) -> Any:
+    """Return what a task's call returns.
+
+    Raises:
+        SourceError: also for errors of the operating system: a full disk, a file that may not be read.
+    """
+    try:
+        result = call(context)
+    except OSError as error:
+        hint = "; free some room on it, and repeat the command to resume" if error.errno == errno.ENOSPC else ""
+        raise SourceError(f"{action} {number}: {error}{hint}") from error
+    context.flush()
+    return result
 
 
 # ── a worker process ────────────────────────────────────────────────────────────────────────────────────────
@@ -106,7 +107,7 @@ def main() -> None:
     threading.Thread(target=_listen, args=(channel, tasks), daemon=True).start()
     context = TaskContext(lambda samples, nbytes: channel.send(("progress", (samples, nbytes))))
     while True:
-        outcome = _outcome(tasks.get(), context)
+        outcome = _outcome(context, *tasks.get())
         try:
             channel.send(outcome)
         except OSError:  # the conversion has ended
@@ -121,12 +122,12 @@ def _listen(channel: Connection, tasks: queue.SimpleQueue[Task]) -> None:
         os._exit(0)  # also in the middle of a task: an incomplete file is discarded later
 
 
-def _outcome(task: Task, context: TaskContext) -> tuple[str, Any]:
+def _outcome(context: TaskContext, action: str, number: int, call: Call[Any]) -> tuple[str, Any]:
     try:
-        return "done", task.run(context)
+        return "done", run_task(context, action, number, call)
     except PenstockError as error:
         return "failed", error
     except Exception as error:  # noqa: BLE001 - where a worker ends
-        failure = WorkerError(f"{type(error).__name__} while {task.action} {task.number}: {error}")
+        failure = WorkerError(f"{type(error).__name__} while {action} {number}: {error}")
         failure.add_note(traceback.format_exc())
         return "failed", failure

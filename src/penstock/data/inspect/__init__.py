@@ -4,8 +4,6 @@ inspector         opens the data, reads some samples, measures the speed
 inspection        the result, as data, as JSON and as lines of text
 field_summary     types and statistics of one field
 read_speed        reads in order and at random for a while
-storage_layout    chunks and compression, for formats that have them
-contact_sheet     images among the samples
 """
 
 from penstock.data.inspect.field_summary import FieldSummary

@@ -37,8 +37,6 @@ class Inspection:
     """Whether samples can only be read in order."""
     chunks: int | None
     """Chunks or row groups: samples that are read together."""
-    layout: dict[str, str]
-    """Chunks and compression of each field, for formats that have them."""
     samples_read: int
     """Samples that `fields` describes."""
     fields: dict[str, FieldSummary]
@@ -75,7 +73,6 @@ def render(inspection: Inspection) -> str:
     if one.chunks:
         per_chunk = (one.samples or 0) / one.chunks
         lines.append(f"  chunks: {one.chunks} (or row groups; about {per_chunk:.0f} samples each)")
-    lines += [f"  {escape(name)}: {escape(layout)}" for name, layout in one.layout.items()]
     if one.fields:
         lines.append(f"fields, in {one.samples_read} samples:")
         width = max(len(escape(name)) for name in one.fields)

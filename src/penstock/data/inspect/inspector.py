@@ -12,15 +12,15 @@ import numpy as np
 
 from penstock.core.errors import OptionError, RecordError
 from penstock.data.convert.numbered_records import known_counts
+from penstock.data.convert.source_fingerprint import fingerprint_source
 from penstock.data.inspect.field_summary import FieldSummary
 from penstock.data.inspect.inspection import Inspection
 from penstock.data.inspect.read_speed import iter_in_order, measure_speeds, read_or_error
-from penstock.data.inspect.storage_layout import describe_layout
 from penstock.data.open import open as open_source
 from penstock.data.schema import Sample
-from penstock.data.select_format import list_files, select_format
+from penstock.data.select_format import select_format
 from penstock.data.source import Source
-from penstock.data.storage.storage import Storage, is_remote
+from penstock.data.storage.storage import Storage
 from penstock.data.stream import Stream
 
 _MAX_SAMPLES = 256
@@ -79,16 +79,15 @@ def inspect(
             for name, value in record.items():
                 fields.setdefault(name, FieldSummary()).add(value)
         runs = source.chunk_starts if isinstance(source, Source) else None
-        files, counts = list_files(kind, paths, storage), known_counts(source)
+        files, counts = fingerprint_source(kind, paths, storage), known_counts(source)
         return Inspection(
             path=path,
             format=kind.name,
-            files=len(files),
-            nbytes=_total_nbytes(files, storage),
-            samples=None if counts is None else counts.total,
+            files=files.files,
+            nbytes=files.nbytes,
+            samples=None if counts is None else sum(counts),
             is_stream=isinstance(source, Stream),
             chunks=None if runs is None else len(runs) - 1,
-            layout=describe_layout(kind.name, paths),
             samples_read=samples_read,
             fields=fields,
             examples=examples,
@@ -120,9 +119,3 @@ def _some_records(source: Source | Stream, min_count: int) -> Iterator[Sample | 
 def _spread(count: int) -> list[int]:
     """Return the numbers below `count` in an order whose first few are spread out, beginning with 0."""
     return [0, *(1 + np.random.default_rng(0).permutation(count - 1)).tolist()]
-
-
-def _total_nbytes(files: list[str], storage: Storage) -> int:
-    remote = [file for file in files if is_remote(file)]
-    local = [file for file in files if not is_remote(file) and os.path.exists(file)]  # a link may be dangling
-    return sum(version.nbytes for version in storage.file_versions([*remote, *local]))

@@ -1,0 +1,144 @@
+"""The folder of an unfinished conversion, from which the same command resumes after a kill.
+
+    state.json          {"version", "settings", "plan", "finished"}; replaced as a whole
+    scanned-*.json      what was found in a range of the source
+    segment-000007/     a complete segment: its data files, and written.json, which has their checksums
+    file-000002/        several segments joined to one file, likewise
+    new-*               what is being written; the next attempt removes it
+    lock                locked as long as a process of the conversion lives
+
+Files and folders get their names when all of their bytes are on the disk: what has a name is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from penstock.core.errors import SourceError
+from penstock.data.convert.target import STATE_NAME, files_of, remove, sync
+from penstock.data.storage.file_lock import is_same_file, try_lock
+
+_VERSION = 4
+_ORPHANS_S = 10.0
+"""How long workers of a killed conversion may take to exit."""
+
+
+class PartialFolder:
+    """The locked folder of one conversion.
+
+    Args:
+        path: created if it does not exist.
+        settings: JSON that must be equal for a conversion to be resumed.
+
+    Raises:
+        SourceError: another conversion is running in the folder, or left it with other settings.
+    """
+
+    def __init__(self, path: str, settings: dict[str, Any]) -> None:
+        self.path = path
+        self.lock = _lock_folder(path)
+        """A descriptor that locks the folder as long as any process has it open; workers inherit it."""
+        try:
+            self.state: dict[str, Any] = read_json(os.path.join(path, STATE_NAME)) or {}
+            for name in os.listdir(path):
+                if name != "lock" and (not self.state or name.startswith("new-")):
+                    remove(os.path.join(path, name))
+            if self.state:
+                self._check_settings(settings)
+            else:
+                self.update(version=_VERSION, settings=settings)
+                sync(os.path.dirname(path) or ".")
+        except BaseException:
+            self.close()
+            raise
+
+    def update(self, **values: Any) -> None:
+        """Add values to the state, on the disk, too."""
+        self.state |= values
+        write_json(os.path.join(self.path, STATE_NAME), self.state)
+
+    def close(self) -> None:
+        """Unlock the folder."""
+        os.close(self.lock)
+
+    def _check_settings(self, settings: dict[str, Any]) -> None:
+        if self.state["version"] != _VERSION:
+            raise SourceError(f"{self.path} was written by another version of penstock; remove it to start over")
+        for name, value in settings.items():
+            if name == "errors" and value == "skip":
+                continue  # segments written without skipping records are valid either way
+            if (recorded := self.state["settings"].get(name)) != value:
+                raise SourceError(
+                    f"{self.path} holds an unfinished conversion with another {name} "
+                    f"({_shorten(recorded)}, now {_shorten(value)}); repeat that call to finish it, "
+                    "or remove the folder to start over"
+                )
+
+
+@contextmanager
+def atomic_folder(path: str) -> Iterator[str]:
+    """Yield a new folder to write in, which is synced and renamed to `path` at the end, or removed after an error."""
+    parent, name = os.path.split(path)
+    temporary = os.path.join(parent, f"new-{os.getpid()}-{name}")
+    os.mkdir(temporary)
+    try:
+        yield temporary
+        for one in [*files_of(temporary), *(folder for folder, _, _ in os.walk(temporary))]:
+            sync(one)
+        shutil.rmtree(path, ignore_errors=True)
+        os.rename(temporary, path)
+        sync(parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def write_json(path: str, value: Any) -> None:
+    """Write a file, synced, as a whole or not at all."""
+    parent, name = os.path.split(path)
+    temporary = os.path.join(parent, f"new-{os.getpid()}-{name}")
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(value, file)
+    sync(temporary)
+    os.replace(temporary, path)
+    sync(parent)
+
+
+def read_json(path: str) -> Any:
+    """Return what a file holds; None if there is none."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except FileNotFoundError:
+        return None
+
+
+def _shorten(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 100 else text[:100] + "..."
+
+
+def _lock_folder(folder: str) -> int:
+    """Lock the folder and return the descriptor; waits for workers that outlive a killed conversion."""
+    deadline = time.monotonic() + _ORPHANS_S
+    path = os.path.join(folder, "lock")
+    while True:
+        try:
+            os.makedirs(folder, exist_ok=True)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise SourceError(f"{folder}, where the conversion works, cannot be created: {error}") from error
+        is_locked = try_lock(lock, waits=False)
+        if is_locked and is_same_file(lock, path):
+            return lock
+        os.close(lock)  # another process has the lock, or had it and has removed the folder
+        if not is_locked:
+            if time.monotonic() > deadline:
+                raise SourceError(f"another conversion is running in {folder}; wait until it ends, or write elsewhere")
+            time.sleep(0.05)
