@@ -162,6 +162,7 @@ class SampleProbe:
                     with self._reads.sample(index), self._locks.sample():
                         self._lines.is_paused = False
                         make()
+                        self._lines.is_paused = True
                 except StreamEndedError:
                     break
                 finally:
