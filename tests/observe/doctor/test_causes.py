@@ -309,6 +309,33 @@ def test_no_gain_is_estimated_while_other_programs_take_the_processors() -> None
     assert (finding.name, finding.gain) == ("copied-for-each-sample", None)
 
 
+@pytest.mark.parametrize(
+    ("workers", "cores", "gain"),
+    [
+        (0, 4, 40 / (5 + 35 * 0.5)),  # the step takes turns with loading
+        (2, 4, 40 / 20),  # it is hidden behind it
+        (2, 2, 40 / (5 / 2 + 37.5 * 0.5)),  # it takes its share of the cores from it
+    ],
+)
+def test_an_estimate_leaves_the_step_and_the_other_half_of_loading(workers: int, cores: int, gain: float) -> None:
+    line = HotLine(line="train.py:9: copy.deepcopy(record)", calls="copy.deepcopy", fraction=0.6)
+    costs = replace(_loop().samples, lines=(line,), sample_s=0.005, collate_s=0.008)  # type: ignore[type-var]
+    settings = Settings(dataset="D", num_workers=workers, start_method="fork" * bool(workers), batch_size=8)
+    found = _loop(samples=costs, settings=settings, machine=Machine(cores=cores), transport_s=None)
+    assert diagnose(found).findings[0].gain == pytest.approx(gain)
+    always = replace(line, fraction=0.95)
+    found = replace(found, samples=replace(costs, lines=(always,), collate_s=0.0))
+    assert diagnose(found).findings[0].gain == pytest.approx(40 / (5 if workers else 5 + 35 * 0.05))
+
+
+def test_what_a_loader_gains_beyond_the_wait_on_a_busy_machine_is_chance() -> None:
+    for waited_s, is_uncertain in ((0.035, False), (0.010, True)):
+        trials = _trial(AS_IS, 0.040, waited_s), _trial(FREE, 0.005), _trial(PENSTOCK, 0.015)
+        found = _loop(*trials, machine=Machine(cores=4, others_cores=3.0))
+        named = {one.name: one.is_uncertain for one in diagnose(found).findings}
+        assert named["penstock-faster"] is is_uncertain
+
+
 def test_a_lock_is_known_without_a_clear_trial_by_the_cores_that_workers_leave() -> None:
     activity = WorkerActivity(workers=1, busy_threads=1.0, cores=0.4)
     trials = (_trial(AS_IS, 0.081, 0.080), _trial(FREE, 0.001), _uneven(MORE_WORKERS, 0.120, 0.060, 0.080))

@@ -211,6 +211,26 @@ def oversubscribes_cores(measured: Measurements) -> bool:
     return lost_s > THRESHOLDS.contention_fraction * (now.batch_s or 0.0)
 
 
+def gain_without(fraction: float, measured: Measurements, parts_of: tuple[str, ...] = OF_SAMPLES) -> float | None:
+    """Return how much faster the loop is without a fraction of these parts; None beyond what an estimate can tell.
+
+    What a loop takes beside its step is loading, however long its parts take where nothing runs beside them: they say
+    how it divides. Of a step, workers hide all but what it takes of the cores that they use, and it always remains.
+    """
+    now, free, parts = measured.as_is, measured.trial(FREE), loading_parts_s(measured)
+    total_s = sum(parts.values())
+    if total_s:
+        fraction *= sum(parts.get(part, 0.0) for part in parts_of) / total_s
+    left = 1 - fraction
+    if now is not None and free is not None and now.batch_s and free.batch_s:
+        step_s = min(free.batch_s, now.step_s or math.inf)
+        workers, cores = measured.settings.num_workers, max(1.0, measured.machine.usable_cores)
+        beside = 1.0 if not workers else 1 / cores if workers >= cores else 0.0
+        loading_s = max(0.0, now.batch_s - beside * step_s)
+        left = max(step_s, now.batch_s - fraction * loading_s) / now.batch_s
+    return 1 / min(1.0, left) if left > 1 - THRESHOLDS.estimated_fraction else None
+
+
 def clear_factor(gain: Gain | None) -> float | None:
     """Return the gain as a finding states it: None where rounds disagree."""
     return gain.median if gain is not None and gain.is_clear else None

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 
 from penstock.core.units import size_text
 from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.causes.evidence import (
-    OF_SAMPLES,
     describe_line,
+    gain_without,
     loading_matters,
-    loading_parts_s,
     place_of,
 )
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import HotLine
 from penstock.observe.doctor.thresholds import THRESHOLDS
-from penstock.observe.doctor.trial import FREE
 from penstock.observe.record.finding import Finding
 
 _SEARCH = (
@@ -73,21 +70,6 @@ class LinePattern:
     def needs(self) -> tuple[str, ...]:
         """The fields of `Measurements` that it needs."""
         return ("samples",)
-
-
-def gain_without(fraction: float, measured: Measurements, parts_of: tuple[str, ...] = OF_SAMPLES) -> float | None:
-    """Return how much faster the loop is without a fraction of these parts; None beyond what an estimate can tell.
-
-    What is left of loading is added to the step: on few cores, workers compute beside it only as far as it waits.
-    """
-    if fraction >= THRESHOLDS.estimated_fraction:
-        return None
-    gain, now, free = 1 / (1 - fraction), measured.as_is, measured.trial(FREE)
-    if now is None or free is None or not now.batch_s or not free.batch_s:
-        return gain
-    parts = loading_parts_s(measured)
-    left_s = sum(parts.values()) - fraction * sum(parts.get(part, 0.0) for part in parts_of)
-    return min(gain, max(1.0, now.batch_s / (min(free.batch_s, now.step_s or math.inf) + left_s)))
 
 
 LINE_PATTERNS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.core.units import size_text
 from penstock.observe.doctor.causes.cause import cause, required
-from penstock.observe.doctor.causes.evidence import loading_matters, loading_parts_s
+from penstock.observe.doctor.causes.evidence import gain_without, loading_matters, loading_parts_s
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import SampleCosts
 from penstock.observe.doctor.thresholds import THRESHOLDS
@@ -29,8 +29,7 @@ def full_size_decode(measured: Measurements) -> Finding | None:
         saved_s = images.full_decode_s - images.reduced_decode_s
         if saved_s < THRESHOLDS.reduced_decode_saving * images.full_decode_s:
             return None
-        # One file stands for all, so a gain of more than ten times is not believed.
-        gain = samples.median_s / max(samples.median_s / 10, samples.median_s - saved_s)
+        gain = gain_without(min(1.0, saved_s / samples.median_s), measured)
         tried = (
             f"; one file took {images.full_decode_s * 1e3:.1f} ms to decode and shrink, "
             f"{images.reduced_decode_s * 1e3:.1f} ms with a reduced decode"

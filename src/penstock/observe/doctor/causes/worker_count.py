@@ -336,11 +336,18 @@ class BetterSetting:
             remedy=trial.line,
             gain=gain.median,
             is_measured=True,
-            is_uncertain=self.trial in _BY_NUMBER and _gets_a_larger_share(measured),
+            is_uncertain=_gains_elsewhere(gain, measured)
+            or (self.trial in _BY_NUMBER and _gets_a_larger_share(measured)),
         )
 
 
 _BY_NUMBER = (MORE_WORKERS, THREADS, PROCESSES, NO_WORKERS, FEWER_WORKERS)
+
+
+def _gains_elsewhere(gain: Gain, measured: Measurements) -> bool:
+    """Return whether a loop on a busy machine gained more than it waits: its steps got the processors by chance."""
+    waits = required(measured.as_is).wait_fraction or 0.0
+    return measured.machine.is_busy and gain.median * (1 - waits) > THRESHOLDS.worthwhile_gain
 
 
 def _gets_a_larger_share(measured: Measurements) -> bool:
