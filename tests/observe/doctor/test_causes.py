@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -23,6 +24,7 @@ from penstock.observe.doctor.probe_results import (
 )
 from penstock.observe.doctor.probes.step_calls import StepCallRecorder
 from penstock.observe.doctor.rendering import render
+from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import (
     AS_IS,
     FREE,
@@ -676,6 +678,69 @@ def test_an_estimate_that_gains_nothing_is_no_finding() -> None:
     assert _names(replace(found, samples=samples)) == ["copied-for-each-sample"]
     free = _trial(FREE, 0.0385)
     assert _names(replace(found, samples=samples, trials=(found.trials[0], free))) == []
+
+
+def test_a_sampler_is_named_where_it_takes_longer_than_the_samples_and_no_worker_shares_it() -> None:
+    found = _loop()
+    costs = replace(found.samples, sampler_s=0.030, sample_s=0.001)  # type: ignore[type-var]
+    line = HotLine(line="train.py:7: pool = [i for i in self.all if ok(i)]", fraction=0.9)
+    diagnosis = diagnose(replace(found, samples=costs, step_lines=(line,)))
+    assert (diagnosis.verdict.name, diagnosis.findings[0].name) == ("sampler-bound", "costly-sampler")
+    assert "train.py:7" in diagnosis.findings[0].evidence
+    assert "costly-sampler" not in _names(replace(found, samples=replace(costs, sampler_s=0.0005)))
+
+
+@pytest.mark.parametrize(
+    ("steps_s", "is_named"),
+    [((2, 3, 4, 5, 6), True), ((2, 3, 3, 5, 6), True), ((2, 6, 2, 6, 2), False), ((4, 5, 5, 5, 5), False)],
+)
+def test_steps_that_take_longer_and_longer_are_named(steps_s: tuple[float, ...], is_named: bool) -> None:
+    trials = tuple(_uneven(name, *steps_s) for name in (AS_IS, FREE))
+    assert ("steps-grow" in _names(_loop(*trials))) is is_named
+    steady = (trials[0], _trial(FREE, 0.005))
+    assert "steps-grow" not in _names(_loop(*steady)), "then it is what feeds them"
+
+
+@pytest.mark.parametrize(
+    ("runnable", "busy", "is_named"), [(1.9, 2.0, True), (1.0, 2.0, False), (0.9, 6.0, True), (1.9, 1.0, False)]
+)
+def test_threads_of_workers_count_where_they_want_cores_at_the_same_time(
+    runnable: float, busy: float, is_named: bool
+) -> None:
+    activity = WorkerActivity(workers=2, busy_threads=busy, cores=0.9, runnable_threads=runnable)
+    found = _loop(worker_activity=activity, machine=Machine(cores=2 if busy > 1 else 4))
+    assert ("threads-in-workers" in _names(found)) is is_named
+    others = replace(found, machine=replace(found.machine, others_cores=2.0))
+    assert ("threads-in-workers" in _names(others)) is is_named
+    sends = replace(others, samples=replace(found.samples, sample_s=1e-5))  # type: ignore[type-var]
+    # where others have the cores, a thread of Python's that sends batches waits for a core, and then for the lock
+    assert ("threads-in-workers" in _names(sends)) is (busy > THRESHOLDS.certain_contending_threads)
+
+
+def _step(kept: list[torch.Tensor], weight: torch.Tensor, *, keeps: bool) -> None:
+    loss = (weight * 2).sum()
+    loss.backward()
+    kept.append(loss if keeps else loss.detach())
+
+
+def _sum(kept: list[torch.Tensor], weight: torch.Tensor, *, keeps: bool) -> None:
+    loss = (weight * 2).sum()
+    loss.backward()
+    kept[:] = [*kept, torch.zeros(())][:1]
+    kept[0] += loss if keeps else loss.detach()
+
+
+@pytest.mark.parametrize("step", [_step, _sum])
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_loss_that_is_kept_with_its_graph_is_named(step: Callable[..., None], keeps: bool) -> None:
+    recorder, kept, weight = StepCallRecorder(), [], torch.ones(4, requires_grad=True)
+    for _ in range(3):
+        recorder.enter()
+        step(kept, weight, keeps=keeps)
+        recorder.leave()
+    found = _loop(step_calls=recorder.result())
+    assert ("keeps-graph" in _names(found)) is keeps
+    assert ("loss" in recorder.result().keeps_graph) is keeps
 
 
 def test_one_label_is_named_where_the_step_computes_with_it() -> None:

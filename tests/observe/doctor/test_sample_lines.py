@@ -224,6 +224,7 @@ def _named(*lines: HotLine, **changes: Any) -> list[str]:
         ("at = self.names.index(name)", "", "searched-for-each-sample"),
         ("at = np.where(self.users == index)[0]", "", "searched-for-each-sample"),
         ("row = self.table.iloc[index]", "pandas.core.indexing._iLocIndexer", "table-row-for-each-sample"),
+        ('out = subprocess.run(["ffmpeg", path])', "subprocess.run", "another-process-for-each-sample"),
         ("row = events.iloc[[i]].merge(users)", "pandas.core.frame.DataFrame.merge", "joined-for-each-sample"),
         ("return self.blur(image)", "", "costly-line"),
     ],
@@ -334,6 +335,22 @@ def test_the_part_that_cheap_samples_spend_in_their_only_line_is_no_finding() ->
     )
     measured = _measured(replace(costs, storage_fraction=0.0, decode_fraction=0.0))
     assert "__getitems__" in diagnose(measured).verdict.remedy
+
+
+class Searching(torch.utils.data.Sampler[int]):
+    """Looks at all of a list for each index."""
+
+    def __iter__(self) -> Iterator[int]:
+        return (sum(number == index for number in range(5000)) + index - 1 for index in range(64))
+
+
+def test_the_time_of_a_sampler_is_measured_beside_that_of_its_samples() -> None:
+    for sampler, is_slow in ((Searching(), True), (None, False)):
+        probe = SampleProbe(DataLoader(Numbered(64), batch_size=8, sampler=sampler), 0.3)
+        probe.run()
+        costs = probe.costs()
+        assert costs is not None
+        assert (costs.sampler_s > costs.batch_s) is is_slow
 
 
 def test_a_collate_function_of_the_programs_own_is_named_where_it_takes_most_of_a_batch() -> None:

@@ -105,7 +105,8 @@ def _cost_table(measured: Measurements) -> list[str]:
     lines = [f"Cost of a batch{size}"]
     where = f", divided by {own.num_workers} workers" if own.num_workers else ", in the training process"
     for part, seconds in parts.items():
-        lines.append(_row(part, seconds, _PARTS[part] + (where if part not in ("transport", "start-up") else "")))
+        is_shared = part not in ("sampler", "transport", "start-up")
+        lines.append(_row(part, seconds, _PARTS[part] + where * is_shared))
     if measured.transfer_s is not None:
         lines.append(_row("transfer", measured.transfer_s, f"from pageable memory to {measured.machine.accelerator}"))
     if free is not None and free.batch_s is not None:
@@ -125,6 +126,7 @@ _PARTS = {
     "decode": "decoding and decompressing",
     "transform": "transforms, and everything else in the dataset's code",
     "coordination": "waiting for other threads and processes, in locks and pipes",
+    "sampler": "drawing the indices of a batch, in the training process",
     "collate": "collating samples into a batch",
     "transport": "from the workers to the loop",
     "start-up": "of workers, divided by the batches of an epoch",

@@ -63,11 +63,8 @@ class Thresholds:
     throttled_fraction: float = _threshold(
         0.05, "of the measured time", "a cgroup that throttles less than this hardly delays the loop"
     )
-    contending_threads: float = _threshold(
-        2.5, "busy threads per worker", "Python threads that share the GIL: two alternate and look busy"
-    )
     contending_worker_cores: float = _threshold(
-        1.3, "cores per worker", "threads under the GIL use one core together; only native threads use more"
+        1.3, "cores per worker", "threads under the GIL use or want one core together; only native threads want more"
     )
     certain_contending_threads: float = _threshold(
         4.0, "busy threads per worker", "this many are a native thread pool, even if no core is left to run them"
@@ -179,6 +176,9 @@ class Thresholds:
     collate_fraction: float = _threshold(
         0.3, "of the time to make a batch", "lists of numbers matter if collating takes this much"
     )
+    costly_sampler: float = _threshold(
+        0.25, "of the time to make a batch", "a sampler that takes less is no part of its own in the table of costs"
+    )
     float64_fraction: float = _threshold(0.5, "of a batch's bytes", "with less, halving them saves under a quarter")
     double_sample_nbytes: int = _threshold(
         512, "bytes of a sample", "a target of a few numbers costs nothing in any type"
@@ -219,6 +219,8 @@ class Thresholds:
         "of the step's time",
         "what need not be done in every step is worth a change sooner than what has to be done",
     )
+    growth_windows: int = _threshold(4, "windows", "in fewer, steps seem to grow by chance")
+    growth_pairs: float = _threshold(0.9, "of the pairs of windows", "of 5 windows in any order, one in 24 has so many")
     line_turns: float = _threshold(0.5, "of the steps", "a line that is seen in fewer is not what every step does")
     estimated_fraction: float = _threshold(
         0.9,

@@ -33,6 +33,7 @@ MEANING = {
     "decode": "decoding samples",
     "transform": "transforming samples",
     "coordination": "waiting for other threads and processes",
+    "sampler": "drawing the indices of samples",
     "collate": "collating samples into batches",
     "transport": "transporting batches through shared memory to the loop",
     "start-up": "starting workers for every epoch",
@@ -46,6 +47,10 @@ REMEDY = {
         "training"
     ),
     "coordination": "let each worker have what it needs, without a lock or another process in between",
+    "sampler": (
+        "prepare in the sampler's __init__ what it searches or computes for every batch: the training process does it, "
+        "however many workers there are"
+    ),
     "collate": "return arrays or tensors of one shape from __getitem__, so that the default collate_fn can stack them",
     "transport": "send fewer bytes (uint8 or float16, converted on the device)",
     "start-up": "let workers outlive an epoch, or make epochs longer",
@@ -108,12 +113,16 @@ def _healthy(measured: Measurements) -> Finding:
     if tried and not measured.settings.num_workers and required(free).median >= most:
         tried += ", more than what it waits: the time of its steps varies with other programs"
     busy = "; other programs take the processors from its workers, and without them it would not wait"
+    line = next(iter(measured.step_lines), None)
+    longest = ""
+    if line is not None and line.fraction >= THRESHOLDS.line_fraction:
+        longest = f"; {line.fraction:.0%} of its step passes in {describe_line(line)}"
     return Finding(
         name=HEALTHY,
         cause="The loop is bound by its own step: loading is hidden behind it.",
         evidence=(
             f"it waits for data {stall_fraction(measured):.1%} of its time{tried}"
-            f"{busy if waits_for_processors(measured) else ''}"
+            f"{busy if waits_for_processors(measured) else ''}{longest}"
         ),
         remedy="",
         gain=free.median if free is not None else None,
@@ -256,7 +265,7 @@ def _advice(part: str, measured: Measurements) -> str:
 
 def _hottest(measured: Measurements, part: str) -> str:
     samples = measured.samples
-    if part in ("collate", "transport", "start-up") or samples is None or not samples.hotspots:
+    if part in ("sampler", "collate", "transport", "start-up") or samples is None or not samples.hotspots:
         return ""
     if samples.lines:
         return f"; {samples.lines[0].fraction:.0%} of a sample's time passes in {describe_line(samples.lines[0])}"

@@ -85,6 +85,25 @@ def _has_free_cores(measured: Measurements) -> bool:
     )
 
 
+@cause("costly-sampler", "samples")
+def costly_sampler(measured: Measurements) -> Finding | None:
+    """The sampler takes most of the time to make a batch."""
+    made, parts = required(measured.samples), loading_parts_s(measured)
+    if parts.get("sampler", 0.0) < THRESHOLDS.line_fraction * sum(parts.values()) or not loading_matters(measured):
+        return None
+    lines = f"; outside of the dataset, most time passes in {describe_line(measured.step_lines[0])}"
+    return Finding(
+        name="costly-sampler",
+        cause="The sampler takes most of the time to make a batch, and the step waits: no worker does it.",
+        evidence=(
+            f"drawing the indices of a batch takes {made.sampler_s * 1e3:.1f} ms, making its samples "
+            f"{made.batch_s * 1e3:.1f} ms{lines if measured.step_lines else ''}"
+        ),
+        remedy=REMEDY["sampler"],
+        gain=gain_without(1.0, measured, ("sampler",)),
+    )
+
+
 @cause("costly-collate", "samples")
 def costly_collate(measured: Measurements) -> Finding | None:
     """The program's own collate function takes most of the time to make a batch."""

@@ -83,6 +83,7 @@ def _loading_to_step(measured: Measurements) -> float | None:
     parallel = max(1.0, min(float(own.num_workers), measured.machine.usable_cores))
     loading_s = (
         samples.batch_s / parallel
+        + samples.sampler_s
         + (measured.transport_s or 0.0)
         + (epoch_startup_s(measured) or 0.0) / (own.length or math.inf)
     )
@@ -135,6 +136,8 @@ def _parts_measured_s(measured: Measurements) -> Mapping[str, float]:
         }
         if samples.coordination_fraction:
             parts["coordination"] = samples.coordination_fraction * samples.fetch_s / max(1, own.num_workers)
+    if samples.sampler_s >= THRESHOLDS.costly_sampler * samples.batch_s:
+        parts["sampler"] = samples.sampler_s  # in the training process, however many workers there are
     parts["collate"] = collate_s
     transport_s = transport_and_collate_s(measured)
     if transport_s is not None:

@@ -158,9 +158,10 @@ LINE_PATTERNS = (
     ),
     LinePattern(
         "another-process-for-each-sample",
-        re.compile(r" multiprocessing\.(managers|connection)"),
-        "Every sample asks another process (a multiprocessing.Manager), which answers one question at a time.",
-        "keep the data in the dataset itself: a dict or list that workers only read, an array, or a shared tensor",
+        re.compile(r" multiprocessing\.(managers|connection)| subprocess\.|\bos\.(system|popen)\("),
+        "Every sample starts a program, or asks another process (a multiprocessing.Manager), and waits for its answer.",
+        "a program: do what it does in the worker, by a library, or once, before training; a Manager: keep the data in "
+        "the dataset itself, in a dict or list that workers only read, an array, or a shared tensor",
     ),
 )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import statistics
 from dataclasses import dataclass
 
 from penstock.observe.doctor.causes.cause import cause, required
@@ -10,6 +12,7 @@ from penstock.observe.doctor.causes.evidence import describe_line
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import StepCall
 from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.doctor.trial import FREE, Trial
 from penstock.observe.record.finding import Finding
 
 _SHOWN_CALLS = 3
@@ -59,6 +62,50 @@ def pinned_without_accelerator(measured: Measurements) -> Finding | None:
         evidence="torch.accelerator.is_available() is False",
         remedy="pin_memory=torch.accelerator.is_available()",
     )
+
+
+@cause("keeps-graph", "step_calls")
+def keeps_graph(measured: Measurements) -> Finding | None:
+    """A tensor with its graph outlives its step."""
+    step = required(measured.step_calls)
+    if not step.keeps_graph or not step.trains:
+        return None
+    return Finding(
+        name="keeps-graph",
+        cause="A tensor outlives its step with the graph that made it: memory grows with every step.",
+        evidence=f"made in the first of {step.steps} steps, it was still there after the last: {step.keeps_graph}",
+        remedy="keep the number without its graph: `total += loss.detach()`, `losses.append(loss.detach())`",
+    )
+
+
+@cause("steps-grow", "as_is")
+def steps_grow(measured: Measurements) -> Finding | None:
+    """Each step takes longer than the one before, whatever feeds it."""
+    trials = [one for one in (measured.as_is, measured.trial(FREE)) if one is not None]
+    if not measured.has_step or min(map(_growth, trials)) < THRESHOLDS.step_slowdown_finding:
+        return None
+    first, *_, last = required(measured.as_is).windows
+    line = describe_line(measured.step_lines[0]) if measured.step_lines else ""
+    return Finding(
+        name="steps-grow",
+        cause="Steps take longer and longer: something that every step handles grows.",
+        evidence=(
+            f"{first.step_s / first.batches * 1e3:.1f} ms in the first round of the trials, "
+            f"{last.step_s / last.batches * 1e3:.1f} ms in the last{'; most of it passes in ' * bool(line)}{line}"
+        ),
+        remedy="keep a sum and a count instead of all that was seen, or compute with all of it once per epoch",
+        is_uncertain=measured.machine.is_busy,
+    )
+
+
+def _growth(trial: Trial) -> float:
+    """Return how many times as long the last steps of a trial took as its first ones; 1 unless they grew steadily."""
+    steps_s = [one.step_s / one.batches for one in trial.windows]
+    pairs = [before < after for before, after in itertools.combinations(steps_s, 2)]
+    if len(steps_s) < THRESHOLDS.growth_windows or sum(pairs) < THRESHOLDS.growth_pairs * len(pairs):
+        return 1.0
+    third = len(steps_s) // 3
+    return statistics.median(steps_s[-third:]) / max(1e-9, statistics.median(steps_s[:third]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import os
 import site
 import sys
 import sysconfig
+import weakref
 from collections import Counter
 from collections.abc import Mapping
 from types import FrameType
@@ -78,6 +79,8 @@ class StepCallRecorder:
         self._has_gaps = False
         self._leaves_gaps_out: bool | None = None
         self._trains = False
+        self._graphs: list[tuple[weakref.ref[torch.Tensor], str]] = []
+        self._keeps_graph = ""
 
     @property
     def steps(self) -> int:
@@ -103,6 +106,9 @@ class StepCallRecorder:
         mode, self._mode = self._mode, None
         if mode is not None:
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            if self._steps == THRESHOLDS.observed_steps:  # a variable of the loop still has the last step's, no other
+                kept = [line for tensor, line in self._graphs if tensor() is not None]
+                self._keeps_graph = kept[-1] if kept else ""
 
     def result(self) -> StepCalls:
         """Return the calls that every recorded step made."""
@@ -116,6 +122,7 @@ class StepCallRecorder:
             uses_labels=self._uses_labels,
             leaves_gaps_out=bool(self._leaves_gaps_out),
             trains=self._trains,
+            keeps_graph=self._keeps_graph,
         )
 
     def _images_of_every_step(self) -> WholeImages | None:
@@ -156,6 +163,15 @@ class StepCallRecorder:
         if self._has_gaps:
             self._leaves_gaps_out = self._leaves_gaps_out is not False and all_finite(loss)
 
+    def note_graph(self, made: Any) -> None:
+        """Note what the first step makes that has a graph."""
+        if self._steps == 1 and isinstance(made, torch.Tensor) and made.grad_fn is not None:
+            frame: FrameType | None = sys._getframe(1)
+            while frame is not None and frame.f_code.co_filename.startswith((PACKAGE_FOLDER, *NOT_THE_USERS)):
+                frame = frame.f_back
+            line = line_text(frame.f_code.co_filename, frame.f_lineno) if frame is not None else ""
+            self._graphs.append((weakref.ref(made), line))
+
     def note_operands(self, operands: tuple[Any, ...], made: Any) -> None:
         """Note whether the batch's labels, or what is made of them alone, meet another tensor."""
         tensors = [one for one in operands if isinstance(one, torch.Tensor)]
@@ -193,6 +209,7 @@ class _RecordingMode(TorchFunctionMode):
         if func is torch.Tensor.backward:
             self._recorder.note_loss(args[0].detach())
         made = func(*args, **kwargs)
+        self._recorder.note_graph(made)
         self._note_origin(made, (*args, *kwargs.values()))
         if func in _CASTS and _is_double(args[0]) and getattr(made, "dtype", None) in _SMALLER:
             self._recorder.note_double_cast(f".{func.__name__}()")
