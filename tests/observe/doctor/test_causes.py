@@ -327,7 +327,11 @@ def test_an_estimate_leaves_the_step_and_the_other_half_of_loading(workers: int,
     assert diagnose(found).findings[0].gain == pytest.approx(gain)
     always = replace(line, fraction=0.95)
     found = replace(found, samples=replace(costs, lines=(always,), collate_s=0.0))
-    assert diagnose(found).findings[0].gain == pytest.approx(40 / (5 if workers else 5 + 35 * 0.05))
+    assert diagnose(found).findings[0].gain == pytest.approx(40 / 5), "95 % are all of it"
+    sent = replace(found, transport_s=0.003 if workers else None)
+    assert diagnose(sent).findings[0].gain == pytest.approx(40 / (8 if workers else 5)), (
+        "the loop also receives its batches"
+    )
 
 
 def test_what_a_loader_gains_beyond_the_wait_on_a_busy_machine_is_chance() -> None:

@@ -39,11 +39,8 @@ class Thresholds:
         1.25, "times as fast", "if one round differs more, the rounds disagree and nothing is concluded"
     )
     negligible_round_low: float = _threshold(0.8, "times as fast", "1 / 1.25: the same limit on the other side")
-    step_slowdown_verdict: float = _threshold(
-        1.3, "times as long", "a step slowed this much by its workers is the bottleneck if loading itself is hidden"
-    )
-    step_slowdown_finding: float = _threshold(
-        1.5, "times as long", "a finding asks for a change, so it needs a larger slowdown than the verdict"
+    step_slowdown: float = _threshold(
+        1.5, "times as long", "what slows a step this much, its workers or its own growth, is worth a change"
     )
     contention_fraction: float = _threshold(
         0.2, "of a batch's time", "freeing the last batch slows a step, too; contention has to cost more than that"
@@ -175,9 +172,6 @@ class Thresholds:
     )
     collate_fraction: float = _threshold(
         0.3, "of the time to make a batch", "lists of numbers matter if collating takes this much"
-    )
-    costly_sampler: float = _threshold(
-        0.25, "of the time to make a batch", "a sampler that takes less is no part of its own in the table of costs"
     )
     float64_fraction: float = _threshold(0.5, "of a batch's bytes", "with less, halving them saves under a quarter")
     double_sample_nbytes: int = _threshold(

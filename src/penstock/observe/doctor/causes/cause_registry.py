@@ -75,7 +75,6 @@ CAUSES: tuple[Cause, ...] = (
     samples.cold_reads,
     sample_lines.reads_more_than_it_keeps,
     samples.python_numbers,
-    samples.double_precision,
     costly_parts.costly_sampler,
     costly_parts.costly_collate,
     worker_count.workers_do_not_scale,

@@ -55,17 +55,13 @@ def costly_line(measured: Measurements) -> Finding | None:
     if _has_free_cores(measured) or any(finding is not None and not finding.is_uncertain for finding in known):
         return None
     part = max(OF_SAMPLES, key=lambda one: parts.get(one, 0.0))
-    inside = ", ".join(f"{one.where} {one.fraction:.0%}" for one in _own_functions(made))
-    if is_one:
-        evidence = f"{line.fraction:.0%} of a sample's time passes in this line"
-        evidence += f", in {inside}" if inside and not line.calls else ""
-    else:
-        evidence = f"of a sample's time: {inside}; {line.fraction:.0%} in {describe_line(line)}"
+    functions = ", ".join(f"{one.where} {one.fraction:.0%}" for one in _own_functions(made))
+    inside = f"; by functions: {functions}" if functions and (not line.calls or not is_one) else ""
     place = describe_line(line) if is_one or spot is None else spot.where
     return Finding(
         name="costly-line",
         cause=f"One {'line' if is_one else 'function'} takes most of the time of every sample: {MEANING[part]}.",
-        evidence=evidence,
+        evidence=f"{line.fraction:.0%} of a sample's time passes in {'this line' if is_one else line.line}{inside}",
         remedy=f"{place}: {'; or '.join(filter(None, (shrink_first(measured), REMEDY[part])))}",
     )
 
@@ -91,13 +87,13 @@ def costly_sampler(measured: Measurements) -> Finding | None:
     made, parts = required(measured.samples), loading_parts_s(measured)
     if parts.get("sampler", 0.0) < THRESHOLDS.line_fraction * sum(parts.values()) or not loading_matters(measured):
         return None
-    lines = f"; outside of the dataset, most time passes in {describe_line(measured.step_lines[0])}"
+    lines = [f"; outside of the dataset, most time passes in {describe_line(line)}" for line in measured.step_lines]
     return Finding(
         name="costly-sampler",
         cause="The sampler takes most of the time to make a batch, and the step waits: no worker does it.",
         evidence=(
             f"drawing the indices of a batch takes {made.sampler_s * 1e3:.1f} ms, making its samples "
-            f"{made.batch_s * 1e3:.1f} ms{lines if measured.step_lines else ''}"
+            f"{made.batch_s * 1e3:.1f} ms{''.join(lines[:1])}"
         ),
         remedy=REMEDY["sampler"],
         gain=gain_without(1.0, measured, ("sampler",)),

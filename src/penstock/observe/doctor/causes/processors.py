@@ -83,7 +83,7 @@ def _are_native(measured: Measurements) -> bool:
 def cpu_contention(measured: Measurements) -> Finding | None:
     """The step takes much longer while its loader runs."""
     slowdown, own = step_slowdown(measured), measured.settings
-    if slowdown is None or slowdown < THRESHOLDS.step_slowdown_finding or not oversubscribes_cores(measured):
+    if slowdown is None or slowdown < THRESHOLDS.step_slowdown or not oversubscribes_cores(measured):
         return None
     left = max(1, round(measured.machine.usable_cores) - own.num_workers)
     fewer = [measured.gain_of(name) for name in (FEWER_WORKERS, NO_WORKERS)]

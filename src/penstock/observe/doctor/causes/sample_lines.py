@@ -7,12 +7,7 @@ from dataclasses import dataclass
 
 from penstock.core.units import size_text
 from penstock.observe.doctor.causes.cause import cause, required
-from penstock.observe.doctor.causes.evidence import (
-    describe_line,
-    gain_without,
-    loading_matters,
-    place_of,
-)
+from penstock.observe.doctor.causes.evidence import SHRINKS, describe_line, gain_without, loading_matters, place_of
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import HotLine
 from penstock.observe.doctor.thresholds import THRESHOLDS
@@ -44,6 +39,9 @@ class LinePattern:
     remedy: str
     """What to change."""
 
+    needs: tuple[str, ...] = ("samples",)
+    """The fields of `Measurements` that it needs."""
+
     def find(self, measured: Measurements) -> Finding | None:
         """Return the finding if such lines take most of a sample's time."""
         lines = self._lines(measured)
@@ -65,11 +63,6 @@ class LinePattern:
 
     def _fraction(self, measured: Measurements) -> float:
         return sum(line.fraction for line in self._lines(measured))
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """The fields of `Measurements` that it needs."""
-        return ("samples",)
 
 
 LINE_PATTERNS = (
@@ -236,6 +229,7 @@ def reads_more_than_it_keeps(measured: Measurements) -> Finding | None:
             "of a sample"
         ),
         gain=gain_without(fraction, measured),
+        is_uncertain=any(SHRINKS.search(line.line) for line in samples.lines),  # of all that it reads
     )
 
 

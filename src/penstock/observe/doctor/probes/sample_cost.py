@@ -35,8 +35,6 @@ _MOST_REPEATED = 16
 _MOST_COLLATES = 7
 _COLLATE_S = 0.5
 
-_Call = tuple[Any, Callable[[], Any]]
-
 
 class SampleProbe:
     """Makes samples of one loader for a while.
@@ -129,7 +127,7 @@ class SampleProbe:
             major_faults=self._read.major_faults,
         )
 
-    def _make_samples(self, calls: Iterator[_Call]) -> None:
+    def _make_samples(self, calls: Iterator[tuple[Any, Callable[[], Any]]]) -> None:
         wanted = samples_per_batch(self._loader)
         for number, (index, make) in enumerate(islice(self._time_draws(calls), _MOST_SAMPLES)):
             if time.perf_counter() > self._until and number >= 2:
@@ -156,7 +154,7 @@ class SampleProbe:
                 if not all_finite(sample):
                     self._not_finite.append(_printable_index(index))
 
-    def _time_draws(self, calls: Iterator[_Call]) -> Iterator[_Call]:
+    def _time_draws(self, calls: Iterator[Any]) -> Iterator[Any]:
         """Yield what `calls` yields, and note the processor time that the sampler takes for it."""
         while True:
             began_s = time.thread_time()
@@ -166,7 +164,7 @@ class SampleProbe:
                 return
             yield call
 
-    def _watch_samples(self, calls: Iterator[_Call]) -> None:
+    def _watch_samples(self, calls: Iterator[tuple[Any, Callable[[], Any]]]) -> None:
         """Make more samples, which are not timed: the thread that looks at them takes Python's lock now and then."""
         until = time.perf_counter() + self._watched_s
         # A small dataset has no more samples that are new: then the first ones are made again.
