@@ -90,7 +90,7 @@ PROBLEMS = {
     "cached_in_each_worker": _problem("compute-bound", "cache-in-each-worker", "self.cache", 2.5, is_timed=False),
     "same_noise_in_workers": _problem("", "same-noise", "torch.initial_seed()", 2),
     "stream_not_sharded": _problem("", "stream-not-sharded", "get_worker_info()", 2, is_timed=False),
-    "double_precision": _problem("transport-bound", "double-precision", "float32", 3),
+    "double_precision": _problem("transport-bound", "float64-samples", "float32", 3),
     "archive_opened_for_each_sample": _problem(
         "decode-bound", "opened-for-each-sample", "open it once in each worker", 4
     ),

@@ -23,6 +23,7 @@ from penstock.observe.doctor.probe_results import (
 )
 from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
 from penstock.observe.doctor.rendering import render
+from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import (
     AS_IS,
     FREE,
@@ -307,6 +308,37 @@ def test_no_gain_is_estimated_while_other_programs_take_the_processors() -> None
     assert finding.gain is not None
     (finding,) = diagnose(replace(found, machine=Machine(cores=4, others_cores=3.0))).findings
     assert (finding.name, finding.gain) == ("copied-for-each-sample", None)
+
+
+@pytest.mark.parametrize(
+    ("workers", "cores", "gain"),
+    [
+        (0, 4, 40 / (5 + 35 * 0.5)),  # the step takes turns with loading
+        (2, 4, 40 / 20),  # it is hidden behind it
+        (2, 2, 40 / (5 / 2 + 37.5 * 0.5)),  # it takes its share of the cores from it
+    ],
+)
+def test_an_estimate_leaves_the_step_and_the_other_half_of_loading(workers: int, cores: int, gain: float) -> None:
+    line = HotLine(line="train.py:9: copy.deepcopy(record)", calls="copy.deepcopy", fraction=0.6)
+    costs = replace(_loop().samples, lines=(line,), sample_s=0.005, collate_s=0.008)  # type: ignore[type-var]
+    settings = Settings(dataset="D", num_workers=workers, start_method="fork" * bool(workers), batch_size=8)
+    found = _loop(samples=costs, settings=settings, machine=Machine(cores=cores), transport_s=None)
+    assert diagnose(found).findings[0].gain == pytest.approx(gain)
+    always = replace(line, fraction=0.95)
+    found = replace(found, samples=replace(costs, lines=(always,), collate_s=0.0))
+    assert diagnose(found).findings[0].gain == pytest.approx(40 / 5), "95 % are all of it"
+    sent = replace(found, transport_s=0.003 if workers else None)
+    assert diagnose(sent).findings[0].gain == pytest.approx(40 / (8 if workers else 5)), (
+        "the loop also receives its batches"
+    )
+
+
+def test_what_a_loader_gains_beyond_the_wait_on_a_busy_machine_is_chance() -> None:
+    for waited_s, is_uncertain in ((0.035, False), (0.010, True)):
+        trials = _trial(AS_IS, 0.040, waited_s), _trial(FREE, 0.005), _trial(PENSTOCK, 0.015)
+        found = _loop(*trials, machine=Machine(cores=4, others_cores=3.0))
+        named = {one.name: one.is_uncertain for one in diagnose(found).findings}
+        assert named["penstock-faster"] is is_uncertain
 
 
 def test_a_lock_is_known_without_a_clear_trial_by_the_cores_that_workers_leave() -> None:
@@ -649,6 +681,43 @@ def test_an_estimate_that_gains_nothing_is_no_finding() -> None:
     assert _names(replace(found, samples=samples)) == ["copied-for-each-sample"]
     free = _trial(FREE, 0.0385)
     assert _names(replace(found, samples=samples, trials=(found.trials[0], free))) == []
+
+
+def test_a_sampler_is_named_where_it_takes_longer_than_the_samples_and_no_worker_shares_it() -> None:
+    found = _loop()
+    costs = replace(found.samples, sampler_s=0.030, sample_s=0.001)  # type: ignore[type-var]
+    line = HotLine(line="train.py:7: pool = [i for i in self.all if ok(i)]", fraction=0.9)
+    diagnosis = diagnose(replace(found, samples=costs, step_lines=(line,)))
+    assert (diagnosis.verdict.name, diagnosis.findings[0].name) == ("sampler-bound", "costly-sampler")
+    assert "train.py:7" in diagnosis.findings[0].evidence
+    assert "costly-sampler" not in _names(replace(found, samples=replace(costs, sampler_s=0.0005)))
+
+
+@pytest.mark.parametrize(
+    ("steps_s", "is_named"),
+    [((2, 3, 4, 5, 6), True), ((2, 3, 3, 5, 6), True), ((2, 6, 2, 6, 2), False), ((4, 5, 5, 5, 5), False)],
+)
+def test_steps_that_take_longer_and_longer_are_named(steps_s: tuple[float, ...], is_named: bool) -> None:
+    trials = tuple(_uneven(name, *steps_s) for name in (AS_IS, FREE))
+    assert ("steps-grow" in _names(_loop(*trials))) is is_named
+    steady = (trials[0], _trial(FREE, 0.005))
+    assert "steps-grow" not in _names(_loop(*steady)), "then it is what feeds them"
+
+
+@pytest.mark.parametrize(
+    ("runnable", "busy", "is_named"), [(1.9, 2.0, True), (1.0, 2.0, False), (0.9, 6.0, True), (1.9, 1.0, False)]
+)
+def test_threads_of_workers_count_where_they_want_cores_at_the_same_time(
+    runnable: float, busy: float, is_named: bool
+) -> None:
+    activity = WorkerActivity(workers=2, busy_threads=busy, cores=0.9, runnable_threads=runnable)
+    found = _loop(worker_activity=activity, machine=Machine(cores=2 if busy > 1 else 4))
+    assert ("threads-in-workers" in _names(found)) is is_named
+    others = replace(found, machine=replace(found.machine, others_cores=2.0))
+    assert ("threads-in-workers" in _names(others)) is is_named
+    sends = replace(others, samples=replace(found.samples, sample_s=1e-5))  # type: ignore[type-var]
+    # where others have the cores, a thread of Python's that sends batches waits for a core, and then for the lock
+    assert ("threads-in-workers" in _names(sends)) is (busy > THRESHOLDS.certain_contending_threads)
 
 
 def test_one_label_is_named_where_the_step_computes_with_it() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import gc
+import hashlib
 import itertools
 import json
 import multiprocessing
+import os
 import re
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -309,6 +312,7 @@ def test_a_variant_of_a_loader_keeps_penstocks_own_arguments() -> None:
         Numbered(8), batch_size=2, num_workers=2, worker_type="thread", errors="skip", ring_bytes=1 << 20
     )
     made = build_variant(own, num_workers=3)
+    build_variant(own, num_workers=300).check_worker_number_rationality()  # warns of nothing: it is the doctor's
     assert isinstance(made, penstock.DataLoader)
     config = config_of(made)
     assert (config.worker_type, config.errors, config.ring_bytes) == ("thread", "skip", 1 << 20)
@@ -547,6 +551,20 @@ def test_throttled_time_is_counted_from_the_beginning(tmp_path: Path) -> None:
     limits = MachineLimits(tmp_path, tmp_path)
     (tmp_path / "cpu.stat").write_text("usage_usec 9\nthrottled_usec 3500000\n")
     assert limits.measure().throttled_s == 2.5
+
+
+def test_threads_that_compute_at_the_same_time_are_counted_although_they_share_a_core() -> None:
+    threads = [
+        threading.Thread(target=hashlib.pbkdf2_hmac, args=("sha256", b"penstock", b"valve", 400_000)) for _ in range(3)
+    ]
+    before_s, began = proc.runnable_s(os.getpid()), time.perf_counter()
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    runnable = (proc.runnable_s(os.getpid()) - before_s) / (time.perf_counter() - began)
+    for thread in threads:
+        thread.join()
+    assert runnable > THRESHOLDS.contending_worker_cores
 
 
 def test_a_time_limit_raises_again_if_its_exception_was_swallowed() -> None:

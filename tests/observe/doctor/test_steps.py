@@ -77,6 +77,19 @@ def test_a_sum_of_losses_and_a_meter_that_adds_them_are_named() -> None:
     assert observed(metered).graphs_held_by == "meter.sum"
 
 
+def test_a_list_of_outputs_with_their_graphs_is_named() -> None:
+    outputs: list[torch.Tensor] = []
+
+    def step(model: nn.Module, batch: torch.Tensor) -> None:
+        output = model(batch)
+        output.square().mean().backward()
+        outputs.append(output)
+
+    assert observed(step).graphs_held_by == "outputs"
+    outputs.clear()
+    assert observed(lambda model, batch: outputs.append(trained(model, batch).detach())).graphs_held_by is None
+
+
 def test_losses_without_graphs_the_last_one_and_a_bounded_queue_keep_no_graph() -> None:
     values: list[object] = []
     last: torch.Tensor | None = None

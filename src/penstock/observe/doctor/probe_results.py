@@ -120,6 +120,9 @@ class SampleCosts:
     sleep_fraction: float = 0.0
     """Of the samples' time, in which the thread neither ran nor was runnable."""
 
+    sampler_s: float = 0.0
+    """Processor time to draw the indices of one batch, which the training process does; without an epoch's first."""
+
     collate_s: float = 0.0
     """Seconds to collate one batch."""
 
@@ -226,6 +229,10 @@ class WorkerActivity:
 
     cores: float = 1.0
     """How many processors the busiest worker used."""
+
+    runnable_threads: float = 0.0
+    """How many threads of the busiest worker used a processor or waited for one at the same time, on average: of those
+    that Python's lock lets through one by one, one."""
 
     asleep_fraction: float = 0.0
     """Of its time, in which the thread that makes samples neither ran nor was runnable: of the worker that slept

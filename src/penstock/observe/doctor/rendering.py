@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.core.units import size_text
 from penstock.observe.doctor.causes import Diagnosis
+from penstock.observe.doctor.causes.bottleneck import MEANING
 from penstock.observe.doctor.causes.evidence import describe_line, loading_parts_s, stall_fraction
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.trial import (
@@ -105,7 +106,8 @@ def _cost_table(measured: Measurements) -> list[str]:
     lines = [f"Cost of a batch{size}"]
     where = f", divided by {own.num_workers} workers" if own.num_workers else ", in the training process"
     for part, seconds in parts.items():
-        lines.append(_row(part, seconds, _PARTS[part] + (where if part not in ("transport", "start-up") else "")))
+        is_shared = part not in ("sampler", "transport", "start-up")
+        lines.append(_row(part, seconds, MEANING[part] + where * is_shared))
     if measured.transfer_s is not None:
         lines.append(_row("transfer", measured.transfer_s, f"from pageable memory to {measured.machine.accelerator}"))
     if free is not None and free.batch_s is not None:
@@ -119,18 +121,6 @@ def _cost_table(measured: Measurements) -> list[str]:
     return lines
 
 
-_PARTS = {
-    "dataset": "making samples (not divided further: another profiler is active)",
-    "storage": "reading, and waiting for storage",
-    "decode": "decoding and decompressing",
-    "transform": "transforms, and everything else in the dataset's code",
-    "coordination": "waiting for other threads and processes, in locks and pipes",
-    "collate": "collating samples into a batch",
-    "transport": "from the workers to the loop",
-    "start-up": "of workers, divided by the batches of an epoch",
-}
-
-
 def _row(name: str, seconds: float, meaning: str) -> str:
     return f"  {name:<12}{seconds * 1e3:>10.2f} ms  {meaning}".rstrip()
 
@@ -140,8 +130,6 @@ def _trial_lines(measured: Measurements) -> list[str]:
     for trial in measured.trials:
         if trial.name != AS_IS:
             lines += _paragraph(f"{_question(trial)} {_answer(measured, trial)}", "  ", "    ")
-    if measured.trial(PINNED) is None:
-        lines += _paragraph(f"{_QUESTIONS[PINNED]} {_pinned(measured)}", "  ", "    ")
     return lines
 
 
@@ -164,17 +152,11 @@ def _answer(measured: Measurements, trial: Trial) -> str:
     return f"{gain.median:.2f} times as fast ({rounds}){line}"
 
 
-def _pinned(measured: Measurements) -> str:
-    if measured.settings.pin_memory:
-        return "They are."
-    if not measured.machine.accelerator:
-        return "not tried: there is no accelerator."
-    return "not tried."
-
-
 def _facts(measured: Measurements) -> list[str]:
     own, machine, samples = measured.settings, measured.machine, measured.samples
-    workers = f"{own.num_workers} workers" + (f" ({own.start_method})" if own.start_method else "")
+    workers = f"{own.num_workers} worker{'s' * (own.num_workers != 1)}" + (
+        f" ({own.start_method})" if own.start_method else ""
+    )
     quota = f", quota {machine.quota_cores:g}" if machine.quota_cores else ""
     after = f", after {measured.preparing_s:.0f} s of the program's own" if measured.preparing_s >= 1.0 else ""
     lines = [

@@ -39,11 +39,8 @@ class Thresholds:
         1.25, "times as fast", "if one round differs more, the rounds disagree and nothing is concluded"
     )
     negligible_round_low: float = _threshold(0.8, "times as fast", "1 / 1.25: the same limit on the other side")
-    step_slowdown_verdict: float = _threshold(
-        1.3, "times as long", "a step slowed this much by its workers is the bottleneck if loading itself is hidden"
-    )
-    step_slowdown_finding: float = _threshold(
-        1.5, "times as long", "a finding asks for a change, so it needs a larger slowdown than the verdict"
+    step_slowdown: float = _threshold(
+        1.5, "times as long", "what slows a step this much, its workers or its own growth, is worth a change"
     )
     contention_fraction: float = _threshold(
         0.2, "of a batch's time", "freeing the last batch slows a step, too; contention has to cost more than that"
@@ -63,11 +60,8 @@ class Thresholds:
     throttled_fraction: float = _threshold(
         0.05, "of the measured time", "a cgroup that throttles less than this hardly delays the loop"
     )
-    contending_threads: float = _threshold(
-        2.5, "busy threads per worker", "Python threads that share the GIL: two alternate and look busy"
-    )
     contending_worker_cores: float = _threshold(
-        1.3, "cores per worker", "threads under the GIL use one core together; only native threads use more"
+        1.3, "cores per worker", "threads under the GIL use or want one core together; only native threads want more"
     )
     certain_contending_threads: float = _threshold(
         4.0, "busy threads per worker", "this many are a native thread pool, even if no core is left to run them"
@@ -219,6 +213,8 @@ class Thresholds:
         "of the step's time",
         "what need not be done in every step is worth a change sooner than what has to be done",
     )
+    growth_windows: int = _threshold(4, "windows", "in fewer, steps seem to grow by chance")
+    growth_pairs: float = _threshold(0.9, "of the pairs of windows", "of 5 windows in any order, one in 24 has so many")
     line_turns: float = _threshold(0.5, "of the steps", "a line that is seen in fewer is not what every step does")
     estimated_fraction: float = _threshold(
         0.9,

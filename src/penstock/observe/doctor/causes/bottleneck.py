@@ -14,12 +14,11 @@ from penstock.observe.doctor.causes.evidence import (
     loading_parts_s,
     other_startup_s,
     outweighs_step,
-    oversubscribes_cores,
     shrink_first,
     stall_fraction,
-    step_slowdown,
     waits_for_processors,
 )
+from penstock.observe.doctor.causes.processors import cpu_contention
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import FREE, MORE_WORKERS, PENSTOCK, PERSISTENT, Trial
@@ -33,6 +32,7 @@ MEANING = {
     "decode": "decoding samples",
     "transform": "transforming samples",
     "coordination": "waiting for other threads and processes",
+    "sampler": "drawing the indices of samples, in the training process",
     "collate": "collating samples into batches",
     "transport": "transporting batches through shared memory to the loop",
     "start-up": "starting workers for every epoch",
@@ -42,10 +42,14 @@ REMEDY = {
     "storage": "read larger blocks, or keep the data nearer",
     "decode": "open files once and decode less (smaller files, a reduced decode), or use a faster decoder",
     "transform": (
-        "do it once in __init__ where it is the same for all samples, or for whole batches (NumPy, torch), or before "
-        "training"
+        "compute it before training, or once in __init__ where it is the same for all samples; what is random, for a "
+        "whole batch at once (NumPy, torch)"
     ),
     "coordination": "let each worker have what it needs, without a lock or another process in between",
+    "sampler": (
+        "prepare in the sampler's __init__ what it searches or computes for every batch: the training process does it, "
+        "however many workers there are"
+    ),
     "collate": "return arrays or tensors of one shape from __getitem__, so that the default collate_fn can stack them",
     "transport": "send fewer bytes (uint8 or float16, converted on the device)",
     "start-up": "let workers outlive an epoch, or make epochs longer",
@@ -72,7 +76,7 @@ def find_bottleneck(measured: Measurements, *, has_findings: bool = False) -> Fi
     if measured.has_step and other_startup_s(measured) > least * (measured.as_is.batch_s or math.inf):
         return _others_start(measured)
     if measured.has_step and not loading_matters(measured):
-        return _contention(measured) or _undecided(measured) or _healthy(measured)
+        return cpu_contention.find(measured) or _undecided(measured) or _healthy(measured)
     parts = loading_parts_s(measured)
     if not parts:
         return _unknown(measured)
@@ -108,12 +112,14 @@ def _healthy(measured: Measurements) -> Finding:
     if tried and not measured.settings.num_workers and required(free).median >= most:
         tried += ", more than what it waits: the time of its steps varies with other programs"
     busy = "; other programs take the processors from its workers, and without them it would not wait"
+    lines = [line for line in measured.step_lines if line.fraction >= THRESHOLDS.line_fraction]
+    longest = "".join(f"; {line.fraction:.0%} of its step passes in {describe_line(line)}" for line in lines[:1])
     return Finding(
         name=HEALTHY,
         cause="The loop is bound by its own step: loading is hidden behind it.",
         evidence=(
             f"it waits for data {stall_fraction(measured):.1%} of its time{tried}"
-            f"{busy if waits_for_processors(measured) else ''}"
+            f"{busy if waits_for_processors(measured) else ''}{longest}"
         ),
         remedy="",
         gain=free.median if free is not None else None,
@@ -155,21 +161,6 @@ def _undecided(measured: Measurements) -> Finding | None:
     )
 
 
-def _contention(measured: Measurements) -> Finding | None:
-    slowdown = step_slowdown(measured)
-    if slowdown is None or slowdown < THRESHOLDS.step_slowdown_verdict or not oversubscribes_cores(measured):
-        return None
-    free = measured.gain_of(FREE)
-    return Finding(
-        name="cpu-contention",
-        cause="The step and the workers compete for the same processors.",
-        evidence=f"while its loader runs, the step takes {slowdown:.1f} times as long as with loading free",
-        remedy="",
-        gain=free.median if free is not None else None,
-        is_measured=free is not None,
-    )
-
-
 def _quick(measured: Measurements) -> Finding:
     now = measured.as_is
     assert now is not None
@@ -193,7 +184,7 @@ def _bound(measured: Measurements) -> Finding:
         waits += f", and is {free.median:.1f} times as fast with loading free"
         waits += _delayed_step(now, required(measured.trial(FREE)), measured)
     if outweighs_step(measured) and (now.wait_fraction or 0.0) < THRESHOLDS.stall_fraction:
-        waits += "; other programs delay its step, which would wait on a quiet machine"
+        waits += "; other programs delay its step: on a quiet machine it would be shorter, and wait"
     return Finding(
         name=f"{largest}-bound",
         cause=f"Most of the loading time is spent {MEANING[largest]}.",
@@ -210,7 +201,7 @@ def _bound(measured: Measurements) -> Finding:
 def _delayed_step(now: Trial, free: Trial, measured: Measurements) -> str:
     """Return why a loop gains more by free loading than it waits for data."""
     factor = (now.step_s or 0.0) / (free.batch_s or math.inf)
-    if not measured.settings.num_workers or factor < THRESHOLDS.step_slowdown_verdict:
+    if not measured.settings.num_workers or factor < THRESHOLDS.step_slowdown:
         return ""
     return f", where its step is {factor:.1f} times as fast without workers beside it"
 
@@ -256,7 +247,7 @@ def _advice(part: str, measured: Measurements) -> str:
 
 def _hottest(measured: Measurements, part: str) -> str:
     samples = measured.samples
-    if part in ("collate", "transport", "start-up") or samples is None or not samples.hotspots:
+    if part in ("sampler", "collate", "transport", "start-up") or samples is None or not samples.hotspots:
         return ""
     if samples.lines:
         return f"; {samples.lines[0].fraction:.0%} of a sample's time passes in {describe_line(samples.lines[0])}"

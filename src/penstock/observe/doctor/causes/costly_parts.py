@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from penstock.observe.doctor.causes import sample_lines, samples, worker_count
 from penstock.observe.doctor.causes.bottleneck import MEANING, REMEDY
 from penstock.observe.doctor.causes.cause import Cause, ask, cause, required
 from penstock.observe.doctor.causes.evidence import (
     OF_SAMPLES,
     describe_line,
+    gain_without,
     loading_matters,
     loading_parts_s,
     shrink_first,
 )
 from penstock.observe.doctor.measurements import Measurements
-from penstock.observe.doctor.probe_results import HotLine, SampleCosts
+from penstock.observe.doctor.probe_results import Hotspot, SampleCosts
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import MORE_WORKERS
 from penstock.observe.record.finding import Finding
@@ -37,10 +40,13 @@ _BETTER_KNOWN: tuple[Cause, ...] = (
 
 @cause("costly-line", "samples")
 def costly_line(measured: Measurements) -> Finding | None:
-    """One line of the dataset takes most of a sample's time."""
+    """One line of the dataset, or one function of the program's own, takes most of a sample's time."""
     made, parts = required(measured.samples), loading_parts_s(measured)
-    line = next(iter(made.lines), None)
-    if line is None or line.fraction < THRESHOLDS.costly_line_fraction or made.median_s < THRESHOLDS.costly_sample_s:
+    line, spot = next(iter(made.lines), None), next(_own_functions(made), None)
+    if line is None or made.median_s < THRESHOLDS.costly_sample_s:
+        return None
+    is_one = line.fraction >= THRESHOLDS.costly_line_fraction
+    if not is_one and (spot is None or spot.fraction < THRESHOLDS.costly_line_fraction):
         return None
     of_samples_s = sum(parts.get(part, 0.0) for part in OF_SAMPLES)
     if of_samples_s < THRESHOLDS.costly_line_fraction * sum(parts.values()) or not loading_matters(measured):
@@ -49,18 +55,20 @@ def costly_line(measured: Measurements) -> Finding | None:
     if _has_free_cores(measured) or any(finding is not None and not finding.is_uncertain for finding in known):
         return None
     part = max(OF_SAMPLES, key=lambda one: parts.get(one, 0.0))
+    functions = ", ".join(f"{one.where} {one.fraction:.0%}" for one in _own_functions(made))
+    inside = f"; by functions: {functions}" if functions and (not line.calls or not is_one) else ""
+    place = describe_line(line) if is_one or spot is None else spot.where
     return Finding(
         name="costly-line",
-        cause=f"One line takes most of the time of every sample: {MEANING[part]}.",
-        evidence=f"{line.fraction:.0%} of a sample's time passes in this line{_inside(line, made)}",
-        remedy=f"{describe_line(line)}: {'; or '.join(filter(None, (shrink_first(measured), REMEDY[part])))}",
+        cause=f"One {'line' if is_one else 'function'} takes most of the time of every sample: {MEANING[part]}.",
+        evidence=f"{line.fraction:.0%} of a sample's time passes in {'this line' if is_one else line.line}{inside}",
+        remedy=f"{place}: {'; or '.join(filter(None, (shrink_first(measured), REMEDY[part])))}",
     )
 
 
-def _inside(line: HotLine, made: SampleCosts) -> str:
-    """Return the program's own functions in which a line's time passes, where it only calls them."""
-    own = [spot for spot in made.hotspots if not spot.caller and ".py:" in spot.where]
-    return f", in {', '.join(f'{spot.where} {spot.fraction:.0%}' for spot in own)}" if own and not line.calls else ""
+def _own_functions(made: SampleCosts) -> Iterator[Hotspot]:
+    """Yield the program's own functions that take a good part of a sample's time by themselves."""
+    return (spot for spot in made.hotspots if not spot.caller and ".py:" in spot.where)
 
 
 def _has_free_cores(measured: Measurements) -> bool:
@@ -70,6 +78,25 @@ def _has_free_cores(measured: Measurements) -> bool:
         measured.settings.num_workers < measured.machine.usable_cores
         and gain is not None
         and gain.pays(THRESHOLDS.free_cores_gain)
+    )
+
+
+@cause("costly-sampler", "samples")
+def costly_sampler(measured: Measurements) -> Finding | None:
+    """The sampler takes most of the time to make a batch."""
+    made, parts = required(measured.samples), loading_parts_s(measured)
+    if parts.get("sampler", 0.0) < THRESHOLDS.line_fraction * sum(parts.values()) or not loading_matters(measured):
+        return None
+    lines = [f"; outside of the dataset, most time passes in {describe_line(line)}" for line in measured.step_lines]
+    return Finding(
+        name="costly-sampler",
+        cause="The sampler takes most of the time to make a batch, and the step waits: no worker does it.",
+        evidence=(
+            f"drawing the indices of a batch takes {made.sampler_s * 1e3:.1f} ms, making its samples "
+            f"{made.batch_s * 1e3:.1f} ms{''.join(lines[:1])}"
+        ),
+        remedy=REMEDY["sampler"],
+        gain=gain_without(1.0, measured, ("sampler",)),
     )
 
 
@@ -91,5 +118,5 @@ def costly_collate(measured: Measurements) -> Finding | None:
             "torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True), torch.from_numpy(numpy.stack(arrays)); what "
             "concerns one sample belongs into __getitem__"
         ),
-        gain=sample_lines.gain_without(fraction, measured, (*OF_SAMPLES, "collate")),
+        gain=gain_without(fraction, measured, (*OF_SAMPLES, "collate")),
     )

@@ -60,9 +60,12 @@ def _cannot_be_hidden(measured: Measurements) -> bool:
 
 
 def waits_for_processors(measured: Measurements) -> bool:
-    """Return whether the loop waits only because other programs take the processors: its workers could keep up."""
-    ratio = _loading_to_step(measured)
-    has_workers = bool(measured.settings.start_method)
+    """Return whether the loop waits only because other programs take the processors: its workers could keep up.
+
+    That is known of samples that take about equally long: for one that takes many times as long, a loop waits anyway.
+    """
+    ratio, samples = _loading_to_step(measured), measured.samples
+    has_workers = bool(measured.settings.start_method) and not (samples is not None and samples.slow_indices)
     return has_workers and ratio is not None and ratio < THRESHOLDS.hidden_loading_fraction
 
 
@@ -83,6 +86,7 @@ def _loading_to_step(measured: Measurements) -> float | None:
     parallel = max(1.0, min(float(own.num_workers), measured.machine.usable_cores))
     loading_s = (
         samples.batch_s / parallel
+        + samples.sampler_s
         + (measured.transport_s or 0.0)
         + (epoch_startup_s(measured) or 0.0) / (own.length or math.inf)
     )
@@ -135,6 +139,8 @@ def _parts_measured_s(measured: Measurements) -> Mapping[str, float]:
         }
         if samples.coordination_fraction:
             parts["coordination"] = samples.coordination_fraction * samples.fetch_s / max(1, own.num_workers)
+    if samples.sampler_s >= THRESHOLDS.dataset_part_fraction * samples.batch_s:
+        parts["sampler"] = samples.sampler_s  # in the training process, however many workers there are
     parts["collate"] = collate_s
     transport_s = transport_and_collate_s(measured)
     if transport_s is not None:
@@ -211,6 +217,28 @@ def oversubscribes_cores(measured: Measurements) -> bool:
     return lost_s > THRESHOLDS.contention_fraction * (now.batch_s or 0.0)
 
 
+def gain_without(fraction: float, measured: Measurements, parts_of: tuple[str, ...] = OF_SAMPLES) -> float | None:
+    """Return how much faster the loop is without a fraction of these parts; None beyond what an estimate can tell.
+
+    What a loop takes beside its step is loading, however long its parts take where nothing runs beside them: they say
+    how it divides. Of a step, workers hide all but what it takes of the cores that they use. However little is left of
+    making batches, the loop takes its step, and what brings it batches.
+    """
+    now, free, parts = measured.as_is, measured.trial(FREE), loading_parts_s(measured)
+    total_s = sum(parts.values())
+    share = 1.0 if fraction >= THRESHOLDS.estimated_fraction else fraction  # the rest is within the error of looking
+    if total_s:
+        share *= sum(parts.get(part, 0.0) for part in parts_of) / total_s
+    left = 1 - share
+    if now is not None and free is not None and now.batch_s and free.batch_s:
+        workers, cores = measured.settings.num_workers, max(1.0, measured.machine.usable_cores)
+        beside = 1.0 if not workers else 1 / cores if workers >= cores else 0.0
+        loading_s = max(0.0, now.batch_s - beside * min(free.batch_s, now.step_s or math.inf))
+        least_s = (now.step_s or 0.0) + parts.get("transport", 0.0) + parts.get("start-up", 0.0)
+        left = max(least_s, now.batch_s - share * loading_s) / now.batch_s
+    return 1 / min(1.0, left) if left > 1 - THRESHOLDS.estimated_fraction else None
+
+
 def clear_factor(gain: Gain | None) -> float | None:
     """Return the gain as a finding states it: None where rounds disagree."""
     return gain.median if gain is not None and gain.is_clear else None
@@ -232,7 +260,7 @@ def shrink_first(measured: Measurements) -> str:
     if samples is None or not samples.values_per_sample:
         return ""
     most = THRESHOLDS.shrunk_pixel_ratio * samples.values_per_sample
-    large = [line for line in samples.lines if line.values >= most and not _SHRINKS.search(line.line)]
+    large = [line for line in samples.lines if line.values >= most and not SHRINKS.search(line.line)]
     if sum(line.fraction for line in large) < THRESHOLDS.line_fraction:
         return ""
     return (
@@ -242,7 +270,8 @@ def shrink_first(measured: Measurements) -> str:
     )
 
 
-_SHRINKS = re.compile(r"resize|crop|thumbnail|interpolate|reduce|pool|stft|\.(mean|sum|max|min|std)\(", re.IGNORECASE)
+SHRINKS = re.compile(r"resize|crop|thumbnail|interpolate|reduce|pool|stft|\.(mean|sum|max|min|std)\(", re.IGNORECASE)
+"""Lines that make few numbers of many."""
 
 
 def describe_trial(measured: Measurements, trial: Trial) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.observe.doctor.causes.cause import cause, required
-from penstock.observe.doctor.causes.evidence import oversubscribes_cores, step_slowdown
+from penstock.observe.doctor.causes.evidence import OF_SAMPLES, loading_parts_s, oversubscribes_cores, step_slowdown
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import FEWER_WORKERS, NO_WORKERS
@@ -42,27 +42,24 @@ def cpu_quota(measured: Measurements) -> Finding | None:
 def threads_in_workers(measured: Measurements) -> Finding | None:
     """Each worker computes with several threads."""
     activity, own = required(measured.worker_activity), measured.settings
-    if activity.busy_threads < THRESHOLDS.contending_threads:
-        return None
-    # Python threads alternate under the GIL: several are busy, and together they use one core.
-    if (
-        activity.cores < THRESHOLDS.contending_worker_cores
-        and activity.busy_threads < THRESHOLDS.certain_contending_threads
-    ):
+    # Python threads alternate under the GIL: several are busy, and one is runnable.
+    runnable = max(activity.cores, activity.runnable_threads if _are_native(measured) else 0.0)
+    is_native = runnable >= THRESHOLDS.contending_worker_cores
+    if not is_native and activity.busy_threads < THRESHOLDS.certain_contending_threads:
         return None
     samples = measured.samples
     waits_for_threads = samples is not None and samples.coordination_fraction >= THRESHOLDS.line_fraction
-    if waits_for_threads and activity.cores < THRESHOLDS.contending_worker_cores:  # "threads-hold-each-other"
+    if waits_for_threads and not is_native:  # "threads-hold-each-other"
         return None
-    if activity.busy_threads * own.num_workers <= measured.machine.usable_cores:
+    if max(activity.busy_threads, runnable) * own.num_workers <= measured.machine.usable_cores:
         return None
     opencv = "; cv2.setNumThreads(0) in the dataset" if "opencv" in activity.libraries else ""
     return Finding(
         name="threads-in-workers",
         cause="Each worker computes with several threads, and together they are more than there are cores.",
         evidence=(
-            f"{activity.busy_threads:.1f} busy threads ({activity.cores:.1f} cores) in each of {own.num_workers} "
-            f"workers, on {measured.machine.usable_cores:g} cores (libraries with threads that workers have loaded: "
+            f"{activity.busy_threads:.1f} busy threads in each of {own.num_workers} workers, on "
+            f"{measured.machine.usable_cores:g} cores (libraries with threads that workers have loaded: "
             f"{', '.join(activity.libraries) or 'none that is known'})"
         ),
         remedy=(
@@ -72,11 +69,21 @@ def threads_in_workers(measured: Measurements) -> Finding | None:
     )
 
 
+def _are_native(measured: Measurements) -> bool:
+    """Return whether runnable threads are none of Python's: those wait for a busy machine's cores before their lock."""
+    samples, parts = measured.samples, loading_parts_s(measured)
+    if not measured.machine.is_busy or samples is None:
+        return not measured.machine.is_busy
+    of_samples_s = sum(parts.get(part, 0.0) for part in OF_SAMPLES)  # the rest is sent by a thread of Python's
+    waits = samples.coordination_fraction >= THRESHOLDS.hotspot_fraction
+    return not waits and of_samples_s >= THRESHOLDS.costly_line_fraction * sum(parts.values())
+
+
 @cause("cpu-contention")
 def cpu_contention(measured: Measurements) -> Finding | None:
     """The step takes much longer while its loader runs."""
     slowdown, own = step_slowdown(measured), measured.settings
-    if slowdown is None or slowdown < THRESHOLDS.step_slowdown_finding or not oversubscribes_cores(measured):
+    if slowdown is None or slowdown < THRESHOLDS.step_slowdown or not oversubscribes_cores(measured):
         return None
     left = max(1, round(measured.machine.usable_cores) - own.num_workers)
     fewer = [measured.gain_of(name) for name in (FEWER_WORKERS, NO_WORKERS)]

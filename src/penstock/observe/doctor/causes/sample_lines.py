@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 
 from penstock.core.units import size_text
 from penstock.observe.doctor.causes.cause import cause, required
-from penstock.observe.doctor.causes.evidence import (
-    OF_SAMPLES,
-    describe_line,
-    loading_matters,
-    loading_parts_s,
-    place_of,
-)
+from penstock.observe.doctor.causes.evidence import SHRINKS, describe_line, gain_without, loading_matters, place_of
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import HotLine
 from penstock.observe.doctor.thresholds import THRESHOLDS
-from penstock.observe.doctor.trial import FREE
 from penstock.observe.record.finding import Finding
 
 _SEARCH = (
@@ -47,6 +39,9 @@ class LinePattern:
     remedy: str
     """What to change."""
 
+    needs: tuple[str, ...] = ("samples",)
+    """The fields of `Measurements` that it needs."""
+
     def find(self, measured: Measurements) -> Finding | None:
         """Return the finding if such lines take most of a sample's time."""
         lines = self._lines(measured)
@@ -68,26 +63,6 @@ class LinePattern:
 
     def _fraction(self, measured: Measurements) -> float:
         return sum(line.fraction for line in self._lines(measured))
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """The fields of `Measurements` that it needs."""
-        return ("samples",)
-
-
-def gain_without(fraction: float, measured: Measurements, parts_of: tuple[str, ...] = OF_SAMPLES) -> float | None:
-    """Return how much faster the loop is without a fraction of these parts; None beyond what an estimate can tell.
-
-    What is left of loading is added to the step: on few cores, workers compute beside it only as far as it waits.
-    """
-    if fraction >= THRESHOLDS.estimated_fraction:
-        return None
-    gain, now, free = 1 / (1 - fraction), measured.as_is, measured.trial(FREE)
-    if now is None or free is None or not now.batch_s or not free.batch_s:
-        return gain
-    parts = loading_parts_s(measured)
-    left_s = sum(parts.values()) - fraction * sum(parts.get(part, 0.0) for part in parts_of)
-    return min(gain, max(1.0, now.batch_s / (min(free.batch_s, now.step_s or math.inf) + left_s)))
 
 
 LINE_PATTERNS = (
@@ -176,9 +151,10 @@ LINE_PATTERNS = (
     ),
     LinePattern(
         "another-process-for-each-sample",
-        re.compile(r" multiprocessing\.(managers|connection)"),
-        "Every sample asks another process (a multiprocessing.Manager), which answers one question at a time.",
-        "keep the data in the dataset itself: a dict or list that workers only read, an array, or a shared tensor",
+        re.compile(r" multiprocessing\.(managers|connection)| subprocess\.|\bos\.(system|popen)\("),
+        "Every sample starts a program, or asks another process (a multiprocessing.Manager), and waits for its answer.",
+        "a program: do what it does in the worker, by a library, or once, before training; a Manager: keep the data in "
+        "the dataset itself, in a dict or list that workers only read, an array, or a shared tensor",
     ),
 )
 
@@ -253,6 +229,7 @@ def reads_more_than_it_keeps(measured: Measurements) -> Finding | None:
             "of a sample"
         ),
         gain=gain_without(fraction, measured),
+        is_uncertain=any(SHRINKS.search(line.line) for line in samples.lines),  # of all that it reads
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.core.units import size_text
 from penstock.observe.doctor.causes.cause import cause, required
-from penstock.observe.doctor.causes.evidence import loading_matters, loading_parts_s
+from penstock.observe.doctor.causes.evidence import gain_without, loading_matters, loading_parts_s
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import SampleCosts
 from penstock.observe.doctor.thresholds import THRESHOLDS
@@ -29,8 +29,7 @@ def full_size_decode(measured: Measurements) -> Finding | None:
         saved_s = images.full_decode_s - images.reduced_decode_s
         if saved_s < THRESHOLDS.reduced_decode_saving * images.full_decode_s:
             return None
-        # One file stands for all, so a gain of more than ten times is not believed.
-        gain = samples.median_s / max(samples.median_s / 10, samples.median_s - saved_s)
+        gain = gain_without(min(1.0, saved_s / samples.median_s), measured)
         tried = (
             f"; one file took {images.full_decode_s * 1e3:.1f} ms to decode and shrink, "
             f"{images.reduced_decode_s * 1e3:.1f} ms with a reduced decode"
@@ -139,46 +138,28 @@ def _pickled_numbers(samples: SampleCosts, transport_s: float, loading_s: float)
     )
 
 
-@cause("double-precision", "samples")
-def double_precision(measured: Measurements) -> Finding | None:
-    """Batches are float64, and moving them is a large part of loading."""
-    samples = required(measured.samples)
-    if samples.float64_fraction < THRESHOLDS.float64_fraction or not loading_matters(measured):
-        return None
-    parts = loading_parts_s(measured)
-    moving_s = parts.get("collate", 0.0) + parts.get("transport", 0.0)
-    if samples.batch_nbytes < THRESHOLDS.large_batch_nbytes:
-        return None
-    if moving_s < THRESHOLDS.moving_fraction * sum(parts.values()):
-        return None
-    return Finding(
-        name="double-precision",
-        cause="Batches are float64, twice the bytes of float32, and moving them is a large part of loading.",
-        evidence=(
-            f"{samples.float64_fraction:.0%} of {size_text(samples.batch_nbytes)} are float64; collate and transport "
-            f"take {moving_s * 1e3:.1f} ms per batch"
-        ),
-        remedy="return float32 from __getitem__ (array.astype(numpy.float32), tensor.float())",
-    )
-
-
-@cause("float64-samples", "samples", "step_calls")
+@cause("float64-samples", "samples")
 def float64_samples(measured: Measurements) -> Finding | None:
-    """Samples are float64, and nothing is computed in it."""
-    samples, step = required(measured.samples), required(measured.step_calls)
+    """Samples are float64, and moving them is a large part of loading, or nothing is computed in it."""
+    samples, step = required(measured.samples), measured.step_calls
     sample_nbytes = samples.batch_nbytes / max(1, samples.batch_samples)
     if samples.float64_fraction < THRESHOLDS.float64_fraction or sample_nbytes < THRESHOLDS.double_sample_nbytes:
         return None
-    if step.computes_in_double or double_precision.find(measured) is not None:
+    parts = loading_parts_s(measured)
+    moving_s = parts.get("collate", 0.0) + parts.get("transport", 0.0)
+    is_large = samples.batch_nbytes >= THRESHOLDS.large_batch_nbytes and loading_matters(measured)
+    if is_large and moving_s >= THRESHOLDS.moving_fraction * sum(parts.values()):
+        casts, why = "", f"collate and transport take {moving_s * 1e3:.1f} ms per batch"
+    elif step is None or step.computes_in_double:
         return None
-    casts = "; ".join(f"{call.what} in {call.line}" for call in step.double_casts)
+    else:
+        moving_s = 0.0
+        casts = "; ".join(f"{call.what} in {call.line}" for call in step.double_casts)
+        why = f"every step converts them: {casts}" if casts else "no product of the step is in float64"
     return Finding(
         name="float64-samples",
-        cause="Samples are float64, NumPy's default and twice the bytes, and the step does not compute in it.",
-        evidence=(
-            f"{samples.float64_fraction:.0%} of the {size_text(samples.batch_nbytes)} of a batch are float64"
-            + (f", and every step converts them: {casts}" if casts else "; no product of the step is in float64")
-        ),
+        cause="Samples are float64, NumPy's default and twice the bytes of float32.",
+        evidence=f"{samples.float64_fraction:.0%} of the {size_text(samples.batch_nbytes)} of a batch; {why}",
         remedy="return float32 from __getitem__ (array.astype(numpy.float32), tensor.float())",
-        is_uncertain=not casts,
+        is_uncertain=not (casts or moving_s),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from penstock.observe.doctor.causes.evidence import describe_line
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.probe_results import HotLine, StepCall
 from penstock.observe.doctor.thresholds import THRESHOLDS
-from penstock.observe.doctor.trial import Trial
+from penstock.observe.doctor.trial import FREE, Trial
 from penstock.observe.record.finding import Finding
 
 _SHOWN_CALLS = 3
@@ -60,6 +61,35 @@ def pinned_without_accelerator(measured: Measurements) -> Finding | None:
         evidence="torch.accelerator.is_available() is False",
         remedy="pin_memory=torch.accelerator.is_available()",
     )
+
+
+@cause("steps-grow", "as_is")
+def steps_grow(measured: Measurements) -> Finding | None:
+    """Each step takes longer than the one before, whatever feeds it."""
+    trials = [one for one in (measured.as_is, measured.trial(FREE)) if one is not None]
+    if not measured.has_step or min(map(_growth, trials)) < THRESHOLDS.step_slowdown:
+        return None
+    first, *_, last = required(measured.as_is).windows
+    longest = "".join(f"; most of it passes in {describe_line(line)}" for line in measured.step_lines[:1])
+    return Finding(
+        name="steps-grow",
+        cause="Steps take longer and longer: something that every step handles grows.",
+        evidence=(
+            f"{first.step_s / first.batches * 1e3:.1f} ms in the first round of the trials, "
+            f"{last.step_s / last.batches * 1e3:.1f} ms in the last{longest}"
+        ),
+        remedy="keep a sum and a count instead of all that was seen, or compute with all of it once per epoch",
+        is_uncertain=measured.machine.is_busy,
+    )
+
+
+def _growth(trial: Trial) -> float:
+    """Return how many times as long the last steps of a trial took as its first ones; 1 unless they grew steadily."""
+    steps_s = [one.step_s / one.batches for one in trial.windows]
+    pairs = [before < after for before, after in itertools.combinations(steps_s, 2)]
+    if len(steps_s) < THRESHOLDS.growth_windows or sum(pairs) < THRESHOLDS.growth_pairs * len(pairs):
+        return 1.0
+    return steps_s[-1] / max(1e-9, steps_s[0])
 
 
 @dataclass(frozen=True, slots=True)

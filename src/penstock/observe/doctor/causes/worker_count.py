@@ -336,20 +336,25 @@ class BetterSetting:
             remedy=trial.line,
             gain=gain.median,
             is_measured=True,
-            is_uncertain=self.trial in _BY_NUMBER and _gets_a_larger_share(measured),
+            is_uncertain=_may_be_chance(self.trial, gain, measured),
         )
 
 
 _BY_NUMBER = (MORE_WORKERS, THREADS, PROCESSES, NO_WORKERS, FEWER_WORKERS)
 
 
-def _gets_a_larger_share(measured: Measurements) -> bool:
-    """Return whether more processes may only have taken processors from other programs, which a quiet machine has not.
+def _may_be_chance(trial: str, gain: Gain, measured: Measurements) -> bool:
+    """Return whether a loop may have gained only processors from other programs, which a quiet machine has not.
 
-    Samples that wait gain from more workers on any machine, and so do a few workers that leave cores unused.
+    Its steps did if it gained more than it waits. By number, more processes do; but samples that wait gain from more
+    workers on any machine, and so do a few workers that leave cores unused.
     """
-    samples, own = measured.samples, measured.settings
-    if not measured.machine.is_busy or samples is None or samples.sleep_fraction > THRESHOLDS.waiting_fraction:
+    samples, own, now = measured.samples, measured.settings, required(measured.as_is)
+    if not measured.machine.is_busy:
+        return False
+    if gain.median * (1 - (now.wait_fraction or 0.0)) > THRESHOLDS.worthwhile_gain:
+        return True
+    if trial not in _BY_NUMBER or samples is None or samples.sleep_fraction > THRESHOLDS.waiting_fraction:
         return False
     return not own.num_workers or own.num_workers + 2 > measured.machine.usable_cores
 

@@ -9,6 +9,7 @@ up, in a line that reads or calls torch, and sees short samples there only.)
 from __future__ import annotations
 
 import math
+import os
 import signal
 import sys
 import threading
@@ -22,9 +23,7 @@ import torch
 
 from penstock.core.package_folder import PACKAGE_FOLDER
 from penstock.observe.doctor.probe_results import HotLine
-from penstock.observe.doctor.probes import time_limit
 from penstock.observe.doctor.probes.source_lines import is_same_for_all, line_text
-from penstock.observe.doctor.probes.steps import step_calls
 from penstock.observe.doctor.probes.steps.step_calls import NOT_THE_USERS
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
@@ -32,9 +31,9 @@ _INTERVAL_S = 0.003
 _CHAIN_S = 0.25
 """How often the handler that was there before is called, such as a time limit's."""
 
-_INSIDE = (step_calls.__file__, time_limit.__file__)
-"""Files of penstock's that Python calls in the middle of the user's code: for an operation, a signal, a garbage
-collection."""
+_PROBES = os.path.dirname(__file__) + os.sep
+_CALLERS = (_PROBES + "sample_cost.py", _PROBES + "sample_calls.py")
+"""All other probes are called in the middle of the user's code: for an operation, a signal, an audit event, a lock."""
 _LEAST_LOOKS = 10
 _SHOWN = 5
 
@@ -146,7 +145,7 @@ def _place(frame: FrameType | None) -> tuple[_Place | None, FrameType | None]:
     called = ""
     while frame is not None:
         code = frame.f_code
-        if code.co_filename in _INSIDE:
+        if code.co_filename.startswith(_PROBES) and code.co_filename not in _CALLERS:
             frame = frame.f_back
             continue
         if code.co_filename.startswith(PACKAGE_FOLDER):

@@ -6,6 +6,7 @@ Sources: the kernel's Documentation/filesystems/proc.rst (io, smaps_rollup, stat
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass
@@ -170,6 +171,15 @@ def thread_ticks(pid: int) -> dict[int, int]:
             continue
         found[int(thread)] = int(words[11]) + int(words[12])
     return found
+
+
+def runnable_s(pid: int) -> float:
+    """Return how long the threads of a process have used a processor or waited for one, added up over them."""
+    total_ns = 0
+    for file in (_PROC / str(pid) / "task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):
+            total_ns += sum(map(int, file.read_text().split()[:2]))
+    return total_ns / 1e9
 
 
 def all_threads_blocked(pid: int) -> bool:

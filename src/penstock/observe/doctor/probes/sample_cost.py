@@ -64,6 +64,7 @@ class SampleProbe:
         self._idle_machine_s = 0.0
         self._repeated_s: dict[Any, float] = {}
         self._read: proc.ReadCounters | None = None
+        self._draws_s: list[float] = []
         self.samples: list[Any] = []
         """The first ones, up to one batch of them."""
         self.error = ""
@@ -101,6 +102,7 @@ class SampleProbe:
             batch_samples=samples_per_batch(self._loader),
             sample_s=statistics.fmean(self._unprofiled_s or times_s),
             median_s=statistics.median(times_s),
+            sampler_s=statistics.fmean(self._draws_s[1:] or [0.0]) * samples_per_batch(self._loader),
             sleep_fraction=min(1.0, sleep_fraction),
             numbers_per_sample=_count_numbers(self.samples[0]),
             values_per_sample=sum(map(count_values, torch.utils._pytree.tree_leaves(self.samples[0]))),
@@ -127,7 +129,7 @@ class SampleProbe:
 
     def _make_samples(self, calls: Iterator[tuple[Any, Callable[[], Any]]]) -> None:
         wanted = samples_per_batch(self._loader)
-        for number, (index, make) in enumerate(islice(calls, _MOST_SAMPLES)):
+        for number, (index, make) in enumerate(islice(self._time_draws(calls), _MOST_SAMPLES)):
             if time.perf_counter() > self._until and number >= 2:
                 break
             is_profiled = number % 2 == 1
@@ -152,6 +154,16 @@ class SampleProbe:
                 if not all_finite(sample):
                     self._not_finite.append(_printable_index(index))
 
+    def _time_draws(self, calls: Iterator[Any]) -> Iterator[Any]:
+        """Yield what `calls` yields, and note the processor time that the sampler takes for it."""
+        while True:
+            began_s = time.thread_time()
+            call = next(calls, None)
+            self._draws_s.append(time.thread_time() - began_s)
+            if call is None:
+                return
+            yield call
+
     def _watch_samples(self, calls: Iterator[tuple[Any, Callable[[], Any]]]) -> None:
         """Make more samples, which are not timed: the thread that looks at them takes Python's lock now and then."""
         until = time.perf_counter() + self._watched_s
@@ -162,6 +174,7 @@ class SampleProbe:
                     with self._reads.sample(index), self._locks.sample():
                         self._lines.is_paused = False
                         make()
+                        self._lines.is_paused = True
                 except StreamEndedError:
                     break
                 finally:

@@ -21,6 +21,8 @@ class WorkerActivityProbe:
         self._before: dict[int, dict[int, int]] = {}
         self._times_before: dict[int, tuple[int, int]] = {}
         self._asleep_s: dict[int, float] = {}
+        self._runnable_before: dict[int, float] = {}
+        self._runnable_s: dict[int, float] = {}
         self._libraries: tuple[str, ...] = ()
         self._began = 0.0
         self._measured_s = 0.0
@@ -29,6 +31,7 @@ class WorkerActivityProbe:
         """Begin a window with these workers."""
         self._began = time.perf_counter()
         self._before = {pid: proc.thread_ticks(pid) for pid in pids}
+        self._runnable_before = {pid: proc.runnable_s(pid) for pid in pids}
         self._times_before = {pid: times for pid in pids if (times := thread_times(str(pid))) is not None}
 
     def stop(self) -> None:
@@ -40,12 +43,15 @@ class WorkerActivityProbe:
             if now is not None:  # neither on a core nor waiting for one
                 asleep_s = passed_s - (sum(now) - sum(times)) / 1e9
                 self._asleep_s[pid] = self._asleep_s.get(pid, 0.0) + max(0.0, asleep_s)
+        for pid, before_s in self._runnable_before.items():  # threads that have ended are not counted
+            runnable_s = max(0.0, proc.runnable_s(pid) - before_s)
+            self._runnable_s[pid] = self._runnable_s.get(pid, 0.0) + runnable_s
         for pid, before in self._before.items():
             ran = self._ran.setdefault(pid, {})
             for thread, ticks in proc.thread_ticks(pid).items():
                 ran[thread] = ran.get(thread, 0) + ticks - before.get(thread, 0)
             self._libraries = self._libraries or proc.threading_libraries(pid)
-        self._before, self._times_before = {}, {}
+        self._before, self._times_before, self._runnable_before = {}, {}, {}
 
     def result(self) -> WorkerActivity | None:
         """Return the activity; None if no worker was observed."""
@@ -62,6 +68,7 @@ class WorkerActivityProbe:
             asleep_fraction=min(self._asleep_s.values(), default=0.0) / max(1e-9, self._measured_s),
             busy_threads=sum(busy) / max(1, len(busy)),  # of those that ran for long enough
             cores=max(used) / max(1e-9, self._measured_s),
+            runnable_threads=max(self._runnable_s.values(), default=0.0) / max(1e-9, self._measured_s),
             libraries=self._libraries,
         )
 

@@ -39,7 +39,9 @@ def build_variant(loader: DataLoader[Any], *, penstock: bool | None = None, **ch
         options.update(multiprocessing_context=None)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")  # the trial shows how many are too many
-        return stateful_loader.DataLoader(**options) if is_penstock else DataLoader(**options)
+        variant = stateful_loader.DataLoader(**options) if is_penstock else DataLoader(**options)
+    variant.check_worker_number_rationality = lambda: None  # type: ignore[method-assign]  # torch warns in each epoch
+    return variant
 
 
 def _sampling(loader: DataLoader[Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Graphs of earlier steps that are alive when a later one computes its gradients, and the variable that holds them.
 
-A mark is put into the metadata of a loss's autograd node, which live as long as the node does. A loop whose only
-reference to a loss is a variable frees its graph as soon as the next forward pass has assigned that variable.
+A mark is put into the metadata of the autograd nodes that a step makes, which live as long as the nodes do. A loop that
+holds losses and outputs by variables alone frees their graphs as soon as the next forward pass has assigned these.
 """
 
 from __future__ import annotations
@@ -24,30 +24,35 @@ _LAST = 64
 
 
 class KeptGraphs:
-    """Follows the graphs of a loop's losses."""
+    """Follows the graphs of a loop's losses and outputs."""
 
     def __init__(self) -> None:
-        self._marks: list[tuple[int, weakref.ref[_Mark]]] = []
+        self._step = 0
+        self._mark: _Mark | None = None
+        self._earlier: list[weakref.ref[_Mark]] = []
         self.holder: str | None = None
         """The variable that holds the graphs of all earlier steps, as `meter.sum`; None where none is known to."""
 
-    def note(self, step: int, loss: Any, frames: Iterable[FrameType]) -> None:
-        """Note that a step computes gradients of `loss`.
+    def note_made(self, step: int, made: Any) -> None:
+        """Note what an operation of a step has made."""
+        if step != self._step:
+            self._step = step
+            self._earlier += [] if self._mark is None else [weakref.ref(self._mark)]
+            self._mark = _Mark()  # the mark of the step before now lives in that step's nodes alone
+        if isinstance(made, torch.Tensor) and made.grad_fn is not None:
+            node: Any = made.grad_fn
+            node.metadata.setdefault(_NAME, self._mark)
+
+    def note_backward(self, step: int, frames: Iterable[FrameType]) -> None:
+        """Note that a step computes gradients.
 
         Args:
             step: its number.
-            loss: a tensor.
             frames: the functions of the program that run, innermost first.
         """
-        node = getattr(loss, "grad_fn", None)
-        if node is None:
-            return
-        earlier = [mark() for number, mark in self._marks if number < step]
+        earlier = [mark() for mark in self._earlier]
         if step >= _LEAST_STEPS and earlier and None not in earlier:
             self.holder = _find_holder(earlier[0], frames)
-        mark = _Mark()
-        node.metadata[_NAME] = mark
-        self._marks.append((step, weakref.ref(mark)))
 
 
 class _Mark:

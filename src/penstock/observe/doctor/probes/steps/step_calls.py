@@ -171,12 +171,13 @@ class StepCallRecorder:
     def note_loss(self, loss: Any) -> None:
         """Note that gradients are computed, and whether the loss of a batch with values that are not finite is."""
         self._trains = True
-        self._graphs.note(self._steps, loss, _users_frames())
+        self._graphs.note_backward(self._steps, _users_frames())
         if self._has_gaps:
             self._leaves_gaps_out = self._leaves_gaps_out is not False and all_finite(loss.detach())
 
     def note_line(self, operands: tuple[Any, ...], made: Any, *, computes_gradients: bool) -> None:
         """Note which line of the program computes what of what, or gradients, or what an optimizer does with them."""
+        self._graphs.note_made(self._steps, made)
         frame = next(_users_frames(), None)
         if frame is None:
             return
