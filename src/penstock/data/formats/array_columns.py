@@ -34,7 +34,8 @@ def row_count(one: Any) -> int:
 def of_one_length(there: Mapping[str, Any], nbytes: Callable[[Any], int]) -> dict[str, Any]:
     """Return the arrays that have as many rows as the largest one, given the bytes of an array."""
     sizes = [(nbytes(one["values"] if RAGGED in one.attrs else one), row_count(one)) for one in there.values()]
-    return {name: one for name, one in there.items() if row_count(one) == max(sizes)[1]}
+    _, rows = max(sizes, default=(0, 0))
+    return {name: one for name, one in there.items() if row_count(one) == rows}
 
 
 def readable(columns: Mapping[str, Column | str], where: str, *, may_lack: bool = True) -> dict[str, Column]:
@@ -74,8 +75,8 @@ def as_ragged(column: Column, path: str, parts: Sequence[Any], open_rows: Callab
 
 
 def _open_ragged(path: str, field: Field, parts: Any, open_rows: Any, file: Any, cache: Any) -> RaggedValues:
-    elements, starts, shapes = (open_rows(file, one, cache) for one in parts)
-    return RaggedValues(path, parts[0].name, field, parts[1].count, (elements, parts[0].count), starts, shapes)
+    counts = parts[0].count, parts[1].count
+    return RaggedValues(path, parts[0].name, field, counts, [open_rows(one, file, cache) for one in parts])
 
 
 # ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────

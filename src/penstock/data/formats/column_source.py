@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from penstock.core.errors import SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.concat_index import ConcatIndex
-from penstock.data.formats.chunked_rows import Wanted
+from penstock.data.formats.chunked_rows import RaggedValues, Values, Wanted
 from penstock.data.sample_batch import as_slice, put_in_order, samples_of
 from penstock.data.schema import Field, Sample, Schema, common_dtype
 from penstock.data.source import Source
@@ -26,20 +26,6 @@ SMALL_NBYTES = 64 << 10
 
 _MAX_RUNS = 1 << 24
 _MAX_OPEN = 128
-
-
-class Values(Protocol):
-    """Reads the values of one field of one file, in any thread."""
-
-    def take(self, wanted: Wanted) -> Sequence[Any] | np.ndarray:
-        """Return values: copies.
-
-        Raises:
-            RecordError: one is broken; it is named if it is the only one.
-        """
-
-    def holds(self, wanted: Wanted) -> bool:
-        """Return whether no library's code runs for these."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,7 +47,7 @@ class Column:
     is_small: bool
     """Whether many values are read faster together."""
 
-    open: Callable[[Any, ChunkCache[np.ndarray]], Values]
+    open: Callable[[Any, ChunkCache[Any]], Values | RaggedValues]
     """Given the file as a process has it open, and a cache for chunks, returns what reads the values."""
 
     @property
@@ -100,21 +86,18 @@ class OpenFiles:
     """
 
     def __init__(
-        self,
-        files: Sequence[FileColumns],
-        open_file: Callable[[FileColumns], Any],
-        cache_nbytes: int,
+        self, files: Sequence[FileColumns], open_file: Callable[[FileColumns], Any], cache_nbytes: int
     ) -> None:
         self._files, self._open_file = files, open_file
-        caches: dict[str, ChunkCache[np.ndarray]] = {}
+        caches: dict[str, ChunkCache[Any]] = {}
         for name, column in files[0].columns.items():
             largest = max(file.columns[name].chunk_nbytes for file in files)
             caches.setdefault(column.name, ChunkCache(largest, cache_nbytes))
         self._caches = {name: caches[column.name] for name, column in files[0].columns.items()}
         self._lock = threading.Lock()
-        self._open: OrderedDict[int, dict[str, Values]] = OrderedDict()
+        self._open: OrderedDict[int, dict[str, Values | RaggedValues]] = OrderedDict()
 
-    def values(self, number: int) -> dict[str, Values]:
+    def values(self, number: int) -> dict[str, Values | RaggedValues]:
         """Return what reads the fields of file `number`."""
         found = self._open.get(number)
         if found is not None and len(self._files) <= _MAX_OPEN:
@@ -142,18 +125,21 @@ class ColumnSource(Source):
 
     Args:
         files: their columns. Numbers of different types are read in one that holds those of all files exactly.
-        opened: opens files, in each process.
+        open_file: opens one in each process that reads it. It is closed when nothing refers to it.
+        cache_nbytes: the most that unpacked chunks of one field take, in each process.
 
     Raises:
         SourceError: the files have different fields.
     """
 
-    def __init__(self, files: Sequence[FileColumns], opened: Callable[[Sequence[FileColumns]], OpenFiles]) -> None:
+    def __init__(
+        self, files: Sequence[FileColumns], open_file: Callable[[FileColumns], Any], cache_nbytes: int
+    ) -> None:
         self.where = files[0].path if len(files) == 1 else f"{files[0].path} and {len(files) - 1} more"
         self._schema = _common(files)
-        self._files = [_converted(file, self._schema) for file in files]
+        self._files = files
         self._parts = ConcatIndex(file.count for file in files)
-        self._reading = PerProcess(partial(opened, self._files), OpenFiles.close)
+        self._reading = PerProcess(partial(OpenFiles, files, open_file, cache_nbytes), OpenFiles.close)
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -169,8 +155,17 @@ class ColumnSource(Source):
     def read(self, index: int) -> Sample:
         """Return a sample."""
         number, own = self._parts.locate(index)
-        values, wanted = self._reading.get().values(number), slice(own, own + 1)
-        return {name: values[name].take(wanted)[0] for name in self._schema}
+        columns = self._take(number, slice(own, own + 1))
+        return {name: column[0] for name, column in zip(self._schema, columns, strict=True)}
+
+    def _take(self, number: int, wanted: Wanted) -> list[Sequence[Any] | np.ndarray]:
+        """Return samples of a file as columns, numbers in the types that the schema has."""
+        values, columns, found = self._reading.get().values(number), self._files[number].columns, []
+        for name, field in self._schema.items():
+            own = values[name].take(wanted)
+            is_same = columns[name].field.dtype == field.dtype
+            found.append(own if is_same else _widened(own, field.dtype))
+        return found
 
     @property
     def reads_batches(self) -> bool:  # type: ignore[override]
@@ -181,9 +176,8 @@ class ColumnSource(Source):
         """Return samples, field by field."""
         found = []
         for number, places, own in self._parts.split(indices):
-            values, run = self._reading.get().values(number), as_slice(own)
-            columns = [values[name].take(own if run is None else run) for name in self._schema]
-            found.append((places, samples_of([*self._schema], columns)))
+            run = as_slice(own)
+            found.append((places, samples_of([*self._schema], self._take(number, own if run is None else run))))
         return put_in_order(found, len(indices))
 
     def ready(self, indices: np.ndarray) -> np.ndarray:
@@ -201,8 +195,7 @@ class ColumnSource(Source):
         rows, end = largest.rows[1], min(own + stop - start, self._files[number].count)
         if 1 < rows <= end - own and largest.rows[0] == largest.count:
             end = end // rows * rows
-        values, wanted = self._reading.get().values(number), slice(own, end)
-        return samples_of([*self._schema], [values[name].take(wanted) for name in self._schema])
+        return samples_of([*self._schema], self._take(number, slice(own, end)))
 
     @property
     def schema(self) -> Schema:
@@ -226,10 +219,9 @@ class ColumnSource(Source):
     def _starts(self, number: int, name: str, column: Column) -> np.ndarray:
         chunks = np.arange(0, *column.rows)
         values = self._reading.get().values(number)[name]
-        all_starts = getattr(values, "all_starts", None)
-        if all_starts is None:
+        if not isinstance(values, RaggedValues):
             return chunks
-        cuts = np.searchsorted(all_starts(), chunks)
+        cuts = np.searchsorted(values.all_starts(), chunks)
         return np.unique(np.append(0, cuts[cuts < column.count])) if column.count else cuts[:0]
 
     def select_fields(self, fields: Sequence[str]) -> ColumnSource:
@@ -280,27 +272,5 @@ def _common(files: Sequence[FileColumns]) -> Schema:
     return common
 
 
-def _converted(file: FileColumns, schema: Schema) -> FileColumns:
-    """Return a file's columns with numbers of the types that the schema has."""
-    columns = {
-        name: column
-        if column.field.dtype == schema[name].dtype
-        else replace(column, open=partial(_Converted, column.open, schema[name].dtype))
-        for name, column in file.columns.items()
-    }
-    return replace(file, columns=columns)
-
-
-class _Converted:
-    """Numbers in a wider type than the file has."""
-
-    def __init__(self, opened: Callable[[Any, Any], Values], dtype: str, file: Any, cache: Any) -> None:
-        self._values, self._dtype = opened(file, cache), dtype
-        self.holds = self._values.holds
-        self.all_starts = getattr(self._values, "all_starts", None)
-
-    def take(self, wanted: Wanted) -> Sequence[Any] | np.ndarray:
-        found = self._values.take(wanted)
-        return (
-            found.astype(self._dtype) if isinstance(found, np.ndarray) else [one.astype(self._dtype) for one in found]
-        )
+def _widened(values: Sequence[Any] | np.ndarray, dtype: str) -> Sequence[Any] | np.ndarray:
+    return values.astype(dtype) if isinstance(values, np.ndarray) else [one.astype(dtype) for one in values]
