@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from penstock.data.sample_batch import as_slice, put_in_order, samples_of
 from penstock.data.schema import Field, Sample, Schema, common_dtype
 from penstock.data.source import Source
 
-SMALL_NBYTES = 64 << 10
+_SMALL_NBYTES = 64 << 10
 """Samples up to this are gathered, a batch of them at a time; larger ones are copied as they are made."""
 
 _MAX_RUNS = 1 << 24
@@ -29,36 +30,63 @@ _MAX_OPEN = 128
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class ArrayLayout:
+    """Where the rows of one array lie. Can be pickled."""
+
+    name: str
+    """Its path in the file."""
+
+    count: int
+    shape: tuple[int, ...]
+    """Of a row."""
+
+    dtype: Any
+    """As the elements lie in the file."""
+
+    chunk: tuple[int, ...]
+    """The shape of what is read together."""
+
+    is_in_place = False
+    """Whether rows are ranges of the file, and nothing has to be unpacked."""
+
+    is_one_by_one = False
+    """Whether rows are no faster when many are read together."""
+
+    @property
+    def row_nbytes(self) -> int:
+        """The bytes of a row; those of the reference, where its length varies."""
+        return math.prod(self.shape) * int(self.dtype.itemsize)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Column:
     """One field of one file. Can be pickled."""
 
-    name: str
-    """Of what holds it in the file; the parts of a compound have one name."""
+    array: ArrayLayout
+    """What holds it; the elements, if it is ragged, and all parts of a compound have the same."""
 
     field: Field
     count: int
-    rows: tuple[int, int]
-    """How many rows its array has (elements, if it is ragged), and how many of them a chunk has."""
-
-    row_nbytes: int
-    is_packed: bool = True
-    """Whether chunks have to be unpacked."""
-
-    is_small: bool
-    """Whether many values are read faster together."""
+    object_nbytes: int = 0
+    """The most that objects take to which the rows refer."""
 
     open: Callable[[Any, ChunkCache[Any]], Values | RaggedValues]
     """Given the file as a process has it open, and a cache for chunks, returns what reads the values."""
 
     @property
     def nbytes(self) -> int:
-        """All its bytes."""
-        return self.rows[0] * self.row_nbytes
+        """All bytes of the array."""
+        return self.array.count * self.array.row_nbytes
 
     @property
     def chunk_nbytes(self) -> int:
         """The bytes that are unpacked together; 0 where none have to be."""
-        return self.rows[1] * self.row_nbytes * self.is_packed
+        return 0 if self.array.is_in_place else self.array.chunk[0] * self.array.row_nbytes
+
+    @property
+    def is_small(self) -> bool:
+        """Whether many values are read faster together."""
+        return not self.array.is_one_by_one and self.nbytes + self.object_nbytes <= _SMALL_NBYTES * self.count
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,8 +120,8 @@ class OpenFiles:
         caches: dict[str, ChunkCache[Any]] = {}
         for name, column in files[0].columns.items():
             largest = max(file.columns[name].chunk_nbytes for file in files)
-            caches.setdefault(column.name, ChunkCache(largest, cache_nbytes))
-        self._caches = {name: caches[column.name] for name, column in files[0].columns.items()}
+            caches.setdefault(column.array.name, ChunkCache(largest, cache_nbytes))
+        self._caches = {name: caches[column.array.name] for name, column in files[0].columns.items()}
         self._lock = threading.Lock()
         self._open: OrderedDict[int, dict[str, Values | RaggedValues]] = OrderedDict()
 
@@ -192,8 +220,8 @@ class ColumnSource(Source):
         """Return samples in order, up to where a chunk ends, if one ends before `stop`."""
         number, own = self._parts.locate(start)
         largest = max((self._files[number].columns[name] for name in self._schema), key=lambda column: column.nbytes)
-        rows, end = largest.rows[1], min(own + stop - start, self._files[number].count)
-        if 1 < rows <= end - own and largest.rows[0] == largest.count:
+        rows, end = largest.array.chunk[0], min(own + stop - start, self._files[number].count)
+        if 1 < rows <= end - own and largest.array.count == largest.count:
             end = end // rows * rows
         return samples_of([*self._schema], self._take(number, slice(own, end)))
 
@@ -207,9 +235,9 @@ class ColumnSource(Source):
         """Where the chunks of the largest field begin; None where nothing has to be unpacked."""
         name = max(self._schema, key=lambda name: max(file.columns[name].nbytes for file in self._files))
         columns = [file.columns[name] for file in self._files]
-        if all(not column.chunk_nbytes or column.rows[1] == 1 for column in columns):
+        if all(not column.chunk_nbytes or column.array.chunk[0] == 1 for column in columns):
             return None
-        if sum(count // rows for count, rows in (column.rows for column in columns)) > _MAX_RUNS:
+        if sum(column.array.count // column.array.chunk[0] for column in columns) > _MAX_RUNS:
             return None
         starts = [
             self._parts.starts[number] + self._starts(number, name, column) for number, column in enumerate(columns)
@@ -217,7 +245,7 @@ class ColumnSource(Source):
         return np.append(np.concatenate(starts), len(self))
 
     def _starts(self, number: int, name: str, column: Column) -> np.ndarray:
-        chunks = np.arange(0, *column.rows)
+        chunks = np.arange(0, column.array.count, column.array.chunk[0])
         values = self._reading.get().values(number)[name]
         if not isinstance(values, RaggedValues):
             return chunks

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from penstock.data.formats.array_columns import LIBRARY_ERRORS
 from penstock.data.formats.arrow.table_source import arrow_errors
-from penstock.data.formats.hdf5.file import LIBRARY_ERRORS
 from penstock.data.optional import need
 from penstock.data.storage.storage import is_remote
 

@@ -21,9 +21,9 @@ import numpy as np
 
 from penstock.core.errors import SourceError
 from penstock.data.chunks.chunk_cache import ChunkCache
-from penstock.data.formats.array_columns import RAGGED, as_ragged, ragged_field
+from penstock.data.formats.array_columns import RAGGED, ragged_column
 from penstock.data.formats.chunked_rows import Values, native
-from penstock.data.formats.column_source import SMALL_NBYTES, Column, stated_unit
+from penstock.data.formats.column_source import Column, stated_unit
 from penstock.data.formats.hdf5.file import HDF5File
 from penstock.data.formats.hdf5.heap import HEAP_REFERENCE, Heap
 from penstock.data.formats.hdf5.layout import DatasetLayout, ProbedFile, read_layout
@@ -34,24 +34,6 @@ from penstock.data.schema import DTYPES, Field
 _NUMBERS = "biufc"
 _NUL = b"\xc0\x80", b"\0"
 """How a NUL that belongs to a text is stored, and what it is."""
-
-
-def _column(layout: DatasetLayout, field: Field, mean_nbytes: int, decode: Callable[..., Any]) -> Column:
-    """Return the column of a dataset; `mean_nbytes` are the most that its values have in the mean.
-
-    `decode` makes values of rows, given the file and the cache of their field.
-    """
-    is_one_by_one = not layout.is_stored and layout.chunk[0] == 1
-    return Column(
-        name=layout.name,
-        field=field,
-        count=layout.count,
-        rows=(layout.count, layout.chunk[0]),
-        row_nbytes=layout.row_nbytes,
-        is_packed=not layout.is_in_place,
-        is_small=not is_one_by_one and max(layout.row_nbytes, mean_nbytes) <= SMALL_NBYTES,
-        open=partial(_open_values, layout, decode),
-    )
 
 
 def _open_values(layout: DatasetLayout, decode: Callable[..., Any], file: HDF5File, cache: ChunkCache[Any]) -> Values:
@@ -127,7 +109,8 @@ def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | 
             if is_on_heap
             else partial(_decoder, field.kind, ())
         )
-        return {name: _column(layout, field, file.nbytes // max(1, layout.count), decode)}
+        opened = partial(_open_values, layout, decode)
+        return {name: Column(array=layout, field=field, count=layout.count, object_nbytes=file.nbytes, open=opened)}
     layout = read_layout(there, file, name)
     found: dict[str, Column | str] = {}
     for parts, inner in _leaves(layout.dtype):
@@ -137,9 +120,9 @@ def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | 
             found["/".join((name, *parts))] = f"{where}{part} holds {held}, which no field can hold"
         else:
             unit = held.unit or (stated_unit(there.attrs) if held.dtype and not parts else "")
-            found["/".join((name, *parts))] = _column(
-                layout, replace(held, unit=unit), 0, partial(_decoder, held.kind, parts)
-            )
+            opened = partial(_open_values, layout, partial(_decoder, held.kind, parts))
+            column = Column(array=layout, field=replace(held, unit=unit), count=layout.count, open=opened)
+            found["/".join((name, *parts))] = column
     return found
 
 
@@ -230,8 +213,4 @@ def _ragged(group: Any, file: ProbedFile, name: str) -> Column:
         )
     except (KeyError, AttributeError) as error:
         raise SourceError(f"{where} is no group of ragged arrays: {error}") from error
-    parts = (values, offsets, shapes)
-    field = ragged_field(where, parts, np.atleast_1d(shape).tolist())
-    mean_nbytes = values.count * values.row_nbytes // max(1, offsets.count)
-    column = _column(values, field, mean_nbytes, partial(_decoder, "array", ()))
-    return as_ragged(column, file.path, parts, open_rows)
+    return ragged_column(where, file.path, (values, offsets, shapes), open_rows, np.atleast_1d(shape).tolist())

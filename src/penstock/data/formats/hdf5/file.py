@@ -9,21 +9,8 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import RecordError, SourceError
+from penstock.data.formats.array_columns import LIBRARY_ERRORS
 from penstock.data.optional import need
-
-LIBRARY_ERRORS = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    NotImplementedError,
-    OSError,
-    RuntimeError,
-    SystemError,
-    TypeError,
-    ValueError,
-)
-"""What h5py raises for files that are broken, or use features that it lacks."""
 
 
 class HDF5File:

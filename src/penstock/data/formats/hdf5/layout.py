@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.core.errors import SourceError
+from penstock.data.formats.column_source import ArrayLayout
 from penstock.data.formats.hdf5.heap import HEAP_REFERENCE
 from penstock.data.optional import need
 
@@ -33,21 +34,8 @@ _MAX_ROWS = 1 << 48
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DatasetLayout:
-    """Where the rows of one dataset lie. Can be pickled."""
-
-    name: str
-    """Its path in the file."""
-
-    count: int
-    shape: tuple[int, ...]
-    """Of a row."""
-
-    dtype: np.dtype[Any]
-    """As the elements lie in the file."""
-
-    chunk: tuple[int, ...]
-    """The shape of what is read together. A contiguous dataset is one chunk."""
+class DatasetLayout(ArrayLayout):
+    """Where the rows of one dataset lie; a contiguous one is one chunk."""
 
     is_stored: bool = False
     """Whether they are read here, and not by the HDF5 library."""
@@ -61,19 +49,19 @@ class DatasetLayout:
     """An element of a chunk that was never written."""
 
     @property
-    def row_nbytes(self) -> int:
-        """The bytes of a row; those of the reference, where its length varies."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    @property
     def grid(self) -> tuple[int, ...]:
         """How many chunks there are along each dimension."""
         return tuple(-(-size // part) for size, part in zip((self.count, *self.shape), self.chunk, strict=True))
 
     @property
-    def is_in_place(self) -> bool:
+    def is_in_place(self) -> bool:  # type: ignore[override]
         """Whether rows are ranges of the file."""
         return self.is_stored and not self.filters and self.chunk[1:] == self.shape
+
+    @property
+    def is_one_by_one(self) -> bool:  # type: ignore[override]
+        """Whether the library reads each row alone."""
+        return not self.is_stored and self.chunk[0] == 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,9 +14,10 @@ import os
 from functools import partial
 
 from penstock.core.errors import SourceError
+from penstock.data.formats.array_columns import LIBRARY_ERRORS
 from penstock.data.formats.column_source import ColumnSource, FileColumns
 from penstock.data.formats.hdf5.fields import read_columns
-from penstock.data.formats.hdf5.file import LIBRARY_ERRORS, HDF5File
+from penstock.data.formats.hdf5.file import HDF5File
 from penstock.data.formats.hdf5.layout import ProbedFile
 from penstock.data.formats.hdf5.select import select_columns
 from penstock.data.optional import need

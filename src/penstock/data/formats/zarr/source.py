@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from typing import Any, cast
@@ -28,16 +27,15 @@ import numpy as np
 
 from penstock.core.errors import PenstockError, RecordError, SourceError
 from penstock.data.chunks.chunk_cache import ChunkCache
-from penstock.data.formats.array_columns import RAGGED, as_ragged, of_one_length, ragged_field, readable
+from penstock.data.formats.array_columns import LIBRARY_ERRORS, RAGGED, of_one_length, ragged_column, readable
 from penstock.data.formats.chunked_rows import ChunkedRows, Values, native
 from penstock.data.formats.column_source import (
-    SMALL_NBYTES,
+    ArrayLayout,
     Column,
     ColumnSource,
     FileColumns,
     stated_unit,
 )
-from penstock.data.formats.zarr.writer import ERRORS
 from penstock.data.optional import need
 from penstock.data.schema import Errors, Field, Selection
 from penstock.data.storage.storage import Storage, is_remote
@@ -85,33 +83,6 @@ def open_files(
     return ColumnSource(groups, _OpenGroup, chunk_cache_nbytes)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ZarrArray:
-    """Where the rows of one array lie. Can be pickled."""
-
-    name: str
-    """In the group."""
-
-    count: int
-    shape: tuple[int, ...]
-    """Of a row."""
-
-    dtype: Any
-    rows: int
-    """That lie in one row of chunks, or shards."""
-
-    @classmethod
-    def of(cls, array: Any, name: str) -> ZarrArray:
-        """Return where the rows of zarr's array lie."""
-        rows = int((array.shards or array.chunks)[0])
-        return cls(name=name, count=int(array.shape[0]), shape=tuple(array.shape[1:]), dtype=array.dtype, rows=rows)
-
-    @property
-    def row_nbytes(self) -> int:
-        """The bytes of a row."""
-        return math.prod(self.shape) * int(self.dtype.itemsize)
-
-
 class _OpenGroup:
     """A group, whose arrays are opened when they are read. Any thread may: the zarr package reads in its own."""
 
@@ -120,25 +91,25 @@ class _OpenGroup:
         self._root: Any = None
         self._arrays: dict[str, Any] = {}
 
-    def read(self, array: ZarrArray, number: int) -> np.ndarray:
-        name, start = array.name, number * array.rows
+    def read(self, array: ArrayLayout, number: int) -> np.ndarray:
+        name, start = array.name, number * array.chunk[0]
         try:
             if self._root is None:
                 self._root = _open_group(self.path)
             if name not in self._arrays:
                 self._arrays[name] = self._root[name] if hasattr(self._root, "groups") else self._root
-            return np.asarray(self._arrays[name][start : start + array.rows])
-        except ERRORS as error:
+            return np.asarray(self._arrays[name][start : start + array.chunk[0]])
+        except LIBRARY_ERRORS as error:
             words = f"zarr raised {type(error).__name__}: {error}"
             raise RecordError(self.path, -1, f"{name}[{start}]", words) from error
 
 
-def _open_rows(array: ZarrArray, group: _OpenGroup, cache: ChunkCache[Any]) -> ChunkedRows:
+def _open_rows(array: ArrayLayout, group: _OpenGroup, cache: ChunkCache[Any]) -> ChunkedRows:
     empty = np.empty((0, *array.shape), array.dtype)
-    return ChunkedRows(empty, array.rows, partial(group.read, array), cache, (group.path, array.name))
+    return ChunkedRows(empty, array.chunk[0], partial(group.read, array), cache, (group.path, array.name))
 
 
-def _open_values(array: ZarrArray, kind: str, group: _OpenGroup, cache: ChunkCache[Any]) -> Values:
+def _open_values(array: ArrayLayout, kind: str, group: _OpenGroup, cache: ChunkCache[Any]) -> Values:
     return Values(_open_rows(array, group, cache), partial(_decode, kind), group.path, array.name)
 
 
@@ -165,8 +136,8 @@ def _open_group(path: str) -> Any:
     zarr = need("zarr", "zarr")
     try:
         root = zarr.open(path, mode="r")
-    except ERRORS:
-        with suppress(*ERRORS):  # metadata of all arrays in one place have one that zarr cannot open
+    except LIBRARY_ERRORS:
+        with suppress(*LIBRARY_ERRORS):  # metadata of all arrays in one place have one that zarr cannot open
             return zarr.open_group(path, mode="r", use_consolidated=False)
         raise
     if is_remote(path):
@@ -181,7 +152,7 @@ def _probe_group(path: str, fields: Selection, most_nbytes: int) -> FileColumns:
     except PenstockError:
         raise
     except Exception as error:
-        if not (is_remote(path) or isinstance(error, ERRORS)):  # clients of storage have errors of their own
+        if not (is_remote(path) or isinstance(error, LIBRARY_ERRORS)):  # clients of storage have errors of their own
             raise
         hint = "" if fields.chosen else "; with fields= no other array is opened than those that it names"
         raise SourceError(f"{path} cannot be read as Zarr: {type(error).__name__}: {error}{hint}") from error
@@ -220,36 +191,29 @@ def _nbytes(array: Any) -> int:
 
 def _column(path: str, name: str, one: Any, most_nbytes: int) -> Column | str:
     is_ragged = RAGGED in one.attrs
-    array = ZarrArray.of(one["values"], f"{name}/values") if is_ragged else ZarrArray.of(one, name)
-    chunk_nbytes = array.row_nbytes * array.rows
+    array = _layout(one["values"], f"{name}/values") if is_ragged else _layout(one, name)
+    chunk_nbytes = array.row_nbytes * array.chunk[0]
     if chunk_nbytes > most_nbytes:
         raise SourceError(
             f"{path}: chunks of array {name!r} are {chunk_nbytes} bytes for all columns; {most_nbytes} are the most; "
             "raise max_record_nbytes if that is right"
         )
     if is_ragged:
-        parts = [array, *(ZarrArray.of(one[part], f"{name}/{part}") for part in ("offsets", "shapes"))]
+        parts = [array, *(_layout(one[part], f"{name}/{part}") for part in ("offsets", "shapes"))]
         stated = one.attrs[RAGGED]
-        ragged = ragged_field(f"{path}: {name!r}", parts, stated["shape"], stated["kind"])
-        return as_ragged(_make_column(name, ragged, array, parts[1].count), path, parts, _open_rows)
+        return ragged_column(f"{path}: {name!r}", path, parts, _open_rows, stated["shape"], stated["kind"])
     field = _field(one)
     if field is None:
         return (
             f"{path}: array {name!r} holds {array.dtype} of shape {array.shape} in each sample, which no field can hold"
         )
-    return _make_column(name, field, array, array.count)
+    return Column(array=array, field=field, count=array.count, open=partial(_open_values, array, field.kind))
 
 
-def _make_column(name: str, field: Field, array: ZarrArray, count: int) -> Column:
-    return Column(
-        name=name,
-        field=field,
-        count=count,
-        rows=(array.count, array.rows),
-        row_nbytes=array.row_nbytes,
-        is_small=array.count * array.row_nbytes <= SMALL_NBYTES * count,
-        open=partial(_open_values, array, field.kind),
-    )
+def _layout(array: Any, name: str) -> ArrayLayout:
+    count, *shape = array.shape
+    chunk = (int((array.shards or array.chunks)[0]), *shape)  # or a row of them
+    return ArrayLayout(name=name, count=int(count), shape=tuple(shape), dtype=array.dtype, chunk=chunk)
 
 
 def _field(array: Any) -> Field | None:
