@@ -36,21 +36,19 @@ _NUL = b"\xc0\x80", b"\0"
 """How a NUL that belongs to a text is stored, and what it is."""
 
 
-def _open_values(layout: DatasetLayout, decode: Callable[..., Any], file: HDF5File, cache: ChunkCache[Any]) -> Values:
-    return Values(open_rows(layout, file, cache), decode(file, cache), file.path, layout.name)
+def _open_values(
+    layout: DatasetLayout, decode: Callable[[np.ndarray], Any], file: HDF5File, cache: ChunkCache[Any]
+) -> Values:
+    return Values(open_rows(layout, file, cache), decode, file.path, layout.name)
+
+
+def _open_objects(
+    layout: DatasetLayout, field: Field, itemsize: int, max_nbytes: int, file: HDF5File, cache: ChunkCache[Any]
+) -> Values:
+    return _open_values(layout, partial(_decode_heap, field, itemsize, Heap(file, cache, max_nbytes)), file, cache)
 
 
 # ── values of rows ──────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _decoder(kind: str, parts: Sequence[str], file: HDF5File, cache: ChunkCache[Any]) -> Callable[[np.ndarray], Any]:
-    return native if kind in ("array", "number") and not parts else partial(_decode, kind, parts)
-
-
-def _heap_decoder(
-    field: Field, itemsize: int, max_nbytes: int, file: HDF5File, cache: ChunkCache[Any]
-) -> Callable[[np.ndarray], Any]:
-    return partial(_decode_heap, field, itemsize, Heap(file, cache, max_nbytes))
 
 
 def _decode(kind: str, parts: Sequence[str], values: np.ndarray) -> Sequence[Any] | np.ndarray:
@@ -103,13 +101,10 @@ def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | 
     if leaf is not None:
         field, itemsize = leaf
         layout = read_layout(there, file, name, on_heap=_is_on_heap(there))
-        is_on_heap = layout.dtype == HEAP_REFERENCE
-        decode = (
-            partial(_heap_decoder, field, itemsize, file.max_nbytes)
-            if is_on_heap
-            else partial(_decoder, field.kind, ())
-        )
-        opened = partial(_open_values, layout, decode)
+        if layout.dtype == HEAP_REFERENCE:
+            opened = partial(_open_objects, layout, field, itemsize, file.max_nbytes)
+        else:
+            opened = partial(_open_values, layout, partial(_decode, field.kind, ()))
         return {name: Column(array=layout, field=field, count=layout.count, object_nbytes=file.nbytes, open=opened)}
     layout = read_layout(there, file, name)
     found: dict[str, Column | str] = {}
@@ -120,7 +115,8 @@ def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | 
             found["/".join((name, *parts))] = f"{where}{part} holds {held}, which no field can hold"
         else:
             unit = held.unit or (stated_unit(there.attrs) if held.dtype and not parts else "")
-            opened = partial(_open_values, layout, partial(_decoder, held.kind, parts))
+            decode = native if held.dtype and not parts else partial(_decode, held.kind, parts)
+            opened = partial(_open_values, layout, decode)
             column = Column(array=layout, field=replace(held, unit=unit), count=layout.count, open=opened)
             found["/".join((name, *parts))] = column
     return found

@@ -28,7 +28,6 @@ Filter = tuple[Literal["deflate", "shuffle"], int]
 """What packed a chunk, and the bytes of an element (which only shuffle asks for)."""
 
 _DEFLATE, _SHUFFLE = 1, 2
-_PIPELINES: list[list[str]] = [[], ["deflate"], ["shuffle"], ["shuffle", "deflate"]]
 _CONTIGUOUS, _CHUNKED, _VIRTUAL = 1, 2, 3
 _MAX_ROWS = 1 << 48
 
@@ -183,7 +182,7 @@ def _filters(created: Any) -> tuple[Filter, ...] | None:
             found.append(("shuffle", int(options[0])))
         else:
             return None
-    return tuple(found) if [name for name, _ in found] in _PIPELINES else None
+    return tuple(found)
 
 
 def _chunk_table(dataset: Any, grid: tuple[int, ...], nbytes: int) -> np.ndarray | None:
