@@ -89,11 +89,12 @@ class ChunkOrder:
         indices = self._firsts[chunks] + (slots - self._slots[chunks])
         keys = self._hashed(slots) >> _PLACE_BITS << _PLACE_BITS
         keys |= np.arange(len(keys), dtype=np.uint64)
-        ends = np.cumsum(sizes)[:-1]
-        for part in np.split(keys, ends):
-            part.sort()
+        spans = [slice(end - size, end) for end, size in zip(np.cumsum(sizes).tolist(), sizes.tolist(), strict=True)]
+        for span in spans:
+            keys[span].sort()
         places = (keys & ((np.uint64(1) << _PLACE_BITS) - np.uint64(1))).astype(np.int64)
-        return np.split(indices[places], ends)
+        found = indices[places]
+        return [found[span] for span in spans]
 
     def _hashed(self, slots: np.ndarray) -> np.ndarray:
         mixed = slots.astype(np.uint64) * _STEP + self._key

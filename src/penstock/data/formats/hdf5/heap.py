@@ -12,7 +12,6 @@ all numbers   little-endian; sizes and addresses of 8 bytes, in files of 4-byte 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,17 +28,16 @@ _OBJECT = struct.Struct("<HHxxxxQ")
 _PLACE_NBYTES = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Collection:
-    """Where the objects of a collection lie in the file: they can only be walked, and of short texts are thousands."""
+class Collection(dict[int, tuple[int, int]]):
+    """Where the objects of a collection lie in the file, and how many bytes each has, by their numbers.
 
-    places: dict[int, tuple[int, int]]
-    """By an object's number: its first byte, and how many there are."""
+    They can only be walked, and of short texts are thousands.
+    """
 
     @property
     def nbytes(self) -> int:
         """About what it takes in memory."""
-        return len(self.places) * _PLACE_NBYTES
+        return len(self) * _PLACE_NBYTES
 
 
 class Heap:
@@ -61,13 +59,13 @@ class Heap:
             ValueError: there is no such object, or it is shorter.
         """
         data, path = self._file.mapped(), self._file.path
-        at, places, found = 0, {}, []
+        at, places, found = 0, Collection(), []
         for count, address, number in references.tolist():
             if count == 0 or address == 0:
                 found.append(b"")
                 continue
             if address != at:
-                places = self._cache.get((path, "heap", address), partial(self._walk, data, address)).places
+                places = self._cache.get((path, "heap", address), partial(self._walk, data, address))
                 at = address
             start, nbytes = places.get(number, (0, -1))
             if nbytes < count * itemsize:
@@ -83,7 +81,7 @@ class Heap:
             raise ValueError(f"there is no collection of a heap at byte {address}")
         if not _COLLECTION.size <= nbytes <= min(self._max_nbytes, len(data) - address):
             raise ValueError(f"a heap collection of {nbytes} bytes at byte {address}; {self._max_nbytes} are the most")
-        places = {}
+        places = Collection()
         at, end = address + _COLLECTION.size, address + nbytes
         while at + _OBJECT.size <= end:
             number, _, size = _OBJECT.unpack_from(data, at)
@@ -92,4 +90,4 @@ class Heap:
                 break
             places[number] = (at, size)
             at += -(-size // 8) * 8
-        return Collection(places)
+        return places

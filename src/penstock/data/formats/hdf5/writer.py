@@ -34,21 +34,14 @@ def why_unsupported(schema: Schema) -> str:
     if not schema:
         return "samples have no fields"
     for name, field in schema.items():
-        if not all(name.split("/")) or "." in name.split("/") or "\0" in name or not _is_unicode(name):
+        is_unicode = name.encode(errors="ignore").decode() == name
+        if not is_unicode or not all(name.split("/")) or "." in name.split("/") or "\0" in name:
             return f"{name!r} cannot be a path in an HDF5 file"
         if any(name.startswith(f"{other}/") for other in schema):
             return f"a field whose name is the beginning of {name!r} leaves no place for it"
         if field.kind in ("array", "number") and field.dtype not in DTYPES:
             return f"field {name!r} has the type {field.dtype}"
     return ""
-
-
-def _is_unicode(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 class HDF5Writer(ColumnWriter):

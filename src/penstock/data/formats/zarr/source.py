@@ -7,11 +7,7 @@ fields      arrays of numbers, and of strings and bytes of one dimension, that h
 reading     by the zarr package, chunk (or shard) by chunk; a chunk is unpacked once and kept a while
 chunk_starts   those of the largest field
 ZarrWriter      version 3, chunks of about 1 MiB. Arrays and numbers are arrays, text is an array of strings. Bytes, and
-            arrays whose shapes differ, are a group with the attribute "penstock_ragged", {"kind", "shape" with -1
-            where they differ}, and in it
-                values     the elements of all, one after another
-                offsets    int64 (samples,): where each begins in `values`
-                shapes     int64 (samples, dimensions)
+            arrays whose shapes differ, are a group, see array_columns.py; the attribute is {"kind", "shape"}
 """
 
 from __future__ import annotations
