@@ -198,7 +198,7 @@ def test_what_cannot_be_a_field_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("is_consolidated", [False, True])
 @pytest.mark.filterwarnings("ignore:Consolidated metadata")
-def test_an_array_that_zarr_cannot_open_is_left_out_and_the_others_are_read(
+def test_beside_an_array_that_zarr_cannot_open_others_are_read_by_name(
     tmp_path: Path, version: Any, is_consolidated: bool
 ) -> None:
     group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=version)
@@ -214,16 +214,11 @@ def test_an_array_that_zarr_cannot_open_is_left_out_and_the_others_are_read(
                 file.write_text(text.replace('"int64"', '"a type of the future"'))
             else:
                 file.write_text(text.replace('"<i8"', '"|O"'))  # as numcodecs' VLenArray has it
-    with pytest.warns(
-        UserWarning, match="left out: .* array '(inner/)?odd' cannot be read: zarr cannot open it"
-    ) as told:
-        source = reading(tmp_path / "a.zarr")
-    assert len([one for one in told if "left out" in str(one.message)]) == 2
-    with source as opened:
-        assert opened[3] == {"inner/y": 3, "x": 3}
-    with reading(tmp_path / "a.zarr", fields=["x"]) as opened:
-        assert opened[4] == {"x": 4}
-    with pytest.raises(SourceError, match="array 'odd' cannot be read: zarr cannot open it"):
+    with pytest.raises(SourceError, match=r"cannot be read as Zarr: .*; with fields= no other array is opened"):
+        reading(tmp_path / "a.zarr")
+    with reading(tmp_path / "a.zarr", fields=["x", "inner/y"]) as opened:
+        assert opened[4] == {"x": 4, "inner/y": 4}
+    with pytest.raises(SourceError, match="cannot be read as Zarr"):
         reading(tmp_path / "a.zarr", fields=["odd"])
 
 

@@ -58,9 +58,9 @@ class ChunkOrder:
         key = hashlib.blake2b(f"{seed}/{epoch}".encode(), digest_size=8).digest()
         self._key = np.frombuffer(key, "<u8").astype(np.uint64)[0]
         self._stretches = _Stretches(self._slots[begins], self._slots[begins + counts], batch_size)
-        self._drawn = np.array([-1])
-        self._places = np.array([0])
-        self._indices = np.empty(0, np.int64)
+        self._drawn: dict[int, np.ndarray] = {}
+        """The indices of the blocks in use, in the order of blocks; below, as arrays."""
+        self._held = self._begins = self._indices = np.empty(0, np.int64)
 
     def __len__(self) -> int:
         return int(self._slots[-1])
@@ -69,47 +69,32 @@ class ChunkOrder:
         """Return the indices at some places, int64[places] of int64[places]."""
         slots = self._stretches.slots(places)
         blocks = np.searchsorted(self._blocks, slots, "right") - 1
-        drawn = self._find(blocks)
-        if not (self._drawn[drawn] == blocks).all():
-            wanted = np.sort(blocks)  # np.unique would import numpy.ma
-            wanted = wanted[np.append(True, wanted[1:] != wanted[:-1])]
-            is_drawn = self._drawn[self._find(wanted)] == wanted
-            self._draw(wanted[is_drawn], wanted[~is_drawn])
-            drawn = self._find(blocks)
-        begins = self._places[drawn]
-        found: np.ndarray = self._indices[begins + slots - self._blocks[blocks]]
+        wanted = sorted({*blocks.tolist()})
+        added = [block for block in wanted if block not in self._drawn]
+        if added:
+            drawn = self._drawn | dict(zip(added, self._shuffled(np.array(added)), strict=True))
+            self._drawn = {block: drawn[block] for block in wanted}
+            self._held, self._indices = np.array(wanted), np.concatenate([*self._drawn.values()])
+            self._begins = np.cumsum([0, *map(len, self._drawn.values())])
+        found: np.ndarray = self._indices[
+            self._begins[np.searchsorted(self._held, blocks)] + slots - self._blocks[blocks]
+        ]
         return found
 
-    def _find(self, blocks: np.ndarray) -> np.ndarray:
-        """Return where blocks are among those that are drawn, if they are."""
-        found: np.ndarray = np.searchsorted(self._drawn[:-1], blocks)
-        return found
-
-    def _draw(self, kept: np.ndarray, added: np.ndarray) -> None:
-        """Draw some blocks, and forget those that are not to be kept."""
-        kept_places = _ranges(self._places[np.searchsorted(self._drawn, kept)], self._sizes(kept))
-        self._indices = np.concatenate([self._indices[kept_places], self._shuffled(added)])
-        self._drawn = np.concatenate([kept, added])
-        self._places = np.cumsum(self._sizes(self._drawn)) - self._sizes(self._drawn)
-        order = np.argsort(self._drawn)
-        self._drawn, self._places = self._drawn[order], self._places[order]
-
-    def _sizes(self, blocks: np.ndarray) -> np.ndarray:
-        found: np.ndarray = self._blocks[blocks + 1] - self._blocks[blocks]
-        return found
-
-    def _shuffled(self, blocks: np.ndarray) -> np.ndarray:
+    def _shuffled(self, blocks: np.ndarray) -> list[np.ndarray]:
         """Return the indices of some blocks, each block's in random order."""
-        sizes = self._sizes(blocks)
+        sizes = self._blocks[blocks + 1] - self._blocks[blocks]
         slots = _ranges(self._blocks[blocks], sizes)
         chunks = np.searchsorted(self._slots, slots, "right") - 1
         indices = self._firsts[chunks] + (slots - self._slots[chunks])
         keys = self._hashed(slots) >> _PLACE_BITS << _PLACE_BITS
         keys |= np.arange(len(keys), dtype=np.uint64)
-        for end, size in zip(np.cumsum(sizes).tolist(), sizes.tolist(), strict=True):
-            keys[end - size : end].sort()
-        found: np.ndarray = indices[(keys & ((np.uint64(1) << _PLACE_BITS) - np.uint64(1))).astype(np.int64)]
-        return found
+        spans = [slice(end - size, end) for end, size in zip(np.cumsum(sizes).tolist(), sizes.tolist(), strict=True)]
+        for span in spans:
+            keys[span].sort()
+        places = (keys & ((np.uint64(1) << _PLACE_BITS) - np.uint64(1))).astype(np.int64)
+        found = indices[places]
+        return [found[span] for span in spans]
 
     def _hashed(self, slots: np.ndarray) -> np.ndarray:
         mixed = slots.astype(np.uint64) * _STEP + self._key

@@ -12,18 +12,34 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from penstock.core.errors import SourceError
-from penstock.data.formats.chunked_rows import RaggedValues
-from penstock.data.formats.column_source import Column
+from penstock.data.formats.chunked_rows import ChunkedRows, RaggedValues
+from penstock.data.formats.column_source import ArrayLayout, Column
 from penstock.data.schema import Field, Sample, Schema, fitted
 
 RAGGED = "penstock_ragged"
+
+LIBRARY_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    SystemError,
+    TypeError,
+    ValueError,
+)
+"""What h5py and the zarr package raise for data that are broken, use features that they lack, or cannot be written."""
+
+
+OpenRows = Callable[[Any, Any, Any], ChunkedRows]
+"""Returns what reads the rows of an array, given its layout, the file as a process has it open, and a cache."""
 
 
 def row_count(one: Any) -> int:
@@ -34,7 +50,8 @@ def row_count(one: Any) -> int:
 def of_one_length(there: Mapping[str, Any], nbytes: Callable[[Any], int]) -> dict[str, Any]:
     """Return the arrays that have as many rows as the largest one, given the bytes of an array."""
     sizes = [(nbytes(one["values"] if RAGGED in one.attrs else one), row_count(one)) for one in there.values()]
-    return {name: one for name, one in there.items() if row_count(one) == max(sizes)[1]}
+    _, rows = max(sizes, default=(0, 0))
+    return {name: one for name, one in there.items() if row_count(one) == rows}
 
 
 def readable(columns: Mapping[str, Column | str], where: str, *, may_lack: bool = True) -> dict[str, Column]:
@@ -51,8 +68,14 @@ def readable(columns: Mapping[str, Column | str], where: str, *, may_lack: bool 
     return held
 
 
-def ragged_field(where: str, parts: Sequence[Any], shape: Sequence[int], kind: str = "array") -> Field:
-    """Return the field of ragged arrays, given where the rows of their values, offsets and shapes lie."""
+def ragged_column(
+    where: str, path: str, parts: Sequence[ArrayLayout], open_rows: OpenRows, shape: Sequence[int], kind: str = "array"
+) -> Column:
+    """Return the column of ragged arrays, given where their values, offsets and shapes lie in the file.
+
+    Raises:
+        SourceError: they have other types or shapes.
+    """
     values, offsets, shapes = parts
     whole = np.dtype(np.int64)
     if (
@@ -65,17 +88,16 @@ def ragged_field(where: str, parts: Sequence[Any], shape: Sequence[int], kind: s
     ):
         raise SourceError(f"{where} is no group of ragged arrays: its datasets have other shapes or types")
     sizes = tuple(None if size < 0 else int(size) for size in shape)
-    return Field("bytes") if kind == "bytes" else Field("array", values.dtype.newbyteorder("=").name, sizes)
+    field = Field("bytes") if kind == "bytes" else Field("array", values.dtype.newbyteorder("=").name, sizes)
+    opened = partial(_open_ragged, path, field, parts, open_rows)
+    return Column(array=values, field=field, count=offsets.count, open=opened)
 
 
-def as_ragged(column: Column, path: str, parts: Sequence[Any], open_rows: Callable[..., Any]) -> Column:
-    """Return the column of ragged arrays, given that of their values; `open_rows` opens those of a part in a file."""
-    return replace(column, count=parts[1].count, open=partial(_open_ragged, path, column.field, parts, open_rows))
-
-
-def _open_ragged(path: str, field: Field, parts: Any, open_rows: Any, file: Any, cache: Any) -> RaggedValues:
-    elements, starts, shapes = (open_rows(file, one, cache) for one in parts)
-    return RaggedValues(path, parts[0].name, field, parts[1].count, (elements, parts[0].count), starts, shapes)
+def _open_ragged(
+    path: str, field: Field, parts: Sequence[ArrayLayout], open_rows: OpenRows, file: Any, cache: Any
+) -> RaggedValues:
+    counts = parts[0].count, parts[1].count
+    return RaggedValues(path, parts[0].name, field, counts, [open_rows(one, file, cache) for one in parts])
 
 
 # ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -83,9 +105,6 @@ def _open_ragged(path: str, field: Field, parts: Any, open_rows: Any, file: Any,
 
 class ColumnWriter:
     """Writes samples, field by field, to columns that a format makes: they have `add` for a value, and `finish`."""
-
-    errors: tuple[type[Exception], ...]
-    """What its library raises."""
 
     def __init__(self, path: str, schema: Schema, reason: str) -> None:
         if reason:
@@ -100,7 +119,7 @@ class ColumnWriter:
             yield
         except SourceError:
             raise
-        except self.errors as error:
+        except LIBRARY_ERRORS as error:
             raise SourceError(f"{self._path} cannot be written: {error}") from error
 
     def write(self, sample: Sample) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from penstock.core.errors import RecordError
+from penstock.core.errors import RecordError, SourceError
 from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.schema import Field
 
@@ -17,9 +17,9 @@ Wanted = slice | np.ndarray
 """Which rows: a slice with a start and a stop, or numbers in any order. Not none."""
 
 
-def first_of(wanted: Wanted) -> int:
-    """Return the first of these rows: the one to name when a single one is broken."""
-    return int(wanted.start if isinstance(wanted, slice) else wanted[0])
+def broken(path: str, name: str, wanted: Wanted, words: str) -> RecordError:
+    """Return the error of rows of which one is broken; it names the first, which is right if it is the only one."""
+    return RecordError(path, -1, f"{name}[{wanted.start if isinstance(wanted, slice) else wanted[0]}]", words)
 
 
 class ChunkedRows:
@@ -30,6 +30,7 @@ class ChunkedRows:
         rows: of a chunk.
         read: returns the rows of a chunk, given its number.
         cache: keeps chunks, under keys that begin with `key`; None where `read` costs nothing.
+        is_safe: whether no library's code runs, which a damaged file may crash.
 
     >>> rows = ChunkedRows(np.zeros(0, int), 2, lambda number: np.array([number * 2, number * 2 + 1]))
     >>> rows.take(slice(1, 4)), rows.take(np.array([5, 0]))
@@ -43,8 +44,11 @@ class ChunkedRows:
         read: Callable[[int], np.ndarray],
         cache: ChunkCache[np.ndarray] | None = None,
         key: tuple[Hashable, ...] = (),
+        *,
+        is_safe: bool = False,
     ) -> None:
         self._empty, self._rows, self._read, self._cache, self._key = empty, rows, read, cache, key
+        self.is_safe = is_safe
 
     def take(self, wanted: Wanted) -> np.ndarray:
         """Return rows.
@@ -65,12 +69,12 @@ class ChunkedRows:
             found[places] = self._chunk(number)[wanted[places] - number * rows]
         return found
 
-    def holds(self, wanted: Wanted) -> bool:
-        """Return whether no chunk of these rows has to be read."""
-        numbers = np.arange(wanted.start, wanted.stop) if isinstance(wanted, slice) else wanted
+    def holds(self, wanted: np.ndarray) -> bool:
+        """Return whether no library's code runs for these rows."""
         cache = self._cache
-        return cache is None or all(
-            cache.peek((*self._key, at)) is not None for at in set((numbers // self._rows).tolist())
+        return self.is_safe or (
+            cache is not None
+            and all(cache.peek((*self._key, at)) is not None for at in set((wanted // self._rows).tolist()))
         )
 
     def _span(self, start: int, stop: int) -> np.ndarray:
@@ -93,6 +97,37 @@ class ChunkedRows:
         return self._cache.get((*self._key, number), partial(self._read, number))
 
 
+class Values:
+    """Gives the values of one field of one file, in any thread.
+
+    Args:
+        rows: of the array that holds them.
+        decode: makes values of rows; raises ValueError if one is broken.
+        path: of the file, for messages.
+        name: of the array there.
+    """
+
+    def __init__(
+        self, rows: ChunkedRows, decode: Callable[[np.ndarray], Sequence[Any] | np.ndarray], path: str, name: str
+    ) -> None:
+        self._rows, self._decode, self._path, self._name = rows, decode, path, name
+        self.holds = rows.holds
+
+    def take(self, wanted: Wanted) -> Sequence[Any] | np.ndarray:
+        """Return values: copies.
+
+        Raises:
+            RecordError: one is broken; it is named if it is the only one.
+        """
+        values = self._rows.take(wanted)
+        try:
+            return self._decode(values)
+        except SourceError:
+            raise
+        except ValueError as error:
+            raise broken(self._path, self._name, wanted, str(error)) from error
+
+
 class RaggedValues:
     """Arrays that differ in shape, stored as all elements, where each array begins, and its shape.
 
@@ -100,36 +135,25 @@ class RaggedValues:
         path: of the file, for messages.
         name: of the field there.
         field: bytes, or the shape of all, None where they differ.
-        count: of the arrays.
-        elements: all of them, and how many there are.
-        starts: int64.
-        shapes: int64.
+        counts: of the elements, and of the arrays.
+        parts: the elements, and int64 each: where arrays begin, and their shapes.
     """
 
     def __init__(
-        self,
-        path: str,
-        name: str,
-        field: Field,
-        count: int,
-        elements: tuple[ChunkedRows, int],
-        starts: ChunkedRows,
-        shapes: ChunkedRows,
+        self, path: str, name: str, field: Field, counts: tuple[int, int], parts: Sequence[ChunkedRows]
     ) -> None:
-        self._path, self._name, self._count = path, name, count
+        self._path, self._name = path, name
         self._is_bytes, self._wide = field.kind == "bytes", field.shape or (None,)
-        self._elements, self._total = elements
-        self._starts, self._shapes = starts, shapes
+        self._total, self._count = counts
+        self._elements, self._starts, self._shapes = parts
 
     def all_starts(self) -> np.ndarray:
         """Return where each array begins."""
         return self._starts.take(slice(0, self._count))
 
-    def holds(self, wanted: Wanted) -> bool:
-        """Return whether no chunk of these arrays has to be read."""
-        if not (self._starts.holds(wanted) and self._shapes.holds(wanted)):
-            return False
-        return all(self._elements.holds(span) for _, span in self._places(wanted))
+    def holds(self, wanted: np.ndarray) -> bool:
+        """Return whether no library's code runs for these."""
+        return self._elements.is_safe and self._starts.is_safe and self._shapes.is_safe
 
     def take(self, wanted: Wanted) -> list[Any]:
         """Return arrays.
@@ -147,7 +171,7 @@ class RaggedValues:
             fits = all(size >= 0 and other in (None, size) for size, other in zip(shape, self._wide, strict=True))
             if not fits or not 0 <= start <= stop <= self._total:
                 words = f"elements {start} to {stop} of {self._total}, in the shape {shape}, of {self._wide}"
-                raise RecordError(self._path, -1, f"{self._name}[{first_of(wanted)}]", words)
+                raise broken(self._path, self._name, wanted, words)
             yield shape, slice(start, stop)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,63 +17,76 @@ from penstock.core.errors import SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.concat_index import ConcatIndex
-from penstock.data.formats.chunked_rows import Wanted
+from penstock.data.formats.chunked_rows import RaggedValues, Values, Wanted
 from penstock.data.sample_batch import as_slice, put_in_order, samples_of
 from penstock.data.schema import Field, Sample, Schema, common_dtype
 from penstock.data.source import Source
 
-SMALL_NBYTES = 64 << 10
+_SMALL_NBYTES = 64 << 10
 """Samples up to this are gathered, a batch of them at a time; larger ones are copied as they are made."""
 
 _MAX_RUNS = 1 << 24
 _MAX_OPEN = 128
 
 
-class Values(Protocol):
-    """Reads the values of one field of one file, in any thread."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ArrayLayout:
+    """Where the rows of one array lie. Can be pickled."""
 
-    def take(self, wanted: Wanted) -> Sequence[Any] | np.ndarray:
-        """Return values: copies.
+    name: str
+    """Its path in the file."""
 
-        Raises:
-            RecordError: one is broken; it is named if it is the only one.
-        """
+    count: int
+    shape: tuple[int, ...]
+    """Of a row."""
 
-    def holds(self, wanted: Wanted) -> bool:
-        """Return whether no library's code runs for these."""
+    dtype: Any
+    """As the elements lie in the file."""
+
+    chunk: tuple[int, ...]
+    """The shape of what is read together."""
+
+    is_in_place = False
+    """Whether rows are ranges of the file, and nothing has to be unpacked."""
+
+    is_one_by_one = False
+    """Whether rows are no faster when many are read together."""
+
+    @property
+    def row_nbytes(self) -> int:
+        """The bytes of a row; those of the reference, where its length varies."""
+        return math.prod(self.shape) * int(self.dtype.itemsize)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Column:
     """One field of one file. Can be pickled."""
 
-    name: str
-    """Of what holds it in the file; the parts of a compound have one name."""
+    array: ArrayLayout
+    """What holds it; the elements, if it is ragged, and all parts of a compound have the same."""
 
     field: Field
     count: int
-    rows: tuple[int, int]
-    """How many rows its array has (elements, if it is ragged), and how many of them a chunk has."""
+    object_nbytes: int = 0
+    """The most that objects take to which the rows refer."""
 
-    row_nbytes: int
-    is_packed: bool = True
-    """Whether chunks have to be unpacked."""
-
-    is_small: bool
-    """Whether many values are read faster together."""
-
-    open: Callable[[Any, ChunkCache[np.ndarray]], Values]
+    open: Callable[[Any, ChunkCache[Any]], Values | RaggedValues]
     """Given the file as a process has it open, and a cache for chunks, returns what reads the values."""
 
     @property
     def nbytes(self) -> int:
-        """All its bytes."""
-        return self.rows[0] * self.row_nbytes
+        """All bytes of the array."""
+        return self.array.count * self.array.row_nbytes
 
     @property
     def chunk_nbytes(self) -> int:
         """The bytes that are unpacked together; 0 where none have to be."""
-        return self.rows[1] * self.row_nbytes * self.is_packed
+        return 0 if self.array.is_in_place else self.array.chunk[0] * self.array.row_nbytes
+
+    @property
+    def is_small(self) -> bool:
+        """Whether many values are read faster together."""
+        return not self.array.is_one_by_one and self.nbytes + self.object_nbytes <= _SMALL_NBYTES * self.count
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -100,21 +114,18 @@ class OpenFiles:
     """
 
     def __init__(
-        self,
-        files: Sequence[FileColumns],
-        open_file: Callable[[FileColumns], Any],
-        cache_nbytes: int,
+        self, files: Sequence[FileColumns], open_file: Callable[[FileColumns], Any], cache_nbytes: int
     ) -> None:
         self._files, self._open_file = files, open_file
-        caches: dict[str, ChunkCache[np.ndarray]] = {}
+        caches: dict[str, ChunkCache[Any]] = {}
         for name, column in files[0].columns.items():
             largest = max(file.columns[name].chunk_nbytes for file in files)
-            caches.setdefault(column.name, ChunkCache(largest, cache_nbytes))
-        self._caches = {name: caches[column.name] for name, column in files[0].columns.items()}
+            caches.setdefault(column.array.name, ChunkCache(largest, cache_nbytes))
+        self._caches = {name: caches[column.array.name] for name, column in files[0].columns.items()}
         self._lock = threading.Lock()
-        self._open: OrderedDict[int, dict[str, Values]] = OrderedDict()
+        self._open: OrderedDict[int, dict[str, Values | RaggedValues]] = OrderedDict()
 
-    def values(self, number: int) -> dict[str, Values]:
+    def values(self, number: int) -> dict[str, Values | RaggedValues]:
         """Return what reads the fields of file `number`."""
         found = self._open.get(number)
         if found is not None and len(self._files) <= _MAX_OPEN:
@@ -142,18 +153,21 @@ class ColumnSource(Source):
 
     Args:
         files: their columns. Numbers of different types are read in one that holds those of all files exactly.
-        opened: opens files, in each process.
+        open_file: opens one in each process that reads it. It is closed when nothing refers to it.
+        cache_nbytes: the most that unpacked chunks of one field take, in each process.
 
     Raises:
         SourceError: the files have different fields.
     """
 
-    def __init__(self, files: Sequence[FileColumns], opened: Callable[[Sequence[FileColumns]], OpenFiles]) -> None:
+    def __init__(
+        self, files: Sequence[FileColumns], open_file: Callable[[FileColumns], Any], cache_nbytes: int
+    ) -> None:
         self.where = files[0].path if len(files) == 1 else f"{files[0].path} and {len(files) - 1} more"
         self._schema = _common(files)
-        self._files = [_converted(file, self._schema) for file in files]
+        self._files = files
         self._parts = ConcatIndex(file.count for file in files)
-        self._reading = PerProcess(partial(opened, self._files), OpenFiles.close)
+        self._reading = PerProcess(partial(OpenFiles, files, open_file, cache_nbytes), OpenFiles.close)
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -169,8 +183,17 @@ class ColumnSource(Source):
     def read(self, index: int) -> Sample:
         """Return a sample."""
         number, own = self._parts.locate(index)
-        values, wanted = self._reading.get().values(number), slice(own, own + 1)
-        return {name: values[name].take(wanted)[0] for name in self._schema}
+        columns = self._take(number, slice(own, own + 1))
+        return {name: column[0] for name, column in zip(self._schema, columns, strict=True)}
+
+    def _take(self, number: int, wanted: Wanted) -> list[Sequence[Any] | np.ndarray]:
+        """Return samples of a file as columns, numbers in the types that the schema has."""
+        values, columns, found = self._reading.get().values(number), self._files[number].columns, []
+        for name, field in self._schema.items():
+            own = values[name].take(wanted)
+            is_same = columns[name].field.dtype == field.dtype
+            found.append(own if is_same else _widened(own, field.dtype))
+        return found
 
     @property
     def reads_batches(self) -> bool:  # type: ignore[override]
@@ -181,9 +204,8 @@ class ColumnSource(Source):
         """Return samples, field by field."""
         found = []
         for number, places, own in self._parts.split(indices):
-            values, run = self._reading.get().values(number), as_slice(own)
-            columns = [values[name].take(own if run is None else run) for name in self._schema]
-            found.append((places, samples_of([*self._schema], columns)))
+            run = as_slice(own)
+            found.append((places, samples_of([*self._schema], self._take(number, own if run is None else run))))
         return put_in_order(found, len(indices))
 
     def ready(self, indices: np.ndarray) -> np.ndarray:
@@ -198,11 +220,10 @@ class ColumnSource(Source):
         """Return samples in order, up to where a chunk ends, if one ends before `stop`."""
         number, own = self._parts.locate(start)
         largest = max((self._files[number].columns[name] for name in self._schema), key=lambda column: column.nbytes)
-        rows, end = largest.rows[1], min(own + stop - start, self._files[number].count)
-        if 1 < rows <= end - own and largest.rows[0] == largest.count:
+        rows, end = largest.array.chunk[0], min(own + stop - start, self._files[number].count)
+        if 1 < rows <= end - own and largest.array.count == largest.count:
             end = end // rows * rows
-        values, wanted = self._reading.get().values(number), slice(own, end)
-        return samples_of([*self._schema], [values[name].take(wanted) for name in self._schema])
+        return samples_of([*self._schema], self._take(number, slice(own, end)))
 
     @property
     def schema(self) -> Schema:
@@ -214,9 +235,9 @@ class ColumnSource(Source):
         """Where the chunks of the largest field begin; None where nothing has to be unpacked."""
         name = max(self._schema, key=lambda name: max(file.columns[name].nbytes for file in self._files))
         columns = [file.columns[name] for file in self._files]
-        if all(not column.chunk_nbytes or column.rows[1] == 1 for column in columns):
+        if all(not column.chunk_nbytes or column.array.chunk[0] == 1 for column in columns):
             return None
-        if sum(count // rows for count, rows in (column.rows for column in columns)) > _MAX_RUNS:
+        if sum(column.array.count // column.array.chunk[0] for column in columns) > _MAX_RUNS:
             return None
         starts = [
             self._parts.starts[number] + self._starts(number, name, column) for number, column in enumerate(columns)
@@ -224,12 +245,11 @@ class ColumnSource(Source):
         return np.append(np.concatenate(starts), len(self))
 
     def _starts(self, number: int, name: str, column: Column) -> np.ndarray:
-        chunks = np.arange(0, *column.rows)
+        chunks = np.arange(0, column.array.count, column.array.chunk[0])
         values = self._reading.get().values(number)[name]
-        all_starts = getattr(values, "all_starts", None)
-        if all_starts is None:
+        if not isinstance(values, RaggedValues):
             return chunks
-        cuts = np.searchsorted(all_starts(), chunks)
+        cuts = np.searchsorted(values.all_starts(), chunks)
         return np.unique(np.append(0, cuts[cuts < column.count])) if column.count else cuts[:0]
 
     def select_fields(self, fields: Sequence[str]) -> ColumnSource:
@@ -280,27 +300,5 @@ def _common(files: Sequence[FileColumns]) -> Schema:
     return common
 
 
-def _converted(file: FileColumns, schema: Schema) -> FileColumns:
-    """Return a file's columns with numbers of the types that the schema has."""
-    columns = {
-        name: column
-        if column.field.dtype == schema[name].dtype
-        else replace(column, open=partial(_Converted, column.open, schema[name].dtype))
-        for name, column in file.columns.items()
-    }
-    return replace(file, columns=columns)
-
-
-class _Converted:
-    """Numbers in a wider type than the file has."""
-
-    def __init__(self, opened: Callable[[Any, Any], Values], dtype: str, file: Any, cache: Any) -> None:
-        self._values, self._dtype = opened(file, cache), dtype
-        self.holds = self._values.holds
-        self.all_starts = getattr(self._values, "all_starts", None)
-
-    def take(self, wanted: Wanted) -> Sequence[Any] | np.ndarray:
-        found = self._values.take(wanted)
-        return (
-            found.astype(self._dtype) if isinstance(found, np.ndarray) else [one.astype(self._dtype) for one in found]
-        )
+def _widened(values: Sequence[Any] | np.ndarray, dtype: str) -> Sequence[Any] | np.ndarray:
+    return values.astype(dtype) if isinstance(values, np.ndarray) else [one.astype(dtype) for one in values]

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-CHUNK_NBYTES = 1 << 20
+_CHUNK_NBYTES = 1 << 20
+_MAX_OBJECTS = 4096
 
 Make = Callable[[tuple[int, ...], tuple[int, ...], np.dtype[Any]], Any]
 """Makes an empty array, given the shape of a row, the shape of a chunk and the dtype."""
@@ -44,7 +45,7 @@ class RowBlocks:
     def __init__(self, make: Make, append: Append, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self._make, self._append = make, append
         row_nbytes = math.prod(shape) * dtype.itemsize
-        self._block = np.empty((max(1, CHUNK_NBYTES // max(1, row_nbytes)), *shape), dtype)
+        self._block = np.empty((max(1, _CHUNK_NBYTES // max(1, row_nbytes)), *shape), dtype)
         self._filled = 0
         self._array: Any = None
 
@@ -108,3 +109,37 @@ class RaggedBlocks:
         """Add what is left."""
         for rows in (self._values, self._offsets, self._shapes):
             rows.finish()
+
+
+class ObjectBlocks:
+    """Collects text or bytes.
+
+    Args:
+        make: makes an array, given the rows of a chunk.
+        append: adds a block to it, an array of objects.
+        encode: makes what the array holds of a value.
+    """
+
+    def __init__(self, make: Callable[[int], Any], append: Append, encode: Callable[[Any], Any]) -> None:
+        self._make, self._append, self._encode = make, append, encode
+        self._array: Any = None
+        self._held: list[Any] = []
+        self._held_nbytes = 0
+
+    def add(self, value: str | bytes) -> None:
+        """Add a value."""
+        self._held.append(self._encode(value))
+        self._held_nbytes += len(self._held[-1])
+        if self._held_nbytes >= _CHUNK_NBYTES or len(self._held) == _MAX_OBJECTS:
+            self.finish()
+
+    def finish(self) -> None:
+        """Add what is left; an array without rows is made too."""
+        if self._array is None:
+            self._array = self._make(max(1, len(self._held)))
+        block = np.empty(len(self._held), object)
+        for number, value in enumerate(self._held):  # all at once, arrays of one length would become one
+            block[number] = value
+        self._append(self._array, block)
+        self._held.clear()
+        self._held_nbytes = 0

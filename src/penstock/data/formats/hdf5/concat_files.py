@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import SourceError
-from penstock.data.formats.array_columns import RAGGED
-from penstock.data.formats.hdf5.file import LIBRARY_ERRORS
+from penstock.data.formats.array_columns import LIBRARY_ERRORS, RAGGED
 from penstock.data.formats.hdf5.writer import append
 from penstock.data.optional import need
 
@@ -60,41 +59,25 @@ def _datasets(file: Any) -> list[str]:
 
 
 def _join(whole: Any, datasets: list[Any]) -> None:
-    name, group = datasets[0].name, datasets[0].parent
     model = max(datasets, key=lambda dataset: dataset.chunks)
-    joint = whole.create_dataset(
-        name,
-        (0, *model.shape[1:]),
-        model.dtype,
-        maxshape=model.maxshape,
-        chunks=model.chunks,
-        compression=model.compression,
-        compression_opts=model.compression_opts,
-        shuffle=model.shuffle,
-    )
-    if RAGGED in group.attrs:
-        joint.parent.attrs[RAGGED] = group.attrs[RAGGED]
-    moves = RAGGED in group.attrs and name.endswith("/offsets")
+    name, ragged = model.name, model.parent.attrs.get(RAGGED)
+    joint = whole.create_dataset_like(name, model, shape=(0, *model.shape[1:]))
+    if ragged is not None:
+        joint.parent.attrs[RAGGED] = ragged
+    moves = ragged is not None and name.endswith("/offsets")
     moved = 0
     for dataset in datasets:
-        if not moves and _is_packed_alike(dataset, joint):
-            _copy_chunks(dataset, joint)
-        else:
+        if moves or not _is_packed_alike(dataset, joint):
             _copy_rows(dataset, joint, moved)
+        else:
+            _copy_chunks(dataset, joint)
         moved += dataset.parent["values"].shape[0] if moves else 0
 
 
 def _is_packed_alike(dataset: Any, joint: Any) -> bool:
     """Whether the chunks of one may become chunks of the other; references to a heap may not."""
-    made, other = dataset.id.get_create_plist(), joint.id.get_create_plist()
-    filters = [[one.get_filter(number) for number in range(one.get_nfilters())] for one in (made, other)]
-    return (
-        dataset.chunks == joint.chunks
-        and joint.shape[0] % joint.chunks[0] == 0
-        and filters[0] == filters[1]
-        and dataset.id.get_type() == joint.id.get_type()
-        and not dataset.dtype.hasobject
-    )
+    parts = [(one.chunks, one.dtype, one.compression, one.shuffle) for one in (dataset, joint)]
+    return parts[0] == parts[1] and joint.shape[0] % joint.chunks[0] == 0 and not dataset.dtype.hasobject
 
 
 def _copy_chunks(dataset: Any, joint: Any) -> None:

@@ -12,104 +12,70 @@ ragged             a group that HDF5Writer wrote, see writer.py: arrays that dif
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 import numpy as np
 
-from penstock.core.errors import RecordError, SourceError
+from penstock.core.errors import SourceError
 from penstock.data.chunks.chunk_cache import ChunkCache
-from penstock.data.formats.array_columns import RAGGED, as_ragged, ragged_field
-from penstock.data.formats.chunked_rows import ChunkedRows, Wanted, first_of, native
-from penstock.data.formats.column_source import SMALL_NBYTES, Column, Values, stated_unit
-from penstock.data.formats.hdf5.heap import HEAP_REFERENCE, UNWRITTEN, Heap
+from penstock.data.formats.array_columns import RAGGED, ragged_column
+from penstock.data.formats.chunked_rows import Values, native
+from penstock.data.formats.column_source import Column, stated_unit
+from penstock.data.formats.hdf5.file import HDF5File
+from penstock.data.formats.hdf5.heap import HEAP_REFERENCE, Heap
 from penstock.data.formats.hdf5.layout import DatasetLayout, ProbedFile, read_layout
 from penstock.data.formats.hdf5.rows import open_rows
 from penstock.data.optional import need
 from penstock.data.schema import DTYPES, Field
 
 _NUMBERS = "biufc"
+_NUL = b"\xc0\x80", b"\0"
+"""How a NUL that belongs to a text is stored, and what it is."""
 
 
-def _column(layout: DatasetLayout, field: Field, mean_nbytes: int, *how: Any) -> Column:
-    """Return the column of a dataset whose values have at most `mean_nbytes` in the mean; `how` is for `_Values`."""
-    is_one_by_one = layout.access == "library" and layout.rows_per_chunk == 1
-    return Column(
-        name=layout.name,
-        field=field,
-        count=layout.count,
-        rows=(layout.count, layout.rows_per_chunk),
-        row_nbytes=layout.row_nbytes,
-        is_packed=not layout.is_in_place,
-        is_small=not is_one_by_one and max(layout.row_nbytes, mean_nbytes) <= SMALL_NBYTES,
-        open=partial(_open_values, layout, field, *how),
-    )
+def _open_values(
+    layout: DatasetLayout, decode: Callable[[np.ndarray], Any], file: HDF5File, cache: ChunkCache[Any]
+) -> Values:
+    return Values(open_rows(layout, file, cache), decode, file.path, layout.name)
 
 
-def _open_values(layout: DatasetLayout, field: Field, *how: Any) -> Values:
-    *more, heap, cache = how
-    return _Values(layout, field, open_rows(layout, heap.file, cache), heap, *more)
+def _open_objects(
+    layout: DatasetLayout, field: Field, itemsize: int, max_nbytes: int, file: HDF5File, cache: ChunkCache[Any]
+) -> Values:
+    return _open_values(layout, partial(_decode_heap, field, itemsize, Heap(file, cache, max_nbytes)), file, cache)
 
 
-def _rows(heap: Heap, layout: DatasetLayout, cache: ChunkCache[np.ndarray]) -> ChunkedRows:
-    return open_rows(layout, heap.file, cache)
+# ── values of rows ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Values:
-    layout: DatasetLayout
-    field: Field
-    rows: ChunkedRows
-    heap: Heap
-    parts: tuple[str, ...] = ()
-    """Of a compound type, from outside to inside."""
-
-    itemsize: int = 0
-    """Of one element of a value that lies on the heap; 0 if none does."""
-
-    fill: bytes = b""
-    """The text that was never written, if the file says which."""
-
-    def holds(self, wanted: Wanted) -> bool:
-        return self.layout.access != "library" or self.rows.holds(wanted)
-
-    def take(self, wanted: Wanted) -> Sequence[Any] | np.ndarray:
-        values, kind = self.rows.take(wanted), self.field.kind
-        if self.itemsize and values.dtype == HEAP_REFERENCE:
-            return self._of_heap(values, f"{self.layout.name}[{first_of(wanted)}]")
-        for part in self.parts:
-            values = values[part]
-        if kind in ("array", "number"):
-            return cast(np.ndarray, native(values))
-        if kind == "bytes":
-            return [*map(bytes, values)]
-        key = f"{self.layout.name}[{first_of(wanted)}]"
-        return [_decode_fixed(one, self.heap.file.path, key) for one in values]
-
-    def _of_heap(self, references: np.ndarray, key: str) -> list[Any]:
-        found = self.heap.take(references, self.itemsize, self.fill, key)
-        if self.field.kind == "text":
-            return [_decode(one.partition(b"\0")[0], self.heap.file.path, key) for one in found]
-        if self.field.kind == "bytes":
-            return found
-        return [native(np.frombuffer(bytearray(one), self.field.dtype)) for one in found]
+def _decode(kind: str, parts: Sequence[str], values: np.ndarray) -> Sequence[Any] | np.ndarray:
+    for part in parts:  # of a compound type, from outside to inside
+        values = values[part]
+    if kind in ("array", "number"):
+        return cast(np.ndarray, native(values))
+    return [*map(bytes if kind == "bytes" else _decode_text, values)]
 
 
-def _decode_fixed(value: Any, path: str, key: object) -> Any:
-    """Return text, or lists of text, that h5py gave; it cuts those of variable length at a NUL itself."""
+def _decode_heap(field: Field, itemsize: int, heap: Heap, references: np.ndarray) -> list[Any]:
+    found = heap.take(references, itemsize)
+    if field.kind == "text":
+        return [one.partition(b"\0")[0].replace(*_NUL).decode() for one in found]
+    if field.kind == "bytes":
+        return found
+    return [native(np.frombuffer(bytearray(one), field.dtype)) for one in found]
+
+
+def _decode_text(value: Any) -> Any:
+    """Return text, or lists of text; h5py cuts those of variable length at a NUL."""
     if isinstance(value, np.ndarray):
-        return [_decode_fixed(one, path, key) for one in value]
-    return _decode(bytes(value).rstrip(b"\0"), path, key)
+        return [_decode_text(one) for one in value]
+    return bytes(value).rstrip(b"\0").replace(*_NUL).decode()
 
 
-def _decode(raw: bytes, path: str, key: object) -> str:
-    """Return UTF-8 as text; C0 80 is a NUL that belongs to it."""
-    try:
-        return raw.replace(b"\xc0\x80", b"\0").decode()
-    except UnicodeDecodeError as error:
-        raise RecordError(path, -1, key, f"its text is not UTF-8: {error}") from error
+# ── fields of datasets ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | str]:
@@ -131,15 +97,15 @@ def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | 
     reason = _why_unreadable(there)
     if reason:
         return {name: f"{where} {reason}"}
-    dtype = there.dtype
-    is_row_of_one = len(there.shape) == 1
-    leaf = _variable(there.dtype) if dtype.hasobject and dtype.names is None and is_row_of_one else None
+    leaf = _variable(there.dtype) if there.dtype.kind == "O" and len(there.shape) == 1 else None
     if leaf is not None:
         field, itemsize = leaf
         layout = read_layout(there, file, name, on_heap=_is_on_heap(there))
-        fill = bytes(there.fillvalue) if layout.fill == UNWRITTEN else b""
-        mean = file.nbytes // max(1, layout.count)
-        return {name: _column(layout, field, mean, (), itemsize, fill)}
+        if layout.dtype == HEAP_REFERENCE:
+            opened = partial(_open_objects, layout, field, itemsize, file.max_nbytes)
+        else:
+            opened = partial(_open_values, layout, partial(_decode, field.kind, ()))
+        return {name: Column(array=layout, field=field, count=layout.count, object_nbytes=file.nbytes, open=opened)}
     layout = read_layout(there, file, name)
     found: dict[str, Column | str] = {}
     for parts, inner in _leaves(layout.dtype):
@@ -149,7 +115,10 @@ def read_columns(name: str, there: Any, file: ProbedFile) -> dict[str, Column | 
             found["/".join((name, *parts))] = f"{where}{part} holds {held}, which no field can hold"
         else:
             unit = held.unit or (stated_unit(there.attrs) if held.dtype and not parts else "")
-            found["/".join((name, *parts))] = _column(layout, replace(held, unit=unit), 0, parts)
+            decode = native if held.dtype and not parts else partial(_decode, held.kind, parts)
+            opened = partial(_open_values, layout, decode)
+            column = Column(array=layout, field=replace(held, unit=unit), count=layout.count, open=opened)
+            found["/".join((name, *parts))] = column
     return found
 
 
@@ -240,7 +209,4 @@ def _ragged(group: Any, file: ProbedFile, name: str) -> Column:
         )
     except (KeyError, AttributeError) as error:
         raise SourceError(f"{where} is no group of ragged arrays: {error}") from error
-    parts = (values, offsets, shapes)
-    field = ragged_field(where, parts, np.atleast_1d(shape).tolist())
-    column = _column(values, field, values.count * values.row_nbytes // max(1, offsets.count))
-    return as_ragged(column, file.path, parts, _rows)
+    return ragged_column(where, file.path, (values, offsets, shapes), open_rows, np.atleast_1d(shape).tolist())

@@ -9,21 +9,8 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import RecordError, SourceError
+from penstock.data.formats.array_columns import LIBRARY_ERRORS
 from penstock.data.optional import need
-
-LIBRARY_ERRORS = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    NotImplementedError,
-    OSError,
-    RuntimeError,
-    SystemError,
-    TypeError,
-    ValueError,
-)
-"""What h5py raises for files that are broken, or use features that it lacks."""
 
 
 class HDF5File:
@@ -62,17 +49,16 @@ class HDF5File:
             )
         return found
 
-    def view(self, offset: int, count: int, dtype: np.dtype[Any], key: object) -> np.ndarray:
-        """Return elements that lie in the file, as they are there: a read-only array of one dimension.
+    def view(self, offset: int, nbytes: int, key: object) -> np.ndarray:
+        """Return bytes of the file, read-only.
 
         Raises:
             RecordError: the file ends before.
         """
-        nbytes = count * dtype.itemsize
         if not 0 <= offset <= offset + nbytes <= self.nbytes:
             words = f"{nbytes} bytes are needed there, and the file has {self.nbytes} in all"
             raise RecordError(self.path, offset, key, words)
-        return np.frombuffer(self.mapped(), dtype, count, offset)
+        return np.frombuffer(self.mapped(), np.uint8, nbytes, offset)
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
         """Return rows of a dataset, read by the HDF5 library.

@@ -12,39 +12,32 @@ all numbers   little-endian; sizes and addresses of 8 bytes, in files of 4-byte 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from penstock.core.errors import RecordError
 from penstock.data.chunks.chunk_cache import ChunkCache
 from penstock.data.formats.hdf5.file import HDF5File
 
 HEAP_REFERENCE = np.dtype([("count", "<u4"), ("address", "<u8"), ("number", "<u4")])
 """An element, as it is stored in the place of the value."""
 
-UNWRITTEN = b"\xff" * HEAP_REFERENCE.itemsize
-"""In the place of such a reference: a text that was never written, and is the dataset's fill value."""
-
 _COLLECTION = struct.Struct("<4sB3xQ")
 _OBJECT = struct.Struct("<HHxxxxQ")
-_UNWRITTEN = np.frombuffer(UNWRITTEN, HEAP_REFERENCE)[0].item()
 _PLACE_NBYTES = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Collection:
-    """Where the objects of a collection lie in the file: they can only be walked, and of short texts are thousands."""
+class Collection(dict[int, tuple[int, int]]):
+    """Where the objects of a collection lie in the file, and how many bytes each has, by their numbers.
 
-    places: dict[int, tuple[int, int]]
-    """By an object's number: its first byte, and how many there are."""
+    They can only be walked, and of short texts are thousands.
+    """
 
     @property
     def nbytes(self) -> int:
         """About what it takes in memory."""
-        return len(self.places) * _PLACE_NBYTES
+        return len(self) * _PLACE_NBYTES
 
 
 class Heap:
@@ -52,55 +45,43 @@ class Heap:
 
     Args:
         file: which.
-        collections: those that were looked at.
+        cache: keeps collections that were walked.
         max_nbytes: one that is larger is refused.
     """
 
-    def __init__(self, file: HDF5File, collections: ChunkCache[Collection], max_nbytes: int) -> None:
-        self.file = file
-        self._max_nbytes = max_nbytes
-        self._collections = collections
+    def __init__(self, file: HDF5File, cache: ChunkCache[Any], max_nbytes: int) -> None:
+        self._file, self._cache, self._max_nbytes = file, cache, max_nbytes
 
-    def take(self, references: np.ndarray, itemsize: int, unwritten: bytes, key: object) -> list[bytes]:
-        """Return the bytes that elements refer to.
-
-        Args:
-            references: of `HEAP_REFERENCE`.
-            itemsize: the bytes of one of their elements.
-            unwritten: what `UNWRITTEN` stands for.
-            key: which sample, for messages.
+    def take(self, references: np.ndarray, itemsize: int) -> list[bytes]:
+        """Return the bytes that references, of `HEAP_REFERENCE`, refer to; `itemsize` of them are an element.
 
         Raises:
-            RecordError: there is no such object, or it is shorter.
+            ValueError: there is no such object, or it is shorter.
         """
-        data, collections, path = self.file.mapped(), self._collections, self.file.path
-        at, places, found = 0, {}, []
+        data, path = self._file.mapped(), self._file.path
+        at, places, found = 0, Collection(), []
         for count, address, number in references.tolist():
             if count == 0 or address == 0:
                 found.append(b"")
                 continue
-            if unwritten and (count, address, number) == _UNWRITTEN:
-                found.append(unwritten)
-                continue
             if address != at:
-                places = collections.get((path, address), partial(self._walk, data, address, key)).places
+                places = self._cache.get((path, "heap", address), partial(self._walk, data, address))
                 at = address
             start, nbytes = places.get(number, (0, -1))
             if nbytes < count * itemsize:
-                raise RecordError(path, address, key, f"the heap has no object {number} of {count} elements")
+                raise ValueError(f"the heap's collection at byte {address} has no object {number} of {count} elements")
             found.append(data[start : start + count * itemsize])
         return found
 
-    def _walk(self, data: Any, address: int, key: object) -> Collection:
+    def _walk(self, data: Any, address: int) -> Collection:
         if address > len(data) - _COLLECTION.size:
-            raise RecordError(self.file.path, address, key, f"a heap collection, and the file ends at {len(data)}")
+            raise ValueError(f"it lies in the heap at byte {address}, and the file ends at {len(data)}")
         signature, version, nbytes = _COLLECTION.unpack_from(data, address)
         if signature != b"GCOL" or version != 1:
-            raise RecordError(self.file.path, address, key, "there is no collection of a global heap")
+            raise ValueError(f"there is no collection of a heap at byte {address}")
         if not _COLLECTION.size <= nbytes <= min(self._max_nbytes, len(data) - address):
-            words = f"a heap collection of {nbytes} bytes; {self._max_nbytes} are the most"
-            raise RecordError(self.file.path, address, key, words)
-        places = {}
+            raise ValueError(f"a heap collection of {nbytes} bytes at byte {address}; {self._max_nbytes} are the most")
+        places = Collection()
         at, end = address + _COLLECTION.size, address + nbytes
         while at + _OBJECT.size <= end:
             number, _, size = _OBJECT.unpack_from(data, at)
@@ -109,4 +90,4 @@ class Heap:
                 break
             places[number] = (at, size)
             at += -(-size // 8) * 8
-        return Collection(places)
+        return places

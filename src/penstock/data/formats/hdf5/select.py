@@ -131,10 +131,7 @@ def _check_alike(there: dict[str, Any], same: dict[str, Any], where: str) -> Non
 
 
 def _nbytes(dataset: Any) -> int:
-    try:
-        return int(dataset.size * dataset.dtype.itemsize)
-    except (TypeError, ValueError):  # NumPy has no such type
-        return int(dataset.size * dataset.id.get_type().get_size())
+    return int(dataset.size) * int(dataset.id.get_type().get_size())  # NumPy may have no such type
 
 
 def _kind(one: Any) -> tuple[tuple[int, ...], str] | None:

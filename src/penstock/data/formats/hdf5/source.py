@@ -11,23 +11,18 @@ chunk_starts   those of the largest field, if its chunks have to be unpacked
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from functools import partial
 
 from penstock.core.errors import SourceError
-from penstock.data.chunks.chunk_cache import ChunkCache
-from penstock.data.formats.column_source import ColumnSource, FileColumns, OpenFiles
+from penstock.data.formats.array_columns import LIBRARY_ERRORS
+from penstock.data.formats.column_source import ColumnSource, FileColumns
 from penstock.data.formats.hdf5.fields import read_columns
-from penstock.data.formats.hdf5.file import LIBRARY_ERRORS, HDF5File
-from penstock.data.formats.hdf5.heap import Collection, Heap
+from penstock.data.formats.hdf5.file import HDF5File
 from penstock.data.formats.hdf5.layout import ProbedFile
 from penstock.data.formats.hdf5.select import select_columns
 from penstock.data.optional import need
 from penstock.data.schema import Errors, Selection
 from penstock.data.storage.storage import Storage
-
-_COLLECTION_NBYTES = 4096
-_COLLECTIONS_NBYTES = 16 << 20
 
 
 def open_files(
@@ -75,16 +70,11 @@ def open_files(
         ((28, 28), np.int64(7))
     """
     found = [_probe_file(storage.local(path), fields, group, max_record_nbytes, external) for path in paths]
-    return ColumnSource(found, partial(_open_all, max_record_nbytes=max_record_nbytes, cache_nbytes=chunk_cache_nbytes))
+    return ColumnSource(found, _open_file, chunk_cache_nbytes)
 
 
-def _open_all(files: Sequence[FileColumns], max_record_nbytes: int, cache_nbytes: int) -> OpenFiles:
-    collections: ChunkCache[Collection] = ChunkCache(_COLLECTION_NBYTES, _COLLECTIONS_NBYTES)
-
-    def open_file(info: FileColumns) -> Heap:
-        return Heap(HDF5File(info.path, info.nbytes), collections, max_record_nbytes)
-
-    return OpenFiles(files, open_file, cache_nbytes)
+def _open_file(info: FileColumns) -> HDF5File:
+    return HDF5File(info.path, info.nbytes)
 
 
 def _probe_file(path: str, fields: Selection, group: str, max_nbytes: int, external: bool) -> FileColumns:

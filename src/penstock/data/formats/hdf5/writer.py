@@ -16,14 +16,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from penstock.core.errors import OptionError, SourceError
+from penstock.core.errors import OptionError
 from penstock.data.formats.array_columns import RAGGED, ColumnWriter
-from penstock.data.formats.row_blocks import CHUNK_NBYTES, Make, RaggedBlocks, RowBlocks
+from penstock.data.formats.row_blocks import Make, ObjectBlocks, RaggedBlocks, RowBlocks
 from penstock.data.optional import need
 from penstock.data.schema import DTYPES, Field, Schema
 
-_MAX_HELD = 4096
-_REFERENCE_NBYTES = 16
 _NUL, _OTHER_NUL = b"\0", b"\xc0\x80"
 
 
@@ -36,21 +34,14 @@ def why_unsupported(schema: Schema) -> str:
     if not schema:
         return "samples have no fields"
     for name, field in schema.items():
-        if not all(name.split("/")) or "." in name.split("/") or "\0" in name or not _is_unicode(name):
+        is_unicode = name.encode(errors="ignore").decode() == name
+        if not is_unicode or not all(name.split("/")) or "." in name.split("/") or "\0" in name:
             return f"{name!r} cannot be a path in an HDF5 file"
         if any(name.startswith(f"{other}/") for other in schema):
             return f"a field whose name is the beginning of {name!r} leaves no place for it"
         if field.kind in ("array", "number") and field.dtype not in DTYPES:
             return f"field {name!r} has the type {field.dtype}"
     return ""
-
-
-def _is_unicode(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 class HDF5Writer(ColumnWriter):
@@ -77,8 +68,6 @@ class HDF5Writer(ColumnWriter):
         ...         file["x"][:].tolist(), file["name"].asstr()[0]
         ([[1.0, 1.0]], 'one')
     """
-
-    errors = (OSError, RuntimeError, ValueError, TypeError, KeyError)
 
     def __init__(
         self, path: str, schema: Schema, *, compression: Literal["gzip"] | None = None, level: int = 4
@@ -107,7 +96,9 @@ class HDF5Writer(ColumnWriter):
 
 def _column(file: Any, name: str, field: Field, packing: dict[str, Any]) -> Any:
     if field.kind in ("text", "bytes"):
-        return _Variable(file, name, field.kind)
+        h5py = need("h5py", "hdf5")
+        kind = h5py.string_dtype() if field.kind == "text" else h5py.vlen_dtype(np.uint8)
+        return ObjectBlocks(partial(_make_objects, file, name, kind), append, _encode)
     dtype = np.dtype(field.dtype)
     if not field.is_ragged:
         return RowBlocks(_makes(file, packing, name), append, dtype, tuple(size or 0 for size in field.shape))
@@ -124,44 +115,12 @@ def _makes(group: Any, packing: dict[str, Any], name: str) -> Make:
     return make
 
 
-class _Variable:
-    """A dataset of text or bytes."""
+def _make_objects(group: Any, name: str, dtype: np.dtype[Any], rows: int) -> Any:
+    return group.create_dataset(name, (0,), dtype, maxshape=(None,), chunks=(rows,))
 
-    def __init__(self, file: Any, name: str, kind: Literal["text", "bytes"]) -> None:
-        h5py = need("h5py", "hdf5")
-        self._dtype = h5py.string_dtype() if kind == "text" else h5py.vlen_dtype(np.uint8)
-        self._group, self._name = file, name
-        self._dataset: Any = None
-        self._held: list[Any] = []
-        self._held_nbytes = 0
 
-    def add(self, value: str | bytes) -> None:
-        if isinstance(value, str):
-            raw = self._encoded(value)
-            self._held.append(raw)
-        else:
-            raw = value
-            self._held.append(np.frombuffer(raw, np.uint8))
-        self._held_nbytes += len(raw)
-        if self._held_nbytes >= CHUNK_NBYTES or len(self._held) == _MAX_HELD:
-            self.finish()
-
-    def _encoded(self, value: str) -> bytes:
-        try:
-            return value.encode().replace(_NUL, _OTHER_NUL)
-        except UnicodeEncodeError as error:
-            raise SourceError(f"field {self._name!r}: this text cannot be UTF-8: {error}") from error
-
-    def finish(self) -> None:
-        if self._dataset is None:
-            rows = CHUNK_NBYTES // _REFERENCE_NBYTES if len(self._held) == _MAX_HELD else max(1, len(self._held))
-            self._dataset = self._group.create_dataset(self._name, (0,), self._dtype, maxshape=(None,), chunks=(rows,))
-        block = np.empty(len(self._held), object)
-        for number, value in enumerate(self._held):
-            block[number] = value
-        append(self._dataset, block)
-        self._held.clear()
-        self._held_nbytes = 0
+def _encode(value: str | bytes) -> Any:
+    return value.encode().replace(_NUL, _OTHER_NUL) if isinstance(value, str) else np.frombuffer(value, np.uint8)
 
 
 def append(dataset: Any, rows: np.ndarray) -> None:

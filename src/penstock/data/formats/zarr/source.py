@@ -3,15 +3,11 @@
 fields      arrays of numbers, and of strings and bytes of one dimension, that have as many rows as the largest one;
             an array that is not in a group is the field "array". Dates and durations are their integers (int64), in the
             unit that the schema states, as are `units`, `scale_factor` and so on of netCDF's conventions. What no field
-            can hold is left out with a warning
+            can hold is left out with a warning; a group with an array that the zarr package cannot open needs fields=
 reading     by the zarr package, chunk (or shard) by chunk; a chunk is unpacked once and kept a while
 chunk_starts   those of the largest field
 ZarrWriter      version 3, chunks of about 1 MiB. Arrays and numbers are arrays, text is an array of strings. Bytes, and
-            arrays whose shapes differ, are a group with the attribute "penstock_ragged", {"kind", "shape" with -1
-            where they differ}, and in it
-                values     the elements of all, one after another
-                offsets    int64 (samples,): where each begins in `values`
-                shapes     int64 (samples, dimensions)
+            arrays whose shapes differ, are a group, see array_columns.py; the attribute is {"kind", "shape"}
 """
 
 from __future__ import annotations
@@ -19,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from typing import Any, cast
@@ -28,18 +23,15 @@ import numpy as np
 
 from penstock.core.errors import PenstockError, RecordError, SourceError
 from penstock.data.chunks.chunk_cache import ChunkCache
-from penstock.data.formats.array_columns import RAGGED, as_ragged, of_one_length, ragged_field, readable
-from penstock.data.formats.chunked_rows import ChunkedRows, Wanted, first_of, native
+from penstock.data.formats.array_columns import LIBRARY_ERRORS, RAGGED, of_one_length, ragged_column, readable
+from penstock.data.formats.chunked_rows import ChunkedRows, Values, native
 from penstock.data.formats.column_source import (
-    SMALL_NBYTES,
+    ArrayLayout,
     Column,
     ColumnSource,
     FileColumns,
-    OpenFiles,
-    Values,
     stated_unit,
 )
-from penstock.data.formats.zarr.writer import ERRORS
 from penstock.data.optional import need
 from penstock.data.schema import Errors, Field, Selection
 from penstock.data.storage.storage import Storage, is_remote
@@ -47,7 +39,6 @@ from penstock.data.storage.storage import Storage, is_remote
 _NUMBERS = "biufc"
 _ARROWS = tuple((1, unit) for unit in ("s", "ms", "us", "ns"))
 """Units that Arrow has, too."""
-_METADATA = {".zattrs", ".zgroup", ".zarray", ".zmetadata", "zarr.json"}
 
 
 def open_files(
@@ -85,38 +76,7 @@ def open_files(
     """
     local = [path if is_remote(path) else storage.local(path) for path in paths]
     groups = [_probe_group(path, fields, max_record_nbytes) for path in local]
-    return ColumnSource(groups, partial(OpenFiles, open_file=_OpenGroup, cache_nbytes=chunk_cache_nbytes))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ZarrArray:
-    """Where the rows of one array lie. Can be pickled."""
-
-    name: str
-    """In the group."""
-
-    count: int
-    shape: tuple[int, ...]
-    """Of a row."""
-
-    dtype: Any
-    rows: int
-    """That lie in one row of chunks, or shards."""
-
-    version: Any
-    """Of the format: to find it out takes longer than to open the group."""
-
-    @classmethod
-    def of(cls, array: Any, name: str) -> ZarrArray:
-        """Return where the rows of zarr's array lie."""
-        rows = int((array.shards or array.chunks)[0])
-        count, shape, version = int(array.shape[0]), tuple(array.shape[1:]), array.metadata.zarr_format
-        return cls(name=name, count=count, shape=shape, dtype=array.dtype, rows=rows, version=version)
-
-    @property
-    def row_nbytes(self) -> int:
-        """The bytes of a row."""
-        return math.prod(self.shape) * int(self.dtype.itemsize)
+    return ColumnSource(groups, _OpenGroup, chunk_cache_nbytes)
 
 
 class _OpenGroup:
@@ -127,53 +87,38 @@ class _OpenGroup:
         self._root: Any = None
         self._arrays: dict[str, Any] = {}
 
-    def read(self, array: ZarrArray, number: int) -> np.ndarray:
-        name, start = array.name, number * array.rows
+    def read(self, array: ArrayLayout, number: int) -> np.ndarray:
+        name, start = array.name, number * array.chunk[0]
         try:
             if self._root is None:
-                self._root = _open_group(self.path, array.version)
+                self._root = _open_group(self.path)
             if name not in self._arrays:
                 self._arrays[name] = self._root[name] if hasattr(self._root, "groups") else self._root
-            return np.asarray(self._arrays[name][start : start + array.rows])
-        except ERRORS as error:
+            return np.asarray(self._arrays[name][start : start + array.chunk[0]])
+        except LIBRARY_ERRORS as error:
             words = f"zarr raised {type(error).__name__}: {error}"
             raise RecordError(self.path, -1, f"{name}[{start}]", words) from error
 
 
-def _rows(group: _OpenGroup, array: ZarrArray, cache: ChunkCache[np.ndarray]) -> ChunkedRows:
+def _open_rows(array: ArrayLayout, group: _OpenGroup, cache: ChunkCache[Any]) -> ChunkedRows:
     empty = np.empty((0, *array.shape), array.dtype)
-    return ChunkedRows(empty, array.rows, partial(group.read, array), cache, (group.path, array.name))
+    return ChunkedRows(empty, array.chunk[0], partial(group.read, array), cache, (group.path, array.name))
 
 
-def _open_values(array: ZarrArray, field: Field, group: _OpenGroup, cache: ChunkCache[np.ndarray]) -> Values:
-    return _Values(field, _rows(group, array, cache), group.path, array.name)
+def _open_values(array: ArrayLayout, kind: str, group: _OpenGroup, cache: ChunkCache[Any]) -> Values:
+    return Values(_open_rows(array, group, cache), partial(_decode, kind), group.path, array.name)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Values:
-    field: Field
-    rows: ChunkedRows
-    path: str
-    name: str
-
-    def holds(self, wanted: Wanted) -> bool:
-        return self.rows.holds(wanted)
-
-    def take(self, wanted: Wanted) -> Sequence[Any] | np.ndarray:
-        values = self.rows.take(wanted)
-        if self.field.kind == "bytes":
-            return [*map(bytes, values)]
-        if values.dtype.kind in "mM":
-            if np.isnat(values).any():
-                raise RecordError(self.path, -1, f"{self.name}[{first_of(wanted)}]", "it is NaT, which is no number")
-            values = values.view(values.dtype.str[0] + "i8")
-        if self.field.kind != "text":
-            return cast(np.ndarray, native(values))
-        try:
-            return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
-        except UnicodeDecodeError as error:
-            key = f"{self.name}[{first_of(wanted)}]"
-            raise RecordError(self.path, -1, key, f"its text is not UTF-8: {error}") from error
+def _decode(kind: str, values: np.ndarray) -> Sequence[Any] | np.ndarray:
+    if kind == "bytes":
+        return [*map(bytes, values)]
+    if kind == "text":
+        return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
+    if values.dtype.kind in "mM":
+        if np.isnat(values).any():
+            raise ValueError("it is NaT, which is no number")
+        values = values.view(values.dtype.str[0] + "i8")
+    return cast(np.ndarray, native(values))
 
 
 # ── what is there ───────────────────────────────────────────────────────────────────────────────────────────
@@ -183,13 +128,13 @@ _FILE_SYSTEMS: set[Any] = set()
 """Of remote groups. A forked child must not finalize what its parent has open: aiohttp complains."""
 
 
-def _open_group(path: str, version: Any = None) -> Any:
+def _open_group(path: str) -> Any:
     zarr = need("zarr", "zarr")
     try:
-        root = zarr.open(path, mode="r", zarr_format=version)
-    except ERRORS:
-        with suppress(*ERRORS):  # metadata of all arrays in one place have one that zarr cannot open
-            return zarr.open_group(path, mode="r", zarr_format=version, use_consolidated=False)
+        root = zarr.open(path, mode="r")
+    except LIBRARY_ERRORS:
+        with suppress(*LIBRARY_ERRORS):  # metadata of all arrays in one place have one that zarr cannot open
+            return zarr.open_group(path, mode="r", use_consolidated=False)
         raise
     if is_remote(path):
         _FILE_SYSTEMS.add(root.store.fs)
@@ -197,57 +142,43 @@ def _open_group(path: str, version: Any = None) -> Any:
 
 
 def _probe_group(path: str, fields: Selection, most_nbytes: int) -> FileColumns:
-    zarr = need("zarr", "zarr")
     try:
-        root = _open_group(path)
-        there = {"array": root} if isinstance(root, zarr.Array) else _list_arrays(root)
-        unread = {name: one for name, one in there.items() if isinstance(one, str)}
-        same = there
-        if fields.chosen is None and len(unread) < len(there):
-            same = of_one_length({name: there[name] for name in there if name not in unread}, _nbytes) | unread
-        found = {new: _column(path, own, there[own], most_nbytes) for new, own in fields.names(same, path).items()}
+        there = _find_arrays(_open_group(path), fields)
+        found = {new: _column(path, own, there[own], most_nbytes) for new, own in fields.names(there, path).items()}
     except PenstockError:
         raise
     except Exception as error:
-        if not (is_remote(path) or isinstance(error, ERRORS)):  # clients of storage have errors of their own
+        if not (is_remote(path) or isinstance(error, LIBRARY_ERRORS)):  # clients of storage have errors of their own
             raise
-        raise SourceError(f"{path} cannot be read as Zarr: {type(error).__name__}: {error}") from error
+        hint = "" if fields.chosen else "; with fields= no other array is opened than those that it names"
+        raise SourceError(f"{path} cannot be read as Zarr: {type(error).__name__}: {error}{hint}") from error
     if not found:
         raise SourceError(f"{path} has no arrays with rows")
     return FileColumns(path=path, columns=readable(found, path, may_lack=fields.chosen is None))
 
 
+def _find_arrays(root: Any, fields: Selection) -> dict[str, Any]:
+    """Return arrays, and groups of ragged ones, by their paths: those that are wanted, or all if one is not there."""
+    if isinstance(root, need("zarr", "zarr").Array):
+        return {"array": root}
+    if fields.chosen is None:
+        return of_one_length(_list_arrays(root), _nbytes)
+    chosen = {own: root.get(own) for _, own in fields.chosen}
+    return chosen if all(one is not None and _has_rows(one) for one in chosen.values()) else _list_arrays(root)
+
+
 def _list_arrays(group: Any, prefix: str = "") -> dict[str, Any]:
-    """Return arrays, and groups of ragged ones, by their paths; a reason for one that zarr cannot open."""
     found: dict[str, Any] = {}
-    for own, inner in _members(group):
-        name = f"{prefix}{own}"
-        if hasattr(inner, "groups") and RAGGED not in inner.attrs:
-            found |= _list_arrays(inner, f"{name}/")
-        elif isinstance(inner, str) or RAGGED in inner.attrs or inner.shape:
-            found[name] = inner
+    for own, inner in sorted(group.members(), key=itemgetter(0)):
+        if _has_rows(inner):
+            found[f"{prefix}{own}"] = inner
+        elif hasattr(inner, "groups"):
+            found |= _list_arrays(inner, f"{prefix}{own}/")
     return found
 
 
-def _members(group: Any) -> list[tuple[str, Any]]:
-    """Return a group's arrays and groups with their names, in order; the reason for one that zarr cannot open."""
-    try:
-        return sorted(group.members(), key=itemgetter(0))
-    except ERRORS:  # of one of them, and nobody says of which
-        pass
-
-    async def names() -> list[str]:
-        return [name async for name in group.store.list_dir(group.path)]
-
-    found: list[tuple[str, Any]] = []
-    for name in sorted({name.rstrip("/") for name in need("zarr.core.sync", "zarr").sync(names())} - _METADATA):
-        try:
-            found.append((name, group[name]))
-        except (KeyError, NotADirectoryError):
-            pass  # it is something else
-        except ERRORS as error:
-            found.append((name, f"zarr cannot open it ({type(error).__name__}: {error})"))
-    return found
+def _has_rows(one: Any) -> bool:
+    return RAGGED in one.attrs if hasattr(one, "groups") else bool(one.shape)
 
 
 def _nbytes(array: Any) -> int:
@@ -255,39 +186,30 @@ def _nbytes(array: Any) -> int:
 
 
 def _column(path: str, name: str, one: Any, most_nbytes: int) -> Column | str:
-    if isinstance(one, str):
-        return f"{path}: array {name!r} cannot be read: {one}"
     is_ragged = RAGGED in one.attrs
-    array = ZarrArray.of(one["values"], f"{name}/values") if is_ragged else ZarrArray.of(one, name)
-    chunk_nbytes = array.row_nbytes * array.rows
+    array = _layout(one["values"], f"{name}/values") if is_ragged else _layout(one, name)
+    chunk_nbytes = array.row_nbytes * array.chunk[0]
     if chunk_nbytes > most_nbytes:
         raise SourceError(
             f"{path}: chunks of array {name!r} are {chunk_nbytes} bytes for all columns; {most_nbytes} are the most; "
             "raise max_record_nbytes if that is right"
         )
     if is_ragged:
-        parts = [array, *(ZarrArray.of(one[part], f"{name}/{part}") for part in ("offsets", "shapes"))]
+        parts = [array, *(_layout(one[part], f"{name}/{part}") for part in ("offsets", "shapes"))]
         stated = one.attrs[RAGGED]
-        ragged = ragged_field(f"{path}: {name!r}", parts, stated["shape"], stated["kind"])
-        return as_ragged(_make_column(name, ragged, array, parts[1].count), path, parts, _rows)
+        return ragged_column(f"{path}: {name!r}", path, parts, _open_rows, stated["shape"], stated["kind"])
     field = _field(one)
     if field is None:
         return (
             f"{path}: array {name!r} holds {array.dtype} of shape {array.shape} in each sample, which no field can hold"
         )
-    return _make_column(name, field, array, array.count)
+    return Column(array=array, field=field, count=array.count, open=partial(_open_values, array, field.kind))
 
 
-def _make_column(name: str, field: Field, array: ZarrArray, count: int) -> Column:
-    return Column(
-        name=name,
-        field=field,
-        count=count,
-        rows=(array.count, array.rows),
-        row_nbytes=array.row_nbytes,
-        is_small=array.count * array.row_nbytes <= SMALL_NBYTES * count,
-        open=partial(_open_values, array, field),
-    )
+def _layout(array: Any, name: str) -> ArrayLayout:
+    count, *shape = array.shape
+    chunk = (int((array.shards or array.chunks)[0]), *shape)  # or a row of them
+    return ArrayLayout(name=name, count=int(count), shape=tuple(shape), dtype=array.dtype, chunk=chunk)
 
 
 def _field(array: Any) -> Field | None:

@@ -8,14 +8,9 @@ from typing import Any
 import numpy as np
 
 from penstock.data.formats.array_columns import RAGGED, ColumnWriter
-from penstock.data.formats.row_blocks import Make, RaggedBlocks, RowBlocks
+from penstock.data.formats.row_blocks import Make, ObjectBlocks, RaggedBlocks, RowBlocks
 from penstock.data.optional import need
 from penstock.data.schema import DTYPES, Field, Schema
-
-ERRORS = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
-"""What the zarr package raises for data that are broken, or cannot be written."""
-
-_TEXTS = 4096
 
 
 def why_unsupported(schema: Schema) -> str:
@@ -45,8 +40,6 @@ class ZarrWriter(ColumnWriter):
         SourceError: Zarr cannot hold such samples.
     """
 
-    errors = ERRORS
-
     def __init__(self, path: str, schema: Schema) -> None:
         super().__init__(path, schema, why_unsupported(schema))
         with self._translate_errors():
@@ -56,7 +49,7 @@ class ZarrWriter(ColumnWriter):
 
 def _column(group: Any, name: str, field: Field) -> Any:
     if field.kind == "text":
-        return _Texts(group, name)
+        return ObjectBlocks(partial(_make_texts, group, name), _append, _checked)
     dtype = np.dtype(np.uint8 if field.kind == "bytes" else field.dtype)
     if field.kind != "bytes" and not field.is_ragged:
         return RowBlocks(_makes(group, name), _append, dtype, tuple(size or 0 for size in field.shape))
@@ -73,30 +66,17 @@ def _makes(group: Any, name: str) -> Make:
     return make
 
 
-class _Texts:
-    """An array of strings."""
+def _make_texts(group: Any, name: str, rows: int) -> Any:
+    return group.create_array(name, shape=(0,), chunks=(rows,), dtype="string")
 
-    def __init__(self, group: Any, name: str) -> None:
-        self._group, self._name = group, name
-        self._held: list[str] = []
-        self._array: Any = None
 
-    def add(self, value: str) -> None:
-        value.encode()
-        self._held.append(value)
-        if len(self._held) == _TEXTS:
-            self.finish()
-
-    def finish(self) -> None:
-        if self._array is None:
-            rows = max(1, len(self._held))
-            self._array = self._group.create_array(self._name, shape=(0,), chunks=(rows,), dtype="string")
-        _append(self._array, np.array(self._held, self._array.dtype))
-        self._held.clear()
+def _checked(text: str) -> str:
+    text.encode()
+    return text
 
 
 def _append(array: Any, rows: np.ndarray) -> None:
     start = array.shape[0]
     array.resize((start + len(rows), *array.shape[1:]))
     if rows.size:
-        array[start:] = rows
+        array[start:] = rows.astype(array.dtype, copy=False)
