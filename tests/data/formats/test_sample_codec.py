@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import struct
 import zlib
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 from sample_files import assert_same, datasets
 
 from penstock.core.errors import SourceError
-from penstock.data.formats.lmdb.sample_codec import MAGIC, pack, unpack, why_unsupported
+from penstock.data.formats.lmdb.sample_codec import MAGIC, pack, unpack
+from penstock.data.formats.stored_fields import why_unsupported
 from penstock.data.schema import Field, Sample, Schema, plain
 
 SAMPLE = {
@@ -68,27 +70,27 @@ def test_tensors_and_python_numbers_are_packed_as_arrays_and_scalars() -> None:
 def test_what_cannot_be_packed_is_named() -> None:
     with pytest.raises(SourceError, match="'x' is float128"):
         pack({"x": np.zeros(2, np.longdouble)})
-    with pytest.raises(SourceError, match="no valid text"):
+    with pytest.raises(SourceError, match="no UTF-8"):
         pack({"x": "\ud800"})
     assert "'x'" in why_unsupported({"x": Field("array", "longdouble", (2,))})
 
 
-def sealed(worker_type: bytes) -> bytes:
+def sealed(body: bytes) -> bytes:
     """Return a packed sample whose checksum is right, whatever it says."""
-    return MAGIC + struct.pack("<I", zlib.crc32(worker_type)) + worker_type
+    return MAGIC + struct.pack("<I", zlib.crc32(body)) + body
 
 
-def head(kind: int = 0, dtype: int = 1, shape: tuple[int, ...] = (4,), name: bytes = b"x", nbytes: int = 4) -> bytes:
-    return struct.pack(f"<BBHIQ{len(shape)}Q", kind, dtype, len(shape), len(name), nbytes, *shape) + name
+def head(kind: Any = "array", dtype: Any = "uint8", shape: Any = (4,), name: str = "x") -> dict[str, Any]:
+    return {name: [kind, dtype, shape]}
 
 
-def one_field(header: bytes, value: bytes = b"abcd", count: int = 1) -> bytes:
-    start = 16 + len(header)
-    return sealed(struct.pack("<II", len(header), count) + header + b"\0" * (-start % 16) + value)
+def packed(header: Any, value: bytes = b"abcd") -> bytes:
+    header = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return sealed(struct.pack("<I", len(header)) + header + bytes(-(12 + len(header)) % 16) + value)
 
 
 def test_a_field_by_hand_is_read() -> None:
-    assert unpack(one_field(head()))["x"].tolist() == [97, 98, 99, 100]
+    assert unpack(packed(head()))["x"].tolist() == [97, 98, 99, 100]
 
 
 @pytest.mark.parametrize(
@@ -97,25 +99,29 @@ def test_a_field_by_hand_is_read() -> None:
         (b"", "too few"),
         (b"\x80\x04K\x01." + bytes(20), "begins with"),
         (pack(SAMPLE)[:-1], "CRC-32"),
-        (one_field(head(shape=(5,))), "has 4 bytes"),
-        (one_field(head(shape=(2**63, 2))), "has 4 bytes"),
-        (one_field(head(shape=(0, 2**62)), b"", 1), "has 4 bytes"),
-        (one_field(head(shape=(0, 2**62), nbytes=0), b""), "has 0 bytes"),
-        (one_field(head(nbytes=2**63, shape=(2**63,))), "bytes"),
-        (one_field(head(kind=1)), "number"),
-        (one_field(head(kind=3)), "has 4 bytes"),
-        (one_field(head(kind=9)), "kind 9"),
-        (one_field(head(dtype=99)), "dtype 99"),
-        (one_field(head(dtype=0)), "neither 0 nor 1"),
-        (one_field(head(name=b"\xff")), "name is no UTF-8"),
-        (one_field(head(kind=2, shape=()), b"\xff\xff\xff\xff"), "no UTF-8"),
-        (one_field(head() + head(), b"abcd" + bytes(12) + b"abcd", 2), "two fields"),
-        (one_field(head(), count=2**32 - 1), "ends before"),
-        (one_field(head() + b"more"), "end at byte"),
-        (one_field(head(), b"abcde"), "and has"),
-        (sealed(struct.pack("<II", 2**32 - 1, 1)), "does not fit"),
-        (one_field(struct.pack("<BBHIQ", 0, 1, 33, 0, 0) + bytes(33 * 8)), "33 dimensions"),
-        (one_field(struct.pack("<BBHIQ", 0, 1, 1, 2**32 - 1, 0)), "ends before"),
+        (packed(head(shape=(5,))), "bytes, and has"),
+        (packed(head(shape=(2**63, 2))), "bytes, and has"),
+        (packed(head(shape=(0, 2**62))), "bytes, and has"),
+        (packed(head(shape=(0, 2**70)), b""), "cannot have the shape"),
+        (packed(head(shape=(-1,))), "impossible one"),
+        (packed(head(shape=(True,))), "impossible one"),
+        (packed(head(shape=(None,))), "has no size"),
+        (packed(head(shape=4)), "cannot be understood"),
+        (packed(head(kind="number")), "is a uint8 of the shape"),
+        (packed(head(kind="bytes")), "impossible one"),
+        (packed(head(kind="object", dtype="")), "impossible one"),
+        (packed(head(kind=[])), "impossible one"),
+        (packed(head(dtype="object")), "impossible one"),
+        (packed(head(dtype=[])), "impossible one"),
+        (packed(head(dtype="bool")), "neither 0 nor 1"),
+        (packed(head(kind="text", dtype=""), b"\xff\xff\xff\xff"), "no UTF-8"),
+        (packed({"x": ["array", "uint8"]}), "cannot be understood"),
+        (packed([]), "cannot be understood"),
+        (packed(b"\xff"), "cannot be read"),
+        (packed(b"[" * 100_000), "cannot be read"),
+        (packed(head(), b"abcde"), "and has"),
+        (sealed(struct.pack("<I", 2**32 - 1)), "does not fit"),
+        (packed(head(shape=(1,) * 33)), "impossible one"),
     ],
 )
 def test_what_does_not_hold_together_is_refused(data: bytes, words: str) -> None:
@@ -146,9 +152,9 @@ def test_mutated_bytes_with_a_right_checksum_give_samples_or_errors() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_behind_a_right_checksum_give_samples_or_errors(worker_type: bytes) -> None:
+def test_any_bytes_behind_a_right_checksum_give_samples_or_errors(body: bytes) -> None:
     with contextlib.suppress(SourceError):
-        unpack(sealed(worker_type))
+        unpack(sealed(body))
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
