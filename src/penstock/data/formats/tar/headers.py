@@ -59,13 +59,10 @@ class Note:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class NextArchive:
-    """The end of an archive which another one follows."""
-
-
-def members(pieces: SequentialReader) -> Iterator[Member | Note | NextArchive]:
+def members(pieces: SequentialReader) -> Iterator[Member | Note | None]:
     """Yield the regular files and links of an archive, in their order; folders and devices are left out.
+
+    None is the end of an archive: of the last one in the file, or of one which another one follows.
 
     When it has yielded a member, the next bytes of `pieces` are its data: take them, or do not.
 
@@ -77,11 +74,11 @@ def members(pieces: SequentialReader) -> Iterator[Member | Note | NextArchive]:
     while True:
         block = _block(pieces, offset)
         if block == _ZEROS:
+            yield None
             offset, block = _after_zeros(pieces)
             if not block:
                 return
             longer = {}
-            yield NextArchive()
         name, nbytes, kind = _read(pieces.path, block, offset, longer)
         begin = pieces.offset
         there = None if pieces.total is None else pieces.total - begin
