@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import pickle
 import random
 import re
@@ -569,7 +568,7 @@ def test_an_index_that_does_not_fit_is_not_believed(numbers: Path, text: str) ->
 
 
 def test_what_has_no_index_says_so(numbers: Path) -> None:
-    with pytest.raises(OptionError, match="index='save' is neither.* tfrecord2idx"):
+    with pytest.raises(OptionError, match=r"index='save' is neither.* tfrecord2idx"):
         penstock.open(numbers, index="save")
     numbers.write_bytes(gzip.compress(numbers.read_bytes()))
     with pytest.raises(SourceError, match="gzip"):
