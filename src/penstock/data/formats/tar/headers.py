@@ -52,17 +52,11 @@ class Member:
     """Of a link, which has no data: what it leads to."""
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """A comment on all that follows."""
-
-    text: str
-
-
-def members(pieces: SequentialReader) -> Iterator[Member | Note | None]:
+def members(pieces: SequentialReader) -> Iterator[Member | str | None]:
     """Yield the regular files and links of an archive, in their order; folders and devices are left out.
 
-    None is the end of an archive: of the last one in the file, or of one which another one follows.
+    Text is a comment on all that follows. None is the end of an archive: of the last one in the file, or of one which
+    another one follows.
 
     When it has yielded a member, the next bytes of `pieces` are its data: take them, or do not.
 
@@ -89,7 +83,7 @@ def members(pieces: SequentialReader) -> Iterator[Member | Note | None]:
             if kind != b"g":
                 longer |= records
             elif "comment" in records:
-                yield Note(records["comment"])
+                yield records["comment"]
         else:
             longer = {}
             if kind in _REGULAR and not name.endswith("/"):

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -58,29 +57,36 @@ def member_suffix(name: str, field: Field, extension: str = "bin") -> str:
     return name if name.rpartition(".")[2].lower() in known else f"{name}.{known[0]}"
 
 
-@dataclass(frozen=True)
-class TarSchema:
-    """The schema of an archive that penstock wrote, and how its samples are stored."""
+class BySchema:
+    """Makes samples of an archive that penstock wrote.
 
-    schema: Schema
-    suffixes: dict[str, str]
-    """Of each field but `__key__`."""
+    Args:
+        schema: of its samples.
+        suffixes: of each field but `__key__`.
+        fields: which fields a sample gets.
+        decode: "images" makes pixels of bytes that a member with a picture's suffix holds.
 
-    def to_comment(self) -> str:
-        """Return the archive's comment."""
-        words = {"penstock": _VERSION, "fields": fields_to_json(self.schema), "suffixes": self.suffixes}
-        return json.dumps(words, separators=(",", ":"))
+    Raises:
+        SourceError: it has no such fields.
+    """
+
+    def __init__(self, schema: Schema, suffixes: dict[str, str], fields: Selection, decode: Decode = True) -> None:
+        self.schema = schema
+        self.suffixes = suffixes
+        self._decode = decode
+        self._names = fields.names([*schema, KEY] if fields.chosen else schema, "it")
+        self._wanted = frozenset(suffixes[name] for name in self._names.values() if name != KEY)
 
     @classmethod
-    def from_comment(cls, text: str) -> TarSchema | None:
-        """Return the schema in a comment; None if penstock did not write it.
+    def from_comment(cls, text: str, fields: Selection, decode: Decode = True) -> BySchema | None:
+        """Return what an archive's comment describes; None if penstock did not write it.
 
         Raises:
-            SourceError: penstock wrote it, and it is damaged or of a later version.
+            SourceError: penstock wrote it, and it is damaged or of a later version; or it has no such fields.
 
-        >>> layout = TarSchema({"y": Field("number", "int64")}, {"y": "y.cls"})
-        >>> TarSchema.from_comment(layout.to_comment()) == layout
-        True
+        >>> comment = BySchema({"y": Field("text")}, {"y": "y.txt"}, Selection()).to_comment()
+        >>> BySchema.from_comment(comment, Selection()).sample("0", {"y.txt": b"a"})
+        {'y': 'a'}
         """
         if not text.startswith('{"penstock":'):
             return None
@@ -89,29 +95,15 @@ class TarSchema:
             if found["penstock"] != _VERSION:
                 raise SourceError(f"a later version of penstock wrote it: {found['penstock']}")
             schema = fields_from_json(found["fields"])
-            return cls(schema, {name: str(found["suffixes"][name]) for name in schema if name != KEY})
+            suffixes = {name: str(found["suffixes"][name]) for name in schema if name != KEY}
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise SourceError(f"its comment on its fields cannot be understood: {error}") from error
+        return cls(schema, suffixes, fields, decode)
 
-
-class BySchema:
-    """Makes samples of an archive that penstock wrote.
-
-    Args:
-        layout: the archive's schema.
-        fields: which fields a sample gets.
-        decode: "images" makes pixels of bytes that a member with a picture's suffix holds.
-
-    Raises:
-        SourceError: it has no such fields.
-    """
-
-    def __init__(self, layout: TarSchema, fields: Selection, decode: Decode = True) -> None:
-        self._decode = decode
-        self._schema = layout.schema
-        self._suffixes = layout.suffixes
-        self._names = fields.names([*layout.schema, KEY] if fields.chosen else layout.schema, "it")
-        self._wanted = frozenset(layout.suffixes[name] for name in self._names.values() if name != KEY)
+    def to_comment(self) -> str:
+        """Return the archive's comment."""
+        words = {"penstock": _VERSION, "fields": fields_to_json(self.schema), "suffixes": self.suffixes}
+        return json.dumps(words, separators=(",", ":"))
 
     def wants(self, suffix: str) -> bool:
         """Return whether members with this suffix are read."""
@@ -126,13 +118,13 @@ class BySchema:
         return {own: key if name == KEY else self._value(name, members) for own, name in self._names.items()}
 
     def _value(self, name: str, members: Mapping[str, bytes]) -> Any:
-        suffix = self._suffixes[name]
+        suffix = self.suffixes[name]
         if suffix not in members:
             raise SourceError(f"its member {suffix!r} is missing")
         try:
             if self._decode == "images" and suffix.rpartition(".")[2].lower() in PICTURES:
                 return image_codec.decode(members[suffix])
-            return decode_member(self._schema[name], members[suffix])
+            return decode_member(self.schema[name], members[suffix])
         except (ValueError, OverflowError) as error:
             raise SourceError(f"its member {suffix!r} cannot be decoded: {error}") from error
 

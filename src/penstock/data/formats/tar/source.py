@@ -15,13 +15,12 @@ from penstock.data.formats.tar.fields import KEY, BySuffix, Decode, split_name
 from penstock.data.formats.tar.headers import (
     END,
     Member,
-    Note,
     header,
     members,
     note,
     padding,
 )
-from penstock.data.formats.tar.schema_member import BySchema, TarSchema, encode_member, member_suffix, why_unsupported
+from penstock.data.formats.tar.schema_member import BySchema, encode_member, member_suffix, why_unsupported
 from penstock.data.schema import Errors, Sample, Schema, Selection, fitted
 from penstock.data.storage.sequential_reader import SequentialReader
 from penstock.data.storage.sequential_writer import SequentialWriter
@@ -86,7 +85,7 @@ class TarStream(Stream):
     """Tar shards as a stream; see `open_files`."""
 
     def __init__(self, paths: list[str], storage: Storage, errors: Errors, by_suffix: BySuffix, *, most: int) -> None:
-        super().__init__([Shard(path, None) for path in paths], errors=errors)
+        super().__init__([Shard(path) for path in paths], errors=errors)
         self.where = paths[0] if len(paths) == 1 else f"{len(paths)} tar files"
         self._storage = storage
         self._by_suffix = by_suffix
@@ -99,7 +98,7 @@ class TarStream(Stream):
             current: _Gathered | None = None
             number = -1
             for member in members(pieces):
-                if isinstance(member, Note):
+                if isinstance(member, str):
                     by = self._decoder(shard.name, member) or by
                     continue
                 parts = split_name(member.name) if member else None
@@ -120,10 +119,10 @@ class TarStream(Stream):
                 if current.is_wanted and by.wants(suffix):
                     self._gather(pieces, member, suffix, current)
 
-    def _decoder(self, path: str, comment: Note) -> BySchema | None:
+    def _decoder(self, path: str, comment: str) -> BySchema | None:
+        by = self._by_suffix
         try:
-            layout = TarSchema.from_comment(comment.text) if self._by_suffix.decode else None
-            return None if layout is None else BySchema(layout, self._by_suffix.fields, self._by_suffix.decode)
+            return BySchema.from_comment(comment, by.fields, by.decode) if by.decode else None
         except SourceError as error:
             raise RecordError(path, 0, "of its fields", str(error)) from error
 
@@ -174,7 +173,7 @@ class TarWriter:
         why = why_unsupported(schema, suffixes)
         if why:
             raise SourceError(f"this cannot be written as a tar archive: {why}")
-        self._layout = TarSchema(schema, suffixes)
+        self._layout = BySchema(schema, suffixes, Selection())
         self._path = path
         self._last_key = ""
         self._count = 0
@@ -218,7 +217,7 @@ def concat_files(parts: Sequence[str], path: str) -> None:
     """
     with closing(SequentialReader(Storage(), parts[0])) as pieces:
         comment = next(members(pieces), None)
-    layout = TarSchema.from_comment(comment.text) if isinstance(comment, Note) else None
+    layout = BySchema.from_comment(comment, Selection()) if isinstance(comment, str) else None
     if layout is None:
         raise SourceError(f"{parts[0]} is no archive that penstock wrote")
     extensions = {name: own[len(name) + 1 :] or own.rpartition(".")[2] for name, own in layout.suffixes.items()}
