@@ -85,7 +85,7 @@ def to_bytes(field: Field, value: Any) -> bytes:
     return np.asarray(value, _STORED[field.dtype]).tobytes()
 
 
-def from_bytes(field: Field, data: Any, shape: tuple[int, ...] = ()) -> Any:
+def from_bytes(field: Field, data: Any, shape: tuple[Any, ...] = ()) -> Any:
     r"""Return the value that `data` holds, a buffer; an array is a view of it.
 
     Args:

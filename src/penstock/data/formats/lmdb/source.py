@@ -1,6 +1,7 @@
 """LMDB databases: a sample for each key.
 
-    key "0000000000", "0000000001", ...    as `LMDBWriter` writes them; values are packed samples (sample_codec.py)
+    key "0000000000", "0000000001", ...    as `LMDBWriter` writes them: a value is "PSK" and a byte 1, the CRC-32 of
+                                           what follows (uint32), and a tf.train.Example (tfrecord/features.py)
     any other                              the sample is {"key": bytes, "value": bytes}; `.map` decodes it
 
 Samples are in the order of their keys; shorter keys come first, so that 2 comes before 10. Entries that describe the
@@ -18,6 +19,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import struct
+import zlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -29,11 +32,11 @@ from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.lmdb.environment import Environment, find_problem, open_environment
 from penstock.data.formats.lmdb.keys import Keys, check_values, list_keys, numbered_keys
-from penstock.data.formats.lmdb.sample_codec import MAGIC, pack, unpack
-from penstock.data.formats.stored_fields import why_unsupported
+from penstock.data.formats.tfrecord.features import SchemaEncoder
+from penstock.data.formats.tfrecord.source import RecordParser
 from penstock.data.optional import need
 from penstock.data.sample_batch import put_in_order, samples_of
-from penstock.data.schema import Errors, Sample, Schema, Selection, fitted
+from penstock.data.schema import Errors, Sample, Schema, Selection
 from penstock.data.source import Source
 from penstock.data.storage.storage import Storage
 
@@ -42,6 +45,8 @@ NOT_SAMPLES = frozenset(
 )
 """Keys of entries that describe the others."""
 
+_MAGIC = b"PSK\x01"
+_PREFIX = struct.Struct("<4sI")
 _COMMIT_NBYTES = 16 << 20
 _BLOCK = 1 << 14
 """Samples that a pass in order reads in one transaction."""
@@ -96,7 +101,7 @@ class _File:
             cursor = reading.cursor()
             last = bytes(cursor.key()) if cursor.last() else b""
             check_values(environment, [cursor.item()] if cursor.first() else [])
-            self.is_packed = bytes(cursor.value()[: len(MAGIC)]) == MAGIC
+            self.is_packed = bytes(cursor.value()[: len(_MAGIC)]) == _MAGIC
             if last >= min(NOT_SAMPLES) or environment.database(database).flags()["reverse_key"]:
                 self.count -= sum(reading.get(key) is not None for key in NOT_SAMPLES)
             self._keys: Keys | None = numbered_keys(cursor, self.count, NOT_SAMPLES)
@@ -115,19 +120,18 @@ class _File:
         """Return whether a cursor meets its samples in their order, none of which has to be looked at."""
         return not self.count or (self.nbytes <= most and self.keys().is_in_order and not self.is_packed)
 
-    def values(self, numbers: list[int], most: int, as_type: type = bytes) -> tuple[list[bytes], list[Any]]:
+    def values(self, numbers: list[int], most: int) -> tuple[list[bytes], list[bytes]]:
         """Return keys and their values, read in one transaction.
 
         Args:
             numbers: of the samples.
             most: the most bytes that a value may have.
-            as_type: bytes, or bytearray.
 
         Raises:
             RecordError: a value is not there, or is too long.
         """
         keys = self.keys().take(numbers)
-        copies = as_type is bytes and self.nbytes <= most
+        copies = self.nbytes <= most
         with self.environment.get().reading(self.database, buffers=not copies, keys=keys) as reading:
             values = list(map(reading.get, keys))
             if not all(values) and None in values:
@@ -138,7 +142,7 @@ class _File:
                     if len(value) > most:
                         reason = f"{len(value)} bytes are more than max_record_nbytes={most}"
                         raise RecordError(self.path, -1, key, reason)
-                values = list(map(as_type, values))
+                values = list(map(bytes, values))
             return keys, values
 
 
@@ -155,6 +159,7 @@ class LMDBSource(Source):
         self.where = where
         self._files = tuple(files)
         self._fields = fields
+        self._parse = RecordParser(fields=fields)
         self._most = max_record_nbytes
         self._parts = ConcatIndex(file.count for file in files)
 
@@ -180,18 +185,20 @@ class LMDBSource(Source):
         )
 
     def _read_file(self, file: _File, numbers: list[int]) -> list[Sample]:
-        if not file.is_packed:
-            return self._chosen(samples_of(["key", "value"], file.values(numbers, self._most)))
-        samples = []
-        for key, value in zip(*file.values(numbers, self._most, bytearray), strict=True):
-            try:
-                samples.append(unpack(value))
-            except SourceError as error:
-                raise RecordError(file.path, -1, key, str(error)) from error
-        return self._chosen(samples)
-
-    def _chosen(self, samples: list[Sample]) -> list[Sample]:
+        keys, values = file.values(numbers, self._most)
+        if file.is_packed:
+            return [self._unpacked(file, key, value) for key, value in zip(keys, values, strict=True)]
+        samples = samples_of(["key", "value"], [keys, values])
         return samples if self._fields.chosen is None else [self._fields.take(one, self.where) for one in samples]
+
+    def _unpacked(self, file: _File, key: bytes, value: bytes) -> Sample:
+        try:
+            record = value[_PREFIX.size :]
+            if value[: _PREFIX.size] != _PREFIX.pack(_MAGIC, zlib.crc32(record)):
+                raise SourceError("its CRC-32 does not match")
+            return self._parse.sample(record)
+        except ValueError as error:
+            raise RecordError(file.path, -1, key, str(error)) from error
 
     def _read_batch(self, indices: Sequence[int]) -> list[Sample]:
         with contextlib.suppress(SourceError, TypeError, ValueError):  # raised again below, if it is an error
@@ -259,9 +266,7 @@ class LMDBWriter:
     """
 
     def __init__(self, path: str, schema: Schema, *, commit_nbytes: int = _COMMIT_NBYTES) -> None:
-        if why_unsupported(schema):
-            raise SourceError(f"{path}: {why_unsupported(schema)}")
-        self._schema = schema
+        self._encoder = SchemaEncoder(schema)
         self._lmdb = need("lmdb", "lmdb")
         if os.path.exists(path):
             raise SourceError(f"{path} exists; a new database needs another path")
@@ -277,7 +282,8 @@ class LMDBWriter:
 
     def write(self, sample: Sample) -> None:
         """Add a sample."""
-        self.add(pack(fitted(self._schema, sample, self._path)))
+        record = self._encoder.example(sample)
+        self.add(_PREFIX.pack(_MAGIC, zlib.crc32(record)) + record)
 
     def add(self, value: bytes) -> None:
         """Add a sample that is packed."""

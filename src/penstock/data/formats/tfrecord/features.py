@@ -126,7 +126,7 @@ class SchemaEncoder:
             SourceError: it does not fit the schema.
         """
         found = [self._mark]
-        for name, value in fitted(self._schema, sample, "this TFRecord file").items():
+        for name, value in fitted(self._schema, sample, "this file").items():
             field = self._schema[name]
             if field.dtype == "float32":
                 found.append(serialize_entry(name, np.asarray(value, np.float32).ravel()))
@@ -153,6 +153,8 @@ def decode_sample(features: Mapping[str, Values], fields: Selection) -> Sample:
     if len(mark) != 1 or not isinstance(mark[0], bytes):
         raise MalformedError(f"its feature {MARK} holds {len(mark)} values; it should be JSON")
     schema = _schema(mark[0])
+    if fields.chosen is None:
+        return {name: _value(features, name, field) for name, field in schema.items()}
     return {own: _value(features, name, schema[name]) for own, name in fields.names(schema, "it").items()}
 
 
@@ -168,23 +170,29 @@ def _value(features: Mapping[str, Values], name: str, field: Field) -> Any:
     values = features.get(name)
     if values is None:
         raise MalformedError(f"its field {name!r} is missing")
+    data: Any = values
     if field.dtype == "float32":
         is_right = isinstance(values, np.ndarray) and values.dtype == np.float32
     else:
-        is_right = len(values) == 1 and isinstance(values[0], int | np.int64 if _is_integer(field) else bytes)
+        data = values[0] if len(values) == 1 else None
+        if _is_integer(field) and isinstance(data, int | np.int64):
+            return np.int64(data)
+        is_right = isinstance(data, bytes) and not _is_integer(field)
     if not is_right:
         raise MalformedError(f"its field {name!r} is no {field.words()}: {len(values)} values of another type")
-    if _is_integer(field):
-        return np.int64(values[0])
-    sizes = features.get(name + _SHAPE, ()) if field.is_ragged else field.shape
-    shape = tuple(int(size) for size in sizes if isinstance(size, int | np.int64))
-    fits = len(sizes) == len(shape) == len(field.shape) and all(
-        size >= 0 and wanted in (None, size) for size, wanted in zip(shape, field.shape, strict=True)
-    )
-    if not fits:
-        raise MalformedError(f"its field {name!r} has the impossible shape {shape[:32]}")
     try:
-        value = from_bytes(field, values if isinstance(values, np.ndarray) else values[0], shape)
+        value = from_bytes(field, data, _shape(features, name, field))
     except ValueError as error:
         raise MalformedError(f"its field {name!r} cannot be read: {error}") from error
     return value.astype(field.dtype) if field.kind == "array" else value
+
+
+def _shape(features: Mapping[str, Values], name: str, field: Field) -> tuple[Any, ...]:
+    if not field.is_ragged:
+        return field.shape
+    sizes = features.get(name + _SHAPE, ())
+    shape = tuple(int(size) for size in sizes if isinstance(size, int | np.int64))
+    is_other = any(size < 0 or wanted not in (None, size) for size, wanted in zip(shape, field.shape, strict=False))
+    if not len(sizes) == len(shape) == len(field.shape) or is_other:
+        raise ValueError(f"it has the impossible shape {shape[:32]}")
+    return shape

@@ -42,7 +42,7 @@ from penstock.data.source import Source
 from penstock.data.storage.open_descriptors import OpenDescriptors
 from penstock.data.storage.sequential_reader import SequentialReader
 from penstock.data.storage.sequential_writer import SequentialWriter
-from penstock.data.storage.storage import Storage, is_remote
+from penstock.data.storage.storage import Storage
 from penstock.data.stream import Shard, Stream
 
 MOST_NBYTES = 1 << 30
@@ -179,7 +179,7 @@ class TFRecordStream(Stream):
     def __init__(
         self, paths: list[str], storage: Storage, errors: Errors, parse: RecordParser, *, check: bool, most: int
     ) -> None:
-        super().__init__([Shard(path, _count(path)) for path in paths], errors=errors)
+        super().__init__([Shard(path) for path in paths], errors=errors)
         self.where = paths[0] if len(paths) == 1 else f"{len(paths)} TFRecord files"
         self._storage = storage
         self._parse = parse
@@ -207,11 +207,6 @@ class TFRecordStream(Stream):
             return record if isinstance(record, RecordError) else self._parse.sample(record)
         except ValueError as error:
             return RecordError(shard.name, offset, number, str(error))
-
-
-def _count(path: str) -> int | None:
-    begins = None if is_remote(path) else record_index.load(path)
-    return None if begins is None else len(begins) - 1
 
 
 # ── by number ───────────────────────────────────────────────────────────────────────────────────────────────
