@@ -254,7 +254,7 @@ def _data_file(path: str, storage: Storage) -> str:
 
 
 class LMDBWriter:
-    """Writes samples to a new database, each packed, under the keys "0000000000", "0000000001", ...
+    """Writes samples to a new database, under the keys "0000000000", "0000000001", ...
 
     Args:
         path: a file where it ends in .lmdb or .mdb, else a folder.
@@ -262,7 +262,7 @@ class LMDBWriter:
         commit_nbytes: written in one transaction.
 
     Raises:
-        SourceError: the path exists, or samples of this schema cannot be packed.
+        SourceError: the path exists, or samples of this schema cannot be written.
     """
 
     def __init__(self, path: str, schema: Schema, *, commit_nbytes: int = _COMMIT_NBYTES) -> None:
@@ -286,7 +286,7 @@ class LMDBWriter:
         self.add(_PREFIX.pack(_MAGIC, zlib.crc32(record)) + record)
 
     def add(self, value: bytes) -> None:
-        """Add a sample that is packed."""
+        """Add a value as another database of this class has it."""
         self._waiting.append(value)
         self._waiting_nbytes += len(value)
         if self._waiting_nbytes >= self._commit_nbytes:
