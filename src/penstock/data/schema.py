@@ -45,7 +45,7 @@ DTYPES = (
     "complex64",
     "complex128",
 )
-"""Of numbers and arrays in formats of NumPy's types. Append only: `sample_codec` stores positions in this list."""
+"""Of numbers and arrays in formats of NumPy's types."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ from penstock.data.convert.source_contents import SourceContents
 from penstock.data.convert.target import Target
 from penstock.data.format_registry import format_named
 from penstock.data.formats.images.source import ImageFolderWriter
-from penstock.data.formats.lmdb import sample_codec
 from penstock.data.formats.text.jsonl import JsonLinesWriter
+from penstock.data.formats.tfrecord import features
 from penstock.data.open import open as open_source
 from penstock.data.schema import Field, Sample
 
@@ -314,7 +314,7 @@ def test_a_format_that_cannot_hold_the_samples_says_why_and_nothing_is_left(
     ragged = Field("array", "float32", (3, None))
     format_named("lmdb").load()  # what it imports must not keep what is put here
     monkeypatch.setattr(
-        sample_codec, "why_unsupported", lambda schema: "no room for float32[3, ?]" if schema["x"] == ragged else ""
+        features, "why_unsupported", lambda schema: "no room for float32[3, ?]" if schema["x"] == ragged else ""
     )
     with pytest.raises(SourceError, match=r"no room for float32\[3, \?\]; choose or rename fields with"):
         convert(tfrecord, tmp_path / "out.lmdb", workers=0)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import struct
 import tempfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +23,7 @@ import penstock
 from penstock.core.errors import RecordError, SourceError, WorkerKilledError
 from penstock.data.formats.lmdb.keys import NumberedKeys
 from penstock.data.formats.lmdb.source import LMDBWriter, concat_files
+from penstock.data.formats.tfrecord.example import serialize_example
 from penstock.data.schema import Field, Sample, Schema, plain
 
 lmdb = pytest.importorskip("lmdb")
@@ -226,6 +229,23 @@ def test_a_broken_value_is_named_and_the_others_are_read(tmp_path: Path) -> None
     with pytest.raises(RecordError, match=r"record b'0000000003': its CRC-32"):
         source[3]
     assert int(source[4]["x"][0]) == 1004
+    source.close()
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (b"", "no field 'x'"),
+        (b"\xff" * 20, "Example"),
+        (serialize_example({"__penstock__": [b'{"x":["array","int8",[2]]}'], "x": [b"abc"]}), "3 bytes for the shape"),
+        (serialize_example({"__penstock__": [b'{"x":["array","object",[2]]}'], "x": [b"ab"]}), "impossible one"),
+    ],
+)
+def test_a_value_whose_checksum_is_right_is_not_believed(tmp_path: Path, record: bytes, words: str) -> None:
+    database(tmp_path / "data", {b"0": b"PSK\x01" + struct.pack("<I", zlib.crc32(record)) + record})
+    source = penstock.open(tmp_path / "data", fields=["x"])
+    with pytest.raises(RecordError, match=words):
+        source[0]
     source.close()
 
 

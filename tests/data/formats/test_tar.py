@@ -66,8 +66,6 @@ def test_samples_come_back_as_they_were(made: tuple[Schema, list[dict[str, Any]]
         for one, other in zip(samples, found, strict=True):
             assert_same(one, other)
             assert list(other) == list(schema)
-        if name == "a.tar":
-            assert len(stream) == len(samples)
 
 
 @given(st.lists(datasets(most=3), min_size=1, max_size=1), st.integers(1, 4), st.booleans())
@@ -85,7 +83,6 @@ def test_joined_parts_are_one_archive(
         for one, other in zip(samples * count, found, strict=True):
             assert_same(one, other)
         if not packed:
-            assert len(penstock.open(whole)) == len(found)
             assert (
                 whole.read_bytes() == write_samples(Path(folder, "at once.tar"), samples * count, schema).read_bytes()
             )
@@ -110,7 +107,7 @@ def test_keys_are_kept_where_samples_have_them(tmp_path: Path) -> None:
     tar_source.concat_files([path, path], str(tmp_path / "b.tar"))
     assert list(penstock.open(tmp_path / "b.tar")) == samples * 2
     one = str(write_samples(tmp_path / "c.tar", samples[:1]))
-    with pytest.raises(SourceError, match="as the one before it"):
+    with pytest.raises(SourceError, match="another one than that before it"):
         tar_source.concat_files([one, one], str(tmp_path / "d.tar"))
 
 
@@ -331,12 +328,10 @@ def test_what_follows_the_end_and_is_no_archive_is_told(tmp_path: Path) -> None:
         assert list(penstock.open(path, errors="skip")) == [{"__key__": "a", "txt": "a"}]
 
 
-def test_archives_that_count_their_samples_are_not_read_when_put_together(tmp_path: Path) -> None:
-    for number in range(2):
-        write_samples(tmp_path / f"{number}.tar", [{"x": np.int64(number)}] * 3)
-    (tmp_path / "all.tar").write_bytes(b"".join((tmp_path / f"{number}.tar").read_bytes() for number in range(2)))
-    with pytest.warns(UserWarning, match="it follows the 3 samples that penstock wrote"):
-        assert [sample["x"] for sample in penstock.open(tmp_path / "all.tar", errors="skip")] == [0, 0, 0]
+def test_archives_of_ours_that_were_put_together_are_read_each_by_its_own_schema(tmp_path: Path) -> None:
+    parts = [write_samples(tmp_path / f"{number}.tar", [{"x": one}]) for number, one in enumerate([np.int8(1), "b"])]
+    (tmp_path / "all.tar").write_bytes(b"".join(part.read_bytes() for part in parts))
+    assert list(penstock.open(tmp_path / "all.tar")) == [{"x": np.int8(1)}, {"x": "b"}]
 
 
 def test_large_sizes_and_pax_sizes(tmp_path: Path) -> None:
@@ -522,10 +517,11 @@ def test_a_truncated_archive_is_told(theirs: str, packed: bool) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        '{"penstock":2,"fields":{},"count":1}',
+        '{"penstock":2,"fields":{}}',
         '{"penstock":1}',
         '{"penstock":' + "[" * 9999,
-        '{"penstock":1,"count":null,"fields":{"x":["array",[],[1],"x"]}}',
+        '{"penstock":1,"fields":{"x":["array",[],[1]]},"suffixes":{"x":"x"}}',
+        '{"penstock":1,"fields":{"x":["text","",[]]},"suffixes":{}}',
     ],
 )
 def test_a_comment_that_makes_no_sense_is_told(tmp_path: Path, text: str) -> None:

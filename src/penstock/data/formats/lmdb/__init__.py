@@ -6,13 +6,14 @@ from penstock.data.format import Format, Implementation
 
 
 def _load() -> Implementation:
-    from penstock.data.formats.lmdb import sample_codec, source
+    from penstock.data.formats.lmdb import source
+    from penstock.data.formats.tfrecord import features
 
     return Implementation(
         open_files=source.open_files,
         writer=source.LMDBWriter,
         concat_files=source.concat_files,
-        why_unsupported=sample_codec.why_unsupported,
+        why_unsupported=features.why_unsupported,
     )
 
 

@@ -10,14 +10,15 @@ has the pages that the newest one counts. `check` has the package's verifier loo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import threading
 import weakref
-from collections.abc import Set
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from penstock.core.errors import SourceError
+from penstock.core.errors import RecordError, SourceError
 from penstock.data.optional import need
 
 _META = struct.Struct("=16xII16xI")
@@ -42,8 +43,6 @@ class Environment:
         self.path = path
         self._databases: dict[str | None, Any] = {}
         self._lmdb = need("lmdb", "lmdb")
-        self.failure: type[Exception] = self._lmdb.Error
-        """The base of the package's errors; `error` translates them."""
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             weakref.finalize(self, os.close, self._descriptor)
@@ -52,31 +51,40 @@ class Environment:
             needed = (self.lmdb.info()["last_pgno"] + 1) * self.lmdb.stat()["psize"]
         except OSError as error:
             raise SourceError(f"{path} cannot be read: {error}") from error
-        except self.failure as error:
-            raise self.error(error) from error
-        self._nbytes = os.fstat(self._descriptor).st_size
-        if self._nbytes < needed:  # pages that were freed before they were ever written are missing in sound files, too
+        except self._lmdb.Error as error:
+            hint = "; close it there" if "already open" in str(error) else ""
+            raise SourceError(f"{path} cannot be read by LMDB: {str(error).rstrip('.')}{hint}") from error
+        self.nbytes = os.fstat(self._descriptor).st_size
+        if self.nbytes < needed:  # pages that were freed before they were ever written are missing in sound files, too
             problem = find_problem(path)
             if problem:
                 self.lmdb.close()  # the error holds it, and it could not be opened a second time
-                raise SourceError(f"{path} is truncated: it counts {needed} bytes, and has {self._nbytes}; {problem}")
+                raise SourceError(f"{path} is truncated: it counts {needed} bytes, and has {self.nbytes}; {problem}")
 
-    def error(self, error: Exception) -> SourceError:
-        """Return our error for one of the package's."""
-        text = str(error).rstrip(".")
-        hint = "; close it there" if "already open" in text else ""
-        return SourceError(f"{self.path} cannot be read by LMDB: {text}{hint}")
+    @contextlib.contextmanager
+    def reading(self, database: str | None, *, buffers: bool = False, keys: Sequence[bytes] = ()) -> Iterator[Any]:
+        """Read in a transaction.
 
-    def begin(self, database: str | None, *, buffers: bool = False) -> Any:
-        """Begin to read: return a transaction.
+        Args:
+            database: the name of one inside the file; None for the file's own.
+            buffers: give views in place of bytes.
+            keys: what is read, for messages.
 
         Raises:
-            SourceError: the file has become shorter, and to read it would end the process.
+            RecordError: these cannot be read.
+            SourceError: the database cannot be read, or the file has become shorter, and to read it would end the
+                process.
         """
         nbytes = os.fstat(self._descriptor).st_size
-        if nbytes < self._nbytes:
-            raise SourceError(f"{self.path} is truncated: it had {self._nbytes} bytes when it was opened, now {nbytes}")
-        return self.lmdb.begin(self.database(database), buffers=buffers)
+        if nbytes < self.nbytes:
+            raise SourceError(f"{self.path} is truncated: it had {self.nbytes} bytes when it was opened, now {nbytes}")
+        try:
+            with self.lmdb.begin(self.database(database), buffers=buffers) as transaction:
+                yield transaction
+        except self._lmdb.Error as error:
+            if keys:
+                raise RecordError(self.path, -1, b", ".join(keys)[:80], str(error)) from error
+            raise SourceError(f"{self.path} cannot be read by LMDB: {error}") from error
 
     def database(self, name: str | None) -> Any:
         """Return the package's handle of a database inside the file; None is the file's own.
@@ -93,8 +101,6 @@ class Environment:
         except (self._lmdb.NotFoundError, self._lmdb.IncompatibleError) as error:
             there = ", ".join(self.database_names())[:200] or "none"
             raise SourceError(f"{self.path}: it has no database {name!r}; it has {there}") from error
-        except self.failure as error:
-            raise self.error(error) from error
         if found.flags()["dupsort"]:
             raise SourceError(
                 f"{self.path}: it has several values for a key; which of them belong together, nobody knows here"
@@ -102,14 +108,14 @@ class Environment:
         self._databases[name] = found
         return found
 
-    def database_names(self, among: Set[bytes] | None = None) -> list[str]:
+    def database_names(self, among: Iterable[bytes] | None = None) -> list[str]:
         """Return the names of the databases inside the file, or of those that are among these keys of it."""
         found = []
         with self.lmdb.begin() as reading:
             for key in reading.cursor().iternext(values=False) if among is None else among:
                 try:
                     self.lmdb.open_db(key, reading, create=False)
-                except self.failure:  # an entry with a value
+                except self._lmdb.Error:  # an entry with a value
                     continue
                 found.append(key.decode("utf-8", "replace"))
                 if len(found) == _DATABASES:

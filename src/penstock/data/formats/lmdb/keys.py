@@ -9,8 +9,6 @@ before its workers start, so that they do not do it each.
 from __future__ import annotations
 
 import itertools
-import struct
-from bisect import bisect_right
 from collections.abc import Set
 from typing import Any
 
@@ -21,10 +19,8 @@ from penstock.data.formats.lmdb.environment import Environment
 
 _TOGETHER = 4096
 """Entries that are looked at together."""
-_DATABASE = struct.Struct("=IHHQQQQQ")
-"""What an entry holds that is a database: ..., its depth, pages of branches and of leaves, ..., its root's page."""
-_NO_ROOT = 2**64 - 1
-_DEEPEST = 32
+_DATABASE_NBYTES = 48
+"""What an entry holds that is a database."""
 
 
 class NumberedKeys:
@@ -66,7 +62,7 @@ def numbered_keys(cursor: Any, count: int, without: Set[bytes]) -> NumberedKeys 
 
 
 class ListedKeys:
-    """Keys that were listed.
+    """Keys that were listed, in two objects however many they are: forked workers share their memory.
 
     Args:
         keys: in the order in which a cursor meets them.
@@ -74,26 +70,15 @@ class ListedKeys:
     """
 
     def __init__(self, keys: list[bytes], *, is_gapless: bool) -> None:
-        lengths = [*map(len, keys)]
         ordered = sorted(keys, key=len)
         self.is_in_order = is_gapless and ordered == keys
-        widths, starts, counts = np.unique(np.sort(lengths), return_index=True, return_counts=True)
-        self._starts: list[int] = starts.tolist()
-        data, begins = b"".join(ordered), np.cumsum(widths * counts) - widths * counts
-        self._keys = [
-            np.frombuffer(data, f"V{width}", count, begin)
-            for width, count, begin in zip(widths.tolist(), counts.tolist(), begins.tolist(), strict=True)
-        ]
-        """By length; "V" are bytes that NumPy does not cut at zeros."""
-
-    def _key(self, number: int) -> bytes:
-        group = bisect_right(self._starts, number) - 1
-        found: bytes = self._keys[group].item(number - self._starts[group])
-        return found
+        self._data = b"".join(ordered)
+        self._ends = np.cumsum([0, *map(len, ordered)])
 
     def take(self, numbers: list[int]) -> list[bytes]:
         """Return several keys."""
-        return [self._key(number) for number in numbers] if len(self._keys) > 1 else self._keys[0][numbers].tolist()
+        begins, ends = self._ends[numbers].tolist(), self._ends[np.array(numbers) + 1].tolist()
+        return [self._data[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
 
 Keys = NumberedKeys | ListedKeys
@@ -105,31 +90,21 @@ def list_keys(environment: Environment, database: str | None, without: Set[bytes
     Raises:
         SourceError: it holds databases, or is damaged.
     """
-    keys, places = list[bytes](), list[int]()
-    with environment.begin(database, buffers=True) as reading:
-        stated, found = int(reading.stat(environment.database(database))["entries"]), 0
+    keys, found = list[bytes](), 0
+    with environment.reading(database, buffers=True) as reading:
+        stated = int(reading.stat(environment.database(database))["entries"])
         entries = reading.cursor().iternext()
-        while block := [*itertools.islice(entries, _TOGETHER)]:
+        while found <= stated and (block := [*itertools.islice(entries, _TOGETHER)]):  # pages may lie in a circle
             check_values(environment, block)
-            own = [bytes(key) for key, _ in block]
-            there = [at for at, key in enumerate(own) if key not in without]
-            keys += [own[at] for at in there]
-            places += [found + at for at in there]
+            keys += [own for own in (bytes(key) for key, _ in block) if own not in without]
             found += len(block)
-            if found > stated or not all(own):  # pages may lie in a circle, which has no end
-                break
     if found != stated or not all(keys):
         raise SourceError(f"{environment.path}: it states {stated} entries with keys, and has {found}; it is corrupt")
-    return ListedKeys(keys, is_gapless=not keys or places[-1] - places[0] == len(places) - 1)
+    return ListedKeys(keys, is_gapless=len(keys) == found)
 
 
 def check_values(environment: Environment, entries: list[tuple[Any, Any]]) -> None:
     """Raise SourceError if an entry is not a value but a database."""
-    maybe = {bytes(key) for key, value in entries if len(value) == _DATABASE.size and _may_be_database(value)}
+    maybe = [bytes(key) for key, value in entries if len(value) == _DATABASE_NBYTES]
     if names := environment.database_names(maybe) if maybe else None:
         raise SourceError(f"{environment.path}: it holds databases ({', '.join(names)[:200]}); pass database=")
-
-
-def _may_be_database(value: Any) -> bool:
-    _, _, depth, branches, leaves, _, _, root = _DATABASE.unpack(value)
-    return bool(depth <= _DEEPEST and branches <= leaves and (root == _NO_ROOT) == (leaves == 0))

@@ -1,6 +1,7 @@
 """LMDB databases: a sample for each key.
 
-    key "0000000000", "0000000001", ...    as `LMDBWriter` writes them; values are packed samples (sample_codec.py)
+    key "0000000000", "0000000001", ...    as `LMDBWriter` writes them: a value is "PSK" and a byte 1, the CRC-32 of
+                                           what follows (uint32), and a tf.train.Example (tfrecord/features.py)
     any other                              the sample is {"key": bytes, "value": bytes}; `.map` decodes it
 
 Samples are in the order of their keys; shorter keys come first, so that 2 comes before 10. Entries that describe the
@@ -18,6 +19,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import struct
+import zlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -29,10 +32,11 @@ from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.lmdb.environment import Environment, find_problem, open_environment
 from penstock.data.formats.lmdb.keys import Keys, check_values, list_keys, numbered_keys
-from penstock.data.formats.lmdb.sample_codec import MAGIC, pack, unpack, why_unsupported
+from penstock.data.formats.tfrecord.features import SchemaEncoder
+from penstock.data.formats.tfrecord.source import RecordParser
 from penstock.data.optional import need
 from penstock.data.sample_batch import put_in_order, samples_of
-from penstock.data.schema import Errors, Sample, Schema, Selection, fitted
+from penstock.data.schema import Errors, Sample, Schema, Selection
 from penstock.data.source import Source
 from penstock.data.storage.storage import Storage
 
@@ -41,6 +45,8 @@ NOT_SAMPLES = frozenset(
 )
 """Keys of entries that describe the others."""
 
+_MAGIC = b"PSK\x01"
+_PREFIX = struct.Struct("<4sI")
 _COMMIT_NBYTES = 16 << 20
 _BLOCK = 1 << 14
 """Samples that a pass in order reads in one transaction."""
@@ -85,22 +91,20 @@ class _File:
         problem = find_problem(self.path) if check else ""
         if problem:
             raise SourceError(f"{path} is damaged: {problem}")
-        self.nbytes = os.path.getsize(self.path)
         self.environment: PerProcess[Environment] = PerProcess(partial(open_environment, self.path), _release)
         environment = self.environment.get()
-        try:
-            with environment.begin(database, buffers=True) as reading:
-                self.count = int(reading.stat(environment.database(database))["entries"])
-                if self.count > self.nbytes:
-                    raise SourceError(f"{path} states {self.count} entries, which need more bytes than it has")
-                cursor = reading.cursor()
-                last = bytes(cursor.key()) if cursor.last() else b""
-                check_values(environment, [cursor.item()] if cursor.first() else [])
-                if last >= min(NOT_SAMPLES) or environment.database(database).flags()["reverse_key"]:
-                    self.count -= sum(reading.get(key) is not None for key in NOT_SAMPLES)
-                self._keys: Keys | None = numbered_keys(cursor, self.count, NOT_SAMPLES)
-        except environment.failure as error:
-            raise environment.error(error) from error
+        self.nbytes = environment.nbytes
+        with environment.reading(database, buffers=True) as reading:
+            self.count = int(reading.stat(environment.database(database))["entries"])
+            if self.count > self.nbytes:
+                raise SourceError(f"{path} states {self.count} entries, which need more bytes than it has")
+            cursor = reading.cursor()
+            last = bytes(cursor.key()) if cursor.last() else b""
+            check_values(environment, [cursor.item()] if cursor.first() else [])
+            self.is_packed = bytes(cursor.value()[: len(_MAGIC)]) == _MAGIC
+            if last >= min(NOT_SAMPLES) or environment.database(database).flags()["reverse_key"]:
+                self.count -= sum(reading.get(key) is not None for key in NOT_SAMPLES)
+            self._keys: Keys | None = numbered_keys(cursor, self.count, NOT_SAMPLES)
 
     def keys(self) -> Keys:
         """Return its keys.
@@ -109,44 +113,37 @@ class _File:
             SourceError: the file is damaged, or holds databases.
         """
         if self._keys is None:  # two threads may both list them: a lock would have to cross forks
-            environment = self.environment.get()
-            try:
-                self._keys = list_keys(environment, self.database, NOT_SAMPLES)
-            except environment.failure as error:
-                raise environment.error(error) from error
+            self._keys = list_keys(self.environment.get(), self.database, NOT_SAMPLES)
         return self._keys
 
-    def values(self, numbers: list[int], most: int, as_type: type = bytes) -> tuple[list[bytes], list[Any]]:
+    def can_follow_cursor(self, most: int) -> bool:
+        """Return whether a cursor meets its samples in their order, none of which has to be looked at."""
+        return not self.count or (self.nbytes <= most and self.keys().is_in_order and not self.is_packed)
+
+    def values(self, numbers: list[int], most: int) -> tuple[list[bytes], list[bytes]]:
         """Return keys and their values, read in one transaction.
 
         Args:
             numbers: of the samples.
             most: the most bytes that a value may have.
-            as_type: bytes, or bytearray.
 
         Raises:
             RecordError: a value is not there, or is too long.
         """
-        keys, environment = self.keys().take(numbers), self.environment.get()
-        copies = as_type is bytes and self.nbytes <= most
-        try:
-            with environment.begin(self.database, buffers=not copies) as reading:
-                values = list(map(reading.get, keys))
-                if not all(values) and None in values:
-                    at = values.index(None)
-                    raise self.broken(keys[at], "it is missing; its neighbours are there, and as many entries")
-                if not copies:
-                    for key, value in zip(keys, values, strict=True):
-                        if len(value) > most:
-                            raise self.broken(key, f"{len(value)} bytes are more than max_record_nbytes={most}")
-                    values = list(map(as_type, values))
-                return keys, values
-        except environment.failure as error:
-            raise self.broken(b", ".join(keys)[:80], str(error)) from error
-
-    def broken(self, key: bytes, reason: str) -> RecordError:
-        """Return the error for a value."""
-        return RecordError(self.path, -1, key, reason)
+        keys = self.keys().take(numbers)
+        copies = self.nbytes <= most
+        with self.environment.get().reading(self.database, buffers=not copies, keys=keys) as reading:
+            values = list(map(reading.get, keys))
+            if not all(values) and None in values:
+                reason = "it is missing; its neighbours are there, and as many entries"
+                raise RecordError(self.path, -1, keys[values.index(None)], reason)
+            if not copies:
+                for key, value in zip(keys, values, strict=True):
+                    if len(value) > most:
+                        reason = f"{len(value)} bytes are more than max_record_nbytes={most}"
+                        raise RecordError(self.path, -1, key, reason)
+                values = list(map(bytes, values))
+            return keys, values
 
 
 def _release(_: Environment) -> None:
@@ -162,10 +159,9 @@ class LMDBSource(Source):
         self.where = where
         self._files = tuple(files)
         self._fields = fields
+        self._parse = RecordParser(fields=fields)
         self._most = max_record_nbytes
         self._parts = ConcatIndex(file.count for file in files)
-        self._packed: dict[int, bool] = {}
-        """By file, as far as they were read: whether samples are `sample_codec`'s."""
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -178,34 +174,37 @@ class LMDBSource(Source):
 
     def read(self, index: int) -> Sample:
         """Return a sample; its arrays are its own, and may be written to."""
-        file, number = self._parts.locate(index)
-        return self._read_file(file, [number])[0]
+        number, own = self._parts.locate(index)
+        return self._read_file(self._files[number], [own])[0]
 
     def read_many(self, indices: np.ndarray) -> list[Sample]:
         """Return samples, those of a file read in one transaction."""
         parts = self._parts.split(indices)
-        return put_in_order([(at, self._read_file(file, own.tolist())) for file, at, own in parts], len(indices))
+        return put_in_order(
+            [(at, self._read_file(self._files[number], own.tolist())) for number, at, own in parts], len(indices)
+        )
 
-    def _read_file(self, number: int, numbers: list[int]) -> list[Sample]:
-        file = self._files[number]
-        if self._is_packed(number):
-            samples = []
-            for key, value in zip(*file.values(numbers, self._most, bytearray), strict=True):
-                try:
-                    samples.append(unpack(value))
-                except SourceError as error:
-                    raise file.broken(key, str(error)) from error
-        else:
-            samples = samples_of(["key", "value"], file.values(numbers, self._most))
-        if self._fields.chosen is None:
-            return samples
-        return [self._fields.take(sample, self.where) for sample in samples]
+    def _read_file(self, file: _File, numbers: list[int]) -> list[Sample]:
+        keys, values = file.values(numbers, self._most)
+        if file.is_packed:
+            return [self._unpacked(file, key, value) for key, value in zip(keys, values, strict=True)]
+        samples = samples_of(["key", "value"], [keys, values])
+        return samples if self._fields.chosen is None else [self._fields.take(one, self.where) for one in samples]
+
+    def _unpacked(self, file: _File, key: bytes, value: bytes) -> Sample:
+        try:
+            record = value[_PREFIX.size :]
+            if value[: _PREFIX.size] != _PREFIX.pack(_MAGIC, zlib.crc32(record)):
+                raise SourceError("its CRC-32 does not match")
+            return self._parse.sample(record)
+        except ValueError as error:
+            raise RecordError(file.path, -1, key, str(error)) from error
 
     def _read_batch(self, indices: Sequence[int]) -> list[Sample]:
         with contextlib.suppress(SourceError, TypeError, ValueError):  # raised again below, if it is an error
             # A sum has the widest type of what is in it.
             if len(self._files) == 1 and type(sum(indices)) is int and min(indices) >= 0 and max(indices) < len(self):
-                return self._read_file(0, [*indices])
+                return self._read_file(self._files[0], [*indices])
         return super()._read_batch(indices)
 
     def ready(self, indices: np.ndarray) -> np.ndarray:
@@ -214,7 +213,7 @@ class LMDBSource(Source):
 
     def __iter__(self) -> Iterator[Sample]:
         """Yield all samples, in order; see `Source`."""
-        if self._fields.chosen is not None or not all(map(self._can_follow_cursor, range(len(self._files)))):
+        if self._fields.chosen is not None or not all(file.can_follow_cursor(self._most) for file in self._files):
             yield from super().__iter__()
             return
         start, self._start = self._start, 0
@@ -222,32 +221,17 @@ class LMDBSource(Source):
             number, own = self._parts.locate(start)
             file, end = self._files[number], self._parts.starts[number + 1]
             block = range(start, min(start + _BLOCK, end))
-            environment, key = file.environment.get(), b""
-            first, last = file.keys().take([own, own + len(block) - 1])
+            key, (first, last) = b"", file.keys().take([own, own + len(block) - 1])
             self._stop, self._left = block.stop, itertools.repeat(None, len(block))
-            try:
-                with environment.begin(file.database) as reading:
-                    cursor = reading.cursor()
-                    cursor.set_key(first)
-                    for _, (key, value) in zip(self._left, cursor, strict=False):
-                        yield {"key": key, "value": value}
-            except environment.failure as error:
-                raise environment.error(error) from error
+            with file.environment.get().reading(file.database) as reading:
+                cursor = reading.cursor()
+                cursor.set_key(first)
+                for _, (key, value) in zip(self._left, cursor, strict=False):
+                    yield {"key": key, "value": value}
             if key != last:
                 raise SourceError(f"{file.path}: {key!r} is its sample {own + len(block) - 1}, and not {last!r}")
             start = block.stop
         self._stop = 0
-
-    def _can_follow_cursor(self, number: int) -> bool:
-        file = self._files[number]
-        return not file.count or (file.nbytes <= self._most and file.keys().is_in_order and not self._is_packed(number))
-
-    def _is_packed(self, number: int) -> bool:
-        found = self._packed.get(number)
-        if found is None:
-            _, (value,) = self._files[number].values([0], self._most)
-            found = self._packed[number] = value.startswith(MAGIC)
-        return found
 
     def read_paths(self) -> Sequence[str]:
         """Return the files that samples are read from."""
@@ -270,7 +254,7 @@ def _data_file(path: str, storage: Storage) -> str:
 
 
 class LMDBWriter:
-    """Writes samples to a new database, each packed, under the keys "0000000000", "0000000001", ...
+    """Writes samples to a new database, under the keys "0000000000", "0000000001", ...
 
     Args:
         path: a file where it ends in .lmdb or .mdb, else a folder.
@@ -278,13 +262,11 @@ class LMDBWriter:
         commit_nbytes: written in one transaction.
 
     Raises:
-        SourceError: the path exists, or samples of this schema cannot be packed.
+        SourceError: the path exists, or samples of this schema cannot be written.
     """
 
     def __init__(self, path: str, schema: Schema, *, commit_nbytes: int = _COMMIT_NBYTES) -> None:
-        if why_unsupported(schema):
-            raise SourceError(f"{path}: {why_unsupported(schema)}")
-        self._schema = schema
+        self._encoder = SchemaEncoder(schema)
         self._lmdb = need("lmdb", "lmdb")
         if os.path.exists(path):
             raise SourceError(f"{path} exists; a new database needs another path")
@@ -300,10 +282,11 @@ class LMDBWriter:
 
     def write(self, sample: Sample) -> None:
         """Add a sample."""
-        self.add(pack(fitted(self._schema, sample, self._path)))
+        record = self._encoder.example(sample)
+        self.add(_PREFIX.pack(_MAGIC, zlib.crc32(record)) + record)
 
     def add(self, value: bytes) -> None:
-        """Add a sample that is packed."""
+        """Add a value as another database of this class has it."""
         self._waiting.append(value)
         self._waiting_nbytes += len(value)
         if self._waiting_nbytes >= self._commit_nbytes:

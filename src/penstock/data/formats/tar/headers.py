@@ -52,20 +52,11 @@ class Member:
     """Of a link, which has no data: what it leads to."""
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """A comment on all that follows."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class NextArchive:
-    """The end of an archive which another one follows."""
-
-
-def members(pieces: SequentialReader) -> Iterator[Member | Note | NextArchive]:
+def members(pieces: SequentialReader) -> Iterator[Member | str | None]:
     """Yield the regular files and links of an archive, in their order; folders and devices are left out.
+
+    Text is a comment on all that follows. None is the end of an archive: of the last one in the file, or of one which
+    another one follows.
 
     When it has yielded a member, the next bytes of `pieces` are its data: take them, or do not.
 
@@ -77,11 +68,11 @@ def members(pieces: SequentialReader) -> Iterator[Member | Note | NextArchive]:
     while True:
         block = _block(pieces, offset)
         if block == _ZEROS:
+            yield None
             offset, block = _after_zeros(pieces)
             if not block:
                 return
             longer = {}
-            yield NextArchive()
         name, nbytes, kind = _read(pieces.path, block, offset, longer)
         begin = pieces.offset
         there = None if pieces.total is None else pieces.total - begin
@@ -92,7 +83,7 @@ def members(pieces: SequentialReader) -> Iterator[Member | Note | NextArchive]:
             if kind != b"g":
                 longer |= records
             elif "comment" in records:
-                yield Note(records["comment"])
+                yield records["comment"]
         else:
             longer = {}
             if kind in _REGULAR and not name.endswith("/"):

@@ -1,8 +1,7 @@
 """The schema in archives that penstock wrote, so that samples come back as they were written.
 
-They begin with a comment (in a pax header, which other programs skip) that lists the fields:
-JSON {"penstock": 1, "count": samples, "numbered": keys are numbers of 9 digits, "fields": {NAME: [kind, dtype, shape,
-suffix]}}. A field's member:
+They begin with a comment (in a pax header, which other programs skip) of JSON: {"penstock": 1, "fields": {NAME: [kind,
+dtype, shape]}, "suffixes": {NAME: suffix}}, the fields as in stored_fields.py. A field's member:
 
     text        NAME.txt
     bytes       NAME.bin, or the suffix that the writer was given
@@ -16,13 +15,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from penstock.core.errors import SourceError
+from penstock.data.formats import stored_fields
 from penstock.data.formats.images import image_codec
+from penstock.data.formats.stored_fields import fields_from_json, fields_to_json
 from penstock.data.formats.tar.fields import (
     INTEGER,
     JSON,
@@ -34,7 +34,7 @@ from penstock.data.formats.tar.fields import (
     encode_npy,
     parse_integer,
 )
-from penstock.data.schema import Field, Sample, Schema, Selection, plain
+from penstock.data.schema import Field, Sample, Schema, Selection
 
 _INTEGERS = {np.dtype(code).name for code in "bBhHiIqQ"}
 _VERSION = 1
@@ -57,70 +57,12 @@ def member_suffix(name: str, field: Field, extension: str = "bin") -> str:
     return name if name.rpartition(".")[2].lower() in known else f"{name}.{known[0]}"
 
 
-@dataclass(frozen=True)
-class TarSchema:
-    """The schema of an archive that penstock wrote, and how its samples are stored."""
-
-    schema: Schema
-    suffixes: dict[str, str]
-    """Of each field but `__key__`."""
-    count: int | None = None
-    """How many samples; None if unknown."""
-
-    @property
-    def is_numbered(self) -> bool:
-        """Whether keys are the numbers of samples, as without a field `__key__`."""
-        return KEY not in self.schema
-
-    def to_comment(self) -> str:
-        """Return the archive's comment, of one length for any count: the count is filled in at the end."""
-        fields = {
-            name: [field.kind, field.dtype, field.shape, self.suffixes.get(name, "")]
-            for name, field in self.schema.items()
-        }
-        rest = json.dumps({"numbered": self.is_numbered, "fields": fields}, separators=(",", ":"))
-        count = "null" if self.count is None else str(self.count)
-        return f'{{"penstock":{_VERSION},"count":{count:>12},{rest[1:]}'
-
-    @classmethod
-    def from_comment(cls, text: str) -> TarSchema | None:
-        """Return the schema in a comment; None if penstock did not write it.
-
-        Raises:
-            SourceError: penstock wrote it, and it is damaged or of a later version.
-
-        >>> layout = TarSchema({"y": Field("number", "int64")}, {"y": "y.cls"}, 3)
-        >>> TarSchema.from_comment(layout.to_comment()) == layout
-        True
-        """
-        if not text.startswith('{"penstock":'):
-            return None
-        try:
-            found = json.loads(text)
-            fields = {
-                name: (Field(kind, dtype, tuple(shape)), suffix)
-                for name, (kind, dtype, shape, suffix) in found["fields"].items()
-            }
-            count = found["count"]
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise SourceError(f"its comment on its fields cannot be understood: {error}") from error
-        if found["penstock"] != _VERSION:
-            raise SourceError(f"a later version of penstock wrote it: {found['penstock']}")
-        for field, suffix in fields.values():
-            are_texts = all(isinstance(word, str) for word in (field.dtype, suffix))
-            if field.kind not in ("array", "number", "text", "bytes") or not are_texts:
-                raise SourceError(f"its comment lists an impossible field {field}")
-        if count is not None and (type(count) is not int or count < 0):
-            raise SourceError(f"its comment lists {count} samples")
-        schema = {name: field for name, (field, _) in fields.items()}
-        return cls(schema, {name: suffix for name, (_, suffix) in fields.items() if name != KEY}, count)
-
-
 class BySchema:
     """Makes samples of an archive that penstock wrote.
 
     Args:
-        layout: the archive's schema.
+        schema: of its samples.
+        suffixes: of each field but `__key__`.
         fields: which fields a sample gets.
         decode: "images" makes pixels of bytes that a member with a picture's suffix holds.
 
@@ -128,12 +70,40 @@ class BySchema:
         SourceError: it has no such fields.
     """
 
-    def __init__(self, layout: TarSchema, fields: Selection, decode: Decode = True) -> None:
+    def __init__(self, schema: Schema, suffixes: dict[str, str], fields: Selection, decode: Decode = True) -> None:
+        self.schema = schema
+        self.suffixes = suffixes
         self._decode = decode
-        self._schema = layout.schema
-        self._suffixes = layout.suffixes
-        self._names = fields.names([*layout.schema, KEY] if fields.chosen else layout.schema, "it")
-        self._wanted = frozenset(layout.suffixes[name] for name in self._names.values() if name != KEY)
+        self._names = fields.names([*schema, KEY] if fields.chosen else schema, "it")
+        self._wanted = frozenset(suffixes[name] for name in self._names.values() if name != KEY)
+
+    @classmethod
+    def from_comment(cls, text: str, fields: Selection, decode: Decode = True) -> BySchema | None:
+        """Return what an archive's comment describes; None if penstock did not write it.
+
+        Raises:
+            SourceError: penstock wrote it, and it is damaged or of a later version; or it has no such fields.
+
+        >>> comment = BySchema({"y": Field("text")}, {"y": "y.txt"}, Selection()).to_comment()
+        >>> BySchema.from_comment(comment, Selection()).sample("0", {"y.txt": b"a"})
+        {'y': 'a'}
+        """
+        if not text.startswith('{"penstock":'):
+            return None
+        try:
+            found = json.loads(text)
+            if found["penstock"] != _VERSION:
+                raise SourceError(f"a later version of penstock wrote it: {found['penstock']}")
+            schema = fields_from_json(found["fields"])
+            suffixes = {name: str(found["suffixes"][name]) for name in schema if name != KEY}
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise SourceError(f"its comment on its fields cannot be understood: {error}") from error
+        return cls(schema, suffixes, fields, decode)
+
+    def to_comment(self) -> str:
+        """Return the archive's comment."""
+        words = {"penstock": _VERSION, "fields": fields_to_json(self.schema), "suffixes": self.suffixes}
+        return json.dumps(words, separators=(",", ":"))
 
     def wants(self, suffix: str) -> bool:
         """Return whether members with this suffix are read."""
@@ -145,20 +115,18 @@ class BySchema:
         Raises:
             SourceError: a member is missing, or is of another type than the schema states.
         """
-        sample: Sample = {}
-        for own, name in self._names.items():
-            if name == KEY:
-                sample[own] = key
-                continue
-            data = members.get(self._suffixes[name])
-            if data is None:
-                raise SourceError(f"its member {self._suffixes[name]!r} is missing")
-            try:
-                is_picture = self._decode == "images" and self._suffixes[name].rpartition(".")[2].lower() in PICTURES
-                sample[own] = image_codec.decode(data) if is_picture else decode_member(self._schema[name], data)
-            except (ValueError, OverflowError) as error:
-                raise SourceError(f"its member {self._suffixes[name]!r} cannot be decoded: {error}") from error
-        return sample
+        return {own: key if name == KEY else self._value(name, members) for own, name in self._names.items()}
+
+    def _value(self, name: str, members: Mapping[str, bytes]) -> Any:
+        suffix = self.suffixes[name]
+        if suffix not in members:
+            raise SourceError(f"its member {suffix!r} is missing")
+        try:
+            if self._decode == "images" and suffix.rpartition(".")[2].lower() in PICTURES:
+                return image_codec.decode(members[suffix])
+            return decode_member(self.schema[name], members[suffix])
+        except (ValueError, OverflowError) as error:
+            raise SourceError(f"its member {suffix!r} cannot be decoded: {error}") from error
 
 
 def encode_member(field: Field, value: Any) -> bytes:
@@ -170,30 +138,22 @@ def encode_member(field: Field, value: Any) -> bytes:
     >>> encode_member(Field("number", "int8"), -3)
     b'-3'
     """
-    value = plain(value)
-    if field.kind == "text":
-        try:
-            return bytes(value.encode())
-        except UnicodeEncodeError as error:
-            raise SourceError(f"a text is no UTF-8: {error}") from error
-    if field.kind == "bytes":
-        return bytes(value)
+    if field.kind in ("text", "bytes"):
+        return stored_fields.to_bytes(field, value)
     if field.kind == "number" and field.dtype in _INTEGERS:
         return b"%d" % int(value)
     return encode_npy(value)
 
 
 def decode_member(field: Field, data: bytes) -> Any:
-    """Return what `encoded` was given.
+    """Return what `encode_member` was given.
 
     Raises:
         ValueError: it is not that.
         OverflowError: an integer does not fit its dtype.
     """
-    if field.kind == "bytes":
-        return data
-    if field.kind == "text":
-        return data.decode()
+    if field.kind in ("text", "bytes"):
+        return stored_fields.from_bytes(field, data)
     if field.kind == "number" and field.dtype in _INTEGERS:
         return np.array(parse_integer(data), field.dtype)[()]
     array = decode_npy(data)
@@ -218,10 +178,8 @@ def why_unsupported(schema: Schema, suffixes: Mapping[str, str] | None = None) -
             return f"the name {name!r} cannot be part of a path"
         if len(suffix.encode()) > 80:
             return f"the name {name!r} is longer than 80 bytes"
-        if schema[name].kind in ("array", "number") and np.dtype(schema[name].dtype).kind not in "biufc":
-            return f"field {name!r} has the dtype {schema[name].dtype}"
     if len(set(found.values())) < len(found):
         return f"two of the names {', '.join(map(repr, found))} give one member"
     if KEY in schema and schema[KEY].kind != "text":
         return f"{KEY} has to be text"
-    return ""
+    return stored_fields.why_unsupported(schema)

@@ -8,39 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.data.formats.tar.fields import KEY, BySuffix, Decode, split_name
 from penstock.data.formats.tar.headers import (
-    BLOCK_NBYTES,
     END,
     Member,
-    NextArchive,
-    Note,
     header,
     members,
     note,
     padding,
 )
-from penstock.data.formats.tar.schema_member import BySchema, TarSchema, encode_member, member_suffix, why_unsupported
+from penstock.data.formats.tar.schema_member import BySchema, encode_member, member_suffix, why_unsupported
 from penstock.data.schema import Errors, Sample, Schema, Selection, fitted
 from penstock.data.storage.sequential_reader import SequentialReader
 from penstock.data.storage.sequential_writer import SequentialWriter
-from penstock.data.storage.storage import Storage, is_remote
+from penstock.data.storage.storage import Storage
 from penstock.data.stream import Shard, Stream
 
 MOST_NBYTES = 1 << 30
 """The largest sample that is read by default."""
 
-_BEGINNING_NBYTES = 4096
 _LINK = (
     "its member {!r} is a link to {!r}, and has no data; make the archive with --dereference --hard-dereference, or "
     "choose other members with fields="
-)
-_MORE = (
-    "it follows the {} samples that penstock wrote, as archives were put together; open them one by one, or put them "
-    "together with penstock convert"
 )
 
 
@@ -83,7 +75,6 @@ class _Gathered:
 
     key: str
     offset: int
-    number: int
     is_wanted: bool
     members: dict[str, bytes] = field(default_factory=dict)
     nbytes: int = 0
@@ -94,7 +85,7 @@ class TarStream(Stream):
     """Tar shards as a stream; see `open_files`."""
 
     def __init__(self, paths: list[str], storage: Storage, errors: Errors, by_suffix: BySuffix, *, most: int) -> None:
-        super().__init__([Shard(path, _count(storage, path)) for path in paths], errors=errors)
+        super().__init__([Shard(path) for path in paths], errors=errors)
         self.where = paths[0] if len(paths) == 1 else f"{len(paths)} tar files"
         self._storage = storage
         self._by_suffix = by_suffix
@@ -107,35 +98,31 @@ class TarStream(Stream):
             current: _Gathered | None = None
             number = -1
             for member in members(pieces):
-                if isinstance(member, Note):
+                if isinstance(member, str):
                     by = self._decoder(shard.name, member) or by
                     continue
-                if isinstance(member, NextArchive):
-                    if current is not None and current.is_wanted:
-                        yield _decode_sample(shard.name, current, by)
-                    current, by = None, self._by_suffix
+                parts = split_name(member.name) if member else None
+                if member and not parts:
                     continue
-                parts = split_name(member.name)
-                if parts is None:
-                    continue
-                key, suffix = parts
-                if current is None or key != current.key:
-                    if current is not None and current.is_wanted:
+                if current and (not parts or parts[0] != current.key):
+                    if current.is_wanted:
                         yield _decode_sample(shard.name, current, by)
+                    current = None
+                if not member or not parts:
+                    by = self._by_suffix
+                    continue
+                pieces.key, suffix = parts
+                if current is None:
                     number += 1
-                    if shard.count is not None and number >= shard.count:
-                        raise RecordError(shard.name, member.offset, key, _MORE.format(shard.count))
-                    current = _Gathered(key, member.offset, number, number >= first and (number - first) % step == 0)
-                    pieces.key = key
+                    is_wanted = number >= first and (number - first) % step == 0
+                    current = _Gathered(parts[0], member.offset, is_wanted)
                 if current.is_wanted and by.wants(suffix):
                     self._gather(pieces, member, suffix, current)
-            if current is not None and current.is_wanted:
-                yield _decode_sample(shard.name, current, by)
 
-    def _decoder(self, path: str, comment: Note) -> BySchema | None:
+    def _decoder(self, path: str, comment: str) -> BySchema | None:
+        by = self._by_suffix
         try:
-            layout = TarSchema.from_comment(comment.text) if self._by_suffix.decode else None
-            return None if layout is None else BySchema(layout, self._by_suffix.fields, self._by_suffix.decode)
+            return BySchema.from_comment(comment, by.fields, by.decode) if by.decode else None
         except SourceError as error:
             raise RecordError(path, 0, "of its fields", str(error)) from error
 
@@ -158,24 +145,6 @@ def _decode_sample(path: str, gathered: _Gathered, by: BySuffix | BySchema) -> S
         return by.sample(gathered.key, gathered.members)
     except SourceError as error:
         return RecordError(path, gathered.offset, gathered.key, str(error))
-
-
-def _count(storage: Storage, path: str) -> int | None:
-    """Return how many samples a local archive has; None unless penstock wrote it."""
-    if is_remote(path):
-        return None
-    layout = _layout(storage, path)
-    return None if layout is None else layout.count
-
-
-def _layout(storage: Storage, path: str) -> TarSchema | None:
-    """Return the schema of an archive; None unless penstock wrote it."""
-    with closing(SequentialReader(storage, path, _BEGINNING_NBYTES)) as pieces:
-        try:
-            first = next(members(pieces), None)
-            return TarSchema.from_comment(first.text) if isinstance(first, Note) else None
-        except SourceError:  # it is raised when the archive is read
-            return None
 
 
 # ── writing ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -204,7 +173,7 @@ class TarWriter:
         why = why_unsupported(schema, suffixes)
         if why:
             raise SourceError(f"this cannot be written as a tar archive: {why}")
-        self._layout = TarSchema(schema, suffixes)
+        self._layout = BySchema(schema, suffixes, Selection())
         self._path = path
         self._last_key = ""
         self._count = 0
@@ -215,7 +184,7 @@ class TarWriter:
         """Add a sample."""
         schema = self._layout.schema
         sample = fitted(schema, sample, "this archive")
-        key = f"{self._count:09d}" if self._layout.is_numbered else self._checked(sample[KEY])
+        key = f"{self._count:09d}" if KEY not in schema else self._checked(sample[KEY])
         for name, suffix in self._layout.suffixes.items():
             data = encode_member(schema[name], sample[name])
             self._file.write(header(f"{key}.{suffix}", len(data)))
@@ -238,62 +207,23 @@ class TarWriter:
         """Finish the archive."""
         self._file.write(END)
         self._file.close()
-        _write_count(self._path, replace(self._layout, count=self._count))
-
-
-def _write_count(path: str, layout: TarSchema) -> None:
-    """Put the number of samples into an archive's comment; it stays unknown in a gzipped archive."""
-    comment = note(layout.to_comment())
-    with open(path, "r+b") as file:
-        if file.read(BLOCK_NBYTES) == comment[:BLOCK_NBYTES]:
-            file.seek(0)
-            file.write(comment)
 
 
 def concat_files(parts: Sequence[str], path: str) -> None:
     """Make one archive of several of `TarWriter`, in their order. Keys that are numbers continue from part to part.
 
     Raises:
-        SourceError: penstock did not write one of them, or two samples that would be neighbours have one key.
+        SourceError: penstock did not write the first of them, or two samples that would be neighbours have one key.
     """
-    storage = Storage()
-    layouts = [_layout(storage, part) for part in parts]
-    layout = layouts[0] if layouts else None
-    if layout is None or None in layouts:
-        raise SourceError(f"not all of the {len(parts)} parts of {path} are archives that penstock wrote")
-    with closing(SequentialWriter(path)) as whole:
-        whole.write(note(replace(layout, count=None).to_comment()))
-        copy = _Copy(whole, is_numbered=layout.is_numbered)
-        for part in parts:
-            copy.add(storage, part)
-        whole.write(END)
-    _write_count(path, replace(layout, count=copy.count))
-
-
-class _Copy:
-    """Copies members of archives to another one, and counts their samples."""
-
-    def __init__(self, whole: SequentialWriter, *, is_numbered: bool) -> None:
-        self.count = 0
-        self._whole = whole
-        self._is_numbered = is_numbered
-        self._last = ""
-
-    def add(self, storage: Storage, part: str) -> None:
-        """Copy the members of one archive."""
-        before, key = self._last, None
-        with closing(SequentialReader(storage, part)) as pieces:
-            for member in members(pieces):
-                parts = split_name(member.name) if isinstance(member, Member) else None
-                if parts is None or not isinstance(member, Member):
-                    continue
-                if parts[0] != key:
-                    key = self._last = parts[0]
-                    self.count += 1
-                    if key == before and not self._is_numbered:
-                        raise SourceError(f"{part}: its first sample has the key {key!r}, as the one before it")
-                    before = ""
-                written = f"{self.count - 1:09d}" if self._is_numbered else parts[0]
-                self._whole.write(header(f"{written}.{parts[1]}", member.nbytes))
-                self._whole.write(pieces.take(member.nbytes))
-                self._whole.write(padding(member.nbytes))
+    with closing(SequentialReader(Storage(), parts[0])) as pieces:
+        comment = next(members(pieces), None)
+    layout = BySchema.from_comment(comment, Selection()) if isinstance(comment, str) else None
+    if layout is None:
+        raise SourceError(f"{parts[0]} is no archive that penstock wrote")
+    extensions = {name: own[len(name) + 1 :] or own.rpartition(".")[2] for name, own in layout.suffixes.items()}
+    writer = TarWriter(path, layout.schema, extensions=extensions)
+    try:
+        for sample in open_files([*parts], Storage(), Selection(), "raise"):
+            writer.write(sample)
+    finally:
+        writer.close()

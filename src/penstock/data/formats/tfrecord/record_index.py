@@ -75,21 +75,3 @@ def load(path: str) -> np.ndarray | None:
         return None
     begins = np.append(lines[:, 0], nbytes)
     return begins if begins[0] == 0 and (np.diff(begins) == lines[:, 1]).all() else None
-
-
-def save(path: str, begins: np.ndarray) -> None:
-    """Write FILE.idx beside a file, whole or not at all.
-
-    Raises:
-        SourceError: it cannot be written there.
-    """
-    name = f"{path}.idx"
-    draft = f"{name}.{os.getpid()}"
-    try:
-        np.savetxt(draft, np.stack([begins[:-1], np.diff(begins)], axis=1), "%d")
-        os.replace(draft, name)
-    except OSError as error:
-        raise SourceError(f"{name} cannot be written: {error}") from error
-    finally:
-        if os.path.exists(draft):
-            os.unlink(draft)

@@ -10,11 +10,10 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
-from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.core.errors import OptionError, RecordError
 from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.tfrecord import record_index
@@ -22,8 +21,8 @@ from penstock.data.formats.tfrecord.example import Steps, parse_feature_lists, p
 from penstock.data.formats.tfrecord.example_fast_path import ExampleFastPath
 from penstock.data.formats.tfrecord.features import (
     MARK,
-    SchemaDecoder,
     SchemaEncoder,
+    decode_sample,
     to_field_value,
     with_shape_features,
 )
@@ -43,7 +42,7 @@ from penstock.data.source import Source
 from penstock.data.storage.open_descriptors import OpenDescriptors
 from penstock.data.storage.sequential_reader import SequentialReader
 from penstock.data.storage.sequential_writer import SequentialWriter
-from penstock.data.storage.storage import Storage, is_remote
+from penstock.data.storage.storage import Storage
 from penstock.data.stream import Shard, Stream
 
 MOST_NBYTES = 1 << 30
@@ -56,12 +55,11 @@ def open_files(
     fields: Selection,
     errors: Errors,
     *,
-    index: bool | Literal["save"] = False,
+    index: bool = False,
     check: bool = True,
     raw: bool = False,
     text: Sequence[str] = (),
     arrays: Sequence[str] = (),
-    sequence: bool = True,
     max_record_nbytes: int = MOST_NBYTES,
 ) -> TFRecordStream | IndexedTFRecords:
     """Open TFRecord files.
@@ -71,29 +69,31 @@ def open_files(
         storage: opens them.
         fields: which features a sample gets.
         errors: what a stream does with broken records.
-        index: read by number. The records' places are found once, now, or read from FILE.idx where one is that fits;
-            "save" writes FILE.idx where there is none. Not for gzipped files.
+        index: read by number. The records' places are found once, now, or read from FILE.idx where one is that fits:
+            as `tfrecord2idx` of NVIDIA DALI or of the `tfrecord` package writes it. Not for gzipped files.
         check: verify checksums.
         raw: a sample is {"record": bytes}; nothing is parsed.
         text: features that are UTF-8: str instead of bytes.
         arrays: features that are an array (or a list of bytes) even where they have one value.
-        sequence: the feature lists of SequenceExamples become fields too: an array with a row for each step where all
-            steps have as many numbers, else a list of the steps' values. False: their context only.
         max_record_nbytes: a longer record is broken.
+
+    The feature lists of SequenceExamples are fields too: an array with a row for each step where all steps have as many
+    numbers, else a list of the steps' values.
 
     Raises:
         SourceError: a file cannot be read.
         ExtraError: `check` is set, and google-crc32c is not installed.
+        OptionError: `index` is no bool.
     """
-    if index not in (False, True, "save"):
-        raise OptionError(f"index={index!r} is none of False, True and 'save'")
+    if not isinstance(index, bool):
+        raise OptionError(f"index={index!r} is neither True nor False; tools named tfrecord2idx write FILE.idx")
     if check:
         load_checksum()
-    parse = RecordParser(fields=fields, raw=raw, text=frozenset(text), arrays=frozenset(arrays), sequence=sequence)
+    parse = RecordParser(fields=fields, raw=raw, text=frozenset(text), arrays=frozenset(arrays))
     if not index:
         return TFRecordStream(paths, storage, errors, parse, check=check, most=max_record_nbytes)
     local = [storage.local(path) for path in paths]
-    return IndexedTFRecords(local, parse, save=index == "save", check=check, most=max_record_nbytes)
+    return IndexedTFRecords(local, parse, check=check, most=max_record_nbytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,6 @@ class RecordParser:
     raw: bool = False
     text: frozenset[str] = frozenset()
     arrays: frozenset[str] = frozenset()
-    sequence: bool = True
 
     @cached_property
     def _wanted(self) -> frozenset[str] | None:
@@ -119,36 +118,25 @@ class RecordParser:
         """Return a record's sample.
 
         Raises:
-            MalformedError: it is no such record, or a field is missing.
+            ValueError: it is no such record, or a field is missing.
         """
         if self.raw:
             return {"record": record}
-        chosen = self.fields.chosen
-        features = self._places.parse_usual(record)
-        may_have_lists = features is None and self.sequence
+        features, lists = self._places.parse_usual(record), dict[str, Steps]()
         if features is None:
-            features = parse_features(record, self._wanted)
-        try:
-            if MARK in features:
-                marks = SchemaDecoder.parse(features[MARK])
-                return marks.sample(features, None if chosen is None else self.fields.names(marks.schema, "it"))
-            sample = {
-                name: to_field_value(values, is_text=name in self.text, is_array=name in self.arrays)
-                for name, values in features.items()
-            }
-            if may_have_lists:
-                sample.update(
-                    (name, self._rows(name, steps)) for name, steps in parse_feature_lists(record, self._wanted).items()
-                )
-            if chosen is None:
-                return sample
-            if any(name not in sample for _, name in chosen):
-                self.fields.names(
-                    [*parse_features(record), *(parse_feature_lists(record) if may_have_lists else ())], "it"
-                )
-            return {own: sample[name] for own, name in chosen}
-        except SourceError as error:
-            raise MalformedError(str(error)) from error
+            features, lists = parse_features(record, self._wanted), parse_feature_lists(record, self._wanted)
+        if MARK in features:
+            return decode_sample(features, self.fields)
+        sample = {
+            name: to_field_value(values, is_text=name in self.text, is_array=name in self.arrays)
+            for name, values in features.items()
+        }
+        sample |= {name: self._rows(name, steps) for name, steps in lists.items()}
+        if self.fields.chosen is None:
+            return sample
+        if any(name not in sample for _, name in self.fields.chosen):
+            self.fields.names([*parse_features(record), *parse_feature_lists(record)], "it")
+        return {own: sample[name] for own, name in self.fields.chosen}
 
     def samples(self, records: AlikeRecords) -> list[Sample] | None:
         """Return the samples of many records at once; None where they have to be parsed one by one."""
@@ -191,7 +179,7 @@ class TFRecordStream(Stream):
     def __init__(
         self, paths: list[str], storage: Storage, errors: Errors, parse: RecordParser, *, check: bool, most: int
     ) -> None:
-        super().__init__([Shard(path, _count(path)) for path in paths], errors=errors)
+        super().__init__([Shard(path) for path in paths], errors=errors)
         self.where = paths[0] if len(paths) == 1 else f"{len(paths)} TFRecord files"
         self._storage = storage
         self._parse = parse
@@ -217,13 +205,8 @@ class TFRecordStream(Stream):
     def _sample(self, shard: Shard, number: int, offset: int, record: bytes | RecordError) -> Sample | RecordError:
         try:
             return record if isinstance(record, RecordError) else self._parse.sample(record)
-        except MalformedError as error:
+        except ValueError as error:
             return RecordError(shard.name, offset, number, str(error))
-
-
-def _count(path: str) -> int | None:
-    begins = None if is_remote(path) else record_index.load(path)
-    return None if begins is None else len(begins) - 1
 
 
 # ── by number ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -232,24 +215,19 @@ def _count(path: str) -> int | None:
 class IndexedTFRecords(Source):
     """Local TFRecord files by number; see `open_files`."""
 
-    def __init__(self, paths: list[str], parse: RecordParser, *, save: bool, check: bool, most: int) -> None:
+    def __init__(self, paths: list[str], parse: RecordParser, *, check: bool, most: int) -> None:
         self.where = paths[0] if len(paths) == 1 else f"{len(paths)} TFRecord files"
         self._paths = paths
         self._parse = parse
         self._check = check
         self._most = most
-        self._begins = [self._offsets(path, save) for path in paths]
+        self._begins = [self._offsets(path) for path in paths]
         self._parts = ConcatIndex(len(begins) - 1 for begins in self._begins)
         self._files = PerProcess(OpenDescriptors, OpenDescriptors.close)
 
-    def _offsets(self, path: str, save: bool) -> np.ndarray:
+    def _offsets(self, path: str) -> np.ndarray:
         found = record_index.load(path)
-        if found is not None:
-            return found
-        found = record_index.scan_offsets(path, load_checksum() if self._check else None)
-        if save:
-            record_index.save(path, found)
-        return found
+        return record_index.scan_offsets(path, load_checksum() if self._check else None) if found is None else found
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -276,7 +254,7 @@ class IndexedTFRecords(Source):
                 raise RecordError(path, begin, number, "its checksum is wrong")
         try:
             return self._parse.sample(record)
-        except MalformedError as error:
+        except ValueError as error:
             raise RecordError(path, begin, number, str(error)) from error
 
     def read_paths(self) -> Sequence[str]:
