@@ -99,7 +99,7 @@ class JsonLinesStream(Stream):
         with closing(blocks(self._storage, shard.name, lines.longest)) as pieces:
             for block in pieces:
                 offsets: list[int] = []
-                there = [at for at, line in enumerate(block.lines) if line and not line.isspace()]
+                there = [at for at, line in enumerate(block.lines) if not line.isspace()]
                 for at in there[ahead::step]:
                     try:
                         yield lines.sample(block.lines[at])
