@@ -18,11 +18,11 @@ from typing import Any
 
 from penstock.core.errors import SourceError
 from penstock.core.per_process import PerProcess
-from penstock.data.formats.arrow.table_source import TableOptions, TableSource, translate_errors
+from penstock.data.formats.arrow.table_source import TableSource, translate_errors
 from penstock.data.formats.arrow.types import Layout
-from penstock.data.formats.arrow.writer import TableWriter, arrow_schema
+from penstock.data.formats.arrow.writer import TableWriter
 from penstock.data.optional import need
-from penstock.data.schema import Schema, Selection
+from penstock.data.schema import Schema
 from penstock.data.storage.storage import Storage
 
 _MAGIC = b"ARROW1"
@@ -132,10 +132,11 @@ def _is_packed(message: Any, schema: Any, data: Any) -> bool:
 class ArrowSource(TableSource):
     """Rows of Arrow files; see the module."""
 
-    def __init__(self, paths: list[str], storage: Storage, fields: Selection, options: TableOptions) -> None:
-        self._ipc = [scan_file(storage.local(path)) for path in paths]
-        super().__init__(paths, [file.rows for file in self._ipc], [file.schema for file in self._ipc], fields, options)
+    def scan(self, storage: Storage) -> Iterable[tuple[list[int], Any]]:
+        """Yield the rows of each batch of a file, and its schema, for each file."""
+        self._ipc = [scan_file(storage.local(path)) for path in self._paths]
         self._maps = [PerProcess(partial(_MappedFile, file), _MappedFile.close) for file in self._ipc]
+        return [(file.rows, file.schema) for file in self._ipc]
 
     def batches(self, file: int, number: int, columns: Iterable[tuple[str, ...]]) -> Iterator[tuple[Any, int]]:
         """Yield a record batch, and the bytes that it costs to keep: a view of a map costs little."""
@@ -203,8 +204,7 @@ class ArrowWriter(TableWriter):
     """
 
     def __init__(self, path: str, schema: Schema, *, compression: str = "none", layout: Layout = "tensors") -> None:
-        arrow = arrow_schema(schema, layout, path)
-        super().__init__(path, schema, arrow, layout, _sink(path, arrow, compression))
+        super().__init__(path, schema, layout, partial(_sink, path, compression=compression))
 
 
 def concat_files(parts: Sequence[str], path: str) -> None:
