@@ -108,7 +108,7 @@ class CsvRecords:
                 self.offset, self.number = self.next_offset, self.next_number
             self.next_offset += len(line)
             self.next_number += 1
-            if self._raw or not line.isspace():
+            if self._raw or line.strip():
                 self._raw.append(line)
                 self._raw_nbytes += len(line)
                 if self._raw_nbytes - len(line) + len(line.rstrip(b"\r\n")) > self._longest:

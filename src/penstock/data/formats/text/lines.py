@@ -15,9 +15,6 @@ import itertools
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import BinaryIO
-
-import numpy as np
 
 from penstock.data.storage.sequential_reader import READ_NBYTES, SequentialReader
 from penstock.data.storage.storage import Storage
@@ -26,8 +23,6 @@ LONGEST = 1 << 28
 """The default limit for the bytes of a line: parsing one takes several times its bytes."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_GZIP = b"\x1f\x8b"
-_LINE_FEED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,49 +78,6 @@ def blocks(storage: Storage, path: str, longest: int, *, any_end: bool = False) 
             begun_nbytes += len(rest)
     if begun_nbytes:
         yield _first(offset, number, bytes(begun))
-
-
-def is_gzip(path: str) -> bool:
-    """Return whether a local file is gzipped."""
-    with open(path, "rb") as file:
-        return file.read(2) == _GZIP
-
-
-def line_starts(path: str) -> np.ndarray:
-    """Return where each line of a local plain file that is not blank begins, and where the file ends.
-
-    Blank lines are left out by leaving out where they begin: they end the line before, as white space.
-    """
-    found: list[np.ndarray] = []
-    firsts: list[np.ndarray] = []  # the first byte alone shows of nearly all lines that they are not blank
-    before = b"\n"
-    offset = 0
-    with open(path, "rb") as file:
-        while piece := file.read(READ_NBYTES):
-            held = np.frombuffer(before + piece, np.uint8)
-            ends = np.flatnonzero(held[:-1] == _LINE_FEED)
-            firsts.append(held[ends + 1])
-            found.append(ends + offset)
-            before = piece[-1:]
-            offset += len(piece)
-        bounds = np.append(np.concatenate([np.zeros(0, np.int64), *found]), offset)
-        if not offset:
-            return bounds
-        dubious = np.flatnonzero(np.isin(np.concatenate(firsts), np.frombuffer(b" \t\n\r\x0b\x0c\xef", np.uint8)))
-        blank = [at for at in dubious.tolist() if _is_blank_at(file, int(bounds[at]), int(bounds[at + 1]))]
-    return np.delete(bounds, blank)
-
-
-def _is_blank_at(file: BinaryIO, start: int, stop: int) -> bool:
-    file.seek(start)
-    while start < stop:
-        piece = file.read(min(stop - start, READ_NBYTES))
-        if start == 0:
-            piece = piece.removeprefix(_BYTE_ORDER_MARK)
-        if piece and not piece.isspace():
-            return False
-        start = file.tell()
-    return True
 
 
 def _first(offset: int, number: int, line: bytes) -> Block:
