@@ -276,7 +276,7 @@ DAY = datetime.datetime(2020, 1, 1)
         (pa.duration("ms"), pa.duration("us"), pa.duration("us")),
         (pa.time32("ms"), pa.time64("us"), pa.time64("us")),
         (pa.date32(), pa.date64(), pa.date64()),
-        (pa.decimal128(5, 2), pa.decimal128(9, 4), pa.decimal256(9, 4)),
+        (pa.decimal128(5, 2), pa.decimal128(9, 4), pa.decimal128(9, 4)),
     ],
 )
 @pytest.mark.parametrize("turned", [False, True])
