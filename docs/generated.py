@@ -64,7 +64,8 @@ def format_options() -> str:
 def _own(function: Callable[..., object]) -> Iterator[tuple[str, str, str]]:
     """Yield the name, the default and the description of each keyword-only argument."""
     documented = getattr(function, "func", function)  # of a functools.partial
-    described = dict(_ARGUMENT.findall(inspect.getdoc(documented) or ""))
+    documents = getattr(documented, "__mro__", [documented])[::-1]  # of a class, also what it inherits
+    described = dict(_ARGUMENT.findall("\n".join(inspect.getdoc(one) or "" for one in documents)))
     for one in inspect.signature(function).parameters.values():
         if one.kind is inspect.Parameter.KEYWORD_ONLY:
             default = "" if one.default is inspect.Parameter.empty else repr(one.default)

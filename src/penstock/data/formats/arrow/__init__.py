@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from penstock.data.format import Format, Implementation
 
 
 def _load_parquet() -> Implementation:
-    from penstock.data.formats.arrow import parquet, table_source, writer
+    from penstock.data.formats.arrow import parquet, writer
 
     return Implementation(
-        open_files=partial(table_source.open_tables, parquet.ParquetSource),
+        open_files=parquet.ParquetSource,
         writer=parquet.ParquetWriter,
         concat_files=parquet.concat_files,
         why_unsupported=writer.why_unsupported,
@@ -19,10 +17,10 @@ def _load_parquet() -> Implementation:
 
 
 def _load_arrow() -> Implementation:
-    from penstock.data.formats.arrow import ipc, table_source, writer
+    from penstock.data.formats.arrow import ipc, writer
 
     return Implementation(
-        open_files=partial(table_source.open_tables, ipc.ArrowSource),
+        open_files=ipc.ArrowSource,
         writer=ipc.ArrowWriter,
         concat_files=ipc.concat_files,
         why_unsupported=writer.why_unsupported,

@@ -15,8 +15,6 @@ penstock's DataLoader, reads from a few row groups at a time.
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,11 +23,11 @@ from typing import Any
 
 from penstock.core.errors import SourceError
 from penstock.core.per_process import PerProcess
-from penstock.data.formats.arrow.table_source import TableOptions, TableSource, translate_errors
+from penstock.data.formats.arrow.table_source import TableSource, translate_errors
 from penstock.data.formats.arrow.types import Layout
-from penstock.data.formats.arrow.writer import TableWriter, arrow_schema
+from penstock.data.formats.arrow.writer import TableWriter
 from penstock.data.optional import need
-from penstock.data.schema import Schema, Selection
+from penstock.data.schema import Schema
 from penstock.data.storage.storage import Storage
 
 _TAIL_NBYTES = 64 << 10
@@ -45,21 +43,20 @@ _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBL
 class ParquetSource(TableSource):
     """Rows of Parquet files; see the module."""
 
-    def __init__(self, paths: list[str], storage: Storage, fields: Selection, options: TableOptions) -> None:
-        schemas, rows = [], []
-        for path in paths:
+    def scan(self, storage: Storage) -> Iterable[tuple[list[int], Any]]:
+        """Yield the rows of each row group of a file, and its schema, for each file; only footers are read."""
+        self._opened = PerProcess(partial(_OpenFiles, storage), _OpenFiles.close)
+        for path in self._paths:
             metadata = footer(storage, path)
             with translate_errors(path):
-                schemas.append(metadata.schema.to_arrow_schema())
-                rows.append([metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)])
-        super().__init__(paths, rows, schemas, fields, options)
-        self._opened = PerProcess(partial(_OpenFiles, storage), _OpenFiles.close)
+                rows = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+                yield rows, _open(need("pyarrow", "parquet").BufferReader(b""), metadata).schema_arrow
 
     def batches(self, file: int, number: int, columns: Iterable[tuple[str, ...]]) -> Iterator[tuple[Any, int]]:
         """Yield a row group's record batches, and the bytes that each has."""
         opened = self._opened.get()
         known = opened.known(self._paths[file], tuple(".".join(column) for column in columns))
-        rows = known.rows_at_once(number, self._options.max_group_nbytes)
+        rows = known.rows_at_once(number, self._max_group_nbytes)
         reader = opened.take(known)
         try:
             for batch in reader.iter_batches(rows, row_groups=[number], columns=known.columns, use_threads=False):
@@ -112,19 +109,9 @@ class _OpenFiles:
         self.idle.clear()
 
 
-def _open(local: str, metadata: Any = None) -> Any:
+def _open(file: Any, metadata: Any = None) -> Any:
     open_file = need("pyarrow.parquet", "parquet").ParquetFile
-    return open_file(local, metadata=metadata, page_checksum_verification=True, **_types_of_footer(open_file))
-
-
-@functools.cache
-def _types_of_footer(open_file: Any) -> dict[str, bool]:
-    """Return the options with which JSON and UUIDs are read as text and bytes, as `to_arrow_schema` has them.
-
-    By default newer versions of pyarrow make extension types of those that another program marked.
-    """
-    name = "arrow_extensions_enabled"
-    return {name: False} if name in inspect.signature(open_file).parameters else {}
+    return open_file(file, metadata=metadata, page_checksum_verification=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +203,7 @@ class ParquetWriter(TableWriter):
     """
 
     def __init__(self, path: str, schema: Schema, *, compression: str = "zstd", layout: Layout = "raw") -> None:
-        arrow = arrow_schema(schema, layout, path)
-        super().__init__(path, schema, arrow, layout, _sink(path, arrow, compression))
+        super().__init__(path, schema, layout, partial(_sink, path, compression=compression))
 
 
 def concat_files(parts: Sequence[str], path: str) -> None:

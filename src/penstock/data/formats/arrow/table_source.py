@@ -6,8 +6,9 @@ together: `chunk_starts` is where groups begin. Arrays of samples are read-only 
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -60,40 +61,12 @@ def arrow_errors() -> tuple[type[Exception], ...]:
     return need("pyarrow", "parquet").ArrowException, OSError, ValueError, MemoryError, OverflowError, LookupError
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TableOptions:
-    """Options that Arrow and Parquet share; see `open_tables`."""
+class TableSource(Source):
+    """Rows of Parquet or Arrow files, one after another, by number.
 
-    null: Mapping[str, Any]
-    objects: Sequence[str]
-    held_nbytes: int
-    max_group_nbytes: int
-
-    def __post_init__(self) -> None:
-        if isinstance(self.objects, str):
-            raise OptionError(f"objects={self.objects!r} has to be a list of columns, as in [{self.objects!r}]")
-        if self.held_nbytes < 0 or self.max_group_nbytes < 1:
-            raise OptionError(
-                f"held_nbytes={self.held_nbytes} must not be negative, max_group_nbytes={self.max_group_nbytes} not 0"
-            )
-
-
-def open_tables(
-    make: Callable[[list[str], Storage, Selection, TableOptions], TableSource],
-    paths: list[str],
-    storage: Storage,
-    fields: Selection,
-    errors: Errors,
-    *,
-    null: Mapping[str, Any] | None = None,
-    objects: Sequence[str] = (),
-    held_nbytes: int = HELD_NBYTES,
-    max_group_nbytes: int = MOST_GROUP_NBYTES,
-) -> TableSource:
-    """Open Parquet or Arrow files, one after another, as a source. Only what describes their groups is read.
+    A format gives `scan` and `batches`. Groups are unpacked by any thread, and each of them once while it is kept.
 
     Args:
-        make: opens files of a format.
         paths: of files with the same columns.
         storage: where they lie.
         fields: which fields samples have.
@@ -106,57 +79,48 @@ def open_tables(
         max_group_nbytes: the most that a group may have unpacked.
 
     Raises:
-        SourceError: one cannot be read, has other columns, or columns that are no field.
-    """
-    options = TableOptions(null=null or {}, objects=objects, held_nbytes=held_nbytes, max_group_nbytes=max_group_nbytes)
-    return make(paths, storage, fields, options)
-
-
-class TableSource(Source):
-    """Rows of tables, by number.
-
-    A format gives `batches`. Groups are unpacked by any thread, and each of them once while it is kept.
-
-    Args:
-        paths: of the files.
-        rows: of each group of each file.
-        schemas: Arrow's, of each file.
-        fields: which fields samples have.
-        options: see `open_tables`.
-
-    Raises:
-        SourceError: a field is not there, is something else in another file, or cannot be read though it was asked for.
+        SourceError: a file cannot be read, a field is not there, is something else in another file, or cannot be read
+            though it was asked for.
     """
 
     reads_batches = True
 
     def __init__(
         self,
-        paths: Sequence[str],
-        rows: Sequence[Sequence[int]],
-        schemas: Sequence[Any],
+        paths: list[str],
+        storage: Storage,
         fields: Selection,
-        options: TableOptions,
+        errors: Errors,
+        *,
+        null: Mapping[str, Any] | None = None,
+        objects: Sequence[str] = (),
+        held_nbytes: int = HELD_NBYTES,
+        max_group_nbytes: int = MOST_GROUP_NBYTES,
     ) -> None:
+        if isinstance(objects, str):
+            raise OptionError(f"objects={objects!r} has to be a list of columns, as in [{objects!r}]")
+        if held_nbytes < 0 or max_group_nbytes < 1:
+            raise OptionError(f"{held_nbytes=} must not be negative, {max_group_nbytes=} not 0")
         self.where = paths[0] if len(paths) == 1 else f"{paths[0]} and others"
         self._paths = tuple(paths)
+        self._held_nbytes = held_nbytes
+        self._max_group_nbytes = max_group_nbytes
+        rows, schemas = zip(*self.scan(storage), strict=True)
         groups = [count for of_file in rows for count in of_file]
         if min(groups, default=0) < 0 or sum(groups) > _MOST_ROWS:
             spans = f"in groups of {min(groups)} to {max(groups)}"
             raise SourceError(f"{self.where}: it states {sum(groups)} rows, {spans}")
-        self._options = options
-        self._leaves = resolve_fields(self._paths, schemas, fields, options.objects)
+        self._leaves = resolve_fields(self._paths, schemas, fields, objects)
         self._names = tuple(self._leaves[0])
         self._fields = {name: leaf.field for name, leaf in self._leaves[0].items()}
-        objects = {name for name, field in self._fields.items() if field.kind == "object"}
-        self._nulls = {name: value if name in objects else plain(value) for name, value in options.null.items()}
+        as_they_are = {name for name, field in self._fields.items() if field.kind == "object"}
+        self._nulls = {name: value if name in as_they_are else plain(value) for name, value in (null or {}).items()}
         self._files = ConcatIndex(map(len, rows))
         self._parts = ConcatIndex(groups)
         self._held = self._new_cache()
 
     def _new_cache(self) -> PerProcess[ChunkCache[UnpackedGroup]]:
-        nbytes = self._options.held_nbytes
-        return PerProcess(partial(ChunkCache, nbytes, nbytes), ChunkCache.clear)
+        return PerProcess(partial(ChunkCache, self._held_nbytes, self._held_nbytes), ChunkCache.clear)
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -170,6 +134,10 @@ class TableSource(Source):
     def chunk_starts(self) -> np.ndarray:
         """Where each group with rows begins, and the number of rows."""
         return np.unique(np.asarray(self._parts.starts, np.int64))
+
+    def scan(self, storage: Storage) -> Iterable[tuple[list[int], Any]]:
+        """Yield the rows of each group of a file, and Arrow's schema, for each file."""
+        raise NotImplementedError
 
     def batches(self, file: int, number: int, columns: Iterable[tuple[str, ...]]) -> Iterator[tuple[Any, int]]:
         """Yield the record batches of a group of a file, with these columns at least, and what keeping each costs."""
@@ -259,8 +227,7 @@ class TableSource(Source):
     def select_fields(self, fields: Sequence[str]) -> Source:
         """Return a source with these fields only; others' columns are not read."""
         names = Selection.of(list(fields)).names(self._names, self.where)
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
+        other = copy.copy(self)
         other._names = tuple(names)
         other._fields = {name: self._fields[name] for name in names}
         other._held = self._new_cache()
@@ -281,10 +248,9 @@ class TableSource(Source):
                     pieces.append([_column(name, leaf, batch) for name, leaf in wanted])
                     counts.append(batch.num_rows)
                 nbytes += cost
-                if nbytes > self._options.max_group_nbytes:
+                if nbytes > self._max_group_nbytes:
                     raise SourceError(
-                        f"its group has {nbytes} bytes and more unpacked; max_group_nbytes is "
-                        f"{self._options.max_group_nbytes}"
+                        f"its group has {nbytes} bytes and more unpacked; max_group_nbytes is {self._max_group_nbytes}"
                     )
         except SourceError as error:
             return UnpackedGroup(failure=str(error))

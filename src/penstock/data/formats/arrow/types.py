@@ -17,10 +17,11 @@ in the other files, and left out where no file has a type for it.
 
 writer.py writes arrays of numbers as one of
 
-    tensors   arrow.fixed_shape_tensor; for shapes that differ arrow.variable_shape_tensor: a struct of data (a list of
-              the numbers, C order) and shape (a fixed-size list of int32). Every program that knows Arrow reads them.
-    raw       fixed_size_binary of the array's bytes (C order, little-endian), binary where it has none; for shapes that
-              differ a struct of data (binary) and shape. Parquet reads it many times as fast as lists.
+    tensors   arrow.fixed_shape_tensor; for shapes that differ, or have a 0, arrow.variable_shape_tensor: a struct of
+              data (a list of the numbers, C order) and shape (a fixed-size list of int32). Every program that knows
+              Arrow reads them.
+    raw       fixed_size_binary of the array's bytes (C order, little-endian); for shapes that differ, or have a 0, a
+              struct of data (binary) and shape. Parquet reads it many times as fast as lists.
 
 Both have dtype and shape in the column's metadata, under "penstock.array", as in "float32[3, ?]".
 """
@@ -41,7 +42,6 @@ from penstock.data.formats.arrow.columns import (
     DictionaryEncoded,
     Ragged,
     TensorWithShape,
-    empty_column,
     fits_in_memory,
     fixed_shape_column,
     list_sizes,
@@ -65,8 +65,7 @@ _UNIT = re.compile(r"(timestamp|duration|date32|date64|time32|time64)\[(\w+)(?:,
 _EXTENSION = b"ARROW:extension:name"
 _EXTENSION_METADATA = b"ARROW:extension:metadata"
 _DEEPEST = 32
-_MOST_DIGITS = 76
-_FINER = ("s", "ms", "us", "ns")
+_PERMUTED = "it is a tensor whose axes are permuted; write it in the order of its axes"
 _SAME_OBJECTS = {
     "large_string": "string",
     "string_view": "string",
@@ -153,7 +152,10 @@ def _reader(field: Any) -> _Reader | str:
         if isinstance(reader, str):
             return reader
         if isinstance(type, pa.FixedShapeTensorType):
-            reader = _tensor(type, reader[0].dtype)
+            if type.permutation and type.permutation != sorted(type.permutation):
+                return _PERMUTED
+            dtype, shape = reader[0].dtype, tuple(type.shape)
+            reader = Field("array", dtype, shape), partial(fixed_shape_column, dtype=dtype, shape=shape)
         return reader[0], partial(_storage_column, reader[1])
     if ARRAY_METADATA in metadata or metadata.get(_EXTENSION) == VARIABLE_TENSOR:
         return _penstock_array(type, metadata)
@@ -222,9 +224,6 @@ def common_type(one: Any, other: Any) -> Any:
     types = pa.types
     one, other = (type.value_type if types.is_dictionary(type) else type for type in (one, other))
 
-    def both(test: Callable[[Any], bool]) -> bool:
-        return test(one) and test(other)
-
     if one == other:
         return one
     if types.is_null(one) or types.is_null(other):
@@ -233,29 +232,25 @@ def common_type(one: Any, other: Any) -> Any:
         return _common_nested(one, other)
     if _describe(one) == _describe(other) and _describe(one) in _LARGE:
         return pa.type_for_alias(_LARGE[_describe(one)])
-    if both(_is_number):
+    if number_type(one) and number_type(other) and not number_unit(one) and not number_unit(other):
         wide = common_dtype(number_type(one), number_type(other))
         return pa.from_numpy_dtype(wide) if wide else None
-    return _common_time(one, other, both)
-
-
-def _common_time(one: Any, other: Any, both: Callable[[Callable[[Any], bool]], bool]) -> Any:
-    pa = need("pyarrow", "parquet")
-    types = pa.types
-    if both(types.is_date):
-        return pa.date64()
-    if both(types.is_decimal):
-        scale = max(one.scale, other.scale)
-        digits = max(one.precision - one.scale, other.precision - other.scale) + scale
-        return pa.decimal256(digits, scale) if digits <= _MOST_DIGITS else None
-    if both(types.is_timestamp) and (one.tz is None) == (other.tz is None):
-        return pa.timestamp(_finer(one, other), one.tz if one.tz == other.tz else "UTC")
-    if both(types.is_duration):
-        return pa.duration(_finer(one, other))
-    if both(types.is_time):
-        unit = _finer(one, other)
-        return pa.time32(unit) if unit in ("s", "ms") else pa.time64(unit)
+    if types.is_timestamp(one) and types.is_timestamp(other) and one.tz and other.tz and one.tz != other.tz:
+        one, other = (pa.timestamp(type.unit, "UTC") for type in (one, other))
+    for is_kind in (types.is_timestamp, types.is_duration, types.is_time, types.is_date, types.is_decimal):
+        if is_kind(one) and is_kind(other):
+            return _promoted(one, other)
     return None
+
+
+def _promoted(one: Any, other: Any) -> Any:
+    """Return the finer of two units, or a decimal with the digits of both; None if there is none."""
+    pa = need("pyarrow", "parquet")
+    schemas = [pa.schema([("", type)]) for type in (one, other)]
+    try:
+        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except pa.ArrowException:
+        return None
 
 
 def _common_nested(one: Any, other: Any) -> Any:
@@ -288,11 +283,6 @@ def _is_list(type: Any) -> bool:
     return bool(types.is_list(type) or types.is_large_list(type) or types.is_fixed_size_list(type))
 
 
-def _is_number(type: Any) -> bool:
-    types = need("pyarrow", "parquet").types
-    return bool(types.is_integer(type) or types.is_floating(type))
-
-
 def unit_type(unit: str) -> Any:
     """Return the type of numbers with a unit, as `Field.unit` states it; None for a unit that is not Arrow's.
 
@@ -306,10 +296,6 @@ def unit_type(unit: str) -> Any:
     if found[1] == "timestamp":
         return pa.timestamp(found[2], found[3])
     return getattr(pa, found[1])(*([] if found[1].startswith("date") else [found[2]]))
-
-
-def _finer(one: Any, other: Any) -> str:
-    return _FINER[max(map(_FINER.index, (one.unit, other.unit)))]
 
 
 def _cast_column(type: Any, make: Callable[[Any], Column], array: Any) -> Column:
@@ -330,7 +316,7 @@ def _penstock_array(type: Any, metadata: dict[bytes, bytes]) -> _Reader | str:
         field = Field("array", found[1], tuple(None if size == "?" else int(size) for size in found[2].split(", ")))
     if need("pyarrow", "parquet").types.is_struct(type):
         if b"permutation" in metadata.get(_EXTENSION_METADATA, b""):
-            return "it is a tensor whose axes are permuted"
+            return _PERMUTED
         reader = _tensor_with_shape(type, field)
     else:
         reader = _fixed_shape_array(type, field)
@@ -365,20 +351,10 @@ def _fixed_shape_array(type: Any, field: Field | None) -> _Reader | None:
     shape = tuple(size or 0 for size in field.shape)
     if types.is_fixed_size_binary(type) and type.byte_width == field.nbytes() > 0:
         return field, partial(raw_column, dtype=field.dtype, shape=shape)
-    if types.is_binary(type) and not field.nbytes():
-        return field, partial(empty_column, dtype=field.dtype, shape=shape)
     sizes, inner = list_sizes(type)
     if sizes and math.prod(size or 0 for size in sizes) == math.prod(shape) > 0 and number_type(inner) == field.dtype:
         return field, partial(fixed_shape_column, dtype=field.dtype, shape=shape)
     return None
-
-
-def _tensor(type: Any, dtype: str) -> _Reader:
-    order = type.permutation or list(range(len(type.shape)))
-    shape = tuple(type.shape[axis] for axis in order)
-    return Field("array", dtype, shape), partial(
-        fixed_shape_column, dtype=dtype, shape=tuple(type.shape), order=tuple(order)
-    )
 
 
 def _storage_column(make: Callable[[Any], Column], array: Any) -> Column:

@@ -5,6 +5,7 @@ See types.py for what arrays become.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -42,34 +43,28 @@ def why_unsupported(schema: Schema) -> str:
     return "" if schema else "without a field, nobody knows how many samples there are"
 
 
-def arrow_schema(schema: Schema, layout: Layout, where: str) -> Any:
-    """Return Arrow's schema for samples.
-
-    Raises:
-        SourceError: samples of this schema cannot be written.
-    """
-    if why_unsupported(schema):
-        raise SourceError(f"{where}: {why_unsupported(schema)}")
-    return need("pyarrow", "parquet").schema([_field(name, field, layout) for name, field in schema.items()])
-
-
 class TableWriter:
     """Collects samples, and writes them in groups of about 8 MiB or 1024 rows.
 
     Args:
         path: of the file, for messages.
         schema: of the samples.
-        arrow: Arrow's schema.
         layout: of arrays.
-        sink: pyarrow's writer of the format.
+        make_sink: makes pyarrow's writer of the format, given Arrow's schema.
+
+    Raises:
+        SourceError: samples of this schema cannot be written.
     """
 
-    def __init__(self, path: str, schema: Schema, arrow: Any, layout: Layout, sink: Any) -> None:
+    def __init__(self, path: str, schema: Schema, layout: Layout, make_sink: Callable[[Any], Any]) -> None:
+        if why_unsupported(schema):
+            raise SourceError(f"{path}: {why_unsupported(schema)}")
         self._path = path
         self._schema = schema
-        self._arrow = arrow
         self._layout: Layout = layout
-        self._sink = sink
+        fields = [_field(name, field, layout) for name, field in schema.items()]
+        self._arrow = need("pyarrow", "parquet").schema(fields)
+        self._sink = make_sink(self._arrow)
         self._rows: list[Sample] = []
         self._nbytes = 0
 
@@ -123,7 +118,7 @@ def _field(name: str, field: Field, layout: Layout) -> Any:
     if field.kind == "number":
         return pa.field(name, unit_type(field.unit) or number)
     metadata = {ARRAY_METADATA: replace(field, unit="").words().encode()}
-    if field.is_ragged or (layout == "tensors" and 0 in field.shape):
+    if field.is_ragged or 0 in field.shape:
         data = pa.list_(number) if layout == "tensors" else pa.binary()
         type = pa.struct([("data", data), ("shape", pa.list_(pa.int32(), len(field.shape)))])
         if layout == "tensors":
@@ -131,7 +126,7 @@ def _field(name: str, field: Field, layout: Layout) -> Any:
     elif layout == "tensors":
         type = pa.fixed_shape_tensor(number, list(field.shape))
     else:
-        type = pa.binary(field.nbytes() or -1)
+        type = pa.binary(field.nbytes())
     return pa.field(name, type, metadata=metadata)
 
 

@@ -7,7 +7,7 @@
     lines        end at a line feed, a carriage return, or both; files may mix them
     blank        a line of white space only is no record, outside of quotes
     columns      what all values in the first 1000 rows are: int64, float64 (an empty one is NaN), bool (true, false),
-                 or text. `dtypes=` overrides it. QuotedText values are text, so that "12" stays one. Numbers are of
+                 or text. `dtypes=` overrides it. Values in quotes are text, so that "12" stays one. Numbers are of
                  ASCII digits: 1_000 and Arabic digits are none, though Python takes them
 
 A row with more or fewer values than the header, or a value that is none of its column's, is broken, and the next row is
@@ -17,7 +17,6 @@ read. `CsvWriter` quotes all text, so that what it wrote comes back with the typ
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -27,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import OptionError, RecordError, SourceError
-from penstock.data.formats.text.csv_records import CsvRecord, QuotedText, RecordSplitter
-from penstock.data.formats.text.lines import LONGEST, Block, blocks
+from penstock.data.formats.text.csv_records import CsvRecords
+from penstock.data.formats.text.lines import LONGEST
 from penstock.data.sample_batch import samples_of
 from penstock.data.schema import Errors, Sample, Schema, Selection, fitted
 from penstock.data.storage.sequential_reader import READ_NBYTES, SequentialReader
@@ -43,7 +42,6 @@ _MAX_PROBED_NBYTES = 8 << 20
 _KINDS = ("text", "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
 _FLOATS = ("float16", "float32", "float64")
 _INT = re.compile(r"[+-]?[0-9]+")
-_FLOAT = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|nan|inf|infinity)", re.I)
 _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./ -]*")
 
@@ -79,8 +77,9 @@ def open_files(
         delimiter = "\t" if ".tsv" in paths[0].lower().rpartition("/")[2] else ","
     if len(delimiter) != 1 or delimiter in '"\r\n' or not delimiter.isascii():
         raise OptionError(f"delimiter={delimiter!r} has to be one ASCII character, and no quote")
-    rows = RecordSplitter(storage, delimiter, max_record_nbytes)
-    names, kinds = _probe_columns(rows, paths[0], header)
+    open_records = partial(CsvRecords, storage, delimiter=delimiter, longest=max_record_nbytes)
+    with contextlib.closing(open_records(path=paths[0])) as records:
+        names, kinds = _probe_columns(records, paths[0], header)
     for name, kind in (dtypes or {}).items():
         if name not in names:
             raise SourceError(f"{paths[0]} has no column {name!r}; it has {', '.join(map(repr, names))}")
@@ -89,104 +88,94 @@ def open_files(
         kinds[names.index(name)] = kind
     own = fields.names(names, paths[0])
     columns = [(name, names.index(there), kinds[names.index(there)]) for name, there in own.items()]
-    return CsvStream(paths, rows, _Columns(names, columns, has_header=header is None), errors)
+    return CsvStream(paths, open_records, _Columns(names, columns, has_header=header is None), errors)
 
 
 class CsvStream(Stream):
     """Rows of CSV files, one after another."""
 
-    def __init__(self, paths: list[str], rows: RecordSplitter, columns: _Columns, errors: Errors) -> None:
+    def __init__(
+        self, paths: list[str], open_records: Callable[..., CsvRecords], columns: _Columns, errors: Errors
+    ) -> None:
         super().__init__([Shard(path) for path in paths], errors=errors)
         self.where = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
-        self._rows = rows
+        self._open_records = open_records
         self._columns = columns
 
     def read(self, shard: Shard, first: int, step: int) -> Iterator[Sample | RecordError]:
         """Yield every `step`-th row of a shard, from row `first` on, the header and blank lines not counted."""
         columns = self._columns
-        sample = columns.sample_parser()
         ahead = first  # rows to pass over until the next that is wanted
-        with contextlib.closing(self._read(shard.name)) as found:
-            for block in found:
-                if isinstance(block, Block):
-                    count = len(block.lines)
-                    samples = columns.samples(block.lines, self._rows.delimiter, ahead, step)
-                    if samples is not None:
-                        yield from samples
-                        ahead = ahead - count if ahead >= count else (ahead - count) % step
-                        continue
-                for row in self._rows.records_of(block) if isinstance(block, Block) else (block,):
-                    if ahead:
-                        ahead -= 1
-                        continue
-                    ahead = step - 1
-                    try:
-                        yield sample(row.values())
-                    except ValueError as error:
-                        yield RecordError(shard.name, row.offset, f"line {row.number}", str(error))
-
-    def _read(self, path: str) -> Generator[CsvRecord | Block, None, None]:
-        """Yield what holds a file's rows, without the header."""
-        columns = self._columns
-        found = self._rows.read(path, len(columns.names))
-        if not columns.has_header:
-            yield from found
-            return
-        block, records = next(found, None), list[CsvRecord]()
-        if isinstance(block, Block):
-            block, *records = self._rows.records_of(block)
-        columns.check_header(block, path)
-        yield from records
-        yield from found
-
-
-def _probe_columns(rows: RecordSplitter, path: str, header: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """Return the names and the types of a file's columns."""
-    with contextlib.closing(rows.read_records(path)) as records:
-        try:
-            first = list(header) if header is not None else next(records).values()
-            names = [str(name) for name in first]
-            found: list[list[str]] = []
-            for row in itertools.islice(records, MAX_PROBED_ROWS):
-                if row.offset > _MAX_PROBED_NBYTES:
-                    break
+        with contextlib.closing(self._open_records(path=shard.name)) as records:
+            if columns.has_header:
+                columns.check_header(records.read(), shard.name)
+            while lines := records.next_lines():
                 try:
-                    values = row.split_values()
-                except ValueError:
+                    samples = columns.samples(*records.rows(lines, ahead, step))
+                except ValueError:  # blank lines, values of several lines, something broken
+                    ahead = yield from self._read_one_by_one(shard, records, len(lines), ahead, step)
                     continue
-                if len(values) == len(names):
-                    found.append(values)
-        except StopIteration:
-            raise SourceError(f"{path} has no header; it is empty") from None
-        except SourceError:
-            raise
-        except ValueError as error:
-            raise SourceError(f"{path}: the header cannot be read: {error}") from error
+                records.skip(lines)
+                yield from samples
+                ahead = ahead - len(lines) if ahead >= len(lines) else (ahead - len(lines)) % step
+
+    def _read_one_by_one(
+        self, shard: Shard, records: CsvRecords, lines: int, ahead: int, step: int
+    ) -> Generator[Sample | RecordError, None, int]:
+        """Yield the rows that begin in the next lines; return how many to pass over behind them."""
+        stop = records.next_number + lines
+        while records.next_number < stop and (row := records.read()) is not None:
+            if ahead:
+                ahead -= 1
+                continue
+            ahead = step - 1
+            try:
+                if isinstance(row, ValueError):
+                    raise row
+                yield self._columns.samples([row], False)[0]
+            except ValueError as error:
+                yield RecordError(shard.name, records.offset, f"line {records.number}", str(error))
+        return ahead
+
+
+def _probe_columns(records: CsvRecords, path: str, header: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """Return the names and the types of a file's columns."""
+    first = header if header is not None else records.read()
+    if first is None:
+        raise SourceError(f"{path} has no header; it is empty")
+    if isinstance(first, ValueError):
+        raise SourceError(f"{path}: the header cannot be read: {first}") from first
+    names = [str(name) for name in first]
+    found: list[list[str | None]] = []
+    for _ in range(MAX_PROBED_ROWS):
+        row = records.read()
+        if row is None or records.offset > _MAX_PROBED_NBYTES:
+            break
+        if not isinstance(row, ValueError) and len(row) == len(names):
+            found.append(records.bare_values(row))
     name, times = Counter(names).most_common(1)[0]
     if times > 1:
         raise SourceError(f"{path} has {times} columns {name[:80]!r}; pass header= with names that differ")
-    return names, [_infer_type(list(column)) for column in zip(*found, strict=True)] or ["text"] * len(names)
+    return names, [_infer_type(column) for column in zip(*found, strict=True)] or ["text"] * len(names)
 
 
-def _infer_type(values: list[str]) -> str:
-    """Return what all these values are.
+def _infer_type(values: Sequence[str | None]) -> str:
+    """Return what all these values are; None is one that has quotes.
 
     >>> _infer_type(["1", "-2"]), _infer_type(["1", ""]), _infer_type(["true"]), _infer_type(["1", "x"])
     ('int64', 'float64', 'bool', 'text')
     """
-    if any(isinstance(value, QuotedText) for value in values):
+    bare = [value for value in values if value is not None]
+    if len(bare) < len(values) or any(value != value.strip() for value in bare):
         return "text"
-    if all(_INT.fullmatch(value) for value in values):
-        return "int64" if all(len(value) < 19 or _fits_int64(value) for value in values) else "text"
-    if all(value in _BOOLS for value in values):
-        return "bool"
-    if any(values) and all(not value or _FLOAT.fullmatch(value) for value in values):
-        return "float64"
+    kinds = ["bool", "float64"] if any(bare) else []
+    if all(map(_INT.fullmatch, bare)):
+        kinds = ["int64"]  # those that do not fit are names: float64 would lose digits
+    for kind in kinds:
+        with contextlib.suppress(ValueError, KeyError):
+            _parse_column(kind, bare, False)
+            return kind
     return "text"
-
-
-def _fits_int64(value: str) -> bool:
-    return len(value) <= 20 and -(1 << 63) <= int(value) < 1 << 63
 
 
 class _Columns:
@@ -198,126 +187,61 @@ class _Columns:
         self._chosen = chosen
         self._are_floats = chosen == [(name, at, "float64") for at, name in enumerate(names)]
 
-    def samples(self, lines: list[bytes], delimiter: str, ahead: int, step: int) -> list[Sample] | None:
-        """Return the samples of every `step`-th line, from line `ahead` on; None if one of them may be broken.
+    def samples(self, rows: list[list[str]], is_plain: bool) -> list[Sample]:
+        """Return the samples of some rows, given their values, and whether all are ASCII without underscores.
 
-        Args:
-            lines: without quotes, each with as many values as there are columns.
-            delimiter: between values.
-            ahead: lines to pass over.
-            step: how many there are to the next one.
+        Raises:
+            ValueError: one of them is broken; the message is the reason if it is the only one.
         """
-        try:
-            if len(lines) <= ahead:
-                return []
-            text = delimiter.encode().join(lines[ahead::step]).decode()
-            cells = text.split(delimiter)
-            if self._are_floats and _is_plain(text):
-                values = map(float, cells)
-                return [
-                    dict(zip(self.names, row, strict=True)) for row in zip(*[values] * len(self.names), strict=True)
-                ]
-            columns = [_parse_column(kind, cells[at :: len(self.names)]) for _, at, kind in self._chosen]
-        except ValueError:
-            return None
-        return samples_of([name for name, _, _ in self._chosen], columns)
-
-    def check_header(self, header: CsvRecord | None, path: str) -> None:
-        """Raise RecordError if a file's header is not the first one's."""
-        try:
-            names = [] if header is None else header.values()
-        except ValueError as error:
-            raise RecordError(path, 0, "header", str(error)) from error
-        if names != self.names:
-            raise RecordError(path, 0, "header", f"its columns are {str(names)[:200]}, the first file's {self.names}")
-
-    def sample_parser(self) -> Callable[[list[str]], Sample]:
-        """Return a function from a row's values to a sample; it raises ValueError for broken ones."""
-        count = len(self.names)
-        chosen = [(name, at, partial(_parse, kind)) for name, at, kind in self._chosen]
-        numbers = [at for _, at, kind in self._chosen if kind != "text"]
-        quick = [(name, at, float if kind == "float64" else _PARSERS[kind]) for name, at, kind in self._chosen]
-
-        def sample(values: list[str]) -> Sample:
-            if len(values) != count:
-                raise ValueError(f"it has {len(values)} values, the header {count}")
-            text = "".join(values)
-            if (text.isascii() and "_" not in text) or _is_plain("".join([values[at] for at in numbers])):
-                with contextlib.suppress(ValueError):  # an empty value that is NaN, or a wrong one
-                    return {name: parse(values[at]) for name, at, parse in quick}
-            try:
-                return {name: parse(values[at]) for name, at, parse in chosen}
-            except ValueError:
-                raise ValueError(self._why(values)) from None
-
-        return sample
-
-    def _why(self, values: list[str]) -> str:
+        if not {*map(len, rows)} <= {len(self.names)}:
+            raise ValueError(f"it has {len(rows[0])} values, the header {len(self.names)}")
+        if self._are_floats and is_plain:
+            with contextlib.suppress(ValueError):  # an empty value, which is NaN, or a wrong one
+                return [dict(zip(self.names, map(float, row), strict=True)) for row in rows]
+        cells = list(zip(*rows, strict=True)) or [()] * len(self.names)
+        columns = []
         for _, at, kind in self._chosen:
             try:
-                _parse(kind, values[at])
-            except ValueError:
-                return f"column {self.names[at]!r} has {values[at][:40]!r}, which is no {kind}; dtypes= sets another"
-        return "it is broken"
+                columns.append(_parse_column(kind, cells[at], is_plain))
+            except (ValueError, KeyError):
+                raise ValueError(
+                    f"column {self.names[at]!r} has {cells[at][0][:40]!r}, which is no {kind}; dtypes= sets another"
+                ) from None
+        return samples_of([name for name, _, _ in self._chosen], columns)
+
+    def check_header(self, header: list[str] | ValueError | None, path: str) -> None:
+        """Raise RecordError if a file's header is not the first one's."""
+        if isinstance(header, ValueError):
+            raise RecordError(path, 0, "header", str(header)) from header
+        if header != self.names:
+            names = str(header or [])[:200]
+            raise RecordError(path, 0, "header", f"its columns are {names}, the first file's {self.names}")
 
 
-def _parse_column(kind: str, values: list[str]) -> list[Any]:
-    """Return values, as `_parse` does for each."""
+def _parse_column(kind: str, cells: Sequence[str], is_plain: bool) -> Sequence[Any]:
+    """Return the values of some cells.
+
+    Raises:
+        ValueError: one is none of its column's. (KeyError if it should be a bool.)
+    """
     if kind == "text":
-        return values
-    if not _is_plain("".join(values)):
-        raise ValueError("a value is no number")
-    if kind == "float64":
-        with contextlib.suppress(ValueError):  # an empty value, which is NaN
-            return list(map(float, values))
-    return list(map(_PARSERS[kind], values))
-
-
-def _is_plain(value: str) -> bool:
-    return value.isascii() and "_" not in value
-
-
-def _parse(kind: str, value: str) -> Any:
-    """Return a value of any text. Python's int and float would read "1_000", and digits of all scripts."""
-    if kind != "text" and not _is_plain(value):
-        raise ValueError(f"{value!r} is no number")
-    return _PARSERS[kind](value)
-
-
-def _parse_float(value: str) -> float:
-    return float(value) if value else float("nan")
-
-
-def _parse_bool(value: str) -> bool:
-    try:
-        return _BOOLS[value]
-    except KeyError as error:
-        raise ValueError(f"{value!r} is neither true nor false") from error
-
-
-def _parser(kind: str) -> Callable[[str], Any]:
-    if kind == "text":
-        return str
+        return cells
     if kind == "bool":
-        return _parse_bool
-    if kind == "float64":
-        return _parse_float
-    dtype = np.dtype(kind)
-    if dtype.kind == "f":
-        return lambda value: dtype.type(_parse_float(value))
-    limits = np.iinfo(dtype)
-    smallest, largest = int(limits.min), int(limits.max)
-
-    def parse_int(value: str) -> Any:
-        number = int(value)
-        if not smallest <= number <= largest:
-            raise ValueError(f"{value} is not between {smallest} and {largest}")
-        return number if kind == "int64" else dtype.type(number)
-
-    return parse_int
-
-
-_PARSERS = {kind: _parser(kind) for kind in (*_KINDS, *_FLOATS)}
+        return [_BOOLS[cell] for cell in cells]
+    text = "" if is_plain else "".join(cells)
+    if not text.isascii() or "_" in text:  # Python's int and float read "1_000", and digits of all scripts
+        raise ValueError("a value is no number")
+    if kind in _FLOATS:
+        try:
+            values: list[Any] = list(map(float, cells))
+        except ValueError:
+            values = [float(cell or "nan") for cell in cells]
+        return values if kind == "float64" else list(map(np.dtype(kind).type, values))
+    values = list(map(int, cells))
+    limits = np.iinfo(kind)
+    if values and not (limits.min <= min(values) and max(values) <= limits.max):
+        raise ValueError(f"a value does not fit into {kind}")
+    return values if kind == "int64" else list(map(np.dtype(kind).type, values))
 
 
 class CsvWriter:
@@ -398,12 +322,7 @@ def concat_files(parts: Sequence[str], path: str) -> None:
 
 
 def _header_nbytes(path: str) -> int:
-    """Return the bytes of a header that CsvWriter wrote: its quotes come in pairs."""
-    nbytes = quotes = 0
-    with contextlib.closing(blocks(Storage(), path, 1 << 30)) as pieces:
-        for line in itertools.chain.from_iterable(block.lines for block in pieces):
-            nbytes += len(line) + 1
-            quotes += line.count(b'"')
-            if quotes % 2 == 0:
-                break
-    return nbytes
+    """Return the bytes of a header that CsvWriter wrote: whatever the delimiter is, its quotes come in pairs."""
+    with contextlib.closing(CsvRecords(Storage(), path, ",", LONGEST)) as records:
+        records.read()
+        return records.next_offset

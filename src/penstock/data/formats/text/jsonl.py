@@ -27,6 +27,7 @@ import base64
 import binascii
 import json
 import math
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -37,7 +38,7 @@ import numpy as np
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
-from penstock.data.formats.text.lines import LONGEST, blocks, is_gzip, line_starts
+from penstock.data.formats.text.lines import LONGEST, blocks
 from penstock.data.schema import DTYPES, Errors, Sample, Schema, Selection, fitted
 from penstock.data.source import Source
 from penstock.data.storage.open_descriptors import OpenDescriptors
@@ -48,7 +49,6 @@ from penstock.data.stream import Shard, Stream
 _MAX_NAMES_IN_ERROR = 50
 """Of a line's fields, in an error."""
 _PLAIN = ("bool", "int64", "float64")
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def open_files(
@@ -116,7 +116,7 @@ class IndexedJsonLines(Source):
         self.where = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
         self._paths = paths
         self._lines = lines
-        self._starts = [_index_lines(path) for path in paths]
+        self._starts = [_index_lines(path, lines.longest) for path in paths]
         self._parts = ConcatIndex(len(starts) - 1 for starts in self._starts)
         self._files = PerProcess(OpenDescriptors, OpenDescriptors.close)
 
@@ -134,7 +134,7 @@ class IndexedJsonLines(Source):
                 raise ValueError(
                     f"the file ends {nbytes - len(line)} bytes too early; it was longer when it was opened"
                 )
-            return self._lines.sample(line.removeprefix(_BYTE_ORDER_MARK) if start == 0 else line)
+            return self._lines.sample(line)
         except ValueError as error:
             raise RecordError(self._paths[file], start, index, str(error)) from error
 
@@ -147,13 +147,22 @@ class IndexedJsonLines(Source):
         self._files.close()
 
 
-def _index_lines(path: str) -> np.ndarray:
+def _index_lines(path: str, longest: int) -> np.ndarray:
+    """Return where each line of a file that is not blank begins, and where the file ends.
+
+    A blank line's bytes belong to the line before, as white space.
+    """
+    found = [np.zeros(0, np.int64)]
     try:
-        if not is_gzip(path):
-            return line_starts(path)
+        with open(path, "rb") as file:
+            if file.read(2) == b"\x1f\x8b":
+                raise OptionError(f"{path} is gzipped, and index= needs plain files; unpack it, or pass index=False")
+        for block in blocks(Storage(), path, longest):
+            lines = zip(block.offsets(), block.lines, strict=True)
+            found.append(np.array([start for start, line in lines if line and not line.isspace()], np.int64))
+        return np.append(np.concatenate(found), os.path.getsize(path))
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error}") from error
-    raise OptionError(f"{path} is gzipped, and index= needs plain files; unpack it, or pass index=False")
 
 
 class _LineParser:

@@ -10,14 +10,11 @@ A UTF-8 byte order mark at the beginning is left out. Of a line longer than the 
 
 from __future__ import annotations
 
+import io
 import itertools
-import re
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import BinaryIO
-
-import numpy as np
 
 from penstock.data.storage.sequential_reader import READ_NBYTES, SequentialReader
 from penstock.data.storage.storage import Storage
@@ -26,9 +23,6 @@ LONGEST = 1 << 28
 """The default limit for the bytes of a line: parsing one takes several times its bytes."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_GZIP = b"\x1f\x8b"
-_LINE_FEED = 10
-_ANY_END = re.compile(rb"(\n|\r(?!\n))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +36,11 @@ class Block:
     """Of the first; a file's first line is 1."""
 
     lines: list[bytes]
-    """Without their ends, of one byte each. One that is longer than the limit is cut, one byte behind it."""
-
-    ends: list[bytes] | None = None
-    """What ended each line; None if line feeds did."""
+    """With their ends. One that is longer than the limit is alone, and cut one byte behind it."""
 
     def offsets(self) -> list[int]:
         """Return where each line begins."""
-        ends = itertools.accumulate((len(line) + 1 for line in self.lines[:-1]), initial=self.offset)
-        return list(ends)
-
-    def parts(self, count: int) -> list[Block]:
-        """Return the block in parts of `count` lines."""
-        found, offset = [], self.offset
-        for at in range(0, len(self.lines), count):
-            lines = self.lines[at : at + count]
-            ends = None if self.ends is None else self.ends[at : at + count]
-            found.append(Block(offset, self.number + at, lines, ends))
-            offset += sum(map(len, lines)) + len(lines)
-        return found
+        return list(itertools.accumulate(map(len, self.lines[:-1]), initial=self.offset))
 
 
 def blocks(storage: Storage, path: str, longest: int, *, any_end: bool = False) -> Generator[Block, None, None]:
@@ -78,94 +58,29 @@ def blocks(storage: Storage, path: str, longest: int, *, any_end: bool = False) 
     """
     offset, number = 0, 1
     begun, begun_nbytes = bytearray(), 0  # a line whose end has not come yet
-    held = b""  # a carriage return that a line feed may follow
     with closing(SequentialReader(storage, path)) as pieces:
         pieces.key = "line 1"
         while piece := pieces.take(READ_NBYTES):
-            if any_end:
-                piece = held + piece
-                held = b"\r" if piece.endswith(b"\r") else b""
-                piece = piece.removesuffix(held)
-            lines, ends = _split(piece, any_end)
-            head, rest = lines[0], lines.pop()
-            begun += head[: max(0, longest + 1 - len(begun))]
-            begun_nbytes += len(head)
-            if not lines:
-                continue
-            yield _first(offset, number, bytes(begun), ends)
-            offset, number = offset + begun_nbytes + 1, number + 1
-            if len(lines) > 1:
-                yield Block(offset, number, lines[1:], None if ends is None else ends[1:])
-                offset, number = offset + len(piece) - len(head) - 1 - len(rest), number + len(lines) - 1
-            begun_nbytes = len(rest)
-            begun = bytearray(rest[: longest + 1])
-            pieces.key = f"line {number}"
+            while any_end and piece.endswith(b"\r") and (following := pieces.take(1)):  # perhaps a line feed
+                piece += following
+            lines = piece.splitlines(keepends=True) if any_end else io.BytesIO(piece).readlines()
+            rest = b"" if lines[-1].endswith((b"\n", b"\r") if any_end else b"\n") else lines.pop()
+            if lines:
+                begun += lines[0][: max(0, longest + 1 - len(begun))]
+                yield _first(offset, number, bytes(begun))
+                offset, number = offset + begun_nbytes + len(lines[0]), number + 1
+                if len(lines) > 1:
+                    yield Block(offset, number, lines[1:])
+                    offset, number = offset + len(piece) - len(lines[0]) - len(rest), number + len(lines) - 1
+                begun, begun_nbytes = bytearray(), 0
+                pieces.key = f"line {number}"
+            begun += rest[: max(0, longest + 1 - len(begun))]
+            begun_nbytes += len(rest)
     if begun_nbytes:
-        yield _first(offset, number, bytes(begun), None)
+        yield _first(offset, number, bytes(begun))
 
 
-def _split(piece: bytes, any_end: bool) -> tuple[list[bytes], list[bytes] | None]:
-    """Return the lines of a piece, the last without its end, and what ended the others if it was no line feed."""
-    if not any_end or piece.count(b"\r") == piece.count(b"\r\n"):
-        return piece.split(b"\n"), None
-    found = _ANY_END.split(piece)
-    return found[::2], found[1::2]
-
-
-def is_blank(line: bytes) -> bool:
-    """Return whether a line is white space only.
-
-    >>> is_blank(b""), is_blank(b"  "), is_blank(b"1")
-    (True, True, False)
-    """
-    return not line or line.isspace()
-
-
-def is_gzip(path: str) -> bool:
-    """Return whether a local file is gzipped."""
-    with open(path, "rb") as file:
-        return file.read(2) == _GZIP
-
-
-def line_starts(path: str) -> np.ndarray:
-    """Return where each line of a local plain file that is not blank begins, and where the file ends.
-
-    Blank lines are left out by leaving out where they begin: they end the line before, as white space.
-    """
-    found: list[np.ndarray] = []
-    firsts: list[np.ndarray] = []  # the first byte alone shows of nearly all lines that they are not blank
-    before = b"\n"
-    offset = 0
-    with open(path, "rb") as file:
-        while piece := file.read(READ_NBYTES):
-            held = np.frombuffer(before + piece, np.uint8)
-            ends = np.flatnonzero(held[:-1] == _LINE_FEED)
-            firsts.append(held[ends + 1])
-            found.append(ends + offset)
-            before = piece[-1:]
-            offset += len(piece)
-        bounds = np.append(np.concatenate([np.zeros(0, np.int64), *found]), offset)
-        if not offset:
-            return bounds
-        dubious = np.flatnonzero(np.isin(np.concatenate(firsts), np.frombuffer(b" \t\n\r\x0b\x0c\xef", np.uint8)))
-        blank = [at for at in dubious.tolist() if _is_blank_at(file, int(bounds[at]), int(bounds[at + 1]))]
-    return np.delete(bounds, blank)
-
-
-def _is_blank_at(file: BinaryIO, start: int, stop: int) -> bool:
-    file.seek(start)
-    while start < stop:
-        piece = file.read(min(stop - start, READ_NBYTES))
-        if start == 0:
-            piece = piece.removeprefix(_BYTE_ORDER_MARK)
-        if not is_blank(piece):
-            return False
-        start = file.tell()
-    return True
-
-
-def _first(offset: int, number: int, line: bytes, ends: list[bytes] | None) -> Block:
-    ends = None if ends is None else ends[:1]
+def _first(offset: int, number: int, line: bytes) -> Block:
     if number == 1 and line.startswith(_BYTE_ORDER_MARK):
-        return Block(len(_BYTE_ORDER_MARK), 1, [line[len(_BYTE_ORDER_MARK) :]], ends)
-    return Block(offset, number, [line], ends)
+        return Block(len(_BYTE_ORDER_MARK), 1, [line[len(_BYTE_ORDER_MARK) :]])
+    return Block(offset, number, [line])
