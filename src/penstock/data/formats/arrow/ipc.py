@@ -2,8 +2,7 @@
 
 A file is mapped into memory. Where its batches lie, and how many rows each has, is taken from the messages when it is
 opened: bodies stay unread, but must lie within the file. Samples of batches that are not compressed are views of the
-map. Streams with dictionaries, and files of another byte order than the machine's, are refused. types.py has the types
-that are read and how arrays are written ("tensors" by default).
+map. types.py has the types that are read and how arrays are written ("tensors" by default).
 
 Nobody may write or shorten a file while it is mapped.
 """
@@ -39,17 +38,26 @@ class IpcFile:
     schema: Any
     rows: list[int]
     """Of each record batch."""
-    starts: list[int]
-    """The byte at which its message begins; -1 where only the library knows."""
+    spans: list[tuple[int, int]]
+    """The bytes of its message; -1 where only the library knows."""
+    has_dictionaries: bool
+    """Or whether batches are read by the library for another reason."""
+    is_swapped: bool
+    """Whether it is of the other byte order."""
     is_packed: bool
     """Whether its first batch is compressed."""
+
+    @property
+    def is_read_whole(self) -> bool:
+        """Whether no batch is read alone: a stream may replace its dictionaries, and only its reader swaps bytes."""
+        return self.is_stream and (self.has_dictionaries or self.is_swapped)
 
 
 def scan_file(path: str) -> IpcFile:
     """Return where the batches of a file or a stream lie.
 
     Raises:
-        SourceError: it is damaged, or neither, or has what is not read.
+        SourceError: it is damaged, or neither.
     """
     pa = need("pyarrow", "parquet")
     with translate_errors(path):
@@ -66,25 +74,21 @@ def scan_file(path: str) -> IpcFile:
         begin = first = 0 if is_stream else 8
         messages = pa.BufferReader(data.slice(first))
         schema, no_columns = pa.ipc.read_schema(messages), pa.schema([])
-        if schema != reader.schema:
-            raise SourceError(f"{path} is of another byte order, which is not read; write it again with pyarrow")
         messages.seek(0)
         rows: list[int] = []
-        starts, is_packed = [], False
+        spans, has_dictionaries, is_packed = [], False, False
         for message in pa.ipc.MessageReader.open_stream(messages):
+            end = first + messages.tell()
             if message.type == "record batch":
                 is_packed = is_packed if rows else _is_packed(message, schema, data)
                 rows.append(pa.ipc.read_record_batch(message, no_columns).num_rows)
-                starts.append(begin)
-            elif message.type == "dictionary" and is_stream:
-                raise SourceError(
-                    f"{path} is a stream with dictionaries, which later batches may replace, so that none can be read "
-                    "alone; write a file of it (pyarrow.ipc.new_file)"
-                )
-            begin = first + messages.tell()
-    if not is_stream and reader.num_record_batches != len(rows):
-        raise SourceError(f"{path}: its footer lists {reader.num_record_batches} batches, and it has {len(rows)}")
-    return IpcFile(path, data.size, is_stream, schema, rows, starts, is_packed)
+                spans.append((begin, end))
+            has_dictionaries = has_dictionaries or message.type == "dictionary"
+            begin = end
+        if not is_stream and reader.num_record_batches != len(rows):
+            raise SourceError(f"{path}: its footer lists {reader.num_record_batches} batches, and it has {len(rows)}")
+    is_swapped = schema != reader.schema
+    return IpcFile(path, data.size, is_stream, reader.schema, rows, spans, has_dictionaries, is_swapped, is_packed)
 
 
 def _begins_with_schema(data: Any) -> bool:
@@ -105,7 +109,10 @@ def _scan_by_footer(path: str, data: Any, reader: Any) -> IpcFile:
             buffers = [one for column in batch.columns for one in column.buffers() if one]
             is_packed = not all(0 <= one.address - data.address < data.size for one in buffers)
         rows.append(batch.num_rows)
-    return IpcFile(path, data.size, False, reader.schema, rows, [-1] * len(rows), is_packed)
+    spans = [(-1, -1)] * len(rows)
+    return IpcFile(
+        path, data.size, False, reader.schema, rows, spans, has_dictionaries=True, is_swapped=False, is_packed=is_packed
+    )
 
 
 def _map(path: str) -> Any:
@@ -134,19 +141,26 @@ class ArrowSource(TableSource):
 
     def scan(self, storage: Storage) -> Iterable[tuple[list[int], Any]]:
         """Yield the rows of each batch of a file, and its schema, for each file."""
+        most = self._max_group_nbytes
         self._ipc = [scan_file(storage.local(path)) for path in self._paths]
-        self._maps = [PerProcess(partial(_MappedFile, file), _MappedFile.close) for file in self._ipc]
+        for file in self._ipc:
+            if file.is_read_whole and file.is_swapped and file.nbytes > most:
+                raise SourceError(
+                    f"{file.path}: {file.nbytes} bytes, of another byte order, have to be in memory to read any row; "
+                    "see max_group_nbytes"
+                )
+        self._maps = [PerProcess(partial(_MappedFile, file, most), _MappedFile.close) for file in self._ipc]
         return [(file.rows, file.schema) for file in self._ipc]
 
     def batches(self, file: int, number: int, columns: Iterable[tuple[str, ...]]) -> Iterator[tuple[Any, int]]:
         """Yield a record batch, and the bytes that it costs to keep: a view of a map costs little."""
         batch = self._maps[file].get().batch(number, {path[0] for path in columns})
-        is_packed = self._ipc[file].is_packed
-        yield batch, batch.get_total_buffer_size() if is_packed else _VIEW_NBYTES * batch.num_columns
+        is_view = not (self._ipc[file].is_packed or self._ipc[file].is_swapped)
+        yield batch, _VIEW_NBYTES * batch.num_columns if is_view else batch.get_total_buffer_size()
 
     def offset(self, file: int, number: int) -> int:
         """Return the byte at which a batch's message begins."""
-        return self._ipc[file].starts[number]
+        return self._ipc[file].spans[number][0]
 
     def close(self) -> None:
         """Let go of what this process keeps; maps go when no sample is a view of them any more."""
@@ -156,11 +170,19 @@ class ArrowSource(TableSource):
 
 
 class _MappedFile:
-    """A file in this process's memory."""
+    """A file in this process's memory.
 
-    def __init__(self, file: IpcFile) -> None:
+    Args:
+        file: which.
+        most_nbytes: that its batches may unpack to, where all have to be in memory to read one.
+    """
+
+    def __init__(self, file: IpcFile, most_nbytes: int) -> None:
         self._file = file
+        self._most_nbytes = most_nbytes
         self._threads = threading.local()
+        self._whole: list[Any] | None = None
+        self._lock = threading.Lock()
         with translate_errors(file.path):
             self._data = _map(file.path)
         if self._data.size < file.nbytes:  # reading beyond its end would be fatal
@@ -168,14 +190,17 @@ class _MappedFile:
 
     def close(self) -> None:
         self._threads = threading.local()
-        self._data = None
+        self._whole = self._data = None
 
     def batch(self, number: int, columns: set[str]) -> Any:
         """Return a record batch with these columns, and perhaps others."""
-        if not self._file.is_stream:
+        file = self._file
+        if file.is_read_whole:
+            return self._all_batches()[number]
+        if file.has_dictionaries or file.is_swapped or (file.is_packed and not file.is_stream):
             return self._reader(columns).get_batch(number)
-        begin = self._file.starts[number]
-        return need("pyarrow", "parquet").ipc.read_record_batch(self._data.slice(begin), self._file.schema)
+        begin, end = file.spans[number]
+        return need("pyarrow", "parquet").ipc.read_record_batch(self._data.slice(begin, end - begin), file.schema)
 
     def _reader(self, columns: set[str]) -> Any:
         """Return this thread's reader: pyarrow's is not thread-safe, as it caches what it reads."""
@@ -188,6 +213,21 @@ class _MappedFile:
             options = ipc.IpcReadOptions(included_fields=[*wanted], use_threads=False)
             readers[wanted] = ipc.open_file(self._data, options=options)
         return readers[wanted]
+
+    def _all_batches(self) -> list[Any]:
+        with self._lock:
+            if self._whole is None:
+                whole, nbytes = [], 0
+                for batch in need("pyarrow", "parquet").ipc.open_stream(self._data):
+                    nbytes += batch.get_total_buffer_size() if self._file.is_packed else 0
+                    if nbytes > self._most_nbytes:
+                        raise SourceError(
+                            "its batches have dictionaries or another byte order, so all have to be in memory, and "
+                            f"they have more than {self._most_nbytes} bytes; see max_group_nbytes"
+                        )
+                    whole.append(batch)
+                self._whole = whole
+            return self._whole
 
 
 class ArrowWriter(TableWriter):
