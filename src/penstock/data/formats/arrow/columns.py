@@ -186,8 +186,8 @@ class FixedShapeArrays(Column):
         return map(self._values.__getitem__, rows.tolist())
 
 
-def fixed_shape_column(array: Any, dtype: str, shape: tuple[int, ...] = ()) -> Column:
-    """Return a column of numbers, or of lists whose sizes are fixed."""
+def fixed_shape_column(array: Any, dtype: str, shape: tuple[int, ...] = (), order: tuple[int, ...] = ()) -> Column:
+    """Return a column of numbers, or of lists whose sizes are fixed; `order` are axes as samples have them."""
     whole, rows = array, len(array)
     start, count = 0, rows
     holes: np.ndarray | None = None
@@ -200,6 +200,8 @@ def fixed_shape_column(array: Any, dtype: str, shape: tuple[int, ...] = ()) -> C
             missing = np.logical_not(inner[start : start + count].reshape(rows, -1).all(axis=1))
             holes = missing if holes is None else holes | missing
     values = _numbers(array, dtype)[start : start + count].reshape(rows, *shape)
+    if order:
+        values = values.transpose(0, *(axis + 1 for axis in order))
     return FixedShapeArrays(whole, values, holes)
 
 
@@ -207,6 +209,11 @@ def raw_column(array: Any, dtype: str, shape: tuple[int, ...]) -> Column:
     """Return a column of arrays' bytes, all of one size."""
     values = _numbers(array, dtype, math.prod(shape)).reshape(len(array), *shape)
     return FixedShapeArrays(array, _checked(values))
+
+
+def empty_column(array: Any, dtype: str, shape: tuple[int, ...]) -> Column:
+    """Return a column of arrays without a number."""
+    return FixedShapeArrays(array, np.empty((len(array), *shape), dtype))
 
 
 class DictionaryEncoded(Column):

@@ -17,11 +17,10 @@ in the other files, and left out where no file has a type for it.
 
 writer.py writes arrays of numbers as one of
 
-    tensors   arrow.fixed_shape_tensor; for shapes that differ, or have a 0, arrow.variable_shape_tensor: a struct of
-              data (a list of the numbers, C order) and shape (a fixed-size list of int32). Every program that knows
-              Arrow reads them.
-    raw       fixed_size_binary of the array's bytes (C order, little-endian); for shapes that differ, or have a 0, a
-              struct of data (binary) and shape. Parquet reads it many times as fast as lists.
+    tensors   arrow.fixed_shape_tensor; for shapes that differ arrow.variable_shape_tensor: a struct of data (a list of
+              the numbers, C order) and shape (a fixed-size list of int32). Every program that knows Arrow reads them.
+    raw       fixed_size_binary of the array's bytes (C order, little-endian), binary where it has none; for shapes that
+              differ a struct of data (binary) and shape. Parquet reads it many times as fast as lists.
 
 Both have dtype and shape in the column's metadata, under "penstock.array", as in "float32[3, ?]".
 """
@@ -42,6 +41,7 @@ from penstock.data.formats.arrow.columns import (
     DictionaryEncoded,
     Ragged,
     TensorWithShape,
+    empty_column,
     fits_in_memory,
     fixed_shape_column,
     list_sizes,
@@ -65,7 +65,6 @@ _UNIT = re.compile(r"(timestamp|duration|date32|date64|time32|time64)\[(\w+)(?:,
 _EXTENSION = b"ARROW:extension:name"
 _EXTENSION_METADATA = b"ARROW:extension:metadata"
 _DEEPEST = 32
-_PERMUTED = "it is a tensor whose axes are permuted; write it in the order of its axes"
 _SAME_OBJECTS = {
     "large_string": "string",
     "string_view": "string",
@@ -152,10 +151,7 @@ def _reader(field: Any) -> _Reader | str:
         if isinstance(reader, str):
             return reader
         if isinstance(type, pa.FixedShapeTensorType):
-            if type.permutation and type.permutation != sorted(type.permutation):
-                return _PERMUTED
-            dtype, shape = reader[0].dtype, tuple(type.shape)
-            reader = Field("array", dtype, shape), partial(fixed_shape_column, dtype=dtype, shape=shape)
+            reader = _tensor(type, reader[0].dtype)
         return reader[0], partial(_storage_column, reader[1])
     if ARRAY_METADATA in metadata or metadata.get(_EXTENSION) == VARIABLE_TENSOR:
         return _penstock_array(type, metadata)
@@ -316,7 +312,7 @@ def _penstock_array(type: Any, metadata: dict[bytes, bytes]) -> _Reader | str:
         field = Field("array", found[1], tuple(None if size == "?" else int(size) for size in found[2].split(", ")))
     if need("pyarrow", "parquet").types.is_struct(type):
         if b"permutation" in metadata.get(_EXTENSION_METADATA, b""):
-            return _PERMUTED
+            return "it is a tensor whose axes are permuted"
         reader = _tensor_with_shape(type, field)
     else:
         reader = _fixed_shape_array(type, field)
@@ -351,10 +347,20 @@ def _fixed_shape_array(type: Any, field: Field | None) -> _Reader | None:
     shape = tuple(size or 0 for size in field.shape)
     if types.is_fixed_size_binary(type) and type.byte_width == field.nbytes() > 0:
         return field, partial(raw_column, dtype=field.dtype, shape=shape)
+    if types.is_binary(type) and not field.nbytes():
+        return field, partial(empty_column, dtype=field.dtype, shape=shape)
     sizes, inner = list_sizes(type)
     if sizes and math.prod(size or 0 for size in sizes) == math.prod(shape) > 0 and number_type(inner) == field.dtype:
         return field, partial(fixed_shape_column, dtype=field.dtype, shape=shape)
     return None
+
+
+def _tensor(type: Any, dtype: str) -> _Reader:
+    order = type.permutation or list(range(len(type.shape)))
+    shape = tuple(type.shape[axis] for axis in order)
+    return Field("array", dtype, shape), partial(
+        fixed_shape_column, dtype=dtype, shape=tuple(type.shape), order=tuple(order)
+    )
 
 
 def _storage_column(make: Callable[[Any], Column], array: Any) -> Column:

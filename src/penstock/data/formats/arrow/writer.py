@@ -118,7 +118,7 @@ def _field(name: str, field: Field, layout: Layout) -> Any:
     if field.kind == "number":
         return pa.field(name, unit_type(field.unit) or number)
     metadata = {ARRAY_METADATA: replace(field, unit="").words().encode()}
-    if field.is_ragged or 0 in field.shape:
+    if field.is_ragged or (layout == "tensors" and 0 in field.shape):
         data = pa.list_(number) if layout == "tensors" else pa.binary()
         type = pa.struct([("data", data), ("shape", pa.list_(pa.int32(), len(field.shape)))])
         if layout == "tensors":
@@ -126,7 +126,7 @@ def _field(name: str, field: Field, layout: Layout) -> Any:
     elif layout == "tensors":
         type = pa.fixed_shape_tensor(number, list(field.shape))
     else:
-        type = pa.binary(field.nbytes())
+        type = pa.binary(field.nbytes() or -1)
     return pa.field(name, type, metadata=metadata)
 
 

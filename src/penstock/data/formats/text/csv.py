@@ -42,6 +42,7 @@ _MAX_PROBED_NBYTES = 8 << 20
 _KINDS = ("text", "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
 _FLOATS = ("float16", "float32", "float64")
 _INT = re.compile(r"[+-]?[0-9]+")
+_FLOAT = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|nan|inf|infinity)", re.I)
 _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./ -]*")
 
@@ -165,17 +166,20 @@ def _infer_type(values: Sequence[str | None]) -> str:
     >>> _infer_type(["1", "-2"]), _infer_type(["1", ""]), _infer_type(["true"]), _infer_type(["1", "x"])
     ('int64', 'float64', 'bool', 'text')
     """
-    bare = [value for value in values if value is not None]
-    if len(bare) < len(values) or any(value != value.strip() for value in bare):
+    if None in values:
         return "text"
-    kinds = ["bool", "float64"] if any(bare) else []
-    if all(map(_INT.fullmatch, bare)):
-        kinds = ["int64"]  # those that do not fit are names: float64 would lose digits
-    for kind in kinds:
-        with contextlib.suppress(ValueError, KeyError):
-            _parse_column(kind, bare, False)
-            return kind
+    bare = [value for value in values if value is not None]
+    if all(_INT.fullmatch(value) for value in bare):
+        return "int64" if all(len(value) < 19 or _fits_int64(value) for value in bare) else "text"
+    if all(value in _BOOLS for value in bare):
+        return "bool"
+    if any(bare) and all(not value or _FLOAT.fullmatch(value) for value in bare):
+        return "float64"
     return "text"
+
+
+def _fits_int64(value: str) -> bool:
+    return len(value) <= 20 and -(1 << 63) <= int(value) < 1 << 63
 
 
 class _Columns:
