@@ -22,18 +22,15 @@ import os
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.formats.class_folders import ClassFolders
-from penstock.data.formats.decoding_device import decoding_device
 from penstock.data.formats.folder_source import FolderSource, choose_fields
-from penstock.data.formats.images.device_images import decode_images
 from penstock.data.formats.images.image_codec import MAX_PIXELS, Resize, Size, decode, encode, sides, suffix
 from penstock.data.schema import Errors, Field, Sample, Schema, Selection
 from penstock.data.storage import event_loop
-from penstock.data.storage.object_batch import ObjectBatch, ObjectRequest
+from penstock.data.storage.object_batch import ObjectRequest
 from penstock.data.storage.storage import Storage, is_remote
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -54,7 +51,6 @@ def open_files(
     labels: bool | None = None,
     max_pixels: int = MAX_PIXELS,
     max_record_nbytes: int = 1 << 30,
-    device: str | int | torch.device = "cpu",
 ) -> ImageFolder:
     """Open a folder of images, several, or the images themselves.
 
@@ -68,13 +64,10 @@ def open_files(
         labels: whether class folders make labels; None for where there are some.
         max_pixels: of one picture, as it lies in the file.
         max_record_nbytes: of one file.
-        device: "cuda" decodes JPEGs on the GPU by torchvision, a batch at once, and resizes there: `image` is a tensor
-            on it. In the training process only (num_workers=0); see docs/gpu.md.
 
     Raises:
         SourceError: there are no images.
-        OptionError: a size or a device that cannot be.
-        ExtraError: torchvision is missing, for "cuda".
+        OptionError: a size that cannot be.
     """
     files = ClassFolders(paths, SUFFIXES, storage, labels)
     chosen = choose_fields(fields, _FIELDS, files, paths[0], on_request=("path", "encoded"))
@@ -89,7 +82,6 @@ def open_files(
         resize=resize,
         max_pixels=max_pixels,
         max_record_nbytes=max_record_nbytes,
-        device=decoding_device(device, "torchvision.io"),
     )
 
 
@@ -107,10 +99,8 @@ class ImageFolder(FolderSource):
         resize: Resize,
         max_pixels: int,
         max_record_nbytes: int,
-        device: torch.device | None,
     ) -> None:
         super().__init__(where, files, chosen)
-        self._device = device
         self._storage = storage
         self._size = size
         self._resize: Resize = resize
@@ -120,16 +110,6 @@ class ImageFolder(FolderSource):
 
     def _field(self, own: str) -> Field:
         return Field("array", "uint8", (3, *(self._size or (None, None)))) if own == "image" else Field("bytes")
-
-    @property
-    def decodes_on(self) -> torch.device | None:
-        """The GPU that images are decoded on, if they are."""
-        return self._device if "image" in self._chosen.values() else None
-
-    @property
-    def reads_batches(self) -> bool:  # type: ignore[override]
-        """Whether a batch is decoded at once."""
-        return self.decodes_on is not None
 
     @property
     def reads_objects(self) -> bool:
@@ -158,23 +138,8 @@ class ImageFolder(FolderSource):
         data = self._bytes(path, index) if "image" in wanted or "encoded" in wanted else b""
         return self._sample(index, lambda own: self._decoded(data, path, index) if own == "image" else data)
 
-    def read_many(self, indices: np.ndarray) -> list[Sample]:
-        """Return images, as `read` does; those of a GPU are decoded together."""
-        device, numbers = self.decodes_on, indices.tolist()
-        if device is None:
-            return super().read_many(indices)
-        with ObjectBatch(self.object_requests(numbers)):
-            encoded = [self._bytes(self._files.paths[number], number) for number in numbers]
-        images = decode_images(encoded, device, self._size, self._resize, self._max_pixels)
-        return [
-            self._sample(number, lambda own, data=data, image=image: image if own == "image" else data)  # type: ignore[misc]
-            for number, data, image in zip(numbers, encoded, images, strict=True)
-        ]
-
-    def _decoded(self, data: bytes, path: str, index: int) -> np.ndarray | torch.Tensor:
+    def _decoded(self, data: bytes, path: str, index: int) -> np.ndarray:
         try:
-            if self._device is not None:
-                return decode_images([data], self._device, self._size, self._resize, self._max_pixels)[0]
             return decode(data, size=self._size, resize=self._resize, max_pixels=self._max_pixels)
         except SourceError as error:
             raise RecordError(path, 0, index, str(error)) from error

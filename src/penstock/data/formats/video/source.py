@@ -20,18 +20,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.class_folders import ClassFolders
-from penstock.data.formats.decoding_device import begin_on, decoding_device
 from penstock.data.formats.folder_source import FolderSource, choose_fields
-from penstock.data.formats.images.device_images import resized_on_device
 from penstock.data.formats.images.image_codec import Resize, Size, resized, sides
 from penstock.data.formats.video.decoder import DecoderPool, SeekingDecoder
-from penstock.data.formats.video.device_decoder import DeviceVideoDecoder
 from penstock.data.formats.video.frame_index import FrameIndex, translate_errors
 from penstock.data.formats.video.frame_index_cache import read_frame_indexes
 from penstock.data.optional import need
@@ -63,7 +59,6 @@ def open_files(
     max_pixels: int = MAX_PIXELS,
     max_record_nbytes: int = 1 << 30,
     index: str | None = None,
-    device: str | int | torch.device = "cpu",
 ) -> Clips:
     """Open a folder of videos, several, or the videos themselves.
 
@@ -83,14 +78,11 @@ def open_files(
         max_record_nbytes: of one clip.
         index: a file (.npz) that keeps the index, created if it is missing: the next time only videos that are new
             or changed are read.
-        device: "cuda" decodes on the GPU by torchcodec and resizes there: `video` is a tensor on it. In the training
-            process only (num_workers=0); see docs/gpu.md.
 
     Raises:
         SourceError: there are no videos, or none is as long as a clip.
         RecordError: a file cannot be read.
-        OptionError: a number is not positive, a clip has more than `max_record_nbytes`, or a device cannot be.
-        ExtraError: torchcodec is missing, for "cuda".
+        OptionError: a number is not positive, or a clip has more than `max_record_nbytes`.
     """
     step = frames * stride if step is None else step
     if frames < 1 or stride < 1 or step < 1:
@@ -115,7 +107,6 @@ def open_files(
         resize=resize,
         storage=storage,
         limits=(max_pixels, max_record_nbytes),
-        device=decoding_device(device, "torchcodec.decoders"),
     )
     if not len(source):
         raise SourceError(f"none of the {len(files.paths)} videos of {paths[0]} has {span} frames, as a clip needs")
@@ -138,7 +129,6 @@ class Clips(FolderSource):
         resize: Resize,
         storage: Storage,
         limits: tuple[int, int],
-        device: torch.device | None,
     ) -> None:
         clips = ConcatIndex(max(0, (len(index.names) - int(offsets[-1]) - 1) // step + 1) for index in indexes)
         super().__init__(where, files, chosen, clips)
@@ -146,7 +136,6 @@ class Clips(FolderSource):
         self._indexes = indexes
         self._offsets = offsets
         self._step = step
-        self._device = device
         self._size = size
         self._resize: Resize = resize
         self._storage = storage
@@ -156,11 +145,6 @@ class Clips(FolderSource):
     def _field(self, own: str) -> Field:
         shape = (len(self._offsets), 3, *(self._size or (None, None)))
         return Field("array", "uint8", shape) if own == "video" else Field("number", "float64")
-
-    @property
-    def decodes_on(self) -> torch.device | None:
-        """The GPU that frames are decoded on, if they are."""
-        return self._device if "video" in self._chosen.values() else None
 
     def read(self, index: int) -> Sample:
         """Return a clip with what was chosen of label, start and path."""
@@ -177,10 +161,8 @@ class Clips(FolderSource):
         """Close the files that this process has open."""
         self._decoders.close()
 
-    def _video(self, path: str, frames: FrameIndex, wanted: list[int], index: int) -> np.ndarray | torch.Tensor:
+    def _video(self, path: str, frames: FrameIndex, wanted: list[int], index: int) -> np.ndarray:
         pool = self._decoders.get()
-        if self._device is not None:
-            return self._video_on(self._device, pool, path, frames, wanted, index)
         with translate_errors(path, index):
             decoder = pool.take(path, wanted[0]) or SeekingDecoder(self._storage.local(path), frames, self._max_pixels)
             try:
@@ -192,21 +174,6 @@ class Clips(FolderSource):
                 raise
         pool.give(path, decoder)
         return clip.video()
-
-    def _video_on(
-        self, device: torch.device, pool: DecoderPool, path: str, frames: FrameIndex, wanted: list[int], index: int
-    ) -> torch.Tensor:
-        begin_on(device)
-        local = self._storage.local(path)
-        try:
-            decoder = pool.take(path, wanted[0]) or DeviceVideoDecoder(local, frames, device, self._max_record_nbytes)
-            video = decoder.frames(wanted)
-        except (torch.OutOfMemoryError, torch.AcceleratorError):
-            raise
-        except (RuntimeError, ValueError, IndexError) as error:
-            raise RecordError(path, -1, index, f"it cannot be decoded on {device}: {error}") from error
-        pool.give(path, decoder)
-        return resized_on_device(video, self._size, self._resize)
 
 
 class _ClipBuffer:
