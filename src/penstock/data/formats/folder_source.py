@@ -16,6 +16,7 @@ from penstock.data.formats.class_folders import ClassFolders
 from penstock.data.schema import Errors, Field, Sample, Schema, Selection
 from penstock.data.source import Source
 
+_THREADS = 8
 _Found = TypeVar("_Found")
 
 
@@ -35,32 +36,25 @@ def choose_fields(
     return {name: name for name in known if name not in on_request}
 
 
-def read_each(
-    paths: Sequence[str], read: Callable[[int], _Found], empty: _Found, errors: Errors, threads: int
-) -> list[_Found]:
-    """Return what `read` finds in each file, by its number; several at a time.
+def read_each(read: Callable[[str, int], _Found], paths: Sequence[str], empty: _Found, errors: Errors) -> list[_Found]:
+    """Return what `read` finds in each file, given its path and number; several at a time.
 
     With errors="skip" a file that cannot be read gives `empty`, and a warning.
 
     Raises:
         SourceError: a file cannot be read, with errors="raise".
     """
-
-    def attempt(number: int) -> _Found | SourceError:
-        try:
-            return read(number)
-        except SourceError as error:
-            return error
-
     found: list[_Found] = []
-    with ThreadPoolExecutor(threads) as pool:
-        for one in pool.map(attempt, range(len(paths))):
-            if isinstance(one, SourceError):
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for future in [pool.submit(read, path, number) for number, path in enumerate(paths)]:
+            try:
+                found.append(future.result())
+            except SourceError as error:
                 if errors == "raise":
                     pool.shutdown(cancel_futures=True)
-                    raise one
-                warnings.warn(f"left out: {one}", stacklevel=4)
-            found.append(empty if isinstance(one, SourceError) else one)
+                    raise
+                warnings.warn(f"left out: {error}", stacklevel=4)
+                found.append(empty)
     return found
 
 

@@ -29,7 +29,6 @@ from penstock.data.schema import Errors
 from penstock.data.storage.storage import Storage
 
 _VERSION = 1
-_THREADS = 8
 _NONE = FrameIndex(np.zeros(0, np.int64), np.zeros(0, np.int64), 1.0, True)
 
 Stamp = tuple[int, int, int]
@@ -53,18 +52,16 @@ def read_frame_indexes(
     """
     need("av", "video")
     known = {} if index_path is None or not os.path.exists(index_path) else _read(index_path)
-    stamps: list[Stamp | None] = [None] * len(paths)
+    kept: dict[Stamp, FrameIndex] = {}
 
-    def read(number: int) -> FrameIndex:
-        if index_path is not None:
-            stamp = stamps[number] = _stamp(paths[number], storage)
-            if stamp in known:
-                return known[stamp]
-        return read_frame_index(paths[number], storage.local(paths[number]), max_pixels)
+    def read(path: str, _: int) -> FrameIndex:
+        if index_path is None:
+            return read_frame_index(path, storage.local(path), max_pixels)
+        stamp = _stamp(path, storage)
+        kept[stamp] = known.get(stamp) or read_frame_index(path, storage.local(path), max_pixels)
+        return kept[stamp]
 
-    found = read_each(paths, read, _NONE, errors, min(_THREADS, os.cpu_count() or 1, len(paths)))
-    pairs = zip(stamps, found, strict=True)
-    kept = {stamp: index for stamp, index in pairs if stamp is not None and index is not _NONE}
+    found = read_each(read, paths, _NONE, errors)
     if index_path is not None and kept.keys() - known.keys():
         _write(index_path, known | kept)
     return found
