@@ -97,7 +97,7 @@ class NumberedSamples(Dataset[Any]):
         size = 1 if self._gathers else end
         while start < end:
             stop = min(start + size, end)
-            samples = self._read_ahead(start, stop)
+            samples = self._together(self.read_range, start, stop)
             self._left = iter(samples or ())
             if samples is None:
                 for index in range(start, stop):
@@ -123,14 +123,11 @@ class NumberedSamples(Dataset[Any]):
 
     def read_block(self, block: range) -> list[Any] | None:
         """Return samples that are read together; None where they have to be read alone, or one of them is broken."""
-        try:
-            return self.read_many(np.arange(block.start, block.stop, block.step)) if self._gathers else None
-        except SourceError:  # raised again by the sample that it belongs to
-            return None
+        return self._together(self.read_many, np.arange(block.start, block.stop, block.step))
 
-    def _read_ahead(self, start: int, stop: int) -> list[Any] | None:
+    def _together(self, read: Callable[..., list[Any]], *arguments: Any) -> list[Any] | None:
         try:
-            return self.read_range(start, stop) if self._gathers else None
+            return read(*arguments) if self._gathers else None
         except SourceError:  # raised again by the sample that it belongs to
             return None
 
@@ -204,10 +201,9 @@ class NumberedSamples(Dataset[Any]):
     def _read_batch(self, indices: Sequence[int]) -> list[Any]:
         known = plain_indices(indices) if self._gathers else None
         if known is not None and len(known) and known.view(np.uint64).max() < len(self):  # negative ones are huge
-            try:
-                return self.read_many(known)
-            except SourceError:
-                pass  # raised again below, by the sample that it belongs to
+            found = self._together(self.read_many, known)
+            if found is not None:
+                return found
         samples = []
         with self.fetching(indices):
             for index in indices:

@@ -29,7 +29,7 @@ import numpy as np
 
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.data.formats.npy_header import write_header
-from penstock.data.formats.tokens.packing import pack_documents, split_documents
+from penstock.data.formats.tokens.packing import Pieces, pack_documents, split_documents
 from penstock.data.formats.tokens.token_files import (
     DTYPES,
     HEADER_NBYTES,
@@ -110,12 +110,10 @@ def open_files(
         bounds = tokens.bounds
     if step is not None:
         raise OptionError("step= is for windows, and these files have documents")
-    if length is None:
-        return Documents(tokens, names, bounds, bounds[:-1], np.diff(bounds), max_record_nbytes, targets=targets)
-    starts, sizes = split_documents(bounds, length)
-    if not pack:
-        return Documents(tokens, names, bounds, starts, sizes, max_record_nbytes, targets=targets)
-    return Packed(tokens, names, bounds, starts, sizes, length, targets=targets)
+    pieces = split_documents(bounds, length)
+    if length is None or not pack:
+        return Documents(tokens, names, pieces, max_record_nbytes, targets=targets)
+    return Packed(tokens, names, pieces, length, targets=targets)
 
 
 class _TokenSource(Source):
@@ -163,57 +161,38 @@ class Windows(_TokenSource):
         return self._sample(tokens=found[: self._length], targets=found[1:])
 
 
-class _Pieces(_TokenSource):
-    """Samples of documents, or of pieces of them: of `sizes` tokens from `starts` on."""
+class _PieceSource(_TokenSource):
+    """Samples of documents, or of pieces of them."""
 
-    def __init__(
-        self,
-        tokens: Tokens,
-        names: dict[str, str],
-        bounds: np.ndarray,
-        starts: np.ndarray,
-        sizes: np.ndarray,
-        *,
-        targets: bool,
-    ) -> None:
+    def __init__(self, tokens: Tokens, names: dict[str, str], pieces: Pieces, *, targets: bool) -> None:
         super().__init__(tokens, names, targets=targets)
-        self._starts = starts
-        self._sizes = sizes
-        self._ends = bounds[np.searchsorted(bounds, starts, "right").clip(max=len(bounds) - 1)] if targets else starts
+        self._pieces = pieces
 
     def _piece(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return a piece's tokens, and what follows each in its document: with targets only."""
-        start, size = int(self._starts[number]), int(self._sizes[number])
+        start, size, document_end = (int(one[number]) for one in self._pieces)
         if not self._has_targets:
             tokens = self._tokens.take(start, start + size)
             return tokens, tokens
-        found = self._tokens.take(start, min(start + size + 1, int(self._ends[number])))
+        found = self._tokens.take(start, min(start + size + 1, document_end))
         targets = np.full(size, IGNORED, np.int64)
         targets[: len(found) - 1] = found[1:]
         return found[:size], targets
 
 
-class Documents(_Pieces):
+class Documents(_PieceSource):
     """Documents, or pieces of them."""
 
     def __init__(
-        self,
-        tokens: Tokens,
-        names: dict[str, str],
-        bounds: np.ndarray,
-        starts: np.ndarray,
-        sizes: np.ndarray,
-        most_nbytes: int,
-        *,
-        targets: bool,
+        self, tokens: Tokens, names: dict[str, str], pieces: Pieces, most_nbytes: int, *, targets: bool
     ) -> None:
-        super().__init__(tokens, names, bounds, starts, sizes, targets=targets)
-        self.lengths = sizes
+        super().__init__(tokens, names, pieces, targets=targets)
+        self.lengths = pieces.sizes
         """Of each: what `TokenBatches` asks for."""
         self._most_nbytes = most_nbytes
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self.lengths)
 
     def read(self, index: int) -> Sample:
         """Return a document."""
@@ -226,22 +205,12 @@ class Documents(_Pieces):
         return self._sample(tokens=tokens, targets=targets)
 
 
-class Packed(_Pieces):
+class Packed(_PieceSource):
     """Sequences of `length`, each of several documents."""
 
-    def __init__(
-        self,
-        tokens: Tokens,
-        names: dict[str, str],
-        bounds: np.ndarray,
-        starts: np.ndarray,
-        sizes: np.ndarray,
-        length: int,
-        *,
-        targets: bool,
-    ) -> None:
-        order, self._cuts = pack_documents(sizes, length)
-        super().__init__(tokens, names, bounds, starts[order], sizes[order], targets=targets)
+    def __init__(self, tokens: Tokens, names: dict[str, str], pieces: Pieces, length: int, *, targets: bool) -> None:
+        order, self._cuts = pack_documents(pieces.sizes, length)
+        super().__init__(tokens, names, Pieces(*(one[order] for one in pieces)), targets=targets)
         self._length = length
 
     def __len__(self) -> int:
