@@ -11,7 +11,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from penstock.core.errors import SourceError
-from penstock.data.sample_batch import SamplesAhead, entered, plain_indices
+from penstock.data.sample_batch import entered, plain_indices, samples_ahead
 from penstock.data.sample_nbytes import nbytes_of
 from penstock.data.schema import Schema, schema_of
 from penstock.data.storage.object_batch import ObjectBatch, ObjectRequest
@@ -179,7 +179,7 @@ class NumberedSamples(Dataset[Any]):
         nothing for other sources.
         """
         if self.reads_batches:
-            return SamplesAhead(self, indices, self._read_ready)
+            return samples_ahead(self, indices, self._read_ready)
         if not self.reads_objects:
             return ObjectBatch([])
         places = range(len(self))

@@ -18,6 +18,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -80,19 +82,27 @@ def open_files(
     files = ClassFolders(paths, SUFFIXES, storage, labels)
     there = ("audio", "rate", "label", *(("start",) if frames else ()), "path")
     chosen = choose_fields(fields, there, files, paths[0])
+    made = partial(
+        AudioFiles,
+        where=paths[0],
+        files=files,
+        chosen=chosen,
+        storage=storage,
+        dtype=dtype,
+        max_record_nbytes=max_record_nbytes,
+    )
     if frames is None:
-        every: int | str = rate or _header(storage, files.paths[0], 0)[1]
-        return AudioFiles(paths[0], files, chosen, storage, dtype, max_record_nbytes, every)
+        return made(rate=rate or _header(storage, files.paths[0], 0)[1])
     headers = read_each(lambda path, number: _header(storage, path, number), files.paths, (0, 0), errors)
     step = step or frames
-    every = rate or next((own for _, own in headers if own), 0)
+    every: int | str = rate or next((own for _, own in headers if own), 0)
     for path, (_, own) in zip(files.paths, headers, strict=True):
         if every != "any" and own not in (0, every):
             raise SourceError(_other_rate(path, own, every))
     clips = ConcatIndex(max(0, (count - frames) // step + 1) for count, _ in headers)
     if not len(clips):
         raise SourceError(f"none of the {len(files.paths)} files of {paths[0]} has {frames} frames, as a clip needs")
-    return AudioFiles(paths[0], files, chosen, storage, dtype, max_record_nbytes, every, clips, frames, step)
+    return made(rate=every, clips=clips, frames=frames, step=step)
 
 
 def _other_rate(path: str, own: int, rate: int | str) -> str:
@@ -124,60 +134,51 @@ def _header(storage: Storage, path: str, key: int) -> tuple[int, int]:
         return int(file.frames), int(file.samplerate)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AudioFiles(FolderSource):
     """Audio files, or clips of them. Made by `penstock.open`."""
 
-    def __init__(
-        self,
-        where: str,
-        files: ClassFolders,
-        chosen: dict[str, str],
-        storage: Storage,
-        dtype: str,
-        max_nbytes: int,
-        rate: int | str,
-        clips: ConcatIndex | None = None,
-        frames: int | None = None,
-        step: int = 0,
-    ) -> None:
-        super().__init__(where, files, chosen, clips)
-        self._storage = storage
-        self._dtype = dtype
-        self._max_nbytes = max_nbytes
-        self._rate = rate
-        self._frames = frames
-        self._step = step
+    storage: Storage
+    dtype: str
+    rate: int | str
+    """What each file has to have, or "any"."""
+    max_record_nbytes: int
+    frames: int | None = None
+    """Of a clip; None for whole files."""
+    step: int = 0
 
     def _field(self, own: str) -> Field:
         if own == "audio":
-            return Field("array", self._dtype, (None, self._frames))
+            return Field("array", self.dtype, (None, self.frames))
         return Field("number", "int64" if own == "rate" else "float64")
 
     def read(self, index: int) -> Sample:
         """Return a file or a clip, with what was chosen of rate, label, start and path."""
-        number, clip = (index, 0) if self._clips is None else self._clips.locate(index)
-        start, path = clip * self._step, self._files.paths[number]
+        number, clip = (index, 0) if self.clips is None else self.clips.locate(index)
+        start, path = clip * self.step, self.files.paths[number]
         values: dict[str, Any] = {}
-        if not {"audio", "rate", "start"}.isdisjoint(self._chosen.values()):
-            count = self._frames if "audio" in self._chosen.values() else 0
+        if not {"audio", "rate", "start"}.isdisjoint(self.chosen.values()):
+            count = self.frames if "audio" in self.chosen.values() else 0
             values["audio"], values["rate"] = self._decoded(path, index, start, count)
             values["start"] = start / values["rate"]
         return self._sample(number, values.__getitem__)
 
     def _decoded(self, path: str, key: int, start: int, count: int | None) -> tuple[np.ndarray, int]:
         """Return frames from `start` on, all or `count` of them, as (channels, frames), and their rate."""
-        with _opened(self._storage, path, key) as file:
-            if self._rate not in ("any", file.samplerate):
-                raise RecordError(path, -1, key, _other_rate("it", file.samplerate, self._rate))
+        with _opened(self.storage, path, key) as file:
+            if self.rate not in ("any", file.samplerate):
+                raise RecordError(path, -1, key, _other_rate("it", file.samplerate, self.rate))
             wanted = file.frames - start if count is None else count
             # libsndfile 1.2.2 gives silence where it goes on in an MP3, or has sought: one read from the start is right
             before = start if file.subtype.startswith("MPEG") or not file.seekable() else 0
-            nbytes = (before + wanted) * file.channels * np.dtype(self._dtype).itemsize
-            if not 0 <= nbytes <= self._max_nbytes:
-                raise RecordError(path, -1, key, f"{nbytes} bytes of audio; max_record_nbytes is {self._max_nbytes}")
+            nbytes = (before + wanted) * file.channels * np.dtype(self.dtype).itemsize
+            if not 0 <= nbytes <= self.max_record_nbytes:
+                raise RecordError(
+                    path, -1, key, f"{nbytes} bytes of audio; max_record_nbytes is {self.max_record_nbytes}"
+                )
             if start > before:
                 file.seek(start)
-            found = file.read(before + wanted, dtype=self._dtype, always_2d=True)[before:]
+            found = file.read(before + wanted, dtype=self.dtype, always_2d=True)[before:]
             if len(found) < wanted:
                 raise RecordError(path, -1, key, f"it states {wanted} frames from {start} on, and has {len(found)}")
             return np.ascontiguousarray(found.T), int(file.samplerate)

@@ -87,10 +87,8 @@ def decode(
     >>> decode(data).shape, decode(data, size=20).shape, decode(data, crop=(10, 0, 8, 16), size=(4, 8)).shape
     ((3, 40, 60), (3, 20, 20), (3, 4, 8))
     """
-    if resize not in ("cover", "stretch"):
-        raise OptionError(f"resize={resize!r} is neither 'cover' nor 'stretch'")
     data = _checked(data)
-    wanted = None if size is None else sides(size)
+    wanted = sides(size, resize)
     pixels = _by_turbo(data, wanted, crop, resize, max_pixels) if data.startswith(_JPEG) else None
     if pixels is None:
         pixels = _by_pillow(data, wanted, crop, resize, max_pixels)
@@ -152,12 +150,16 @@ def suffix(data: bytes) -> str:
     return next((found for beginning, found in _BEGINNINGS if data.startswith(beginning)), "")
 
 
-def sides(size: Size) -> tuple[int, int]:
-    """Return height and width.
+def sides(size: Size | None, resize: Resize) -> tuple[int, int] | None:
+    """Return height and width; None where `size` is.
 
     Raises:
-        OptionError: it is no size.
+        OptionError: it is no size, or `resize` is no way to come to it.
     """
+    if resize not in ("cover", "stretch"):
+        raise OptionError(f"resize={resize!r} is neither 'cover' nor 'stretch'")
+    if size is None:
+        return None
     try:
         height, width = (size, size) if isinstance(size, int) else size
     except ValueError as error:

@@ -16,6 +16,7 @@ frames out of order) are decoded from their beginning for each clip, which is sl
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -87,9 +88,7 @@ def open_files(
     step = frames * stride if step is None else step
     if frames < 1 or stride < 1 or step < 1:
         raise OptionError(f"frames={frames}, stride={stride} and step={step} have to be 1 or more")
-    if resize not in ("cover", "stretch"):
-        raise OptionError(f"resize={resize!r} is neither 'cover' nor 'stretch'")
-    wanted = None if size is None else sides(size)
+    wanted = sides(size, resize)
     if wanted is not None and frames * 3 * wanted[0] * wanted[1] > max_record_nbytes:
         raise OptionError(f"{frames} frames of {wanted} pixels are more than {max_record_nbytes} bytes")
     files = ClassFolders(paths, SUFFIXES, storage, labels)
@@ -97,60 +96,51 @@ def open_files(
     indexes = read_frame_indexes(files.paths, storage, errors, max_pixels, index_path=index)
     span = (frames - 1) * stride + 1
     source = Clips(
-        paths[0],
-        files,
-        indexes,
-        chosen,
-        np.arange(frames) * stride,
-        step,
+        where=paths[0],
+        files=files,
+        chosen=chosen,
+        clips=ConcatIndex(max(0, (len(one.names) - span) // step + 1) for one in indexes),
+        indexes=indexes,
+        offsets=np.arange(frames) * stride,
+        step=step,
         size=wanted,
         resize=resize,
         storage=storage,
-        limits=(max_pixels, max_record_nbytes),
+        max_pixels=max_pixels,
+        max_record_nbytes=max_record_nbytes,
     )
     if not len(source):
         raise SourceError(f"none of the {len(files.paths)} videos of {paths[0]} has {span} frames, as a clip needs")
     return source
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Clips(FolderSource):
     """The clips of some videos. Made by `penstock.open`."""
 
-    def __init__(
-        self,
-        where: str,
-        files: ClassFolders,
-        indexes: list[FrameIndex],
-        chosen: dict[str, str],
-        offsets: np.ndarray,
-        step: int,
-        *,
-        size: tuple[int, int] | None,
-        resize: Resize,
-        storage: Storage,
-        limits: tuple[int, int],
-    ) -> None:
-        clips = ConcatIndex(max(0, (len(index.names) - int(offsets[-1]) - 1) // step + 1) for index in indexes)
-        super().__init__(where, files, chosen, clips)
-        self._parts = clips
-        self._indexes = indexes
-        self._offsets = offsets
-        self._step = step
-        self._size = size
-        self._resize: Resize = resize
-        self._storage = storage
-        self._max_pixels, self._max_record_nbytes = limits
-        self._decoders: PerProcess[DecoderPool] = PerProcess(partial(DecoderPool, _OPEN_FILES), DecoderPool.close)
+    clips: ConcatIndex
+    indexes: list[FrameIndex]
+    offsets: np.ndarray
+    """Of a clip's frames, from its first one."""
+    step: int
+    size: tuple[int, int] | None
+    resize: Resize
+    storage: Storage
+    max_pixels: int
+    max_record_nbytes: int
+    _decoders: PerProcess[DecoderPool] = field(
+        default_factory=lambda: PerProcess(partial(DecoderPool, _OPEN_FILES), DecoderPool.close), init=False
+    )
 
     def _field(self, own: str) -> Field:
-        shape = (len(self._offsets), 3, *(self._size or (None, None)))
+        shape = (len(self.offsets), 3, *(self.size or (None, None)))
         return Field("array", "uint8", shape) if own == "video" else Field("number", "float64")
 
     def read(self, index: int) -> Sample:
         """Return a clip with what was chosen of label, start and path."""
-        number, clip = self._parts.locate(index)
-        frames, path = self._indexes[number], self._files.paths[number]
-        wanted = frames.names[clip * self._step + self._offsets].tolist()
+        number, clip = self.clips.locate(index)
+        frames, path = self.indexes[number], self.files.paths[number]
+        wanted = frames.names[clip * self.step + self.offsets].tolist()
 
         def value(own: str) -> Any:
             return self._video(path, frames, wanted, index) if own == "video" else wanted[0] / frames.units_per_s
@@ -164,9 +154,9 @@ class Clips(FolderSource):
     def _video(self, path: str, frames: FrameIndex, wanted: list[int], index: int) -> np.ndarray:
         pool = self._decoders.get()
         with translate_errors(path, index):
-            decoder = pool.take(path, wanted[0]) or SeekingDecoder(self._storage.local(path), frames, self._max_pixels)
+            decoder = pool.take(path, wanted[0]) or SeekingDecoder(self.storage.local(path), frames, self.max_pixels)
             try:
-                clip = _ClipBuffer(len(wanted), self._size, self._resize, self._max_record_nbytes)
+                clip = _ClipBuffer(len(wanted), self.size, self.resize, self.max_record_nbytes)
                 if not decoder.decode_frames(wanted, clip.put):
                     raise RecordError(path, -1, index, "frames that the file lists cannot be decoded")
             except BaseException:
