@@ -104,6 +104,10 @@ def _why_unsupported(ask: Callable[[Schema], str], schema: Schema) -> str:
     return ask(schema)
 
 
+def _is_read_only(schema: Schema) -> str:
+    return "the format is read by penstock, and not written"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Implementation:
     """The functions of a format."""
@@ -118,9 +122,9 @@ class Implementation:
     raises SourceError (a file is missing, is of another format, or has other fields than the files before it),
     OptionError or ExtraError."""
 
-    why_unsupported: Callable[[Schema], str]
+    why_unsupported: Callable[[Schema], str] = _is_read_only
     """Returns which field of a schema would not come back from the format as it was, and why; "" if all would. Called
-    before a conversion begins. A format that is read only returns that."""
+    before a conversion begins."""
 
     writer: Callable[..., Writer] | None = None
     """Begins a new file: `writer(path, schema, **options)`, of which the name ends on one of the suffixes, which may

@@ -152,48 +152,30 @@ class Clips(FolderSource):
         self._decoders.close()
 
     def _video(self, path: str, frames: FrameIndex, wanted: list[int], index: int) -> np.ndarray:
+        """Return the frames, (frames, 3, height, width)."""
         pool = self._decoders.get()
+        reformatter = need("av.video.reformatter", "video").VideoReformatter()
+        images = [np.empty(0, np.uint8)] * len(wanted)
+
+        def put(number: int, frame: Any) -> None:
+            height, width = self.size or (frame.height, frame.width)
+            nbytes = len(wanted) * 3 * height * width
+            if nbytes > self.max_record_nbytes:
+                raise ValueError(f"a clip of {nbytes} bytes; {self.max_record_nbytes} are the most (max_record_nbytes)")
+            pixels = reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
+            images[number] = resized(pixels, (0, 0, frame.height, frame.width), self.size, self.resize)
+            if images[number].shape != images[0].shape:
+                raise ValueError(
+                    f"a frame of the clip has {height} x {width} pixels, and its first has not; pass size="
+                )
+
         with translate_errors(path, index):
             decoder = pool.take(path, wanted[0]) or SeekingDecoder(self.storage.local(path), frames, self.max_pixels)
             try:
-                clip = _ClipBuffer(len(wanted), self.size, self.resize, self.max_record_nbytes)
-                if not decoder.decode_frames(wanted, clip.put):
+                if not decoder.decode_frames(wanted, put):
                     raise RecordError(path, -1, index, "frames that the file lists cannot be decoded")
             except BaseException:
                 decoder.close()
                 raise
         pool.give(path, decoder)
-        return clip.video()
-
-
-class _ClipBuffer:
-    """Takes frames, and makes one array of them."""
-
-    def __init__(self, frames: int, size: tuple[int, int] | None, resize: Resize, max_nbytes: int) -> None:
-        self._frames = frames
-        self._size = size
-        self._resize: Resize = resize
-        self._max_nbytes = max_nbytes
-        self._reformatter = need("av.video.reformatter", "video").VideoReformatter()
-        self._whole: tuple[int, int] = (0, 0)
-        self._buffer: np.ndarray | None = None
-
-    def put(self, number: int, frame: Any) -> None:
-        """Draw a frame in its place."""
-        whole = (frame.height, frame.width)
-        if self._buffer is None:
-            self._whole = whole
-            shape = (self._frames, *(self._size or whole), 3)
-            if np.prod(shape, dtype=np.int64) > self._max_nbytes:
-                raise ValueError(f"a clip of {shape} bytes; {self._max_nbytes} are the most (max_record_nbytes)")
-            self._buffer = np.empty(shape, np.uint8)
-        if self._size is None and whole != self._whole:
-            raise ValueError(f"a frame has {whole} pixels, and the clip's first {self._whole}; pass size=")
-        pixels = self._reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
-        self._buffer[number] = resized(pixels, (0, 0, *whole), self._size, self._resize).transpose(1, 2, 0)
-
-    def video(self) -> np.ndarray:
-        """Return the frames, (frames, 3, height, width)."""
-        if self._buffer is None:
-            raise ValueError("a clip without frames")
-        return self._buffer.transpose(0, 3, 1, 2)
+        return np.stack([image.transpose(1, 2, 0) for image in images]).transpose(0, 3, 1, 2)
