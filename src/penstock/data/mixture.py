@@ -230,8 +230,6 @@ class Mixture(Source):
         order: which sample of which source stands where.
     """
 
-    where = "this mixture"
-
     def __init__(self, sources: Sequence[Any], order: MixtureOrder) -> None:
         self.where = f"a mixture of {len(sources)} sources (order {order.digest})"
         self._sources = tuple(sources)

@@ -14,7 +14,6 @@ A million paths are one piece of memory, not a million objects: what a worker in
 from __future__ import annotations
 
 import os
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby
 
@@ -34,12 +33,9 @@ class Paths(Sequence[str]):
 
     def __init__(self, root: str, names: Iterable[str]) -> None:
         self._root = os.fsencode(root)
-        text, ends = bytearray(), array("q", [0])
-        for name in names:
-            text += os.fsencode(name)
-            ends.append(len(text))
-        self._text = bytes(text)
-        self._ends = np.frombuffer(ends, np.int64) if ends else np.zeros(1, np.int64)
+        encoded = [*map(os.fsencode, names)]
+        self._text = b"".join(encoded)
+        self._ends = np.cumsum([0, *map(len, encoded)])
 
     def __len__(self) -> int:
         return len(self._ends) - 1

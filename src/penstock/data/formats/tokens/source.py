@@ -133,7 +133,7 @@ class _TokenSource(Source):
         """Close the files."""
         self._tokens.close()
 
-    def _sample(self, **values: np.ndarray) -> Sample:
+    def _sample(self, **values: np.ndarray | None) -> Sample:
         return {name: values[own] for name, own in self._names.items()}
 
 
@@ -157,8 +157,10 @@ class Windows(_TokenSource):
     def read(self, index: int) -> Sample:
         """Return a window."""
         start = index * self._step
-        found = self._tokens.take(start, start + self._length + self._has_targets)
-        return self._sample(tokens=found[: self._length], targets=found[1:])
+        if not self._has_targets:
+            return self._sample(tokens=self._tokens.take(start, start + self._length))
+        found = self._tokens.take(start, start + self._length + 1)
+        return self._sample(tokens=found[:-1], targets=found[1:])
 
 
 class _PieceSource(_TokenSource):
@@ -168,13 +170,12 @@ class _PieceSource(_TokenSource):
         super().__init__(tokens, names, targets=targets)
         self._pieces = pieces
 
-    def _piece(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return a piece's tokens, and what follows each in its document: with targets only."""
-        start, size, document_end = (int(one[number]) for one in self._pieces)
+    def _piece(self, number: int, size: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return a piece's tokens, and what follows each in its document: None without targets."""
+        start = int(self._pieces.starts[number])
         if not self._has_targets:
-            tokens = self._tokens.take(start, start + size)
-            return tokens, tokens
-        found = self._tokens.take(start, min(start + size + 1, document_end))
+            return self._tokens.take(start, start + size), None
+        found = self._tokens.take(start, min(start + size + 1, int(self._pieces.ends[number])))
         targets = np.full(size, IGNORED, np.int64)
         targets[: len(found) - 1] = found[1:]
         return found[:size], targets
@@ -201,7 +202,7 @@ class Documents(_PieceSource):
             raise RecordError(
                 self.where, -1, index, f"{size} tokens take more than max_record_nbytes={self._most_nbytes}"
             )
-        tokens, targets = self._piece(index)
+        tokens, targets = self._piece(index, size)
         return self._sample(tokens=tokens, targets=targets)
 
 
@@ -226,9 +227,11 @@ class Packed(_PieceSource):
         at = 0
         first, last = int(self._cuts[index]), int(self._cuts[index + 1])
         for number, piece in enumerate(range(first, last), 1):
-            found, following = self._piece(piece)
+            found, following = self._piece(piece, int(self._pieces.sizes[piece]))
             end = at + len(found)
-            tokens[at:end], targets[at:end] = found, following
+            tokens[at:end] = found
+            if following is not None:
+                targets[at:end] = following
             documents[at:end] = number
             positions[at:end] = np.arange(len(found), dtype=np.int32)
             at = end
