@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.core.errors import OptionError
 
 if TYPE_CHECKING:  # schema and source import torch, which looking up a format must not
-    from penstock.data.schema import Errors, Sample, Schema, Selection
+    from penstock.data.schema import Sample, Schema
     from penstock.data.source import Source
-    from penstock.data.storage.storage import Storage
     from penstock.data.stream import Stream
 
 
@@ -63,22 +62,22 @@ class Format:
         return self.reads_folder_trees or bool(self.folder_markers)
 
     @property
-    def open_files(self) -> OpenFiles:
+    def open_files(self) -> Callable[..., Source | Stream]:
         """Opens files for reading."""
         return self.load().open_files
 
     @property
-    def writer(self) -> OpenWriter | None:
+    def writer(self) -> Callable[..., Writer] | None:
         """Opens a file for writing; None for a format that is read only."""
         return self.load().writer
 
     @property
-    def concat_files(self) -> ConcatFiles | None:
+    def concat_files(self) -> Callable[[Sequence[str], str], None] | None:
         """Makes one file of several; None if each file has to be written from its first sample to its last."""
         return self.load().concat_files
 
     @property
-    def why_unsupported(self) -> WhyUnsupported:
+    def why_unsupported(self) -> Callable[[Schema], str]:
         """Returns why samples of a schema cannot be written. No format writes Python objects."""
         return partial(_why_unsupported, self.load().why_unsupported)
 
@@ -98,41 +97,45 @@ class Format:
                 raise OptionError(f"{self.name} has no option {name}=; it has {known_options} ({self.load.__module__})")
 
 
-def _why_unsupported(ask: WhyUnsupported, schema: Schema, /) -> str:
+def _why_unsupported(ask: Callable[[Schema], str], schema: Schema) -> str:
     for name, one in schema.items():
         if one.kind == "object":
             return f"field {name!r} is {one.words()}, and only arrays, numbers, text and bytes are written"
     return ask(schema)
 
 
+def _is_read_only(schema: Schema) -> str:
+    return "the format is read by penstock, and not written"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Implementation:
-    """The functions of a format. A format that is read only has no writer, and `why_unsupported` returns why."""
+    """The functions of a format."""
 
-    open_files: OpenFiles
-    why_unsupported: WhyUnsupported
-    writer: OpenWriter | None = None
-    concat_files: ConcatFiles | None = None
-
-
-class OpenFiles(Protocol):
-    """Opens files for reading. Called by `penstock.open`, in any process, once for each dataset.
+    open_files: Callable[..., Source | Stream]
+    """Opens files for reading: `open_files(paths, storage, fields, errors, **options)` returns the samples of `paths`,
+    one file after another. Called by `penstock.open`, in any process, once for each dataset. Keyword-only arguments are
+    the options of the format.
 
     It checks options and reads headers, footers and indexes, so that a missing or foreign file is found here. It keeps
-    no handle open: the result is pickled and sent to workers, and each process opens files when it first reads.
-    Keyword-only arguments after these four are the options of the format.
-    """
+    no handle open: the result is pickled and sent to workers, and each process opens files when it first reads. It
+    raises SourceError (a file is missing, is of another format, or has other fields than the files before it),
+    OptionError or ExtraError."""
 
-    def __call__(
-        self, paths: list[str], storage: Storage, fields: Selection, errors: Errors, /, *args: Any, **options: Any
-    ) -> Source | Stream:
-        """Return the samples of `paths`, one file after another.
+    why_unsupported: Callable[[Schema], str] = _is_read_only
+    """Returns which field of a schema would not come back from the format as it was, and why; "" if all would. Called
+    before a conversion begins."""
 
-        Raises:
-            SourceError: a file is missing, is of another format, or has other fields than the files before it.
-            OptionError: options have invalid values.
-            ExtraError: an optional package is missing.
-        """
+    writer: Callable[..., Writer] | None = None
+    """Begins a new file: `writer(path, schema, **options)`, of which the name ends on one of the suffixes, which may
+    select compression. Called once for each file. Keyword-only arguments are options; those that `open_files` has too
+    (a delimiter) are passed to it when the result is read. It raises SourceError where `why_unsupported` has a reason,
+    or the file cannot be created."""
+
+    concat_files: Callable[[Sequence[str], str], None] | None = None
+    """Writes the samples of some files to another path, in their order: `concat_files(parts, path)`. The parts, of one
+    schema and the same options, are closed, and may be moved or changed. Called once for each file of a result, in a
+    worker of the conversion. It raises SourceError if a part is damaged."""
 
 
 class Writer(Protocol):
@@ -151,39 +154,3 @@ class Writer(Protocol):
 
     def close(self) -> None:
         """Complete the file. Only now it has to be readable."""
-
-
-class OpenWriter(Protocol):
-    """Begins a file: the class of a `Writer`, or a function that returns one. Called once for each file.
-
-    Keyword-only arguments after these two are the options of the writer. Options that `open_files` has too (a
-    delimiter) are passed to it when the result is read.
-    """
-
-    def __call__(self, path: str, schema: Schema, /, *args: Any, **options: Any) -> Writer:
-        """Begin the file `path`; its name ends on one of the suffixes, which may select compression.
-
-        Raises:
-            SourceError: `why_unsupported` has a reason against the schema, or the file cannot be created.
-        """
-
-
-class ConcatFiles(Protocol):
-    """Makes one file of the files that several writers made of samples of one schema, with the same options.
-
-    Called once for each file of a result, in a worker of the conversion, after all writers have been closed.
-    """
-
-    def __call__(self, parts: Sequence[str], path: str, /) -> None:
-        """Write the samples of `parts`, in their order, to `path`. The parts may be moved or changed.
-
-        Raises:
-            SourceError: a part is damaged.
-        """
-
-
-class WhyUnsupported(Protocol):
-    """Answers, before a conversion begins, whether samples come back from the format as they were. Has no effects."""
-
-    def __call__(self, schema: Schema, /) -> str:
-        """Return which field the format cannot hold, and why; "" if it can hold all."""

@@ -7,7 +7,7 @@ import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset
 
 from penstock.core.errors import OptionError, TransportError
 from penstock.core.shared_bytes import SharedBytes
-from penstock.data.mixture_order import MixtureOrder, Stop, check_schedule, check_stop
+from penstock.data.mixture_order import MixtureOrder, Stop
 from penstock.data.open import open as open_source
 from penstock.data.source import Source
 from penstock.data.storage.object_batch import ObjectRequest
@@ -79,18 +79,24 @@ def mix(
     """
     pairs = _pairs(sources)
     seed, length = _whole("seed", seed), None if length is None else _whole("length", length)
-    check_stop(stop, length)
+    _check_stop(stop, length)
     opened = [_source(source) for source, _ in pairs]
     sizes = [len(source) for source in opened]
     if not all(sizes):
         raise OptionError(f"source {sizes.index(0)} of this mixture has no samples; leave it out")
-    changes = _changes(schedule or {})
-    check_schedule(changes, len(sizes), length)
-    weights = _first_weights([_plain(weight) for _, weight in pairs], [*changes.values()])
+    changes = _changes(schedule or {}, len(sizes), length)
+    weights = [
+        _number(weight, f"the weight of source {place}", or_zero=any(later[place] for later in changes.values()))
+        for place, (_, weight) in enumerate(pairs)
+    ]
+    if not any(weights):
+        raise OptionError("all weights of this mixture are 0 at its beginning, so it has no first sample; raise one")
     if lengths is not None:
         means = _means(lengths, sizes)
-        weights = _per_sample(weights, means)
-        changes = {position: _per_sample(later, means) for position, later in changes.items()}
+        weights, *later = (
+            [weight / mean for weight, mean in zip(one, means, strict=True)] for one in (weights, *changes.values())
+        )
+        changes = dict(zip(changes, later, strict=True))
     order = MixtureOrder(
         weights,
         sizes,
@@ -117,16 +123,40 @@ def _pairs(sources: Any) -> list[tuple[Any, Any]]:
     return pairs
 
 
-def _changes(schedule: Any) -> dict[Any, list[Any]]:
+def _check_stop(stop: str, length: int | None) -> None:
+    if stop not in get_args(Stop):
+        raise OptionError(f"stop must be one of {', '.join(map(repr, get_args(Stop)))}, not {stop!r}")
+    if (stop == "never") != (length is not None):
+        raise OptionError(
+            f"stop={stop!r} and length={length!r} do not go together: a mixture that never stops needs the length of "
+            'an epoch (stop="never", length=100_000), and with any other rule the sources decide it'
+        )
+    if length is not None and length < 1:
+        raise OptionError(f"length must be at least 1, not {length}")
+
+
+def _changes(schedule: Any, sources: int, length: int | None) -> dict[int, list[Fraction]]:
     try:
         if any(isinstance(later, Mapping) for later in schedule.values()):
             raise TypeError("weights by name instead of in the order of the sources")
-        return {_plain(position): [*map(_plain, later)] for position, later in schedule.items()}
+        changes = {_plain(position): [*map(_plain, later)] for position, later in schedule.items()}
     except (AttributeError, TypeError) as error:
         raise OptionError(
             "schedule is {position: [the weight of each source, in their order], ...}, and this is none: "
             f"{schedule!r} ({error})"
         ) from error
+    for position, weights in changes.items():
+        if not isinstance(position, int) or not 0 < position < (length or math.inf):
+            raise OptionError(
+                f"schedule: weights change at a position of an epoch, a whole number from 1 on"
+                f"{f' and below length={length}' if length else ''}, not at {position!r}"
+            )
+        if len(weights) != sources or not any(weights) or not all(0 <= weight < math.inf for weight in weights):
+            raise OptionError(
+                f"schedule: from position {position} on each of the {sources} sources needs a weight of 0 or more, and "
+                f"one of them more than 0, not {weights!r}"
+            )
+    return {position: [*map(Fraction, weights)] for position, weights in changes.items()}
 
 
 def _whole(name: str, value: Any) -> int:
@@ -134,22 +164,6 @@ def _whole(name: str, value: Any) -> int:
         return operator.index(value)
     except TypeError:
         raise OptionError(f"{name} must be a whole number, not {value!r}") from None
-
-
-def _first_weights(weights: list[Any], later: list[Sequence[float]]) -> list[Any]:
-    """Return the weights at the beginning: 0 is one for a source to which the schedule gives a weight later."""
-    comes_later = [any(one) for one in zip(*later, strict=True)] or [False] * len(weights)
-    first = [
-        0 if comes and _is_zero(weight) else _positive(weight, f"the weight of source {place}")
-        for place, (weight, comes) in enumerate(zip(weights, comes_later, strict=True))
-    ]
-    if not any(first):
-        raise OptionError("all weights of this mixture are 0 at its beginning, so it has no first sample; raise one")
-    return first
-
-
-def _is_zero(weight: Any) -> bool:
-    return isinstance(weight, int | float) and weight == 0
 
 
 def _plain(number: Any) -> Any:
@@ -163,18 +177,14 @@ def _means(lengths: Sequence[float | Sequence[int]], sizes: list[int]) -> list[F
     means = []
     for place, (one, size) in enumerate(zip(lengths, sizes, strict=True)):
         if not np.ndim(one):
-            means.append(Fraction(_positive(one, f"the mean length of source {place}")))
+            means.append(_number(one, f"the mean length of source {place}"))
             continue
         if np.shape(one) != (size,) or np.min(one) < 0:
             raise OptionError(f"lengths: source {place} needs one of 0 or more for each of its {size} samples")
         whole = np.asarray(one).dtype.kind in "biu"
         total = np.sum(one, dtype=np.int64 if whole else np.float64)
-        means.append(Fraction(_positive(total, f"the tokens of source {place}")) / size)
+        means.append(_number(total, f"the tokens of source {place}") / size)
     return means
-
-
-def _per_sample(weights: Sequence[Any], means: list[Fraction]) -> list[Any]:
-    return [Fraction(weight) / mean for weight, mean in zip(weights, means, strict=True)]
 
 
 def _limits(epochs: Sequence[float], sizes: list[int], stop: Stop) -> list[int]:
@@ -182,8 +192,8 @@ def _limits(epochs: Sequence[float], sizes: list[int], stop: Stop) -> list[int]:
     _check_each("epochs", epochs, sizes)
     if stop == "never":
         raise OptionError('epochs= says when a source has ended, and a mixture with stop="never" does not ask')
-    passes = [_positive(one, f"epochs of source {place}") for place, one in enumerate(epochs)]
-    return [max(1, round(Fraction(one) * size)) for one, size in zip(passes, sizes, strict=True)]
+    passes = [_number(one, f"epochs of source {place}") for place, one in enumerate(epochs)]
+    return [max(1, round(one * size)) for one, size in zip(passes, sizes, strict=True)]
 
 
 def _check_each(name: str, values: Sequence[Any], sizes: list[int]) -> None:
@@ -203,10 +213,10 @@ def _source(source: Any) -> Any:
     return found
 
 
-def _positive(value: Any, name: str) -> Any:
+def _number(value: Any, name: str, *, or_zero: bool = False) -> Fraction:
     try:
-        if math.isfinite(value) and value > 0:
-            return _plain(value)
+        if math.isfinite(value) and (value > 0 or (or_zero and value == 0)):
+            return Fraction(_plain(value))
     except TypeError:
         pass
     raise OptionError(f"{name} must be a positive number, not {value!r}; leave out what is not wanted")
@@ -219,8 +229,6 @@ class Mixture(Source):
         sources: each with `__len__` and `__getitem__`.
         order: which sample of which source stands where.
     """
-
-    where = "this mixture"
 
     def __init__(self, sources: Sequence[Any], order: MixtureOrder) -> None:
         self.where = f"a mixture of {len(sources)} sources (order {order.digest})"

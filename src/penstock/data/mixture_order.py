@@ -14,14 +14,13 @@ All arithmetic is on integers, so every machine has the same order.
 from __future__ import annotations
 
 import hashlib
-import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -42,7 +41,7 @@ _ROUNDS = 6
 _MOST_BLOCKS = 2048
 """Blocks that are kept, of 1 to 9 KiB each: samplers may ask for positions in any order."""
 
-_ASKED_OFTEN = 32
+_ASKED_OFTEN = 4
 """Numbers of samples are computed one by one until so many of a block were asked for, and then for the whole block."""
 
 _PHASE, _BASE, _EPOCH, _PASS = range(4)
@@ -134,7 +133,7 @@ class MixtureOrder:
 
     def __init__(
         self,
-        weights: Sequence[float],
+        weights: Sequence[float | Fraction],
         sizes: Sequence[int],
         *,
         seed: int,
@@ -142,9 +141,9 @@ class MixtureOrder:
         length: int | None,
         shuffle: bool,
         limits: Sequence[int] | None = None,
-        schedule: Mapping[int, Sequence[float]] | None = None,
+        schedule: Mapping[int, Sequence[float | Fraction]] | None = None,
     ) -> None:
-        changes = sorted((position, [*later]) for position, later in (schedule or {}).items())
+        changes = sorted((position, [Fraction(one) for one in later]) for position, later in (schedule or {}).items())
         arguments = (weights, sizes, seed, stop, length, shuffle, changes, *(limits or ()))
         self.digest = hashlib.sha256(repr(arguments).encode()).hexdigest()[:12]
         """Of all arguments."""
@@ -155,11 +154,10 @@ class MixtureOrder:
         self._phases: list[_Phase] = []
         first = [Fraction(weight) for weight in weights]
         self._add_phase(first, 0)
-        changing = deque((position, [Fraction(weight) for weight in later]) for position, later in changes)
         if stop == "all_exhausted_without_replacement":
-            self._length = self._leave_out(first, changing, limits or sizes)
+            self._length = self._leave_out(first, deque(changes), limits or sizes)
         else:
-            for position, later in changing:
+            for position, later in changes:
                 self._add_phase(later, position)
             self._length = length or self._end(limits or sizes, min if stop == "first_exhausted" else max)
             self._phases = [phase for phase in self._phases if phase.start < self._length]
@@ -247,7 +245,8 @@ class MixtureOrder:
         if block.numbers is not None:
             return source, int(block.numbers[at])
         block.asked += 1
-        return source, self._number(source, block.begins[source] + int(np.count_nonzero(block.sources[:at] == source)))
+        given = block.begins[source] + int(np.count_nonzero(block.sources[:at] == source))
+        return source, int(self._numbers(source, given, 1)[0])
 
     def _block(self, number: int, block: int, epoch: int) -> _Block:
         phase = self._phases[number]
@@ -270,17 +269,8 @@ class MixtureOrder:
             numbers[mine] = self._numbers(source, block.begins[source], int(mine.sum()))
         return numbers
 
-    def _number(self, source: int, given: int) -> int:
-        """Return which sample of a source is its next one when it has given so many, over any number of passes."""
-        which, at = divmod(given, int(self._sizes[source]))
-        return (
-            _permuted_one(at, int(self._sizes[source]), _hash(self._seed, _PASS, source, which))
-            if self._shuffle
-            else at
-        )
-
     def _numbers(self, source: int, begin: int, count: int) -> np.ndarray:
-        """Return which samples of a source are its `count` next ones when it has given `begin`, as `_number` does."""
+        """Return which samples of a source are its `count` next ones when it has given `begin`, over all passes."""
         size = int(self._sizes[source])
         parts = []
         while count:
@@ -294,42 +284,6 @@ class MixtureOrder:
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_blocks": {}}
-
-
-def check_schedule(schedule: Mapping[Any, Sequence[float]], sources: int, length: int | None) -> None:
-    """Raise an error for a schedule that is none.
-
-    Raises:
-        OptionError: with what is wrong.
-    """
-    for position, weights in schedule.items():
-        if not isinstance(position, int) or not 0 < position < (length or math.inf):
-            raise OptionError(
-                f"schedule: weights change at a position of an epoch, a whole number from 1 on"
-                f"{f' and below length={length}' if length else ''}, not at {position!r}"
-            )
-        if len(weights) != sources or not any(weights) or not all(0 <= weight < math.inf for weight in weights):
-            raise OptionError(
-                f"schedule: from position {position} on each of the {sources} sources needs a weight of 0 or more, and "
-                f"one of them more than 0, not {weights!r}"
-            )
-
-
-def check_stop(stop: str, length: int | None) -> None:
-    """Raise an error for an end that there is not.
-
-    Raises:
-        OptionError: it is none, or `length` does not fit it.
-    """
-    if stop not in Stop.__args__:  # type: ignore[attr-defined]
-        raise OptionError(f"stop must be one of {', '.join(map(repr, Stop.__args__))}, not {stop!r}")  # type: ignore[attr-defined]
-    if (stop == "never") != (length is not None):
-        raise OptionError(
-            f"stop={stop!r} and length={length!r} do not go together: a mixture that never stops needs the length of "
-            'an epoch (stop="never", length=100_000), and with any other rule the sources decide it'
-        )
-    if length is not None and length < 1:
-        raise OptionError(f"length must be at least 1, not {length}")
 
 
 def _hash(*words: int) -> int:
@@ -362,18 +316,9 @@ def _shuffled(values: np.ndarray, key: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=64)
-def _round_keys(key: int) -> tuple[int, ...]:
-    return tuple(_hash(key, turn) for turn in range(_ROUNDS))
-
-
-@lru_cache(maxsize=64)
 def _small_permutation(size: int, key: int) -> np.ndarray:
     """Return a permutation of range(size), int64[size]: a network of few bits is not random enough."""
     return _shuffled(np.arange(size), key)
-
-
-def _half_bits(size: int) -> int:
-    return ((size - 1).bit_length() + 1) // 2
 
 
 def _permuted(numbers: np.ndarray, size: int, key: int) -> np.ndarray:
@@ -387,9 +332,9 @@ def _permuted(numbers: np.ndarray, size: int, key: int) -> np.ndarray:
     """
     if size <= _BLOCK:
         return np.asarray(_small_permutation(size, key)[numbers])
-    half = np.uint64(_half_bits(size))
+    half = np.uint64(((size - 1).bit_length() + 1) // 2)
     mask = (np.uint64(1) << half) - np.uint64(1)
-    keys = [np.uint64(turn) for turn in _round_keys(key)]
+    keys = [np.uint64(_hash(key, turn)) for turn in range(_ROUNDS)]
     found = numbers.astype(np.uint64)
     outside = np.ones(len(found), bool)
     while outside.any():
@@ -400,23 +345,3 @@ def _permuted(numbers: np.ndarray, size: int, key: int) -> np.ndarray:
         found[outside] = left << half | right
         outside = found >= np.uint64(size)
     return found.astype(np.int64)
-
-
-def _permuted_one(number: int, size: int, key: int) -> int:
-    """Return where the same permutation takes one number: a tenth of the time of an array of one.
-
-    >>> [_permuted_one(number, 3000, 7) for number in (0, 17)] == _permuted(np.array([0, 17]), 3000, 7).tolist()
-    True
-    """
-    if size <= _BLOCK:
-        return int(_small_permutation(size, key)[number])
-    half = _half_bits(size)
-    mask = (1 << half) - 1
-    found, keys = number, _round_keys(key)
-    while True:
-        left, right = found >> half, found & mask
-        for turn in keys:
-            left, right = right, left ^ (_mixed(right ^ turn) & mask)
-        found = left << half | right
-        if found < size:
-            return found

@@ -8,11 +8,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import Dataset
 
 from penstock.core.errors import SourceError
-from penstock.data.sample_batch import SamplesAhead, entered, plain_indices
+from penstock.data.sample_batch import entered, plain_indices, samples_ahead
 from penstock.data.sample_nbytes import nbytes_of
 from penstock.data.schema import Schema, schema_of
 from penstock.data.storage.object_batch import ObjectBatch, ObjectRequest
@@ -98,7 +97,7 @@ class NumberedSamples(Dataset[Any]):
         size = 1 if self._gathers else end
         while start < end:
             stop = min(start + size, end)
-            samples = self._read_ahead(start, stop)
+            samples = self._together(self.read_range, start, stop)
             self._left = iter(samples or ())
             if samples is None:
                 for index in range(start, stop):
@@ -124,14 +123,11 @@ class NumberedSamples(Dataset[Any]):
 
     def read_block(self, block: range) -> list[Any] | None:
         """Return samples that are read together; None where they have to be read alone, or one of them is broken."""
-        try:
-            return self.read_many(np.arange(block.start, block.stop, block.step)) if self._gathers else None
-        except SourceError:  # raised again by the sample that it belongs to
-            return None
+        return self._together(self.read_many, np.arange(block.start, block.stop, block.step))
 
-    def _read_ahead(self, start: int, stop: int) -> list[Any] | None:
+    def _together(self, read: Callable[..., list[Any]], *arguments: Any) -> list[Any] | None:
         try:
-            return self.read_range(start, stop) if self._gathers else None
+            return read(*arguments) if self._gathers else None
         except SourceError:  # raised again by the sample that it belongs to
             return None
 
@@ -183,7 +179,7 @@ class NumberedSamples(Dataset[Any]):
         nothing for other sources.
         """
         if self.reads_batches:
-            return SamplesAhead(self, indices, self._read_ready)
+            return samples_ahead(self, indices, self._read_ready)
         if not self.reads_objects:
             return ObjectBatch([])
         places = range(len(self))
@@ -205,10 +201,9 @@ class NumberedSamples(Dataset[Any]):
     def _read_batch(self, indices: Sequence[int]) -> list[Any]:
         known = plain_indices(indices) if self._gathers else None
         if known is not None and len(known) and known.view(np.uint64).max() < len(self):  # negative ones are huge
-            try:
-                return self.read_many(known)
-            except SourceError:
-                pass  # raised again below, by the sample that it belongs to
+            found = self._together(self.read_many, known)
+            if found is not None:
+                return found
         samples = []
         with self.fetching(indices):
             for index in indices:
@@ -223,12 +218,6 @@ class NumberedSamples(Dataset[Any]):
     def parts(self) -> tuple[Any, ...]:
         """What its samples are made with, of which each may be a source: none for a format."""
         return ()
-
-    @property
-    def decodes_on(self) -> torch.device | None:
-        """The GPU that samples are decoded on, by the training process alone; None for the host."""
-        found = (part.decodes_on for part in self.parts if isinstance(part, NumberedSamples))
-        return next((device for device in found if device is not None), None)
 
     def set_epoch(self, epoch: int) -> None:
         """Have the samples of another epoch: of the mixtures in it. Other sources have the same in each."""

@@ -1,6 +1,6 @@
 """Samples of a batch that are read together: gathered as columns, and kept for the thread that then asks for each.
 
-A DataLoader that makes samples one by one, each with its own seed and error, enters `SamplesAhead` for a batch: its
+A DataLoader that makes samples one by one, each with its own seed and error, enters `samples_ahead` for a batch: its
 thread's `source[index]` takes the sample from there. What cannot be read ahead is read when it is asked for.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,36 +26,28 @@ class _Entered(threading.local):
 entered = _Entered()
 
 
-class SamplesAhead:
-    """Reads the samples of a batch at once when it is entered; see the module.
+@contextlib.contextmanager
+def samples_ahead(
+    source: object, indices: Iterable[Any], read: Callable[[np.ndarray], tuple[np.ndarray, list[Any]]]
+) -> Iterator[None]:
+    """Read the samples of a batch at once when it is entered; see the module.
 
     Args:
         source: whose they are.
         indices: of the samples.
-        read: given some of the indices, returns samples by index.
+        read: given indices, returns those that it has read, and their samples.
     """
-
-    def __init__(
-        self, source: object, indices: Iterable[Any], read: Callable[[np.ndarray], tuple[np.ndarray, list[Any]]]
-    ) -> None:
-        self._source = source
-        self._indices = indices
-        self._read = read
-        self._outer: tuple[object, dict[Any, Any]] = (None, {})
-
-    def __enter__(self) -> SamplesAhead:
-        self._outer = entered.source, entered.samples
-        samples: dict[Any, Any] = {}
-        known = plain_indices(self._indices)
-        if known is not None:
-            with contextlib.suppress(SourceError):  # raised again by the sample that it belongs to
-                ready, found = self._read(known)
-                samples = dict(zip(ready.tolist(), found, strict=True))
-        entered.source, entered.samples = self._source, samples
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        entered.source, entered.samples = self._outer
+    outer, samples = (entered.source, entered.samples), dict[Any, Any]()
+    known = plain_indices(indices)
+    if known is not None:
+        with contextlib.suppress(SourceError):  # raised again by the sample that it belongs to
+            ready, found = read(known)
+            samples = dict(zip(ready.tolist(), found, strict=True))
+    entered.source, entered.samples = source, samples
+    try:
+        yield
+    finally:
+        entered.source, entered.samples = outer
 
 
 def plain_indices(indices: Iterable[Any]) -> np.ndarray | None:

@@ -17,7 +17,7 @@ from penstock.data.sample_cache.cached_dataset import CachedDataset, open_cached
 from penstock.data.sample_cache.sample_cache import CacheInfo, Where
 from penstock.data.schema import Errors, Sample
 from penstock.data.source_stream import SourceStream
-from penstock.data.storage.object_batch import ObjectBatch, ObjectRequest
+from penstock.data.storage.object_batch import ObjectRequest
 from penstock.distributed.rank import Distributed
 
 
@@ -85,11 +85,6 @@ class Source(NumberedSamples):
                 f"the samples of {self.where} are others in each epoch, and a cache would keep those of one; cache its "
                 "sources, and mix these"
             )
-        if self.decodes_on is not None:
-            raise OptionError(
-                f"the samples of {self.where} lie on {self.decodes_on}, and a cache keeps what lies on the host; open "
-                "the source without device="
-            )
         return Cached(self, opened(self))
 
     def stream(self, *, errors: Errors = "raise") -> SourceStream:
@@ -120,6 +115,10 @@ class _Derived(Source):
         """What it calls: the source."""
         return (self._source,)
 
+    def _own(self, indices: Iterable[int]) -> Iterable[int]:
+        """Return the numbers that samples have in the source; without those that are not samples."""
+        return indices
+
     @property
     def reads_objects(self) -> bool:
         """Whether the source does."""
@@ -132,15 +131,23 @@ class _Derived(Source):
         source: object = self._source
         return isinstance(source, Source) and source.reads_batches
 
+    def object_requests(self, indices: Sequence[int]) -> list[ObjectRequest]:
+        """Return the source's."""
+        return self._source.object_requests([*self._own(indices)]) if self.reads_objects else []
+
+    def fetching(self, indices: Iterable[int]) -> AbstractContextManager[Any]:
+        """Return the source's."""
+        return self._source.fetching(self._own(indices)) if self.reads_batches else super().fetching(indices)
+
     @property
     def chunk_starts(self) -> np.ndarray | None:
         """The source's."""
         return self._source.chunk_starts
 
     def path_of(self, index: int) -> str:
-        """Return the source's."""
+        """Return the source's, of the same sample."""
         source: object = self._source
-        return source.path_of(index) if isinstance(source, Source) else self.where
+        return next(map(source.path_of, self._own([index]))) if isinstance(source, Source) else self.where
 
     def close(self) -> None:
         """Close the source. What a cache keeps stays."""
@@ -169,14 +176,6 @@ class Mapped(_Derived):
             return super()._cached(opened, is_before_map=is_before_map)
         return Mapped(_cached_part(self._source, opened), self._function)
 
-    def object_requests(self, indices: Sequence[int]) -> list[ObjectRequest]:
-        """Return the source's."""
-        return self._source.object_requests(indices) if self.reads_objects else []
-
-    def fetching(self, indices: Iterable[int]) -> AbstractContextManager[Any]:
-        """Return the source's."""
-        return self._source.fetching(indices) if self.reads_batches else super().fetching(indices)
-
     def read(self, index: int) -> Any:
         """Return the function's result for a sample."""
         return self._function(self._source[index])
@@ -201,23 +200,12 @@ class Subset(_Derived):
             return super()._cached(opened, is_before_map=is_before_map)
         return Subset(_cached_part(self._source, opened), self._indices.tolist())
 
-    def object_requests(self, indices: Sequence[int]) -> list[ObjectRequest]:
-        """Return the source's, for the samples selected of it."""
-        if not self.reads_objects:
-            return []
-        places = range(len(self._source))
-        return self._source.object_requests([places[int(self._indices[index])] for index in indices])
-
-    def fetching(self, indices: Iterable[int]) -> AbstractContextManager[Any]:
-        """Return the source's, for the samples selected of it."""
-        known = plain_indices(indices) if self.reads_batches else None
+    def _own(self, indices: Iterable[int]) -> Iterable[int]:
+        known = plain_indices(indices)
         if known is None:
-            return super().fetching(indices) if self.reads_objects else ObjectBatch([])
-        return self._source.fetching(self._indices[known[(known >= 0) & (known < len(self))]].tolist())
-
-    def path_of(self, index: int) -> str:
-        """Return the source's, of the sample selected."""
-        return super().path_of(int(self._indices[index]))
+            return []
+        own = self._indices[known[(known >= 0) & (known < len(self))]]
+        return np.where(own < 0, own + len(self._source), own).tolist()  # type: ignore[no-any-return]
 
     def read(self, index: int) -> Any:
         """Return a sample of the source."""
@@ -253,7 +241,7 @@ class Cached(_Derived):
 
     def object_requests(self, indices: Sequence[int]) -> list[ObjectRequest]:
         """Return the source's, for the samples that are not kept yet."""
-        return self._source.object_requests([index for index in indices if not self._samples.has(index)])
+        return super().object_requests([index for index in indices if not self._samples.has(index)])
 
     def cache_info(self) -> CacheInfo:
         """Return what the cache has done, in all processes: hits, misses, entries, nbytes, limit_nbytes, full."""

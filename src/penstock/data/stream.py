@@ -59,9 +59,11 @@ class Stream(IterableDataset[Any]):
         self.errors = errors
         self.skipped = 0
         self._stages: tuple[Stage, ...] = ()
-        self._epoch = 0
+        self.epoch = 0
+        """The epoch that workers are reading, or that this process begins next."""
+        self.is_epoch_set = False
+        """Whether `set_epoch` was called since the last pass began."""
         self._has_begun = False
-        self._is_epoch_set = False
         self._ranks: tuple[int, int] | None = None
         """Of the process that has pickled it, for workers."""
         self._group: tuple[int, int] | None = None
@@ -114,28 +116,18 @@ class Stream(IterableDataset[Any]):
         Persistent workers increment it themselves. torch's DataLoader does not pass the epoch to workers that are not
         persistent: for a seeded stream, call this before each epoch.
         """
-        self._epoch = epoch
-        self._is_epoch_set = True
-
-    @property
-    def is_epoch_set(self) -> bool:
-        """Whether `set_epoch` was called since the last pass began."""
-        return self._is_epoch_set
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that workers are reading, or that this process begins next."""
-        return self._epoch
+        self.epoch = epoch
+        self.is_epoch_set = True
 
     def begin_pass(self) -> None:
         """Count a pass that this process's workers begin: penstock's DataLoader calls it before they do."""
-        if self._has_begun and not self._is_epoch_set:
-            self._epoch += 1
-        self._has_begun, self._is_epoch_set = True, False
+        if self._has_begun and not self.is_epoch_set:
+            self.epoch += 1
+        self._has_begun, self.is_epoch_set = True, False
 
     def skip_pass(self) -> None:
         """Count a pass of which nothing is left to be read in this process, so that nobody iterates."""
-        self._epoch, self._is_epoch_set = self._epoch + 1, False
+        self.epoch, self.is_epoch_set = self.epoch + 1, False
 
     def share_out(self, group: tuple[int, int] | None) -> None:
         """Have the next passes share out the shards over a group of ranks: penstock's DataLoader calls it before them.
@@ -171,7 +163,7 @@ class Stream(IterableDataset[Any]):
         if None in counts or any(kind == "filter" for kind, _ in self._stages):
             raise TypeError(f"the length of {self.where} is known only when it has been read")
         rank, ranks = self._rank()
-        spec = PassSpec(seed=self.order.seed or 0, epoch=self._epoch, rank=rank, ranks=ranks)
+        spec = PassSpec(seed=self.order.seed or 0, epoch=self.epoch, rank=rank, ranks=ranks)
         mine = assign_ranges(self.order, len(self.shards), spec)
         return sum(len(range(one.first, counts[one.shard] or 0, one.step)) for one in mine)
 
@@ -190,7 +182,7 @@ class Stream(IterableDataset[Any]):
         else:
             position = Position.from_state(saved["position"])
             records = self._records(PassSpec(**saved["spec"]), position, saved["splits"])
-        self._epoch, self._is_epoch_set = records.spec.epoch + 1, False
+        self.epoch, self.is_epoch_set = records.spec.epoch + 1, False
         self._current = _SamplePass(self, records)
         return self._current
 
@@ -198,13 +190,13 @@ class Stream(IterableDataset[Any]):
         """Return where this process's current pass is (or the next one, when none is under way)."""
         current = self._current
         if current is None:
-            return {"version": _STATE_VERSION, "shards": self._shards_digest(), "epoch": self._epoch, "pass": None}
+            return {"version": _STATE_VERSION, "shards": self._shards_digest(), "epoch": self.epoch, "pass": None}
         saved = {
             "spec": dict(current.spec),
             "position": current.records.position.to_state(),
             "splits": [[*split] for split in current.records.splits],
         }
-        return {"version": _STATE_VERSION, "shards": current.shards, "epoch": self._epoch, "pass": saved}
+        return {"version": _STATE_VERSION, "shards": current.shards, "epoch": self.epoch, "pass": saved}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Make the next pass resume where `state` was taken.
@@ -214,7 +206,7 @@ class Stream(IterableDataset[Any]):
         """
         if state.get("version") != _STATE_VERSION or state.get("shards") != self._shards_digest():
             raise SourceError(f"this is no state of {self.where}, with {len(self.shards)} shards: {str(state)[:200]}")
-        self._epoch = int(state["epoch"])
+        self.epoch = int(state["epoch"])
         self._resume_from = state["pass"]
 
     def traits(self) -> dict[str, Any]:
@@ -266,7 +258,7 @@ class Stream(IterableDataset[Any]):
             seed = info.seed - info.id  # the same in all workers of a loader
         else:
             seed = int(torch.empty((), dtype=torch.int64).random_().item())
-        return PassSpec(seed=seed, epoch=self._epoch, rank=rank, ranks=ranks, worker=worker, workers=workers)
+        return PassSpec(seed=seed, epoch=self.epoch, rank=rank, ranks=ranks, worker=worker, workers=workers)
 
     def _shards_digest(self) -> str:
         names = "\n".join(shard.name.rpartition("/")[2] for shard in self.shards)

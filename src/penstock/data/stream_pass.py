@@ -19,7 +19,7 @@ ReadShard = Callable[[Shard, int, int], Iterator[Sample | RecordError]]
 """`Stream.read`: the records of a shard from one number, with a step."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Position:
     """Where a pass is: the beginning of its block, and how many records of the block have been returned."""
 
@@ -33,13 +33,7 @@ class Position:
 
     def to_state(self) -> dict[str, Any]:
         """Return what `from_state` takes. Workers send it with every batch, and `asdict` is slow."""
-        return {
-            "block": self.block,
-            "returned": self.returned,
-            "next_range": self.next_range,
-            "open": [*self.open],
-            "turn": self.turn,
-        }
+        return {**vars(self), "open": [*self.open]}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Position:
@@ -83,7 +77,6 @@ class RecordPass:
         self._read = read
         self._shards = shards
         self._order = order
-        self._is_shuffled = order.shuffle
         self._ranges = assign_ranges(order, len(shards), spec)
         self._position = position or Position()
         """Where the block begins, of a shuffled pass."""
@@ -95,14 +88,14 @@ class RecordPass:
     @property
     def position(self) -> Position:
         """Where the pass is."""
-        return self._position if self._is_shuffled else self._reached(turn=0)
+        return self._position if self._order.shuffle else self._reached(turn=0)
 
     def __iter__(self) -> RecordPass:
         return self
 
     def __next__(self) -> Sample | RecordError:
         while True:
-            record = self._next_in_block() if self._is_shuffled else self._next_in_order()
+            record = self._next_in_block() if self._order.shuffle else self._next_in_order()
             if not self.splits or self._is_in_share():
                 return record
 

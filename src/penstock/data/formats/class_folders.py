@@ -14,8 +14,8 @@ A million paths are one piece of memory, not a million objects: what a worker in
 from __future__ import annotations
 
 import os
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, groupby
 
 import numpy as np
 
@@ -33,12 +33,9 @@ class Paths(Sequence[str]):
 
     def __init__(self, root: str, names: Iterable[str]) -> None:
         self._root = os.fsencode(root)
-        text, ends = bytearray(), array("q", [0])
-        for name in names:
-            text += os.fsencode(name)
-            ends.append(len(text))
-        self._text = bytes(text)
-        self._ends = np.frombuffer(ends, np.int64) if ends else np.zeros(1, np.int64)
+        encoded = [*map(os.fsencode, names)]
+        self._text = b"".join(encoded)
+        self._ends = np.cumsum([0, *map(len, encoded)])
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -72,29 +69,27 @@ class ClassFolders:
             other = next(path for path in paths if path not in folders)
             raise SourceError(f"{folders[0]} is a folder and {other} is a file; name either folders or files")
         root = os.path.join(paths[0], "") if len(folders) == 1 else ""
-        if folders:
-            try:
-                found = [_below(folder, root, suffixes, storage) for folder in folders]
-            except OSError as error:
-                raise SourceError(f"{error.filename} cannot be listed: {error.strerror}") from error
-        else:
-            if labels:
-                raise OptionError("labels=True needs a folder with class folders, and was given files")
-            found, labels = [{"": list(paths)}], False
-        if labels is None:
-            labels = any(by_class.keys() - {""} for by_class in found) and all(_has_classes(one) for one in found)
-        if labels and not all(_has_classes(one) for one in found):
+        if not folders and labels:
+            raise OptionError("labels=True needs a folder with class folders, and was given files")
+        try:
+            found = [_by_class(folder, root, suffixes, storage) for folder in folders] or [{"": list(paths)}]
+        except OSError as error:
+            raise SourceError(f"{error.filename} cannot be listed: {error.strerror}") from error
+        has_classes = all(any(files for name, files in one.items() if name) for one in found)
+        if labels and not has_classes:
             raise SourceError(f"labels=True needs class folders, and {folders[0]} has none")
         self.classes: tuple[str, ...] = ()
         """The names of the classes, by label."""
         self.labels: np.ndarray | None = None
         """The class of each file, int32; None without classes."""
-        if labels:
+        has_labels = has_classes if labels is None else labels
+        if has_labels:
             self.classes = tuple(sorted({name for one in found for name in one if name}))
             numbers = {name: number for number, name in enumerate(self.classes)}
             counts = [(numbers[name], len(files)) for one in found for name, files in sorted(one.items()) if name]
             self.labels = np.repeat(*np.array(counts, np.int32).reshape(-1, 2).T).astype(np.int32)
-        self.paths = Paths(root, _in_order(found, with_root=not labels))
+        in_order = (files for one in found for name, files in sorted(one.items()) if name or not has_labels)
+        self.paths = Paths(root, chain.from_iterable(in_order))
         """Where the files lie."""
         self._versions: tuple[np.ndarray, Paths] | None = None
         if folders and self.are_remote and storage.cache is not None:
@@ -112,17 +107,6 @@ class ClassFolders:
         return FileVersion(int(self._versions[0][index]), version)
 
 
-def _has_classes(by_class: dict[str, list[str]]) -> bool:
-    return any(files for name, files in by_class.items() if name)
-
-
-def _in_order(found: list[dict[str, list[str]]], *, with_root: bool) -> Iterable[str]:
-    for by_class in found:
-        for name, files in sorted(by_class.items()):
-            if name or with_root:
-                yield from files
-
-
 def _is_folder(path: str, suffixes: tuple[str, ...]) -> bool:
     if is_remote(path):
         return not path.lower().endswith(suffixes)
@@ -131,51 +115,33 @@ def _is_folder(path: str, suffixes: tuple[str, ...]) -> bool:
     return os.path.isdir(path)
 
 
-def _below(folder: str, root: str, suffixes: tuple[str, ...], storage: Storage) -> dict[str, list[str]]:
+def _by_class(folder: str, root: str, suffixes: tuple[str, ...], storage: Storage) -> dict[str, list[str]]:
     """Return {class: its files, without `root`}; files beside the class folders under ""."""
-    if is_remote(folder):
-        return _remote(folder, root, suffixes, storage)
-    by_class: dict[str, list[str]] = {"": _files(folder, root, suffixes, [])}
-    for name in _folders(folder):
-        files: list[str] = []
-        for inner in sorted(_all_below(os.path.join(folder, name), ())):
-            _files(inner, root, suffixes, files)
-        by_class[name] = files
-    return by_class
-
-
-def _remote(folder: str, root: str, suffixes: tuple[str, ...], storage: Storage) -> dict[str, list[str]]:
     by_class: dict[str, list[str]] = {"": []}
-    start = os.path.join(folder, "")
-    for path in storage.list(folder):
-        if path.lower().endswith(suffixes):
-            name, slash, _ = path.removeprefix(start).partition("/")
-            by_class.setdefault(name if slash else "", []).append(path.removeprefix(root))
+    start = len(os.path.join(folder, ""))
+    listed: Iterable[tuple[str, Iterable[str]]]
+    if is_remote(folder):
+        listed = (
+            (inner, map(os.path.basename, group)) for inner, group in groupby(storage.list(folder), os.path.dirname)
+        )
+    else:
+        listed = sorted(_walk(folder, ()))
+    for inner, names in listed:
+        prefix = os.path.join(inner, "").removeprefix(root)
+        files = by_class.setdefault(inner[start:].partition("/")[0], [])
+        files += [prefix + name for name in names if name.lower().endswith(suffixes)]
     return by_class
 
 
-def _folders(folder: str) -> list[str]:
-    with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
-
-
-def _files(folder: str, root: str, suffixes: tuple[str, ...], found: list[str]) -> list[str]:
-    prefix = os.path.join(folder, "").removeprefix(root)
-    with os.scandir(folder) as entries:
-        names = [
-            entry.name
-            for entry in entries
-            if entry.name.lower().endswith(suffixes) and not entry.name.startswith(".") and entry.is_file()
-        ]
-    found += [prefix + name for name in sorted(names)]
-    return found
-
-
-def _all_below(folder: str, above: tuple[tuple[int, int], ...]) -> Iterable[str]:
+def _walk(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each folder from this one on, with the names of its files; no hidden ones."""
     status = os.stat(folder)
     own = (status.st_dev, status.st_ino)
     if own in above:  # a link to a folder that it lies in
         return
-    yield folder
-    for name in _folders(folder):
-        yield from _all_below(os.path.join(folder, name), (*above, own))
+    with os.scandir(folder) as entries:
+        shown = [entry for entry in entries if not entry.name.startswith(".")]
+    yield folder, sorted(entry.name for entry in shown if entry.is_file())
+    for entry in shown:
+        if entry.is_dir():
+            yield from _walk(entry.path, (*above, own))

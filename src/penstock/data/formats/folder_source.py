@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from penstock.data.formats.class_folders import ClassFolders
 from penstock.data.schema import Errors, Field, Sample, Schema, Selection
 from penstock.data.source import Source
 
+_THREADS = 8
 _Found = TypeVar("_Found")
 
 
@@ -35,52 +37,39 @@ def choose_fields(
     return {name: name for name in known if name not in on_request}
 
 
-def read_each(
-    paths: Sequence[str], read: Callable[[int], _Found], empty: _Found, errors: Errors, threads: int
-) -> list[_Found]:
-    """Return what `read` finds in each file, by its number; several at a time.
+def read_each(read: Callable[[str, int], _Found], paths: Sequence[str], empty: _Found, errors: Errors) -> list[_Found]:
+    """Return what `read` finds in each file, given its path and number; several at a time.
 
     With errors="skip" a file that cannot be read gives `empty`, and a warning.
 
     Raises:
         SourceError: a file cannot be read, with errors="raise".
     """
-
-    def attempt(number: int) -> _Found | SourceError:
-        try:
-            return read(number)
-        except SourceError as error:
-            return error
-
     found: list[_Found] = []
-    with ThreadPoolExecutor(threads) as pool:
-        for one in pool.map(attempt, range(len(paths))):
-            if isinstance(one, SourceError):
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for future in [pool.submit(read, path, number) for number, path in enumerate(paths)]:
+            try:
+                found.append(future.result())
+            except SourceError as error:
                 if errors == "raise":
                     pool.shutdown(cancel_futures=True)
-                    raise one
-                warnings.warn(f"left out: {one}", stacklevel=4)
-            found.append(empty if isinstance(one, SourceError) else one)
+                    raise
+                warnings.warn(f"left out: {error}", stacklevel=4)
+                found.append(empty)
     return found
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class FolderSource(Source):
-    """Samples of files in class folders.
+    """Samples of files in class folders."""
 
-    Args:
-        where: for messages.
-        files: which.
-        chosen: {name in the sample: field}.
-        clips: of each file; None where a file is a sample.
-    """
-
-    def __init__(
-        self, where: str, files: ClassFolders, chosen: dict[str, str], clips: ConcatIndex | None = None
-    ) -> None:
-        self.where = where
-        self._files = files
-        self._chosen = chosen
-        self._clips = clips
+    where: str
+    """For messages."""
+    files: ClassFolders
+    chosen: dict[str, str]
+    """{name in the sample: field}."""
+    clips: ConcatIndex | None = None
+    """Of each file; None where a file is a sample."""
 
     def _field(self, own: str) -> Field:
         """Return what a field that is neither the label nor the path holds."""
@@ -90,44 +79,44 @@ class FolderSource(Source):
     def schema(self) -> Schema:
         """What samples hold, as far as all have it in common."""
         known = {"label": Field("number", "int64"), "path": Field("text")}
-        return {name: known.get(own) or self._field(own) for name, own in self._chosen.items()}
+        return {name: known.get(own) or self._field(own) for name, own in self.chosen.items()}
 
     def __len__(self) -> int:
-        return len(self._files.paths) if self._clips is None else len(self._clips)
+        return len(self.files.paths) if self.clips is None else len(self.clips)
 
     @property
     def classes(self) -> tuple[str, ...]:
         """The names of the classes, by label; empty without labels."""
-        return self._files.classes
+        return self.files.classes
 
     @property
     def class_to_idx(self) -> dict[str, int]:
         """The label of each class."""
-        return {name: number for number, name in enumerate(self._files.classes)}
+        return {name: number for number, name in enumerate(self.files.classes)}
 
     @property
     def labels(self) -> np.ndarray | None:
         """The label of every sample, int32, without reading any: what a sampler weighs by. None without labels."""
-        labels = self._files.labels
-        return labels if labels is None or self._clips is None else np.repeat(labels, np.diff(self._clips.starts))
+        labels = self.files.labels
+        return labels if labels is None or self.clips is None else np.repeat(labels, np.diff(self.clips.starts))
 
     def select_fields(self, fields: Sequence[str]) -> Self:
         """Return the same samples with these fields only; nothing is decoded that is not among them."""
         other = copy.copy(self)
-        kept = Selection.of(list(fields)).names(self._chosen, self.where)
-        other._chosen = {name: self._chosen[name] for name in kept}
+        kept = Selection.of(list(fields)).names(self.chosen, self.where)
+        other.chosen = {name: self.chosen[name] for name in kept}
         return other
 
     def read_paths(self) -> Sequence[str]:
         """Return the files that samples are read from."""
-        return self._files.paths
+        return self.files.paths
 
     def _sample(self, number: int, value: Callable[[str], Any]) -> Sample:
         """Return the sample of file `number`; `value` makes the fields that are neither its label nor its path."""
-        labels, sample = self._files.labels, Sample()
-        for name, own in self._chosen.items():
+        labels, sample = self.files.labels, Sample()
+        for name, own in self.chosen.items():
             if own == "label" and labels is not None:
                 sample[name] = int(labels[number])
             else:
-                sample[name] = self._files.paths[number] if own == "path" else value(own)
+                sample[name] = self.files.paths[number] if own == "path" else value(own)
         return sample

@@ -18,6 +18,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -34,7 +36,6 @@ SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aiff", ".aif", "
 """Of the files that a folder is searched for."""
 
 _DTYPES = ("float32", "float64")
-_THREADS = 8
 _STATED = re.compile(r"data\s*:\s*(\d+)\s*\(should be (\d+)\)")
 """What libsndfile notes of a WAV file with fewer bytes than its header states."""
 _UNKNOWN_NBYTES = 0x7FFF0000
@@ -81,11 +82,18 @@ def open_files(
     files = ClassFolders(paths, SUFFIXES, storage, labels)
     there = ("audio", "rate", "label", *(("start",) if frames else ()), "path")
     chosen = choose_fields(fields, there, files, paths[0])
-    decoder = _Decoder(storage, dtype, max_record_nbytes)
+    made = partial(
+        AudioFiles,
+        where=paths[0],
+        files=files,
+        chosen=chosen,
+        storage=storage,
+        dtype=dtype,
+        max_record_nbytes=max_record_nbytes,
+    )
     if frames is None:
-        return AudioFiles(paths[0], files, chosen, decoder, rate or decoder.header(files.paths[0], 0)[1])
-    paths = list(files.paths)
-    headers = read_each(paths, lambda number: decoder.header(paths[number], number), (0, 0), errors, _THREADS)
+        return made(rate=rate or _header(storage, files.paths[0], 0)[1])
+    headers = read_each(lambda path, number: _header(storage, path, number), files.paths, (0, 0), errors)
     step = step or frames
     every: int | str = rate or next((own for _, own in headers if own), 0)
     for path, (_, own) in zip(files.paths, headers, strict=True):
@@ -94,7 +102,7 @@ def open_files(
     clips = ConcatIndex(max(0, (count - frames) // step + 1) for count, _ in headers)
     if not len(clips):
         raise SourceError(f"none of the {len(files.paths)} files of {paths[0]} has {frames} frames, as a clip needs")
-    return AudioFiles(paths[0], files, chosen, decoder, every, clips, frames, step)
+    return made(rate=every, clips=clips, frames=frames, step=step)
 
 
 def _other_rate(path: str, own: int, rate: int | str) -> str:
@@ -104,92 +112,73 @@ def _other_rate(path: str, own: int, rate: int | str) -> str:
     )
 
 
-class _Decoder:
-    """Reads headers and frames; opens a file for each."""
+@contextmanager
+def _opened(storage: Storage, path: str, key: int) -> Iterator[Any]:
+    """Open a file; what goes wrong inside is a RecordError, and so is one with less audio than it states."""
+    soundfile = need("soundfile", "audio")
+    try:
+        with soundfile.SoundFile(storage.local(path)) as file:
+            stated = _STATED.search(file.extra_info)
+            if stated and int(stated[2]) < int(stated[1]) < _UNKNOWN_NBYTES:
+                raise RecordError(path, -1, key, f"it states {stated[1]} bytes of audio, and has {stated[2]}")
+            yield file
+    except PenstockError:
+        raise
+    except (soundfile.SoundFileError, OSError, ValueError, TypeError, MemoryError) as error:
+        raise RecordError(path, -1, key, f"it cannot be decoded: {error}") from error
 
-    def __init__(self, storage: Storage, dtype: str, max_nbytes: int) -> None:
-        self._storage = storage
-        self.dtype = dtype
-        self._max_nbytes = max_nbytes
 
-    def header(self, path: str, key: int) -> tuple[int, int]:
-        """Return a file's frames and its rate.
+def _header(storage: Storage, path: str, key: int) -> tuple[int, int]:
+    """Return a file's frames and its rate."""
+    with _opened(storage, path, key) as file:
+        return int(file.frames), int(file.samplerate)
 
-        Raises:
-            RecordError: it is no audio, or truncated.
-        """
-        with self._open(path, key) as file:
-            return int(file.frames), int(file.samplerate)
 
-    def read(self, path: str, key: int, start: int, count: int | None, rate: int | str) -> tuple[np.ndarray, int]:
-        """Return frames from `start` on, all or `count` of them, as (channels, frames), and their rate.
+@dataclass(kw_only=True, eq=False, repr=False)
+class AudioFiles(FolderSource):
+    """Audio files, or clips of them. Made by `penstock.open`."""
 
-        Raises:
-            RecordError: they are not there, or larger than allowed; or the file has another rate.
-        """
-        with self._open(path, key) as file:
-            if rate not in ("any", file.samplerate):
-                raise RecordError(path, -1, key, _other_rate("it", file.samplerate, rate))
+    storage: Storage
+    dtype: str
+    rate: int | str
+    """What each file has to have, or "any"."""
+    max_record_nbytes: int
+    frames: int | None = None
+    """Of a clip; None for whole files."""
+    step: int = 0
+
+    def _field(self, own: str) -> Field:
+        if own == "audio":
+            return Field("array", self.dtype, (None, self.frames))
+        return Field("number", "int64" if own == "rate" else "float64")
+
+    def read(self, index: int) -> Sample:
+        """Return a file or a clip, with what was chosen of rate, label, start and path."""
+        number, clip = (index, 0) if self.clips is None else self.clips.locate(index)
+        start, path = clip * self.step, self.files.paths[number]
+        values: dict[str, Any] = {}
+        if not {"audio", "rate", "start"}.isdisjoint(self.chosen.values()):
+            count = self.frames if "audio" in self.chosen.values() else 0
+            values["audio"], values["rate"] = self._decoded(path, index, start, count)
+            values["start"] = start / values["rate"]
+        return self._sample(number, values.__getitem__)
+
+    def _decoded(self, path: str, key: int, start: int, count: int | None) -> tuple[np.ndarray, int]:
+        """Return frames from `start` on, all or `count` of them, as (channels, frames), and their rate."""
+        with _opened(self.storage, path, key) as file:
+            if self.rate not in ("any", file.samplerate):
+                raise RecordError(path, -1, key, _other_rate("it", file.samplerate, self.rate))
             wanted = file.frames - start if count is None else count
             # libsndfile 1.2.2 gives silence where it goes on in an MP3, or has sought: one read from the start is right
             before = start if file.subtype.startswith("MPEG") or not file.seekable() else 0
             nbytes = (before + wanted) * file.channels * np.dtype(self.dtype).itemsize
-            if not 0 <= nbytes <= self._max_nbytes:
-                raise RecordError(path, -1, key, f"{nbytes} bytes of audio; max_record_nbytes is {self._max_nbytes}")
+            if not 0 <= nbytes <= self.max_record_nbytes:
+                raise RecordError(
+                    path, -1, key, f"{nbytes} bytes of audio; max_record_nbytes is {self.max_record_nbytes}"
+                )
             if start > before:
                 file.seek(start)
             found = file.read(before + wanted, dtype=self.dtype, always_2d=True)[before:]
             if len(found) < wanted:
                 raise RecordError(path, -1, key, f"it states {wanted} frames from {start} on, and has {len(found)}")
             return np.ascontiguousarray(found.T), int(file.samplerate)
-
-    @contextmanager
-    def _open(self, path: str, key: int) -> Iterator[Any]:
-        soundfile = need("soundfile", "audio")
-        try:
-            with soundfile.SoundFile(self._storage.local(path)) as file:
-                stated = _STATED.search(file.extra_info)
-                if stated and int(stated[2]) < int(stated[1]) < _UNKNOWN_NBYTES:
-                    raise RecordError(path, -1, key, f"it states {stated[1]} bytes of audio, and has {stated[2]}")
-                yield file
-        except PenstockError:
-            raise
-        except (soundfile.SoundFileError, OSError, ValueError, TypeError, MemoryError) as error:
-            raise RecordError(path, -1, key, f"it cannot be decoded: {error}") from error
-
-
-class AudioFiles(FolderSource):
-    """Audio files, or clips of them. Made by `penstock.open`."""
-
-    def __init__(
-        self,
-        where: str,
-        files: ClassFolders,
-        chosen: dict[str, str],
-        decoder: _Decoder,
-        rate: int | str,
-        clips: ConcatIndex | None = None,
-        frames: int | None = None,
-        step: int = 0,
-    ) -> None:
-        super().__init__(where, files, chosen, clips)
-        self._decoder = decoder
-        self._rate = rate
-        self._frames = frames
-        self._step = step
-
-    def _field(self, own: str) -> Field:
-        if own == "audio":
-            return Field("array", self._decoder.dtype, (None, self._frames))
-        return Field("number", "int64" if own == "rate" else "float64")
-
-    def read(self, index: int) -> Sample:
-        """Return a file or a clip, with what was chosen of rate, label, start and path."""
-        number, clip = (index, 0) if self._clips is None else self._clips.locate(index)
-        start, path = clip * self._step, self._files.paths[number]
-        values: dict[str, Any] = {}
-        if not {"audio", "rate", "start"}.isdisjoint(self._chosen.values()):
-            count = self._frames if "audio" in self._chosen.values() else 0
-            values["audio"], values["rate"] = self._decoder.read(path, index, start, count, self._rate)
-            values["start"] = start / values["rate"]
-        return self._sample(number, values.__getitem__)

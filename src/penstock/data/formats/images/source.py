@@ -20,20 +20,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
-from penstock.core.errors import OptionError, RecordError, SourceError
+from penstock.core.errors import RecordError, SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.formats.class_folders import ClassFolders
-from penstock.data.formats.decoding_device import decoding_device
 from penstock.data.formats.folder_source import FolderSource, choose_fields
-from penstock.data.formats.images.device_images import decode_images
 from penstock.data.formats.images.image_codec import MAX_PIXELS, Resize, Size, decode, encode, sides, suffix
 from penstock.data.schema import Errors, Field, Sample, Schema, Selection
 from penstock.data.storage import event_loop
-from penstock.data.storage.object_batch import ObjectBatch, ObjectRequest
+from penstock.data.storage.object_batch import ObjectRequest
 from penstock.data.storage.storage import Storage, is_remote
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -54,7 +52,6 @@ def open_files(
     labels: bool | None = None,
     max_pixels: int = MAX_PIXELS,
     max_record_nbytes: int = 1 << 30,
-    device: str | int | torch.device = "cpu",
 ) -> ImageFolder:
     """Open a folder of images, several, or the images themselves.
 
@@ -68,80 +65,52 @@ def open_files(
         labels: whether class folders make labels; None for where there are some.
         max_pixels: of one picture, as it lies in the file.
         max_record_nbytes: of one file.
-        device: "cuda" decodes JPEGs on the GPU by torchvision, a batch at once, and resizes there: `image` is a tensor
-            on it. In the training process only (num_workers=0); see docs/gpu.md.
 
     Raises:
         SourceError: there are no images.
-        OptionError: a size or a device that cannot be.
-        ExtraError: torchvision is missing, for "cuda".
+        OptionError: a size that cannot be.
     """
     files = ClassFolders(paths, SUFFIXES, storage, labels)
     chosen = choose_fields(fields, _FIELDS, files, paths[0], on_request=("path", "encoded"))
-    if resize not in ("cover", "stretch"):
-        raise OptionError(f"resize={resize!r} is neither 'cover' nor 'stretch'")
     return ImageFolder(
-        paths[0],
-        files,
-        chosen,
+        where=paths[0],
+        files=files,
+        chosen=chosen,
         storage=storage,
-        size=None if size is None else sides(size),
+        size=sides(size, resize),
         resize=resize,
         max_pixels=max_pixels,
         max_record_nbytes=max_record_nbytes,
-        device=decoding_device(device, "torchvision.io"),
     )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ImageFolder(FolderSource):
     """The images of a folder. Made by `penstock.open`."""
 
-    def __init__(
-        self,
-        where: str,
-        files: ClassFolders,
-        chosen: dict[str, str],
-        *,
-        storage: Storage,
-        size: tuple[int, int] | None,
-        resize: Resize,
-        max_pixels: int,
-        max_record_nbytes: int,
-        device: torch.device | None,
-    ) -> None:
-        super().__init__(where, files, chosen)
-        self._device = device
-        self._storage = storage
-        self._size = size
-        self._resize: Resize = resize
-        self._max_pixels = max_pixels
-        self._max_record_nbytes = max_record_nbytes
-        self._connections = PerProcess(event_loop.acquire, event_loop.EventLoopThread.release)
+    storage: Storage
+    size: tuple[int, int] | None
+    resize: Resize
+    max_pixels: int
+    max_record_nbytes: int
+    _connections: PerProcess[event_loop.EventLoopThread] = field(
+        default_factory=lambda: PerProcess(event_loop.acquire, event_loop.EventLoopThread.release), init=False
+    )
 
     def _field(self, own: str) -> Field:
-        return Field("array", "uint8", (3, *(self._size or (None, None)))) if own == "image" else Field("bytes")
-
-    @property
-    def decodes_on(self) -> torch.device | None:
-        """The GPU that images are decoded on, if they are."""
-        return self._device if "image" in self._chosen.values() else None
-
-    @property
-    def reads_batches(self) -> bool:  # type: ignore[override]
-        """Whether a batch is decoded at once."""
-        return self.decodes_on is not None
+        return Field("array", "uint8", (3, *(self.size or (None, None)))) if own == "image" else Field("bytes")
 
     @property
     def reads_objects(self) -> bool:
         """Whether images lie remotely, and are read."""
-        return self._files.are_remote and not {"image", "encoded"}.isdisjoint(self._chosen.values())
+        return self.files.are_remote and not {"image", "encoded"}.isdisjoint(self.chosen.values())
 
     def object_requests(self, indices: Sequence[int]) -> list[ObjectRequest]:
         """Return the remote images of these samples. The connections are kept from then on, until it is closed."""
         if not self.reads_objects:
             return []
-        files = self._files
-        requests = [self._storage.request(files.paths[index], files.listed_version(index)) for index in indices]
+        files = self.files
+        requests = [self.storage.request(files.paths[index], files.listed_version(index)) for index in indices]
         missing = [request for request in requests if request is not None and request.kept() is None]
         if missing:
             self._connections.get()
@@ -153,41 +122,26 @@ class ImageFolder(FolderSource):
 
     def read(self, index: int) -> Sample:
         """Return an image with what was chosen of label, path and bytes."""
-        path = self._files.paths[index]
-        wanted = self._chosen.values()
+        path = self.files.paths[index]
+        wanted = self.chosen.values()
         data = self._bytes(path, index) if "image" in wanted or "encoded" in wanted else b""
         return self._sample(index, lambda own: self._decoded(data, path, index) if own == "image" else data)
 
-    def read_many(self, indices: np.ndarray) -> list[Sample]:
-        """Return images, as `read` does; those of a GPU are decoded together."""
-        device, numbers = self.decodes_on, indices.tolist()
-        if device is None:
-            return super().read_many(indices)
-        with ObjectBatch(self.object_requests(numbers)):
-            encoded = [self._bytes(self._files.paths[number], number) for number in numbers]
-        images = decode_images(encoded, device, self._size, self._resize, self._max_pixels)
-        return [
-            self._sample(number, lambda own, data=data, image=image: image if own == "image" else data)  # type: ignore[misc]
-            for number, data, image in zip(numbers, encoded, images, strict=True)
-        ]
-
-    def _decoded(self, data: bytes, path: str, index: int) -> np.ndarray | torch.Tensor:
+    def _decoded(self, data: bytes, path: str, index: int) -> np.ndarray:
         try:
-            if self._device is not None:
-                return decode_images([data], self._device, self._size, self._resize, self._max_pixels)[0]
-            return decode(data, size=self._size, resize=self._resize, max_pixels=self._max_pixels)
+            return decode(data, size=self.size, resize=self.resize, max_pixels=self.max_pixels)
         except SourceError as error:
             raise RecordError(path, 0, index, str(error)) from error
 
     def _bytes(self, path: str, index: int) -> bytes:
-        most = self._max_record_nbytes
+        most = self.max_record_nbytes
         try:
             if not is_remote(path):
                 with open(path, "rb", buffering=0) as file:
                     if os.fstat(file.fileno()).st_size > most:
                         raise RecordError(path, 0, index, f"the file is larger than {most} bytes (max_record_nbytes)")
                     return file.readall()
-            data = self._storage.read(path, most + 1, self._files.listed_version(index))
+            data = self.storage.read(path, most + 1, self.files.listed_version(index))
             if len(data) > most:
                 raise RecordError(path, 0, index, f"the file is larger than {most} bytes (max_record_nbytes)")
             return data
@@ -226,7 +180,7 @@ def why_unsupported(schema: Schema) -> str:
 
 
 class ImageFolderWriter:
-    """Writes images to a new folder: class folders where there are labels.
+    """Writes images to a new folder: where there are labels, to class folders named by five digits of each.
 
     Args:
         path: the folder; made, and has to be empty.
@@ -234,8 +188,6 @@ class ImageFolderWriter:
             label (a number from 0 on).
         format: of images: "png" and "webp" lose nothing, "jpeg" does.
         quality: of JPEG.
-        classes: the names of the class folders, by label; their numbers, of five digits, where there are none. Labels
-            are read back from the names' order, so these have to be sorted.
 
     >>> import tempfile
     >>> from penstock.data.schema import field_of
@@ -249,16 +201,12 @@ class ImageFolderWriter:
     (('00000', '00001'), 1, np.uint8(7))
     """
 
-    def __init__(
-        self, path: str, schema: Schema, *, format: str = "png", quality: int = 95, classes: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, path: str, schema: Schema, *, format: str = "png", quality: int = 95) -> None:
         label = schema.get("label")
         is_integer = label is not None and label.kind == "number" and np.dtype(label.dtype).kind in "iu"
         why = why_unsupported(schema | {"label": Field("number", "int64")} if is_integer else schema)
         if why:
             raise SourceError(f"{path}: {why}")
-        if list(classes) != sorted(set(classes)) or not all(_is_name(name) for name in classes):
-            raise OptionError("classes has to hold names of folders, sorted, none twice: labels are their order")
         os.makedirs(path, exist_ok=True)
         if os.listdir(path):
             raise SourceError(f"{path} is not empty; a folder of images is written to a new one")
@@ -266,11 +214,8 @@ class ImageFolderWriter:
         self._has_labels = "label" in schema
         self._format = format
         self._quality = quality
-        self._classes = tuple(classes)
         self._made = 0
         self._count = 0
-        if self._has_labels:
-            self._make_folders(len(classes))
 
     def write(self, sample: Sample) -> None:
         """Write an image."""
@@ -287,28 +232,20 @@ class ImageFolderWriter:
         folder = self._path
         if self._has_labels:
             label = int(sample["label"])
-            if not 0 <= label < (len(self._classes) or _MAX_CLASSES):
+            if not 0 <= label < _MAX_CLASSES:
                 raise SourceError(
-                    f"{self._path}: the label {label} of sample {self._count} has to lie in "
-                    f"range({len(self._classes) or _MAX_CLASSES})"
+                    f"{self._path}: the label {label} of sample {self._count} has to lie in range({_MAX_CLASSES})"
                 )
-            self._make_folders(label + 1)
-            folder = os.path.join(self._path, self._name(label))
+            while self._made <= label:  # those before it too, even if they stay empty: labels are read from their order
+                os.mkdir(os.path.join(self._path, f"{self._made:05d}"))
+                self._made += 1
+            folder = os.path.join(self._path, f"{label:05d}")
         with open(os.path.join(folder, f"{self._count:010d}{ending}"), "xb") as file:
             file.write(data)
         self._count += 1
 
     def close(self) -> None:
         """Leave the folder as it is: every image is whole as soon as it is written."""
-
-    def _name(self, label: int) -> str:
-        return self._classes[label] if self._classes else f"{label:05d}"
-
-    def _make_folders(self, count: int) -> None:
-        """Make those of the classes before it too, even if they stay empty: labels are read from their order."""
-        for label in range(self._made, count):
-            os.mkdir(os.path.join(self._path, self._name(label)))
-        self._made = max(self._made, count)
 
 
 def concat_files(parts: Sequence[str], path: str) -> None:
@@ -333,7 +270,3 @@ def concat_files(parts: Sequence[str], path: str) -> None:
         for folder, _, _ in os.walk(part, topdown=False):
             os.rmdir(folder)
         first += count
-
-
-def _is_name(name: str) -> bool:
-    return bool(name) and "/" not in name and "\0" not in name and not name.startswith(".")

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import bisect
+from typing import NamedTuple
 
 import numpy as np
 
 
-def split_documents(bounds: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut documents into pieces of at most `length`: return where they begin, and their sizes. Empty ones give none.
+class Pieces(NamedTuple):
+    """Documents, or parts of them, by their places in a row of tokens."""
 
-    >>> starts, sizes = split_documents(np.array([0, 5, 5, 7]), 2)
+    starts: np.ndarray
+    sizes: np.ndarray
+
+    ends: np.ndarray
+    """Where the document of each ends."""
+
+
+def split_documents(bounds: np.ndarray, length: int | None) -> Pieces:
+    """Cut documents into pieces of at most `length`, of which empty ones have none; None leaves them whole.
+
+    >>> starts, sizes, _ = split_documents(np.array([0, 5, 5, 7]), 2)
     >>> starts.tolist(), sizes.tolist()
     ([0, 2, 4, 5], [2, 2, 1, 2])
     """
+    if length is None:
+        return Pieces(bounds[:-1], np.diff(bounds), bounds[1:])
     counts = -(-np.diff(bounds) // length)
     document = np.repeat(np.arange(len(counts)), counts)
     within = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
-    starts = bounds[document] + within * length
-    return starts, np.minimum(length, bounds[document + 1] - starts)
+    starts, ends = bounds[document] + within * length, bounds[document + 1]
+    return Pieces(starts, np.minimum(length, ends - starts), ends)
 
 
 def pack_documents(sizes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:

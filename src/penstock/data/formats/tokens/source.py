@@ -29,7 +29,7 @@ import numpy as np
 
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.data.formats.npy_header import write_header
-from penstock.data.formats.tokens.packing import pack_documents, split_documents
+from penstock.data.formats.tokens.packing import Pieces, pack_documents, split_documents
 from penstock.data.formats.tokens.token_files import (
     DTYPES,
     HEADER_NBYTES,
@@ -99,41 +99,31 @@ def open_files(
     places = find_document_indexes(files, documents, storage) if eos is None else None
     tokens = Tokens([TokenFile.open(path, dtype, storage) for path in files], as_dtype)
     bounds = tokens.ends_at(eos) if eos is not None else tokens.documents(places)
-    sample_fields = _SampleFields(fields, targets=targets, packed=bounds is not None and length is not None and pack)
+    there = ["tokens", *(["targets"] if targets else [])]
+    if bounds is not None and length is not None and pack:
+        there += ["documents", "positions"]
+    names = fields.names(there, "this token source")
     if bounds is None:
         length = length or LENGTH
         if pack or step is not None:
-            return Windows(tokens, length, step or length, sample_fields)
+            return Windows(tokens, names, length, step or length, targets=targets)
         bounds = tokens.bounds
     if step is not None:
         raise OptionError("step= is for windows, and these files have documents")
-    if length is None:
-        return Documents(tokens, bounds[:-1], np.diff(bounds), bounds, sample_fields, max_record_nbytes)
-    starts, sizes = split_documents(bounds, length)
-    if not pack:
-        return Documents(tokens, starts, sizes, bounds, sample_fields, max_record_nbytes)
-    return Packed(tokens, starts, sizes, bounds, length, sample_fields)
-
-
-class _SampleFields:
-    """Which fields samples have."""
-
-    def __init__(self, fields: Selection, *, targets: bool, packed: bool) -> None:
-        there = ["tokens", *(["targets"] if targets else []), *(["documents", "positions"] if packed else [])]
-        self.names = fields.names(there, "this token source")
-        self.targets = targets
-
-    def sample(self, **values: np.ndarray) -> Sample:
-        return {name: values[own] for name, own in self.names.items()}
+    pieces = split_documents(bounds, length)
+    if length is None or not pack:
+        return Documents(tokens, names, pieces, max_record_nbytes, targets=targets)
+    return Packed(tokens, names, pieces, length, targets=targets)
 
 
 class _TokenSource(Source):
-    """Samples of some files' tokens."""
+    """Samples of some files' tokens: {name in the sample: field} in `names`."""
 
-    def __init__(self, tokens: Tokens, fields: _SampleFields) -> None:
+    def __init__(self, tokens: Tokens, names: dict[str, str], *, targets: bool) -> None:
         self.where = tokens.where
         self._tokens = tokens
-        self._fields = fields
+        self._names = names
+        self._has_targets = targets
 
     def read_paths(self) -> Sequence[str]:
         """Return the files that samples are read from."""
@@ -143,18 +133,21 @@ class _TokenSource(Source):
         """Close the files."""
         self._tokens.close()
 
+    def _sample(self, **values: np.ndarray | None) -> Sample:
+        return {name: values[own] for name, own in self._names.items()}
+
 
 class Windows(_TokenSource):
     """Tokens `step * i` to `step * i + length` of all files."""
 
-    def __init__(self, tokens: Tokens, length: int, step: int, fields: _SampleFields) -> None:
-        super().__init__(tokens, fields)
+    def __init__(self, tokens: Tokens, names: dict[str, str], length: int, step: int, *, targets: bool) -> None:
+        super().__init__(tokens, names, targets=targets)
         self._length = length
         self._step = step
-        self._count = max(0, (len(tokens) - length - fields.targets) // step + 1)
+        self._count = max(0, (len(tokens) - length - targets) // step + 1)
         if not self._count and len(tokens):
             raise SourceError(
-                f"{self.where}: {len(tokens)} tokens in all, and a window takes {length + fields.targets}; choose a "
+                f"{self.where}: {len(tokens)} tokens in all, and a window takes {length + targets}; choose a "
                 "smaller length=, or pass pack=False for what there is"
             )
 
@@ -164,75 +157,62 @@ class Windows(_TokenSource):
     def read(self, index: int) -> Sample:
         """Return a window."""
         start = index * self._step
-        if not self._fields.targets:
-            return self._fields.sample(tokens=self._tokens.take(start, start + self._length))
+        if not self._has_targets:
+            return self._sample(tokens=self._tokens.take(start, start + self._length))
         found = self._tokens.take(start, start + self._length + 1)
-        return self._fields.sample(tokens=found[:-1], targets=found[1:])
+        return self._sample(tokens=found[:-1], targets=found[1:])
 
 
-class Documents(_TokenSource):
+class _PieceSource(_TokenSource):
+    """Samples of documents, or of pieces of them."""
+
+    def __init__(self, tokens: Tokens, names: dict[str, str], pieces: Pieces, *, targets: bool) -> None:
+        super().__init__(tokens, names, targets=targets)
+        self._pieces = pieces
+
+    def _piece(self, number: int, size: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return a piece's tokens, and what follows each in its document: None without targets."""
+        start = int(self._pieces.starts[number])
+        if not self._has_targets:
+            return self._tokens.take(start, start + size), None
+        found = self._tokens.take(start, min(start + size + 1, int(self._pieces.ends[number])))
+        targets = np.full(size, IGNORED, np.int64)
+        targets[: len(found) - 1] = found[1:]
+        return found[:size], targets
+
+
+class Documents(_PieceSource):
     """Documents, or pieces of them."""
 
     def __init__(
-        self,
-        tokens: Tokens,
-        starts: np.ndarray,
-        sizes: np.ndarray,
-        bounds: np.ndarray,
-        fields: _SampleFields,
-        most_nbytes: int,
+        self, tokens: Tokens, names: dict[str, str], pieces: Pieces, most_nbytes: int, *, targets: bool
     ) -> None:
-        super().__init__(tokens, fields)
-        self.lengths = sizes
+        super().__init__(tokens, names, pieces, targets=targets)
+        self.lengths = pieces.sizes
         """Of each: what `TokenBatches` asks for."""
-        self._starts = starts
-        self._ends = (
-            bounds[np.searchsorted(bounds, starts, "right").clip(max=len(bounds) - 1)] if fields.targets else None
-        )
         self._most_nbytes = most_nbytes
 
     def __len__(self) -> int:
-        return len(self._starts)
+        return len(self.lengths)
 
     def read(self, index: int) -> Sample:
         """Return a document."""
-        start, size = int(self._starts[index]), int(self.lengths[index])
+        size = int(self.lengths[index])
         if size * self._tokens.dtype.itemsize > self._most_nbytes:
             raise RecordError(
                 self.where, -1, index, f"{size} tokens take more than max_record_nbytes={self._most_nbytes}"
             )
-        if self._ends is None:
-            return self._fields.sample(tokens=self._tokens.take(start, start + size))
-        tokens, targets = _with_targets(self._tokens, start, size, int(self._ends[index]))
-        return self._fields.sample(tokens=tokens, targets=targets)
+        tokens, targets = self._piece(index, size)
+        return self._sample(tokens=tokens, targets=targets)
 
 
-def _with_targets(tokens: Tokens, start: int, size: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return `size` tokens from `start` on, and what follows each in the document that ends at `end`."""
-    found = tokens.take(start, min(start + size + 1, end))
-    targets = np.full(size, IGNORED, np.int64)
-    targets[: len(found) - 1] = found[1:]
-    return found[:size], targets
-
-
-class Packed(_TokenSource):
+class Packed(_PieceSource):
     """Sequences of `length`, each of several documents."""
 
-    def __init__(
-        self,
-        tokens: Tokens,
-        starts: np.ndarray,
-        sizes: np.ndarray,
-        bounds: np.ndarray,
-        length: int,
-        fields: _SampleFields,
-    ) -> None:
-        super().__init__(tokens, fields)
+    def __init__(self, tokens: Tokens, names: dict[str, str], pieces: Pieces, length: int, *, targets: bool) -> None:
+        order, self._cuts = pack_documents(pieces.sizes, length)
+        super().__init__(tokens, names, Pieces(*(one[order] for one in pieces)), targets=targets)
         self._length = length
-        order, self._cuts = pack_documents(sizes, length)
-        self._starts = starts[order]
-        self._sizes = sizes[order]
-        self._ends = bounds[np.searchsorted(bounds, self._starts, "right")] if len(order) else self._starts
 
     def __len__(self) -> int:
         return len(self._cuts) - 1
@@ -241,22 +221,21 @@ class Packed(_TokenSource):
         """Return a sequence."""
         length = self._length
         tokens = np.zeros(length, self._tokens.dtype)
-        targets = np.full(length, IGNORED, np.int64) if self._fields.targets else tokens
+        targets = np.full(length, IGNORED, np.int64) if self._has_targets else tokens
         documents = np.zeros(length, np.int32)
         positions = np.zeros(length, np.int32)
         at = 0
         first, last = int(self._cuts[index]), int(self._cuts[index + 1])
         for number, piece in enumerate(range(first, last), 1):
-            start, size = int(self._starts[piece]), int(self._sizes[piece])
-            end = at + size
-            if self._fields.targets:
-                tokens[at:end], targets[at:end] = _with_targets(self._tokens, start, size, int(self._ends[piece]))
-            else:
-                tokens[at:end] = self._tokens.take(start, start + size)
+            found, following = self._piece(piece, int(self._pieces.sizes[piece]))
+            end = at + len(found)
+            tokens[at:end] = found
+            if following is not None:
+                targets[at:end] = following
             documents[at:end] = number
-            positions[at:end] = np.arange(size, dtype=np.int32)
+            positions[at:end] = np.arange(len(found), dtype=np.int32)
             at = end
-        return self._fields.sample(tokens=tokens, targets=targets, documents=documents, positions=positions)
+        return self._sample(tokens=tokens, targets=targets, documents=documents, positions=positions)
 
 
 class TokenWriter:

@@ -5,9 +5,12 @@ Tokens are read, not mapped: a file that becomes shorter while it is read is an 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,30 +30,29 @@ HEADER_NBYTES = len(write_header(np.dtype(np.uint16), (0,)))
 _PIECE = 1 << 22
 
 
+@dataclass(frozen=True)
 class TokenFile:
     """A token file: where its integers are."""
 
-    def __init__(
-        self,
-        path: str,
-        start: int,
-        dtype: np.dtype[Any],
-        shape: tuple[int, ...],
-        bounds: np.ndarray | None = None,
-    ) -> None:
-        self.path = path
-        self.bounds = bounds
-        """Where its documents begin, and where the last one ends, if the file or its index knows."""
-        self.start = start
-        self.dtype = dtype
-        self.shape = shape
-        self.count = int(np.prod(shape, dtype=object))
-        nbytes = os.stat(path).st_size
-        if start + self.count * dtype.itemsize > nbytes:
+    path: str
+    start: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    bounds: np.ndarray | None = None
+    """Where its documents begin, and where the last one ends, if the file or its index knows."""
+
+    def __post_init__(self) -> None:
+        nbytes, needed = os.stat(self.path).st_size - self.start, self.count * self.dtype.itemsize
+        if needed > nbytes:
             raise SourceError(
-                f"{path} is truncated: {self.count} tokens of {dtype.name} take {self.count * dtype.itemsize} bytes, "
-                f"and it has {nbytes - start}"
+                f"{self.path} is truncated: {self.count} tokens of {self.dtype.name} take {needed} bytes, and it has "
+                f"{nbytes}"
             )
+
+    @cached_property
+    def count(self) -> int:
+        """Its tokens."""
+        return math.prod(self.shape)
 
     @classmethod
     def open(cls, path: str, dtype: str | None, storage: Storage) -> TokenFile:

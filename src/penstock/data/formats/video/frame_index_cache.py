@@ -2,8 +2,8 @@
 
 The file is an .npz of NumPy's, without pickles. Of n videos with f frames and k keyframes in all:
 
-    version         1
-    stamps          int64 (n, 3): hash of the path, size in bytes, hash of the version (see `Storage.file_versions`)
+    version         2
+    stamps          text (n,): a hash of the path, size and version (see `Storage.file_versions`) of each
     names, ends     int64 (f,) and (n + 1,): the names of all frames (frame_index.py), and where each video's begin
     keys, key_ends  int64 (k,) and (n + 1,): likewise of keyframes
     seconds         float64 (n,)
@@ -28,11 +28,8 @@ from penstock.data.optional import need
 from penstock.data.schema import Errors
 from penstock.data.storage.storage import Storage
 
-_VERSION = 1
-_THREADS = 8
+_VERSION = 2
 _NONE = FrameIndex(np.zeros(0, np.int64), np.zeros(0, np.int64), 1.0, True)
-
-Stamp = tuple[int, int, int]
 
 
 def read_frame_indexes(
@@ -53,33 +50,27 @@ def read_frame_indexes(
     """
     need("av", "video")
     known = {} if index_path is None or not os.path.exists(index_path) else _read(index_path)
-    stamps: list[Stamp | None] = [None] * len(paths)
+    kept: dict[str, FrameIndex] = {}
 
-    def read(number: int) -> FrameIndex:
-        if index_path is not None:
-            stamp = stamps[number] = _stamp(paths[number], storage)
-            if stamp in known:
-                return known[stamp]
-        return read_frame_index(paths[number], storage.local(paths[number]), max_pixels)
+    def read(path: str, _: int) -> FrameIndex:
+        if index_path is None:
+            return read_frame_index(path, storage.local(path), max_pixels)
+        stamp = _stamp(path, storage)
+        kept[stamp] = known.get(stamp) or read_frame_index(path, storage.local(path), max_pixels)
+        return kept[stamp]
 
-    found = read_each(paths, read, _NONE, errors, min(_THREADS, os.cpu_count() or 1, len(paths)))
-    pairs = zip(stamps, found, strict=True)
-    kept = {stamp: index for stamp, index in pairs if stamp is not None and index is not _NONE}
+    found = read_each(read, paths, _NONE, errors)
     if index_path is not None and kept.keys() - known.keys():
         _write(index_path, known | kept)
     return found
 
 
-def _stamp(path: str, storage: Storage) -> Stamp:
+def _stamp(path: str, storage: Storage) -> str:
     (known,) = storage.file_versions([path])
-    return _hash(os.fsencode(path)), known.nbytes, _hash(known.version.encode())
+    return hashlib.sha256(repr((path, known.nbytes, known.version)).encode()).hexdigest()
 
 
-def _hash(data: bytes) -> int:
-    return int.from_bytes(hashlib.sha256(data).digest()[:8], "big", signed=True)
-
-
-def _write(path: str, indexes: dict[Stamp, FrameIndex]) -> None:
+def _write(path: str, indexes: dict[str, FrameIndex]) -> None:
     new = f"{path}.{os.getpid()}.partial"
     values = list(indexes.values())
     try:
@@ -87,7 +78,7 @@ def _write(path: str, indexes: dict[Stamp, FrameIndex]) -> None:
             np.savez(
                 file,
                 version=np.int64(_VERSION),
-                stamps=np.array(list(indexes), np.int64),
+                stamps=np.array(list(indexes)),
                 names=np.concatenate([index.names for index in values]),
                 ends=np.cumsum([0, *(len(index.names) for index in values)]),
                 keys=np.concatenate([index.keys for index in values]),
@@ -100,7 +91,7 @@ def _write(path: str, indexes: dict[Stamp, FrameIndex]) -> None:
         raise SourceError(f"the index {path} cannot be written: {error}") from error
 
 
-def _read(path: str) -> dict[Stamp, FrameIndex]:
+def _read(path: str) -> dict[str, FrameIndex]:
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as held:
             if held["version"] != _VERSION:
@@ -112,7 +103,6 @@ def _read(path: str) -> dict[Stamp, FrameIndex]:
                 FrameIndex(*row)
                 for row in zip(names, keys, held["seconds"].tolist(), held["has_times"].tolist(), strict=True)
             ]
-            stamps: list[Stamp] = [(name, nbytes, time) for name, nbytes, time in held["stamps"].tolist()]
-            return dict(zip(stamps, indexes, strict=True))
+            return dict(zip(held["stamps"].tolist(), indexes, strict=True))
     except (OSError, ValueError, TypeError, LookupError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         raise SourceError(f"{path} is no index of videos; remove it, or name another file ({error})") from error

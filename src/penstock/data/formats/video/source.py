@@ -16,22 +16,19 @@ frames out of order) are decoded from their beginning for each clip, which is sl
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.class_folders import ClassFolders
-from penstock.data.formats.decoding_device import begin_on, decoding_device
 from penstock.data.formats.folder_source import FolderSource, choose_fields
-from penstock.data.formats.images.device_images import resized_on_device
 from penstock.data.formats.images.image_codec import Resize, Size, resized, sides
 from penstock.data.formats.video.decoder import DecoderPool, SeekingDecoder
-from penstock.data.formats.video.device_decoder import DeviceVideoDecoder
 from penstock.data.formats.video.frame_index import FrameIndex, translate_errors
 from penstock.data.formats.video.frame_index_cache import read_frame_indexes
 from penstock.data.optional import need
@@ -63,7 +60,6 @@ def open_files(
     max_pixels: int = MAX_PIXELS,
     max_record_nbytes: int = 1 << 30,
     index: str | None = None,
-    device: str | int | torch.device = "cpu",
 ) -> Clips:
     """Open a folder of videos, several, or the videos themselves.
 
@@ -83,21 +79,16 @@ def open_files(
         max_record_nbytes: of one clip.
         index: a file (.npz) that keeps the index, created if it is missing: the next time only videos that are new
             or changed are read.
-        device: "cuda" decodes on the GPU by torchcodec and resizes there: `video` is a tensor on it. In the training
-            process only (num_workers=0); see docs/gpu.md.
 
     Raises:
         SourceError: there are no videos, or none is as long as a clip.
         RecordError: a file cannot be read.
-        OptionError: a number is not positive, a clip has more than `max_record_nbytes`, or a device cannot be.
-        ExtraError: torchcodec is missing, for "cuda".
+        OptionError: a number is not positive, or a clip has more than `max_record_nbytes`.
     """
     step = frames * stride if step is None else step
     if frames < 1 or stride < 1 or step < 1:
         raise OptionError(f"frames={frames}, stride={stride} and step={step} have to be 1 or more")
-    if resize not in ("cover", "stretch"):
-        raise OptionError(f"resize={resize!r} is neither 'cover' nor 'stretch'")
-    wanted = None if size is None else sides(size)
+    wanted = sides(size, resize)
     if wanted is not None and frames * 3 * wanted[0] * wanted[1] > max_record_nbytes:
         raise OptionError(f"{frames} frames of {wanted} pixels are more than {max_record_nbytes} bytes")
     files = ClassFolders(paths, SUFFIXES, storage, labels)
@@ -105,68 +96,51 @@ def open_files(
     indexes = read_frame_indexes(files.paths, storage, errors, max_pixels, index_path=index)
     span = (frames - 1) * stride + 1
     source = Clips(
-        paths[0],
-        files,
-        indexes,
-        chosen,
-        np.arange(frames) * stride,
-        step,
+        where=paths[0],
+        files=files,
+        chosen=chosen,
+        clips=ConcatIndex(max(0, (len(one.names) - span) // step + 1) for one in indexes),
+        indexes=indexes,
+        offsets=np.arange(frames) * stride,
+        step=step,
         size=wanted,
         resize=resize,
         storage=storage,
-        limits=(max_pixels, max_record_nbytes),
-        device=decoding_device(device, "torchcodec.decoders"),
+        max_pixels=max_pixels,
+        max_record_nbytes=max_record_nbytes,
     )
     if not len(source):
         raise SourceError(f"none of the {len(files.paths)} videos of {paths[0]} has {span} frames, as a clip needs")
     return source
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Clips(FolderSource):
     """The clips of some videos. Made by `penstock.open`."""
 
-    def __init__(
-        self,
-        where: str,
-        files: ClassFolders,
-        indexes: list[FrameIndex],
-        chosen: dict[str, str],
-        offsets: np.ndarray,
-        step: int,
-        *,
-        size: tuple[int, int] | None,
-        resize: Resize,
-        storage: Storage,
-        limits: tuple[int, int],
-        device: torch.device | None,
-    ) -> None:
-        clips = ConcatIndex(max(0, (len(index.names) - int(offsets[-1]) - 1) // step + 1) for index in indexes)
-        super().__init__(where, files, chosen, clips)
-        self._parts = clips
-        self._indexes = indexes
-        self._offsets = offsets
-        self._step = step
-        self._device = device
-        self._size = size
-        self._resize: Resize = resize
-        self._storage = storage
-        self._max_pixels, self._max_record_nbytes = limits
-        self._decoders: PerProcess[DecoderPool] = PerProcess(partial(DecoderPool, _OPEN_FILES), DecoderPool.close)
+    clips: ConcatIndex
+    indexes: list[FrameIndex]
+    offsets: np.ndarray
+    """Of a clip's frames, from its first one."""
+    step: int
+    size: tuple[int, int] | None
+    resize: Resize
+    storage: Storage
+    max_pixels: int
+    max_record_nbytes: int
+    _decoders: PerProcess[DecoderPool] = field(
+        default_factory=lambda: PerProcess(partial(DecoderPool, _OPEN_FILES), DecoderPool.close), init=False
+    )
 
     def _field(self, own: str) -> Field:
-        shape = (len(self._offsets), 3, *(self._size or (None, None)))
+        shape = (len(self.offsets), 3, *(self.size or (None, None)))
         return Field("array", "uint8", shape) if own == "video" else Field("number", "float64")
-
-    @property
-    def decodes_on(self) -> torch.device | None:
-        """The GPU that frames are decoded on, if they are."""
-        return self._device if "video" in self._chosen.values() else None
 
     def read(self, index: int) -> Sample:
         """Return a clip with what was chosen of label, start and path."""
-        number, clip = self._parts.locate(index)
-        frames, path = self._indexes[number], self._files.paths[number]
-        wanted = frames.names[clip * self._step + self._offsets].tolist()
+        number, clip = self.clips.locate(index)
+        frames, path = self.indexes[number], self.files.paths[number]
+        wanted = frames.names[clip * self.step + self.offsets].tolist()
 
         def value(own: str) -> Any:
             return self._video(path, frames, wanted, index) if own == "video" else wanted[0] / frames.units_per_s
@@ -177,66 +151,31 @@ class Clips(FolderSource):
         """Close the files that this process has open."""
         self._decoders.close()
 
-    def _video(self, path: str, frames: FrameIndex, wanted: list[int], index: int) -> np.ndarray | torch.Tensor:
+    def _video(self, path: str, frames: FrameIndex, wanted: list[int], index: int) -> np.ndarray:
+        """Return the frames, (frames, 3, height, width)."""
         pool = self._decoders.get()
-        if self._device is not None:
-            return self._video_on(self._device, pool, path, frames, wanted, index)
+        reformatter = need("av.video.reformatter", "video").VideoReformatter()
+        images = [np.empty(0, np.uint8)] * len(wanted)
+
+        def put(number: int, frame: Any) -> None:
+            height, width = self.size or (frame.height, frame.width)
+            nbytes = len(wanted) * 3 * height * width
+            if nbytes > self.max_record_nbytes:
+                raise ValueError(f"a clip of {nbytes} bytes; {self.max_record_nbytes} are the most (max_record_nbytes)")
+            pixels = reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
+            images[number] = resized(pixels, (0, 0, frame.height, frame.width), self.size, self.resize)
+            if images[number].shape != images[0].shape:
+                raise ValueError(
+                    f"a frame of the clip has {height} x {width} pixels, and its first has not; pass size="
+                )
+
         with translate_errors(path, index):
-            decoder = pool.take(path, wanted[0]) or SeekingDecoder(self._storage.local(path), frames, self._max_pixels)
+            decoder = pool.take(path, wanted[0]) or SeekingDecoder(self.storage.local(path), frames, self.max_pixels)
             try:
-                clip = _ClipBuffer(len(wanted), self._size, self._resize, self._max_record_nbytes)
-                if not decoder.decode_frames(wanted, clip.put):
+                if not decoder.decode_frames(wanted, put):
                     raise RecordError(path, -1, index, "frames that the file lists cannot be decoded")
             except BaseException:
                 decoder.close()
                 raise
         pool.give(path, decoder)
-        return clip.video()
-
-    def _video_on(
-        self, device: torch.device, pool: DecoderPool, path: str, frames: FrameIndex, wanted: list[int], index: int
-    ) -> torch.Tensor:
-        begin_on(device)
-        local = self._storage.local(path)
-        try:
-            decoder = pool.take(path, wanted[0]) or DeviceVideoDecoder(local, frames, device, self._max_record_nbytes)
-            video = decoder.frames(wanted)
-        except (torch.OutOfMemoryError, torch.AcceleratorError):
-            raise
-        except (RuntimeError, ValueError, IndexError) as error:
-            raise RecordError(path, -1, index, f"it cannot be decoded on {device}: {error}") from error
-        pool.give(path, decoder)
-        return resized_on_device(video, self._size, self._resize)
-
-
-class _ClipBuffer:
-    """Takes frames, and makes one array of them."""
-
-    def __init__(self, frames: int, size: tuple[int, int] | None, resize: Resize, max_nbytes: int) -> None:
-        self._frames = frames
-        self._size = size
-        self._resize: Resize = resize
-        self._max_nbytes = max_nbytes
-        self._reformatter = need("av.video.reformatter", "video").VideoReformatter()
-        self._whole: tuple[int, int] = (0, 0)
-        self._buffer: np.ndarray | None = None
-
-    def put(self, number: int, frame: Any) -> None:
-        """Draw a frame in its place."""
-        whole = (frame.height, frame.width)
-        if self._buffer is None:
-            self._whole = whole
-            shape = (self._frames, *(self._size or whole), 3)
-            if np.prod(shape, dtype=np.int64) > self._max_nbytes:
-                raise ValueError(f"a clip of {shape} bytes; {self._max_nbytes} are the most (max_record_nbytes)")
-            self._buffer = np.empty(shape, np.uint8)
-        if self._size is None and whole != self._whole:
-            raise ValueError(f"a frame has {whole} pixels, and the clip's first {self._whole}; pass size=")
-        pixels = self._reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
-        self._buffer[number] = resized(pixels, (0, 0, *whole), self._size, self._resize).transpose(1, 2, 0)
-
-    def video(self) -> np.ndarray:
-        """Return the frames, (frames, 3, height, width)."""
-        if self._buffer is None:
-            raise ValueError("a clip without frames")
-        return self._buffer.transpose(0, 3, 1, 2)
+        return np.stack([image.transpose(1, 2, 0) for image in images]).transpose(0, 3, 1, 2)
