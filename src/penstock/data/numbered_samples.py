@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import Dataset
 
 from penstock.core.errors import SourceError
@@ -218,6 +219,12 @@ class NumberedSamples(Dataset[Any]):
     def parts(self) -> tuple[Any, ...]:
         """What its samples are made with, of which each may be a source: none for a format."""
         return ()
+
+    @property
+    def decodes_on(self) -> torch.device | None:
+        """The GPU that samples are decoded on, by the training process alone; None for the host."""
+        found = (part.decodes_on for part in self.parts if isinstance(part, NumberedSamples))
+        return next((device for device in found if device is not None), None)
 
     def set_epoch(self, epoch: int) -> None:
         """Have the samples of another epoch: of the mixtures in it. Other sources have the same in each."""

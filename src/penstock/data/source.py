@@ -85,6 +85,11 @@ class Source(NumberedSamples):
                 f"the samples of {self.where} are others in each epoch, and a cache would keep those of one; cache its "
                 "sources, and mix these"
             )
+        if self.decodes_on is not None:
+            raise OptionError(
+                f"the samples of {self.where} lie on {self.decodes_on}, and a cache keeps what lies on the host; open "
+                "the source without device="
+            )
         return Cached(self, opened(self))
 
     def stream(self, *, errors: Errors = "raise") -> SourceStream:

@@ -125,6 +125,11 @@ class LoaderConfig:
                 "threads share one dataset object, and an IterableDataset cannot distinguish them to share out its "
                 "samples; use worker_type='process', or num_workers=1"
             )
+        if workers and isinstance(dataset, Source) and dataset.decodes_on is not None:
+            raise OptionError(
+                f"the samples of {dataset.where} are decoded on {dataset.decodes_on}, in the training process; use "
+                "num_workers=0, or open the source without device="
+            )
         rank, world_size = _place(dataset, distributed)
         is_in_group = not isinstance(distributed, bool)
         return cls(

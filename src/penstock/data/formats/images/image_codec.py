@@ -109,6 +109,29 @@ def dimensions(data: bytes | bytearray | memoryview, *, max_pixels: int = MAX_PI
         return picture.height, picture.width
 
 
+def has_usual_colours(data: bytes, *, max_pixels: int = MAX_PIXELS) -> bool:
+    """Return whether it is a JPEG, of grey or of red, green and blue, as far as its header says: no CMYK.
+
+    Raises:
+        SourceError: it is too large.
+
+    >>> has_usual_colours(encode(np.zeros((3, 4, 6), np.uint8), "jpeg")), has_usual_colours(b"text")
+    (True, False)
+    """
+    if not data.startswith(_JPEG):
+        return False
+    data, turbo = _checked(data), _turbo()
+    if turbo is None:
+        with _pillow(data, max_pixels) as picture:
+            return picture.mode in ("RGB", "L")
+    try:
+        height, width, colours, _ = turbo.decode_jpeg_header(data)
+    except ValueError:
+        return False
+    _check_pixels(height, width, max_pixels)
+    return bool(colours != "CMYK")
+
+
 def encode(image: np.ndarray, format: str = "png", quality: int = 95) -> bytes:
     """Return an image as the bytes of a file.
 

@@ -23,15 +23,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from penstock.core.errors import RecordError, SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.formats.class_folders import ClassFolders
+from penstock.data.formats.decoding_device import decoding_device
 from penstock.data.formats.folder_source import FolderSource, choose_fields
+from penstock.data.formats.images.device_images import decode_images
 from penstock.data.formats.images.image_codec import MAX_PIXELS, Resize, Size, decode, encode, sides, suffix
 from penstock.data.schema import Errors, Field, Sample, Schema, Selection
 from penstock.data.storage import event_loop
-from penstock.data.storage.object_batch import ObjectRequest
+from penstock.data.storage.object_batch import ObjectBatch, ObjectRequest
 from penstock.data.storage.storage import Storage, is_remote
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -52,6 +55,7 @@ def open_files(
     labels: bool | None = None,
     max_pixels: int = MAX_PIXELS,
     max_record_nbytes: int = 1 << 30,
+    device: str | int | torch.device = "cpu",
 ) -> ImageFolder:
     """Open a folder of images, several, or the images themselves.
 
@@ -65,10 +69,13 @@ def open_files(
         labels: whether class folders make labels; None for where there are some.
         max_pixels: of one picture, as it lies in the file.
         max_record_nbytes: of one file.
+        device: "cuda" decodes JPEGs on the GPU by torchvision, a batch at once, and resizes there: `image` is a tensor
+            on it. In the training process only (num_workers=0); see docs/gpu.md.
 
     Raises:
         SourceError: there are no images.
-        OptionError: a size that cannot be.
+        OptionError: a size or a device that cannot be.
+        ExtraError: torchvision is missing, for "cuda".
     """
     files = ClassFolders(paths, SUFFIXES, storage, labels)
     chosen = choose_fields(fields, _FIELDS, files, paths[0], on_request=("path", "encoded"))
@@ -81,6 +88,7 @@ def open_files(
         resize=resize,
         max_pixels=max_pixels,
         max_record_nbytes=max_record_nbytes,
+        device=decoding_device(device, "torchvision.io"),
     )
 
 
@@ -93,12 +101,23 @@ class ImageFolder(FolderSource):
     resize: Resize
     max_pixels: int
     max_record_nbytes: int
+    device: torch.device | None
     _connections: PerProcess[event_loop.EventLoopThread] = field(
         default_factory=lambda: PerProcess(event_loop.acquire, event_loop.EventLoopThread.release), init=False
     )
 
     def _field(self, own: str) -> Field:
         return Field("array", "uint8", (3, *(self.size or (None, None)))) if own == "image" else Field("bytes")
+
+    @property
+    def decodes_on(self) -> torch.device | None:
+        """The GPU that images are decoded on, if they are."""
+        return self.device if "image" in self.chosen.values() else None
+
+    @property
+    def reads_batches(self) -> bool:  # type: ignore[override]
+        """Whether a batch is decoded at once."""
+        return self.decodes_on is not None
 
     @property
     def reads_objects(self) -> bool:
@@ -127,8 +146,23 @@ class ImageFolder(FolderSource):
         data = self._bytes(path, index) if "image" in wanted or "encoded" in wanted else b""
         return self._sample(index, lambda own: self._decoded(data, path, index) if own == "image" else data)
 
-    def _decoded(self, data: bytes, path: str, index: int) -> np.ndarray:
+    def read_many(self, indices: np.ndarray) -> list[Sample]:
+        """Return images, as `read` does; those of a GPU are decoded together."""
+        device, numbers = self.decodes_on, indices.tolist()
+        if device is None:
+            return super().read_many(indices)
+        with ObjectBatch(self.object_requests(numbers)):
+            encoded = [self._bytes(self.files.paths[number], number) for number in numbers]
+        images = decode_images(encoded, device, self.size, self.resize, self.max_pixels)
+        return [
+            self._sample(number, lambda own, data=data, image=image: image if own == "image" else data)  # type: ignore[misc]
+            for number, data, image in zip(numbers, encoded, images, strict=True)
+        ]
+
+    def _decoded(self, data: bytes, path: str, index: int) -> np.ndarray | torch.Tensor:
         try:
+            if self.device is not None:
+                return decode_images([data], self.device, self.size, self.resize, self.max_pixels)[0]
             return decode(data, size=self.size, resize=self.resize, max_pixels=self.max_pixels)
         except SourceError as error:
             raise RecordError(path, 0, index, str(error)) from error

@@ -107,9 +107,9 @@ class DecoderPool:
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._idle: list[tuple[str, SeekingDecoder]] = []
+        self._idle: list[tuple[str, Any]] = []
 
-    def take(self, path: str, first: int) -> SeekingDecoder | None:
+    def take(self, path: str, first: int) -> Any:
         """Take the decoder of this file that is closest before frame `first`; None if there is none."""
         with self._lock:
             own = [number for number, (other, _) in enumerate(self._idle) if other == path]
@@ -118,7 +118,7 @@ class DecoderPool:
             best = max(own, key=lambda number: self._idle[number][1].closeness(first))
             return self._idle.pop(best)[1]
 
-    def give(self, path: str, decoder: SeekingDecoder) -> None:
+    def give(self, path: str, decoder: Any) -> None:
         """Put a decoder back for the next clip."""
         with self._lock:
             self._idle.append((path, decoder))

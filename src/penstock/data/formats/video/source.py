@@ -16,19 +16,24 @@ frames out of order) are decoded from their beginning for each clip, which is sl
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.core.per_process import PerProcess
 from penstock.data.concat_index import ConcatIndex
 from penstock.data.formats.class_folders import ClassFolders
+from penstock.data.formats.decoding_device import begin_on, decoding_device
 from penstock.data.formats.folder_source import FolderSource, choose_fields
+from penstock.data.formats.images.device_images import resized_on_device
 from penstock.data.formats.images.image_codec import Resize, Size, resized, sides
 from penstock.data.formats.video.decoder import DecoderPool, SeekingDecoder
+from penstock.data.formats.video.device_decoder import DeviceVideoDecoder
 from penstock.data.formats.video.frame_index import FrameIndex, translate_errors
 from penstock.data.formats.video.frame_index_cache import read_frame_indexes
 from penstock.data.optional import need
@@ -60,6 +65,7 @@ def open_files(
     max_pixels: int = MAX_PIXELS,
     max_record_nbytes: int = 1 << 30,
     index: str | None = None,
+    device: str | int | torch.device = "cpu",
 ) -> Clips:
     """Open a folder of videos, several, or the videos themselves.
 
@@ -79,11 +85,14 @@ def open_files(
         max_record_nbytes: of one clip.
         index: a file (.npz) that keeps the index, created if it is missing: the next time only videos that are new
             or changed are read.
+        device: "cuda" decodes on the GPU by torchcodec and resizes there: `video` is a tensor on it. In the training
+            process only (num_workers=0); see docs/gpu.md.
 
     Raises:
         SourceError: there are no videos, or none is as long as a clip.
         RecordError: a file cannot be read.
-        OptionError: a number is not positive, or a clip has more than `max_record_nbytes`.
+        OptionError: a number is not positive, a clip has more than `max_record_nbytes`, or a device cannot be.
+        ExtraError: torchcodec is missing, for "cuda".
     """
     step = frames * stride if step is None else step
     if frames < 1 or stride < 1 or step < 1:
@@ -108,6 +117,7 @@ def open_files(
         storage=storage,
         max_pixels=max_pixels,
         max_record_nbytes=max_record_nbytes,
+        device=decoding_device(device, "torchcodec.decoders"),
     )
     if not len(source):
         raise SourceError(f"none of the {len(files.paths)} videos of {paths[0]} has {span} frames, as a clip needs")
@@ -128,6 +138,7 @@ class Clips(FolderSource):
     storage: Storage
     max_pixels: int
     max_record_nbytes: int
+    device: torch.device | None
     _decoders: PerProcess[DecoderPool] = field(
         default_factory=lambda: PerProcess(partial(DecoderPool, _OPEN_FILES), DecoderPool.close), init=False
     )
@@ -135,6 +146,11 @@ class Clips(FolderSource):
     def _field(self, own: str) -> Field:
         shape = (len(self.offsets), 3, *(self.size or (None, None)))
         return Field("array", "uint8", shape) if own == "video" else Field("number", "float64")
+
+    @property
+    def decodes_on(self) -> torch.device | None:
+        """The GPU that frames are decoded on, if they are."""
+        return self.device if "video" in self.chosen.values() else None
 
     def read(self, index: int) -> Sample:
         """Return a clip with what was chosen of label, start and path."""
@@ -151,23 +167,30 @@ class Clips(FolderSource):
         """Close the files that this process has open."""
         self._decoders.close()
 
-    def _video(self, path: str, frames: FrameIndex, wanted: list[int], index: int) -> np.ndarray:
+    def _video(self, path: str, frames: FrameIndex, wanted: list[int], index: int) -> np.ndarray | torch.Tensor:
         """Return the frames, (frames, 3, height, width)."""
         pool = self._decoders.get()
+        if self.device is not None:
+            return self._video_on(self.device, pool, path, frames, wanted, index)
         reformatter = need("av.video.reformatter", "video").VideoReformatter()
-        images = [np.empty(0, np.uint8)] * len(wanted)
+        clip = np.empty((0, 0, 0, 3), np.uint8)
 
         def put(number: int, frame: Any) -> None:
-            height, width = self.size or (frame.height, frame.width)
-            nbytes = len(wanted) * 3 * height * width
-            if nbytes > self.max_record_nbytes:
-                raise ValueError(f"a clip of {nbytes} bytes; {self.max_record_nbytes} are the most (max_record_nbytes)")
-            pixels = reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
-            images[number] = resized(pixels, (0, 0, frame.height, frame.width), self.size, self.resize)
-            if images[number].shape != images[0].shape:
+            nonlocal clip
+            whole = (frame.height, frame.width)
+            shape = (len(wanted), *(self.size or whole), 3)
+            if not len(clip):
+                if (nbytes := math.prod(shape)) > self.max_record_nbytes:
+                    raise ValueError(
+                        f"a clip of {nbytes} bytes; {self.max_record_nbytes} are the most (max_record_nbytes)"
+                    )
+                clip = np.empty(shape, np.uint8)
+            if shape != clip.shape:
                 raise ValueError(
-                    f"a frame of the clip has {height} x {width} pixels, and its first has not; pass size="
+                    f"a frame of the clip has {whole[0]} x {whole[1]} pixels, and its first has not; pass size="
                 )
+            pixels = reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
+            clip[number] = resized(pixels, (0, 0, *whole), self.size, self.resize).transpose(1, 2, 0)
 
         with translate_errors(path, index):
             decoder = pool.take(path, wanted[0]) or SeekingDecoder(self.storage.local(path), frames, self.max_pixels)
@@ -178,4 +201,19 @@ class Clips(FolderSource):
                 decoder.close()
                 raise
         pool.give(path, decoder)
-        return np.stack([image.transpose(1, 2, 0) for image in images]).transpose(0, 3, 1, 2)
+        return clip.transpose(0, 3, 1, 2)
+
+    def _video_on(
+        self, device: torch.device, pool: DecoderPool, path: str, frames: FrameIndex, wanted: list[int], index: int
+    ) -> torch.Tensor:
+        begin_on(device)
+        local = self.storage.local(path)
+        try:
+            decoder = pool.take(path, wanted[0]) or DeviceVideoDecoder(local, frames, device, self.max_record_nbytes)
+            video = decoder.frames(wanted)
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise RecordError(path, -1, index, f"it cannot be decoded on {device}: {error}") from error
+        pool.give(path, decoder)
+        return resized_on_device(video, self.size, self.resize)
