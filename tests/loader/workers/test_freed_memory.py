@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import Dataset
 
 from penstock import DataLoader
+from penstock.loader.workers import process_main
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="only glibc returns memory by these limits"),
@@ -41,5 +42,8 @@ def test_temporary_arrays_take_the_pages_of_those_before_them() -> None:
 
 
 def test_a_programs_own_limits_for_malloc_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(process_main, "_MALLOPT", lambda *limit: set_limits.append(limit))
     monkeypatch.setenv("MALLOC_ARENA_MAX", "4")
-    assert pages_per_sample() > 100
+    process_main._keep_freed_memory()
+    assert set_limits == []
