@@ -108,6 +108,20 @@ def test_threads_are_chosen_where_memory_is_short_and_the_gil_is_released(monkey
     assert "two threads make 2.0 times" in found.gil
 
 
+class BusyMoment(Machine):
+    """Is busy with something else while two threads are tried."""
+
+    def measure(self, setting: Setting, **limits: float) -> SettingTrial:
+        trial = super().measure(setting, **limits)
+        is_slow = setting == Setting(workers=2, worker_type="thread")
+        return replace(trial, work_s=2 * trial.work_s) if is_slow else trial
+
+
+def test_threads_are_tried_where_samples_wait_however_slow_two_look(monkeypatch) -> None:
+    machine = BusyMoment(step_ms=0.1, work_ms=80, busy=0.01, cores=2, gil=False)
+    assert found_on(machine, monkeypatch, cpus=2).choice.worker_type == "thread"
+
+
 @pytest.mark.parametrize("ram_mib", [30, 60, 90, 130])
 def test_no_trial_goes_over_the_budget(ram_mib, monkeypatch) -> None:
     machine = Machine(step_ms=5, work_ms=200, worker_nbytes=24 * MIB, batch_nbytes=MIB)

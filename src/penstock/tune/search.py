@@ -22,6 +22,7 @@ import torch
 from penstock.core.errors import OptionError, PenstockError
 from penstock.core.host import available_nbytes, usable_cores
 from penstock.core.units import size_text
+from penstock.loader.workers.busy_time import WAITING
 from penstock.tune.memory_budget import MemoryBudget
 from penstock.tune.search_result import TuneResult
 from penstock.tune.setting import Setting, WorkerType
@@ -105,6 +106,8 @@ class _Search:
     budget: MemoryBudget = field(init=False)
     most: int = field(init=False)
     """The most workers: as many as keep the processors busy."""
+    waits: bool = False
+    """Whether a process that makes samples mostly waits. What waits does not hold the GIL, however two threads look."""
     began: float = 0.0
     finalists: list[SettingTrial] = field(default_factory=list)
 
@@ -176,6 +179,7 @@ class _Search:
             return
         if worker_type == "process":
             self.most = _most_workers(self.cpus, first.busy_fraction, may_crowd=self.may_crowd)
+            self.waits = first.busy_fraction <= WAITING
         if first.stall_fraction <= _HIDDEN or self.most == 1:
             self.why = "one worker hides all loading behind the step" if self.most > 1 else "there is one CPU"
             return
@@ -255,7 +259,8 @@ class _Search:
         gain = (2 / max(1e-9, two.work_s)) / (1 / max(1e-9, one.work_s))
         self.gil = f"two threads make {gain:.1f} times what one makes"
         best = self._best()
-        if gain < _THREADS_PAY or two.stall_fraction <= _HIDDEN or best.setting.worker_type == "inline":
+        is_worth_it = self.waits or gain >= _THREADS_PAY
+        if not is_worth_it or two.stall_fraction <= _HIDDEN or best.setting.worker_type == "inline":
             return
         why = self.why
         workers = min(self.most, max(3, best.setting.workers))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import statistics
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,6 @@ import torch
 
 from penstock.core.errors import OptionError
 from penstock.loader.dataloader import runtime_of
-from penstock.loader.scheduling.autoscale import START_NS
 from penstock.loader.workers.busy_time import process_times
 from penstock.observe.meters.host_memory import descendants, pss_nbytes
 from penstock.observe.record.rates import statistics_between
@@ -45,6 +45,8 @@ class TrialBench:
         self._one_at_a_time = one_at_a_time
         self._open: dict[tuple[Any, ...], _LoopRun] = {}
         self._totals: dict[Setting, TrialTotals] = {}
+        self._starts_s: list[float] = []
+        """How long the start of each worker process took that a loop began with."""
         gc.collect()
         self._base_nbytes = process_tree_nbytes()
 
@@ -108,8 +110,9 @@ class TrialBench:
     def trial(self, setting: Setting) -> SettingTrial:
         """Return what all trials of `setting` have shown so far."""
         starts = setting.workers if setting.worker_type == "process" else 0
+        start_s = starts * statistics.mean(self._starts_s) if starts else 0.0
         batches = self._loop.batches_per_start
-        return self._totals[setting].result(setting, start_s=starts * START_NS / 1e9 / batches if batches else 0.0)
+        return self._totals[setting].result(setting, start_s=start_s / batches if batches else 0.0)
 
     def _run_of(self, setting: Setting) -> _LoopRun:
         key = (setting.worker_type, setting.pin_memory, setting.device, setting.ring_bytes)
@@ -121,7 +124,10 @@ class TrialBench:
             self._open.pop(key).close()
             run = None
         if run is None:
+            began = time.perf_counter()
             run = self._open[key] = _LoopRun(self._loop, setting, self._most)
+            if setting.worker_type == "process":
+                self._starts_s += [(time.perf_counter() - began) / setting.workers] * setting.workers
         return run
 
     def _ram_nbytes(self) -> int:

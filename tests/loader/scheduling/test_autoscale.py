@@ -77,7 +77,7 @@ def test_never_more_than_the_most() -> None:
 
 
 def test_workers_that_wait_may_be_as_many_as_their_computing_fills_the_cores() -> None:
-    for busy, wanted in ((1.0, 2), (0.4, 5), (0.01, 32)):
+    for busy, wanted in ((1.0, 2), (0.6, 3), (0.4, 8), (0.01, 32)):
         loop = Loop(AutoscalePolicy(workers=1, most=2, fixed=1, most_waiting=32), 1, lambda workers: 1000)
         loop.busy = busy
         assert loop.run(200)[-1] == wanted

@@ -55,6 +55,13 @@ def test_the_window_is_two_for_batches_filled_together_and_widens_with_lost_time
     assert dispatch.window() == 4
 
 
+def test_more_workers_than_a_batch_has_parts_have_one_each() -> None:
+    dispatch = make_dispatch("demand", workers=48, cores=2)
+    dispatch.learn(100_000_000)  # parts of 36 ms or more, where 48 share two cores
+    assert dispatch.split(64) == 2
+    assert dispatch.window() == 48 // 2 + 1
+
+
 def test_time_lost_long_ago_is_forgotten() -> None:
     dispatch = make_dispatch("demand")
     dispatch.learn(SLOW_NS)

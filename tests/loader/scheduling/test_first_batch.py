@@ -40,7 +40,7 @@ def policy(guess: int = 1, cores: int = 2) -> AutoscalePolicy:
         pytest.param(100, 1.0, 1000, 99, 1, id="computes"),
         pytest.param(100, 0.6, 1000, 99, 1, id="computes more than it waits"),
         pytest.param(100, 0.01, 1000, 99, 32, id="waits"),
-        pytest.param(100, 0.25, 1000, 99, 8, id="as many as keep two cores busy"),
+        pytest.param(100, 0.25, 1000, 99, 14, id="as many as keep two cores busy, and as many more that wait"),
         pytest.param(100, 0.01, 20, 99, 10, id="no more than pay for their start: 2 s of work, 20 ms each"),
         pytest.param(100, 0.01, None, 99, 20, id="of unknown length, taken for 100 batches"),
         pytest.param(100, 0.01, 1000, 5, 5, id="no more than the memory holds"),

@@ -35,7 +35,7 @@ _MIN_BATCHES = 3
 """How many are, at least."""
 
 START_NS = 20_000_000
-"""The time to start a worker (fork); the step must have waited as long since the last change."""
+"""The time to start a worker (fork), until it is measured; the step must have waited as long since the last change."""
 
 _EVERY_NS = 2_000_000
 """Timings are evaluated no more often, because that takes about 10 µs, which would show in tiny batches."""
@@ -52,11 +52,15 @@ may wait for each other, and a lock lets some of them pass sooner."""
 
 _CHECK_AFTER = 8
 """More workers than cores are checked after this many batches of each, and then ever more rarely: half of them work for
-a while. What a few batches have shown of workers that wait for a lock may have been chance."""
+a while. What a few batches have shown of workers that wait for a lock may have been chance. A check costs the starts of
+half of the workers, so it comes later where each makes nearly as much as one of fewer did."""
+
+_SURER = 4
+"""So many times later."""
 
 _CLEARLY_LESS = 0.75
 """A check ends at once where half of the workers make less than this multiple: of those that do not wait for each other
-they make half."""
+they make half. And each of more workers makes nearly as much as one of fewer if it makes this multiple."""
 
 _COST_CHANGE = 1.5
 """The ratio by which the work of a batch must change before a number of workers that did not help is tried again."""
@@ -90,6 +94,9 @@ _LIFETIME_EPOCHS = 10
 
 _UNKNOWN_LENGTH = 100
 """How many batches an epoch is thought to have where nobody knows."""
+
+_TO_BEGIN_WITH = 2
+"""So few workers are more after their first batch, if it has waited."""
 
 _GUESS = "a guess, before the first epoch has shown what is needed"
 
@@ -137,15 +144,19 @@ class AutoscalePolicy:
         self.workers = workers
         self.most = most
         self.most_waiting = most if most_waiting is None else most_waiting
-        self.fixed = fixed
+        self.fixed = self._guessed = fixed
         self.least = 0
         self.asked: int | None = None
         """The number that a script has asked for, where this policy takes its place."""
         self.is_persistent = False
         """Whether a fixed number stays for all epochs, because its workers do."""
         self.fixed_reason = _GUESS
+        self.start_ns = START_NS
+        """How long the start of a worker takes, as far as it is known."""
         self.reason = "to begin with"
         self._timings: deque[BatchTiming] = deque(maxlen=_WINDOW)
+        self._recent_ns: deque[int] = deque(maxlen=max(_WINDOW, self.most_waiting))
+        """The work of more batches than `_timings`, one of each worker at least."""
         self._counts_from = 0
         self._lost_ns = 0
         self._unevaluated_ns = (0, 0)
@@ -191,6 +202,7 @@ class AutoscalePolicy:
         """Count batches from `number` on: earlier ones were made by other workers, or at an epoch's start."""
         self._counts_from = number
         self._timings.clear()
+        self._recent_ns.clear()
         self._trial_ns.clear()
         self._lost_ns = 0
         self._unevaluated_ns = (0, 0)
@@ -200,6 +212,7 @@ class AutoscalePolicy:
         if timing.number < self._counts_from:
             return self.workers
         self._timings.append(timing)
+        self._recent_ns.append(max(1, timing.work_ns))
         if self._before is not None or self._checked is not None:
             self._trial_ns.append(timing.work_ns)
         self._since_fewer += 1
@@ -210,12 +223,23 @@ class AutoscalePolicy:
             passed_ns + timing.step_ns + timing.handling_ns + timing.wait_ns,
             waited_ns + timing.wait_ns,
         )
-        least = 1 if self.workers == 1 and _waits_long(timing) else _MIN_BATCHES
+        least = 1 if self.workers <= _TO_BEGIN_WITH and _waits_long(timing) else _MIN_BATCHES
         if len(self._timings) >= least and self._unevaluated_ns[0] >= _EVERY_NS:
             if self.workers and len(self._timings) == _WINDOW:
                 self._handling_ns = statistics.median(one.handling_ns for one in self._timings)
             self._evaluate(_Summary(self._timings))
         return self.workers
+
+    def observe_first(self, timing: BatchTiming) -> int:
+        """Record an epoch's first batch, before which nothing was under way: it tells only whether few workers wait.
+
+        So do the others that are the first of a worker, which computes more with it than with later ones.
+        """
+        if self.workers > _TO_BEGIN_WITH or not _waits_long(timing):
+            self.begin(timing.number + max(1, self.workers))
+            return self.workers
+        self.begin(timing.number)
+        return self.observe(timing)
 
     def require_worker(self) -> None:
         """Have at least one worker from now on."""
@@ -242,11 +266,12 @@ class AutoscalePolicy:
                 0, f"making a batch takes {_ms(summary.typical_ns)}, fetching it {_ms(self._handling_ns or 0)}"
             )
         elif self.workers > 2 * self._allowed(summary.busy):
-            self._change(self._allowed(summary.busy), "they compute, and have waited before")
+            if len(self._recent_ns) >= self.workers:
+                self._change(self._allowed(summary.busy), "they compute, and have waited before")
         elif summary.stalled > STALLED:
             self._calm_for = 0
-            if self.workers > self.most and self._check_in <= 0 and len(self._timings) == _WINDOW:
-                self._checked = self.workers, self._rate(), self.reason
+            if self.workers > self.most and self._check_in <= 0 and len(self._recent_ns) >= self.workers:
+                self._checked = self.workers, self.workers / statistics.mean(self._recent_ns), self.reason
                 self._change(max(self.most, self.workers // 2), "trying whether fewer make as much")
             else:
                 self._consider_more(summary)
@@ -258,7 +283,7 @@ class AutoscalePolicy:
         if self.workers == kept and not 1 / _COST_CHANGE < summary.typical_ns / max(1.0, kept_ns) < _COST_CHANGE:
             self._ceiling, self._retry_after = self.most_waiting, _RETRY_AFTER
         ceiling = min(self._ceiling, self._allowed(summary.busy))
-        if self._lost_ns < START_NS or self.workers >= ceiling:
+        if self._lost_ns < START_NS or ceiling < self.workers + max(1, self.workers // 8):
             return
         handling = self._handling_ns or 0.0
         if self.workers == 0 and summary.typical_ns < _NO_LONGER_TINY * handling:
@@ -273,7 +298,8 @@ class AutoscalePolicy:
             gain = _USEFUL if len(work_ns) >= _MIN_BATCHES else _CLEARLY_USEFUL
             self._before = self.workers, self.workers / max(1, typical_ns), gain
         has_failed = self._retry_after > _RETRY_AFTER  # what more workers wait for may be each other, so one will show
-        wanted = min(ceiling, self.workers + 1 if has_failed else max(self.workers + 1, math.ceil(summary.needed)))
+        few = self.workers + max(1, self.workers // 4)
+        wanted = min(ceiling, few if has_failed else max(self.workers + 1, math.ceil(summary.needed)))
         self._change(wanted, f"the step waited {summary.stalled:.0%} of the time for {self._workers_text()}")
 
     def _consider_fewer(self, summary: _Summary) -> None:
@@ -299,7 +325,8 @@ class AutoscalePolicy:
         self._before = None
         if self.workers / max(1.0, work_ns) >= gain * capacity:
             self._retry_after = _RETRY_AFTER
-            self._check_in = self._check_after = _CHECK_AFTER * self.workers
+            is_linear = work_ns * _CLEARLY_LESS <= fewer / capacity
+            self._check_in = self._check_after = _CHECK_AFTER * self.workers * (_SURER if is_linear else 1)
             return True
         self._go_back(fewer, capacity)
         return False
@@ -310,10 +337,6 @@ class AutoscalePolicy:
         self._ceiling_work_ns = fewer, fewer / rate
         self._retry_after = min(_MAX_RETRY_AFTER, 2 * self._retry_after)
         self._change(fewer, f"{self._checked[0] if self._checked else self.workers} made no more than {fewer}")
-
-    def _rate(self) -> float:
-        """Return how many batches these workers make in a nanosecond, by the timings at hand."""
-        return self.workers / max(1.0, statistics.mean(timing.work_ns for timing in self._timings))
 
     def _end_check(self, summary: _Summary, more: int, rate_more: float, reason: str) -> None:
         """Return to `more` workers if they make more than those on trial; if it is not yet known, do nothing."""
@@ -335,8 +358,13 @@ class AutoscalePolicy:
         return summary.typical_ns < _TINY * self._handling_ns
 
     def _allowed(self, busy: float) -> int:
-        """Return how many workers there may be that are busy for this fraction of the time that they take."""
-        return max(self.most, min(self.most_waiting, useful_workers(self.most, busy)))
+        """Return how many workers there may be that are busy for this fraction of the time that they take.
+
+        Of those that mostly wait twice as many beside the cores' own: they wait when they please, and with just as many
+        a core has often nothing to do.
+        """
+        useful = useful_workers(self.most, busy)
+        return max(self.most, min(self.most_waiting, 2 * useful - self.most if busy <= WAITING else useful))
 
     def _tick_ceiling(self) -> None:
         self._ceiling_for -= 1
@@ -346,6 +374,7 @@ class AutoscalePolicy:
     def _change(self, workers: int, reason: str) -> None:
         self.workers, self.reason = workers, reason
         self._timings.clear()
+        self._recent_ns.clear()
         self._trial_ns.clear()
         self._lost_ns = self._calm_for = 0
 
@@ -366,6 +395,8 @@ class AutoscalePolicy:
     def plan_first(self, work_ns: int, busy_ns: int, *, batches: int | None, most: int) -> None:
         """Choose the number for the first epoch from its first batch: many more than the guess only if it has waited.
 
+        It is chosen again when it is known how long the start of a worker takes.
+
         Args:
             work_ns: how long the batch took.
             busy_ns: how much of that was computing.
@@ -374,20 +405,21 @@ class AutoscalePolicy:
         """
         beside_ns = min(busy_ns, _FIRST_BUSY_NS) if work_ns >= START_NS else 0
         busy = (busy_ns - beside_ns) / max(1, work_ns - beside_ns)
-        waits, epochs = busy <= WAITING, _LIFETIME_EPOCHS if self.is_persistent else 1
+        guess, waits, epochs = self._guessed, busy <= WAITING, _LIFETIME_EPOCHS if self.is_persistent else 1
         # Workers that persist stay as many as they are, so these take the core that the guess leaves to the step.
-        allowed = self._allowed(busy) if waits else min(self.most, self.fixed + self.is_persistent)
+        allowed = self._allowed(busy) if waits else min(self.most, guess + self.is_persistent)
         known = _UNKNOWN_LENGTH if batches is None else batches
-        workers = _worth_starting(min(allowed, most), known, work_ns, epochs)
+        workers = _worth_starting(min(allowed, most), known, work_ns, self.start_ns, epochs)
         if not waits:
-            self.fixed = max(self.fixed, workers)
+            self.fixed = max(guess, workers)
             self.fixed_reason = f"a guess: the first batch computed for {busy:.0%} of its time"
             return
         self.most_waiting = max(self.most, min(self.most_waiting, most))
-        if workers <= self.fixed:
+        if workers <= guess:
+            self.fixed, self._fixed_before = guess, None
             self.fixed_reason = "a guess: more would not pay for the time that it takes to start them"
             return
-        self._fixed_before = self.fixed, self.fixed / max(1, work_ns), _CLEARLY_USEFUL
+        self._fixed_before = guess, guess / max(1, work_ns), _CLEARLY_USEFUL
         self.fixed, self.fixed_reason = workers, f"the first batch waited for {1 - busy:.0%} of its time"
 
     def note(self, timing: BatchTiming) -> None:
@@ -408,7 +440,7 @@ class AutoscalePolicy:
         enough, self._enough_before = max(enough, self._enough_before), enough
         if self._fixed_before is not None and not self._fixed_stays(rate, stalled, *self._fixed_before):
             return self.fixed
-        worth = _worth_starting(self._allowed(busy_ns / max(1, work_ns)), batches, work_ns / batches)
+        worth = _worth_starting(self._allowed(busy_ns / max(1, work_ns)), batches, work_ns / batches, self.start_ns)
         most = min(max(self.most, worth), self._fixed_ceiling_at(work_ns / batches))
         if stalled > STALLED and self.fixed < most:
             before = self.fixed
@@ -469,15 +501,14 @@ class _Summary:
         """The fraction of the time that the step waited."""
         self.needed = sum(timing.work_ns for timing in timings) / max(1, loop_ns)
         """How many workers the work fills, if the step never waits."""
-        self.busy = sum(_totals_of(timing)[-1] for timing in timings) / max(
-            1, sum(timing.work_ns for timing in timings)
-        )
-        """The fraction of the work that is not waiting."""
+        self.busy = statistics.median_high(_totals_of(timing)[-1] / max(1, timing.work_ns) for timing in timings)
+        """The fraction of the work that is not waiting, of a typical batch: a page that the system has to find, or a
+        core that another machine takes, may be most of one batch's work."""
         self.typical_ns = statistics.median(timing.work_ns for timing in timings)
         """The median work of a batch, because a few slow samples do not show how workers affect each other."""
 
 
-def _worth_starting(most: int, batches: int, work_ns: float, epochs: int = 1) -> int:
+def _worth_starting(most: int, batches: int, work_ns: float, start_ns: int = START_NS, epochs: int = 1) -> int:
     """Return how many workers, at most `most`, are done first with the batches of some epochs, their start included.
 
     >>> _worth_starting(32, 32, 48_000_000)  # 8 take 8 starts and 4 batches each, 16 take 16 starts and 2 batches each
@@ -487,7 +518,7 @@ def _worth_starting(most: int, batches: int, work_ns: float, epochs: int = 1) ->
     """
 
     def passed_ns(workers: int) -> float:
-        return workers * START_NS + epochs * math.ceil(batches / workers) * work_ns
+        return workers * start_ns + epochs * math.ceil(batches / workers) * work_ns
 
     return min(range(1, max(1, most) + 1), key=passed_ns)
 

@@ -10,6 +10,7 @@ the user's word.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -119,16 +120,16 @@ class Dispatch:
     def window(self) -> int:
         """Return how many batches may be under way: as many as torch's, or a number that `starved` widens.
 
-        Workers that fill batches together need fewer. Where each keeps to its own batches and one is slow, the others
-        need more.
+        Workers that fill batches together need fewer: a part for each, and one batch more. Where each keeps to its own
+        batches and one is slow, the others need more.
         """
         torchs = self.drawn_ahead
         if self._may_run_ahead:
             least, most = torchs, _MOST_AHEAD * torchs
-        elif self.split(torchs) > 1:
+        elif (ways := self.split(torchs)) > 1:
             if not self._batch_ns:
                 return 1
-            least, most = min(torchs, max(2, self.prefetch_factor)), torchs
+            least, most = min(torchs, max(2, self.prefetch_factor, math.ceil(self.workers / ways) + 1)), torchs
         else:
             return torchs
         self._window = max(least, min(self._window, most))

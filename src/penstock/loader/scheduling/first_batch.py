@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 WAIT_S = 0.5
 """How long the first batch is waited for. Then what its worker has done so far decides."""
 
+_KNOWN_STARTS = 4
+"""After so many starts of workers it is known how long one takes."""
+
 _GROWTH = 2
 """Workers write to pages that were shared at their start, so each will take this multiple of what the first one has."""
 
@@ -46,6 +49,9 @@ class FirstBatch:
         self._policy = policy
         self._batches = batches
         self._prefetch_factor = prefetch_factor
+        self._first: tuple[int, int, int] | None = None
+        """How long the first batch took, how much of that was computing, and how many workers the memory holds."""
+        self._starts_ns: list[int] = []
 
     def choose(self, batch: Batch | None, passed_ns: int, *, has_crashed: bool) -> int:
         """Return how many workers the epoch has; the policy keeps it.
@@ -57,7 +63,21 @@ class FirstBatch:
         """
         cost = None if batch is None or has_crashed or batch.error is not None else self._cost(batch, passed_ns)
         if cost is not None and batch is not None:
-            self._policy.plan_first(*cost, batches=self._batches, most=self._most_in_memory(batch.nbytes))
+            self._first = *cost, self._most_in_memory(batch.nbytes)
+        return self._choose(1)
+
+    def choose_again(self, start_ns: int) -> int:
+        """Return how many workers the epoch has, after one more was started, which took `start_ns`."""
+        self._starts_ns.append(start_ns)
+        if len(self._starts_ns) >= _KNOWN_STARTS:
+            self._policy.start_ns = sum(self._starts_ns) // len(self._starts_ns)
+        return self._choose(self._pool.size)
+
+    def _choose(self, present: int) -> int:
+        if self._first is not None:
+            work_ns, busy_ns, most = self._first
+            self._policy.plan_first(work_ns, busy_ns, batches=self._batches, most=most)
+        self._policy.fixed = max(present, self._policy.fixed)
         return self._plan(self._policy.fixed)
 
     def limit(self, workers: int) -> bool:

@@ -7,6 +7,7 @@ Without workers, the training process makes its batches itself, when they are as
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 from torch._utils import ExceptionWrapper
@@ -15,6 +16,8 @@ from penstock.core.errors import TransportError, WorkerStartError
 from penstock.core.host import available_nbytes
 from penstock.loader.counters import Counters
 from penstock.loader.scheduling.autoscale import AutoscalePolicy, BatchTiming
+from penstock.loader.scheduling.batch import Batch
+from penstock.loader.scheduling.batches_in_flight import BatchWindow
 from penstock.loader.scheduling.dispatch_policy import Dispatch
 from penstock.loader.transport.arena import Arena
 from penstock.loader.transport.ring import Ring
@@ -58,6 +61,8 @@ class ScalingPool:
         """Workers that were started and are not ready yet."""
         self._times_ns: tuple[int, int, int] | None = None
         """Step, handling and wait, as counted when the last batch was handed out."""
+        self._began_ns = 0, 0, 0
+        """The same, when the epoch began."""
         self._is_behind = False
         """Whether the pool has to be resized again, because it could not follow the policy at once."""
         self.is_absent = autoscale is not None and pool.size == 0
@@ -65,56 +70,61 @@ class ScalingPool:
         self.report_workers()
 
     def begin_epoch(self) -> None:
-        """Begin an epoch: the pipeline is empty, so the timing of the first batch means nothing."""
-        self._times_ns = None
+        """Begin an epoch: the pipeline is empty."""
+        self._times_ns, self._began_ns = None, self._counted_ns()
 
-    def handed_out(self, number: int, work_ns: int, busy_ns: int, next_number: int) -> None:
+    def handed_out(self, batch: Batch, window: BatchWindow, send: Callable[[], None]) -> None:
         """Record that a batch is handed out, and change the number of workers if the policy says so.
 
-        Batches from `next_number` on have not been sent yet.
+        `send` sends what there are workers for now; `window` knows how much that was.
         """
-        policy, counters = self._policy, self._counters
+        policy = self._policy
         if policy is None:
             return
-        now = counters.step_ns, counters.transport_ns, counters.wait_ns
+        now = self._counted_ns()
         before, self._times_ns = self._times_ns, now
-        if before is None:
-            policy.begin(number + 1)
-            return
+        since = before or self._began_ns
         timing = BatchTiming(
-            number=number,
-            step_ns=now[0] - before[0],
-            handling_ns=now[1] - before[1],
-            wait_ns=now[2] - before[2],
-            work_ns=work_ns,
-            busy_ns=busy_ns,
+            number=batch.number,
+            step_ns=now[0] - since[0],
+            handling_ns=now[1] - since[1],
+            wait_ns=now[2] - since[2],
+            work_ns=batch.work_ns,
+            busy_ns=batch.busy_ns,
         )
         if self._dispatch.mode != "demand":
-            policy.note(timing)
+            if before is not None:
+                policy.note(timing)
         elif self._is_behind:
-            self._follow(next_number)
+            self._follow(window, send)
         elif self._new:
             self._new = {worker for worker in self._new if not self._pool.is_ready(worker)}
             if not self._new:
-                policy.begin(next_number)
+                policy.begin(window.next_number)
         else:
             present = policy.workers
-            if policy.observe(timing) != present:
-                self._follow(next_number)
+            if (policy.observe_first if before is None else policy.observe)(timing) != present:
+                self._follow(window, send)
 
-    def on_worker_crash(self) -> None:
+    def _counted_ns(self) -> tuple[int, int, int]:
+        return self._counters.step_ns, self._counters.transport_ns, self._counters.wait_ns
+
+    def on_worker_crash(self, window: BatchWindow) -> None:
         """Keep at least one worker from now on: what crashes a worker must not be made in the training process."""
         if self._policy is not None:
             self._policy.require_worker()
             if self.is_absent:
-                self._follow(0)
+                self._follow(window, lambda: None)
                 while self.tasks and self._pool.size:
                     self._pool.submit(self.tasks.popleft())
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _follow(self, next_number: int) -> None:
-        """Resize the pool to the number that the policy wants, as far as that is possible now."""
+    def _follow(self, window: BatchWindow, send: Callable[[], None]) -> None:
+        """Resize the pool to the number that the policy wants, as far as that is possible now.
+
+        Each worker gets what it makes first as soon as it is started.
+        """
         assert self._policy is not None
         wanted, present = self._policy.workers, self._pool.size
         if wanted > present and available_nbytes() < _LEFT_NBYTES:
@@ -123,18 +133,26 @@ class ScalingPool:
         if wanted == 0 and self._pool.outstanding():
             self.is_absent = self._is_behind = True  # the last worker finishes what it was given
             return
+        while self._resize(min(self._pool.size + 1, wanted)) and self._pool.size < wanted:
+            self._is_behind = True  # also if the sampler raises now
+            send()
+        self._new = set(range(present, self._pool.size))
+        if not self._new:
+            self._policy.begin(window.next_number)
+        self.report_workers()
+
+    def _resize(self, workers: int) -> bool:
+        """Have so many workers, one more or fewer; return whether there are."""
+        assert self._policy is not None
         try:
             with self._counters.changing_workers():
-                self._is_behind = not self._pool.resize(wanted)
+                self._is_behind = not self._pool.resize(workers)
         except (WorkerStartError, TransportError):
             self._is_behind = False
             self._policy.limit(self._pool.size, "the system starts no more")
         self.is_absent = self._pool.size == 0
         self._dispatch.resize(max(1, self._pool.size))
-        self._new = set(range(present, self._pool.size))
-        if not self._new:
-            self._policy.begin(next_number)
-        self.report_workers()
+        return self._pool.size == workers
 
     def report_workers(self) -> None:
         """Count how many workers there are, and why."""

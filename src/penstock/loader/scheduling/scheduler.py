@@ -137,13 +137,16 @@ class Scheduler:
         workers = first_batch.choose(batch, passed_ns, has_crashed=has_crashed)
         self._dispatch.add_workers(workers, self._window.next_number)
         while self.pool.size < workers:
+            began = time.perf_counter_ns()
             try:
                 self.pool.resize(self.pool.size + 1)
             except (WorkerStartError, TransportError):
                 if not first_batch.limit(self.pool.size):
                     raise
                 workers = self.pool.size
-                self._dispatch.add_workers(workers, self._window.next_number)
+            else:
+                workers = first_batch.choose_again(time.perf_counter_ns() - began)
+            self._dispatch.add_workers(workers, self._window.next_number)
             self._send_more(most=self.pool.size)
         first_batch.settle()
         self.scaling_pool.report_workers()
@@ -211,12 +214,9 @@ class Scheduler:
     def _is_over(self) -> bool:
         return not self._window.under_way and (self._exhausted or self._drawn.failures > 0)
 
-    def _note_handed_out(self, batch: Batch) -> None:
-        self.scaling_pool.handed_out(batch.number, batch.work_ns, batch.busy_ns, self._window.next_number)
-
     def _hand_out(self, batch: Batch) -> Any:
-        self._note_handed_out(batch)
         try:
+            self.scaling_pool.handed_out(batch, self._window, self._send_more)
             self._send_more()
         except BaseException:  # the sampler's, for which torch drops the batch, too
             batch.drop(self._ring)
@@ -399,7 +399,7 @@ class Scheduler:
         if not crash.is_retired:
             self._counters.restarts += 1
             self.pool.replace(crash.worker, self._shards)
-        self.scaling_pool.on_worker_crash()
+        self.scaling_pool.on_worker_crash(self._window)
         for task in sorted(crash.lost, key=lambda task: task.seq):
             if task.cancelled:
                 self._retire_cancelled(task)
