@@ -377,6 +377,18 @@ def test_every_nth_record(numbers: Path, first: int, step: int, packed: bool) ->
     assert [sample["n"] for sample in stream.read(stream.shards[0], first, step)] == list(range(50))[first::step]
 
 
+def test_a_first_record_whose_length_begins_as_gzip_does_is_read(tmp_path: Path) -> None:
+    record = 0x8B1F
+    nbytes = next(n for n in range(record - 40, record) if 12 + record + 4 == _written(tmp_path, n).stat().st_size)
+    path = _written(tmp_path, nbytes)
+    assert path.read_bytes()[:2] == b"\x1f\x8b"
+    assert [len(sample["b"]) for sample in penstock.open(path)] == [nbytes]
+
+
+def _written(folder: Path, nbytes: int) -> Path:
+    return Path(theirs(folder / "a.tfrecord", {"b": (bytes(nbytes), "byte")}))
+
+
 def test_large_records_are_skipped_and_read(tmp_path: Path) -> None:
     big = [bytes([number]) * (READ_NBYTES * number // 2 + number) for number in range(6)]
     path = theirs(tmp_path / "a.tfrecord", *({"b": (value, "byte")} for value in big))

@@ -487,6 +487,22 @@ def test_contention_needs_more_threads_than_cores() -> None:
     assert "cpu-contention" not in _names(_loop(*trials, machine=Machine(cores=8, intra_op_threads=4)))
 
 
+def test_contention_that_a_trial_with_fewer_workers_ends_is_advised_with_what_that_gained() -> None:
+    trials = (_trial(AS_IS, 0.100, 0.001), _trial(FREE, 0.040))
+    machine = Machine(cores=4, intra_op_threads=4)
+    inline = _trial(NO_WORKERS, 0.080, line="num_workers=0")
+    finding = next(
+        one for one in diagnose(_loop(*trials, inline, machine=machine)).findings if one.name == "cpu-contention"
+    )
+    assert (finding.remedy.split(", or ")[0], finding.is_measured) == ("num_workers=0", True)
+    assert finding.gain == pytest.approx(1.25)
+    slower = _trial(NO_WORKERS, 0.120, line="num_workers=0")
+    finding = next(
+        one for one in diagnose(_loop(*trials, slower, machine=machine)).findings if one.name == "cpu-contention"
+    )
+    assert (finding.remedy, finding.gain) == ("torch.set_num_threads(2) in the training process", None)
+
+
 def test_a_gain_beyond_what_a_loop_waits_is_explained_by_its_step() -> None:
     verdict = diagnose(_loop(_trial(AS_IS, 0.100, 0.040), _trial(FREE, 0.010))).verdict
     assert "waits for data 40% of its time, and is 10.0 times as fast with loading free, where its step is 6.0" in (

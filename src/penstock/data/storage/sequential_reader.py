@@ -18,7 +18,9 @@ _COMPRESSED_NBYTES = 1 << 14
 """Size of one read of compressed data. zlib copies what follows the end of a gzip member, which is expensive where
 thousands of tiny members follow each other."""
 
-_GZIP = b"\x1f\x8b"
+_GZIP = b"\x1f\x8b\x08"
+"""With the one method there is (RFC 1952): a TFRecord whose first record has 35 615 bytes begins with the other two."""
+
 _GZIP_WINDOW = 31  # zlib's `wbits` for a gzip header (16) and the largest window (15)
 
 
@@ -56,7 +58,7 @@ class SequentialReader:
         self._buffer = self._read(nbytes)
         self.total: int | None = None
         """The file's size; None for gzip, whose decompressed size is known only at the end."""
-        if self._buffer[:2] == _GZIP:
+        if self._buffer.startswith(_GZIP):
             self._file.seek(0)
             self._source = _GzipDecompressor(self._file)
             self._buffer = b""

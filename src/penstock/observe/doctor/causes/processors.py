@@ -86,9 +86,14 @@ def cpu_contention(measured: Measurements) -> Finding | None:
     if slowdown is None or slowdown < THRESHOLDS.step_slowdown or not oversubscribes_cores(measured):
         return None
     left = max(1, round(measured.machine.usable_cores) - own.num_workers)
-    fewer = [measured.gain_of(name) for name in (FEWER_WORKERS, NO_WORKERS)]
-    advice = [f"torch.set_num_threads({left}) in the training process"] * (measured.machine.intra_op_threads > left)
-    advice += [] if any(gain is not None and not gain.pays() for gain in fewer) else ["fewer workers"]
+    fewer = {name: gain for name in (FEWER_WORKERS, NO_WORKERS) if (gain := measured.gain_of(name)) is not None}
+    best = max((name for name in fewer if fewer[name].pays()), key=lambda name: fewer[name].median, default=None)
+    threads = [f"torch.set_num_threads({left}) in the training process"] * (measured.machine.intra_op_threads > left)
+    advice = (
+        [required(measured.trial(best)).line, *threads]
+        if best is not None
+        else threads + ["fewer workers"] * (not fewer)
+    )
     if not advice:
         return None
     return Finding(
@@ -100,5 +105,7 @@ def cpu_contention(measured: Measurements) -> Finding | None:
             f"{measured.machine.usable_cores:g} cores"
         ),
         remedy=", or ".join(advice),
+        gain=fewer[best].median if best is not None else None,
+        is_measured=best is not None,
         is_uncertain=measured.machine.is_busy,
     )
