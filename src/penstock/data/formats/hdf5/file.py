@@ -63,6 +63,11 @@ class HDF5File:
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
         """Return rows of a dataset, read by the HDF5 library.
 
+        Args:
+            name: of the dataset.
+            start: the first row.
+            stop: the row after the last one; of the same chunk.
+
         Raises:
             RecordError: it cannot.
         """
@@ -73,7 +78,13 @@ class HDF5File:
                     if self._library is None:
                         self._library = need("h5py", "hdf5").File(self.path, "r")
                     dataset = self._datasets[name] = self._library[name]
-                return np.asarray(dataset[start:stop])
+                try:
+                    return np.asarray(dataset[start:stop])
+                except OSError as error:
+                    # To read text of a chunk that was never written, the library writes its fill value first.
+                    if dataset.ndim != 1 or "no write intent" not in str(error):
+                        raise
+                    return np.full(stop - start, dataset.fillvalue, object)
         except LIBRARY_ERRORS as error:
             words = f"the HDF5 library failed: {type(error).__name__}: {error}"
             raise RecordError(self.path, -1, f"{name}[{start}]", words) from error

@@ -3,8 +3,8 @@
     in place   contiguous, or in chunks of whole rows that no filter has packed: a row is a range of bytes in a map
     packed     in chunks that deflate and shuffle have packed, or that hold parts of rows
     library    the rest: other filters, compact datasets, types that the library has to convert, files with a user
-               block, text with a fill value in chunks of which some were never written (those it cannot read, as it
-               has to write the text first); and what lies in other files, if that is allowed
+               block, text with a fill value in chunks of which some were never written; and what lies in other
+               files, if that is allowed
 
 All is read once, when a source is opened; worker processes need the HDF5 library for the last kind only.
 """
