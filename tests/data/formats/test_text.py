@@ -50,6 +50,15 @@ def tables(draw: Any) -> tuple[dict[str, Field], list[dict[str, Any]]]:
     return schema, made
 
 
+def test_headers_of_several_lines_are_left_out_where_files_are_concatenated(tmp_path: Path) -> None:
+    parts = [str(tmp_path / f"{number}.tsv") for number in range(2)]
+    schema = {"": Field("number", "int64"), "\n": Field("number", "int64")}
+    for number, part in enumerate(parts):
+        write_samples(part, [{"": np.int64(number), "\n": np.int64(2)}], schema)
+    concat_files(parts, str(tmp_path / "all.tsv"))
+    assert [sample[""] for sample in rows(tmp_path / "all.tsv")] == [0, 1]
+
+
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(table=tables(), suffix=st.sampled_from([".csv", ".tsv", ".csv.gz"]))
 def test_what_was_written_comes_back(table: Any, suffix: str, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -17,6 +17,7 @@ read. `CsvWriter` quotes all text, so that what it wrote comes back with the typ
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ import numpy as np
 
 from penstock.core.errors import OptionError, RecordError, SourceError
 from penstock.data.formats.text.csv_records import CsvRecords
-from penstock.data.formats.text.lines import LONGEST
+from penstock.data.formats.text.lines import LONGEST, blocks
 from penstock.data.sample_batch import samples_of
 from penstock.data.schema import Errors, Sample, Schema, Selection, fitted
 from penstock.data.storage.sequential_reader import READ_NBYTES, SequentialReader
@@ -327,6 +328,11 @@ def concat_files(parts: Sequence[str], path: str) -> None:
 
 def _header_nbytes(path: str) -> int:
     """Return the bytes of a header that CsvWriter wrote: whatever the delimiter is, its quotes come in pairs."""
-    with contextlib.closing(CsvRecords(Storage(), path, ",", LONGEST)) as records:
-        records.read()
-        return records.next_offset
+    nbytes = quotes = 0
+    with contextlib.closing(blocks(Storage(), path, LONGEST)) as read:
+        for line in itertools.chain.from_iterable(block.lines for block in read):
+            nbytes += len(line)
+            quotes += line.count(b'"')
+            if quotes % 2 == 0:
+                break
+    return nbytes
