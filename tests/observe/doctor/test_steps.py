@@ -210,3 +210,50 @@ def test_anomaly_detection_and_profilers_are_named() -> None:
     assert finding.name == "debugging-every-step"
     assert "set_detect_anomaly(True)" in finding.evidence
     assert "torch.profiler" in finding.evidence
+
+
+def test_a_compiled_model_is_observed_and_its_kept_losses_are_named() -> None:
+    losses: list[torch.Tensor] = []
+    compiled = torch.compile(nn.Linear(4, 1), backend="aot_eager")
+
+    def step(_: nn.Module, batch: torch.Tensor) -> None:
+        loss = compiled(batch).square().mean()
+        loss.backward()
+        losses.append(loss)
+
+    assert observed(step).graphs_held_by == "losses"
+    line = HotLine(
+        line="train.py:7: y = compiled(x)", calls="torch._dynamo.eval_frame.OptimizedModule.__call__", fraction=0.6
+    )
+    assert examined(line).findings == ()
+
+
+class Hostile:
+    """Its attributes, values and class cannot be asked for."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError(name)
+
+    @property
+    def __class__(self) -> type:
+        raise RuntimeError("its class")
+
+
+class Opened(dict[str, object]):
+    def values(self) -> Any:
+        raise RuntimeError("a file would be opened")
+
+
+def test_objects_of_the_program_are_not_asked_for_anything() -> None:
+    hostile, opened, kept = Hostile(), Opened(), list[torch.Tensor]()
+
+    def step(model: nn.Module, batch: torch.Tensor) -> None:
+        first, second = hostile, opened  # in the frame that is looked at
+        loss = model(batch).square().mean()
+        loss.backward()
+        kept.append(loss)
+        del first, second
+
+    assert observed(step).graphs_held_by == "kept"

@@ -193,8 +193,8 @@ def costly_step_line(measured: Measurements) -> Finding | None:
     )
 
 
-_TRAINS = re.compile(r" torch\.(optim|amp|autograd|_tensor|nn\.utils)\b")
-"""Functions of torch that belong to training where they compute no tensor with gradients."""
+_TRAINS = re.compile(r" torch\.(optim|amp|autograd|_tensor|nn\.utils|_dynamo|_functorch|_inductor)\b")
+"""Functions of torch that belong to training where no tensor with gradients is seen to be computed in them."""
 
 
 @cause("debugging-every-step", "step_calls")

@@ -6,10 +6,11 @@ holds losses and outputs by variables alone frees their graphs as soon as the ne
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -78,21 +79,22 @@ def _variables(scopes: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]
     for scope in scopes:
         for name, value in [*scope.items()]:
             yield name, value
-            if not isinstance(value, type | torch.Tensor):
-                attributes = getattr(value, "__dict__", None)
-                if type(attributes) is dict:
-                    yield from ((f"{name}.{attribute}", one) for attribute, one in [*attributes.items()])
+            if issubclass(type(value), type | ModuleType | torch.Tensor):
+                continue
+            with contextlib.suppress(AttributeError):  # an object's own way to give attributes may do anything
+                attributes = object.__getattribute__(value, "__dict__")
+                yield from ((f"{name}.{attribute}", one) for attribute, one in [*attributes.items()])
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     """Return a tensor, or the last ones of a container that keeps all; a bounded queue keeps the last few only."""
-    if isinstance(value, deque) and value.maxlen is not None:
+    if type(value) is deque and value.maxlen is not None:
         return []
-    if isinstance(value, dict):
+    if type(value) in (dict, defaultdict):
         value = [*value.values()]
-    if isinstance(value, list | tuple | deque):
-        return [one for one in [*value][-_LAST:] if isinstance(one, torch.Tensor)]
-    return [value] if isinstance(value, torch.Tensor) else []
+    if type(value) in (list, tuple, deque):
+        return [one for one in [*value][-_LAST:] if issubclass(type(one), torch.Tensor)]
+    return [value] if issubclass(type(value), torch.Tensor) else []
 
 
 def _has_mark(tensor: torch.Tensor, mark: _Mark | None) -> bool:

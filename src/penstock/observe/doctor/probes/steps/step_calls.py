@@ -171,6 +171,7 @@ class StepCallRecorder:
     def note_loss(self, loss: Any) -> None:
         """Note that gradients are computed, and whether the loss of a batch with values that are not finite is."""
         self._trains = True
+        self._graphs.note_made(self._steps, loss)
         self._graphs.note_backward(self._steps, _users_frames())
         if self._has_gaps:
             self._leaves_gaps_out = self._leaves_gaps_out is not False and all_finite(loss.detach())
@@ -212,6 +213,8 @@ class _RecordingMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if torch.compiler.is_dynamo_compiling():  # it would compile what follows, too
+            return func(*args, **kwargs)
         what = _SYNCHRONIZING.get(func)
         if what is not None and args and id(args[0]) not in self._of_the_host and _waits_for_device(func, args[0]):
             self._recorder.note_synchronizing(what)
