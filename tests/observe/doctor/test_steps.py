@@ -214,7 +214,7 @@ def test_anomaly_detection_and_profilers_are_named() -> None:
 
 def test_a_compiled_model_is_observed_and_its_kept_losses_are_named() -> None:
     losses: list[torch.Tensor] = []
-    compiled = torch.compile(nn.Linear(4, 1), backend="aot_eager")
+    compiled = torch.compile(nn.Linear(4, 1), backend="eager")
 
     def step(_: nn.Module, batch: torch.Tensor) -> None:
         loss = compiled(batch).square().mean()
