@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from penstock.observe.doctor.causes.cause import cause, required
-from penstock.observe.doctor.causes.evidence import OF_SAMPLES, loading_parts_s, oversubscribes_cores, step_slowdown
+from penstock.observe.doctor.causes.evidence import (
+    OF_SAMPLES,
+    loading_matters,
+    loading_parts_s,
+    oversubscribes_cores,
+    step_slowdown,
+)
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import FEWER_WORKERS, NO_WORKERS
@@ -88,6 +94,8 @@ def cpu_contention(measured: Measurements) -> Finding | None:
     left = max(1, round(measured.machine.usable_cores) - own.num_workers)
     fewer = {name: gain for name in (FEWER_WORKERS, NO_WORKERS) if (gain := measured.gain_of(name)) is not None}
     best = max((name for name in fewer if fewer[name].pays()), key=lambda name: fewer[name].median, default=None)
+    if loading_matters(measured):
+        best = None  # "workers-cost-more" and "too-many-workers" say it
     threads = [f"torch.set_num_threads({left}) in the training process"] * (measured.machine.intra_op_threads > left)
     advice = (
         [required(measured.trial(best)).line, *threads]
