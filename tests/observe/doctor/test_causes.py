@@ -503,6 +503,14 @@ def test_contention_that_a_trial_with_fewer_workers_ends_is_advised_with_what_th
     assert (finding.remedy, finding.gain) == ("torch.set_num_threads(2) in the training process", None)
 
 
+def test_contention_below_its_threshold_is_advised_where_a_trial_with_fewer_workers_gained_on_a_quiet_machine() -> None:
+    trials = (_trial(AS_IS, 0.100, 0.001), _trial(FREE, 0.070), _trial(NO_WORKERS, 0.080, line="num_workers=0"))
+    found = _loop(*trials, machine=Machine(cores=4, intra_op_threads=4))
+    assert "cpu-contention" in _names(found)
+    assert "cpu-contention" not in _names(replace(found, trials=found.trials[:2]))
+    assert "cpu-contention" not in _names(replace(found, machine=replace(found.machine, others_cores=2.0)))
+
+
 def test_a_gain_beyond_what_a_loop_waits_is_explained_by_its_step() -> None:
     verdict = diagnose(_loop(_trial(AS_IS, 0.100, 0.040), _trial(FREE, 0.010))).verdict
     assert "waits for data 40% of its time, and is 10.0 times as fast with loading free, where its step is 6.0" in (

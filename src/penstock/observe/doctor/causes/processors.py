@@ -87,15 +87,17 @@ def _are_native(measured: Measurements) -> bool:
 
 @cause("cpu-contention")
 def cpu_contention(measured: Measurements) -> Finding | None:
-    """The step takes much longer while its loader runs."""
+    """The step takes much longer while its loader runs, or the loop is measured to be faster with fewer workers."""
     slowdown, own = step_slowdown(measured), measured.settings
-    if slowdown is None or slowdown < THRESHOLDS.step_slowdown or not oversubscribes_cores(measured):
+    if slowdown is None or not oversubscribes_cores(measured):
         return None
-    left = max(1, round(measured.machine.usable_cores) - own.num_workers)
     fewer = {name: gain for name in (FEWER_WORKERS, NO_WORKERS) if (gain := measured.gain_of(name)) is not None}
     best = max((name for name in fewer if fewer[name].pays()), key=lambda name: fewer[name].median, default=None)
     if loading_matters(measured):
         best = None  # "workers-cost-more" and "too-many-workers" say it
+    if slowdown < THRESHOLDS.step_slowdown and (best is None or measured.machine.is_busy):
+        return None
+    left = max(1, round(measured.machine.usable_cores) - own.num_workers)
     threads = [f"torch.set_num_threads({left}) in the training process"] * (measured.machine.intra_op_threads > left)
     advice = (
         [required(measured.trial(best)).line, *threads]
