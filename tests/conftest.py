@@ -84,6 +84,10 @@ def _leave_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         left = [line for line in left if line in still]  # what comes and goes meanwhile is another program's
     foreign = _mapped_by_others() if any(line.startswith("segments") for line in left) else set()
     left = [line for line in left if line.removeprefix("segments: ") not in foreign]
+    worker = sys.modules.get("torch.utils.data._utils.worker")
+    if worker is not None and worker._worker_info is not None:
+        left.append(f"what get_worker_info() returns: {worker._worker_info}")
+        worker._worker_info = None
     if left:
         pytest.fail("this test leaked\n  " + "\n  ".join(left), pytrace=False)
 

@@ -41,7 +41,8 @@ def loader(**arguments: Any) -> DataLoader[Any]:
     return DataLoader(torch.arange(10), 4, num_workers=2, multiprocessing_context=Threads(), **arguments)
 
 
-def test_workers_that_are_no_processes_are_left_to_torch() -> None:
+def test_workers_that_are_no_processes_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.utils.data._utils.worker, "_worker_info", None)  # torch sets it in this process
     assert sorted(number for batch in loader() for number in batch.tolist()) == list(range(10))
 
 

@@ -666,6 +666,20 @@ def test_shards_are_set_up_by_the_loaders_worker_init_fn(workers: int, batches: 
     assert numbers(other) == rest
 
 
+def refuse(worker: int) -> None:
+    raise ValueError(worker)
+
+
+def test_a_pass_that_cannot_begin_leaves_the_process_no_worker() -> None:
+    _, state, _ = cut(DataLoader(Told(), 4, num_workers=2, worker_init_fn=tell), 2)
+    other = DataLoader(Told(), 4, worker_init_fn=refuse)
+    with pytest.warns(UserWarning, match="made again"):
+        other.load_state_dict(state)
+    with pytest.raises(ValueError, match="0"):
+        iter(other)
+    assert torch.utils.data.get_worker_info() is None
+
+
 def test_threads_do_not_go_on_with_shares_that_they_cannot_be_told_of() -> None:
     _, state, _ = cut(DataLoader(Every(40), 4, num_workers=2), 2)
     with pytest.raises(StateError, match="threads have none"):

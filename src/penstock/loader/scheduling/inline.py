@@ -56,8 +56,10 @@ class InlineScheduler:
         self.consumed_since, self.consumed = [], ()
         if shards or is_iterable:
             self._shards.install_info = functools.partial(install_info, base_seed=base_seed)
-            self._shards.begin(dict(enumerate(shards)))
-            self._shards.deactivate()
+            try:
+                self._shards.begin(dict(enumerate(shards)))
+            finally:
+                self._shards.deactivate()
         self._waiting = deque(range(len(shards) if is_iterable else 1))
         """Shards that have batches left, from the one whose turn is next; 0 for map-style datasets."""
         if is_iterable:
