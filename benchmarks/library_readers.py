@@ -200,9 +200,9 @@ def parquet(folder: Path, times: int, *, batches: bool) -> Case:
 def _fresh(source: Any, one_pass: Pass | None = None) -> Pass:
     """Let go of what the pass before has unpacked, as the library's program does."""
 
-    def run() -> Iterator[Any]:
+    def run() -> Iterable[Any]:
         source.close()
-        yield from (one_pass or partial(iter, source))()
+        return (one_pass or partial(iter, source))()
 
     return run
 

@@ -103,6 +103,9 @@ def put_in_order(parts: Sequence[tuple[np.ndarray | slice, list[Any]]], count: i
         return parts[0][1]
     found: list[Any] = [None] * count
     for places, samples in parts:
-        for place, sample in zip(np.arange(count)[places].tolist(), samples, strict=True):
+        if isinstance(places, slice):
+            found[places] = samples
+            continue
+        for place, sample in zip(places.tolist(), samples, strict=True):
             found[place] = sample
     return found
