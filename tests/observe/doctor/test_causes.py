@@ -147,6 +147,8 @@ def _line(text: str, fraction: float = 0.5) -> Measurements:
     [
         ("record = json.loads(self.lines[index])", "parsed-for-each-sample"),
         ("return torch.tensor(record['values'])", "parsed-for-each-sample"),
+        ("when = [datetime.strptime(text, FORMAT) for text in self.times[index]]", "parsed-for-each-sample"),
+        ("if hashlib.sha256(file.read()).hexdigest() != self.sums[index]:", "checked-for-each-sample"),
         ("record = copy.deepcopy(self.records[index])", "copied-for-each-sample"),
         ("self.seen = torch.cat([self.seen, x[None]])", "appended-for-each-sample"),
         ("self.seen = np.append(self.seen, x)", "appended-for-each-sample"),
@@ -341,14 +343,22 @@ def test_what_a_loader_gains_beyond_the_wait_on_a_busy_machine_is_chance() -> No
         assert named["penstock-faster"] is is_uncertain
 
 
-def test_a_lock_is_known_without_a_clear_trial_by_the_cores_that_workers_leave() -> None:
-    activity = WorkerActivity(workers=1, busy_threads=1.0, cores=0.4)
+def test_a_lock_is_known_without_a_clear_trial_by_workers_that_sleep_while_the_loop_waits() -> None:
+    activity = WorkerActivity(workers=1, busy_threads=1.0, cores=0.4, asleep_fraction=0.6)
     trials = (_trial(AS_IS, 0.081, 0.080), _trial(FREE, 0.001), _uneven(MORE_WORKERS, 0.120, 0.060, 0.080))
     found = _loop(*trials, worker_activity=activity)
     assert "workers-do-not-scale" in _names(found)
     assert "workers-do-not-scale" not in _names(replace(found, worker_activity=None))
     crowded = replace(found, machine=Machine(cores=1))
     assert "workers-do-not-scale" not in _names(crowded)
+    slowed = replace(activity, asleep_fraction=0.1)  # by a step whose threads keep the cores
+    assert "workers-do-not-scale" not in _names(replace(found, worker_activity=slowed))
+
+
+def test_workers_that_sleep_while_the_step_runs_are_ahead_of_it_and_wait_for_no_lock() -> None:
+    activity = WorkerActivity(workers=2, busy_threads=1.0, cores=0.3, asleep_fraction=0.7)
+    trials = (_trial(AS_IS, 0.081, 0.028), _trial(FREE, 0.010), _uneven(MORE_WORKERS, 0.120, 0.060, 0.080))
+    assert "workers-do-not-scale" not in _names(_loop(*trials, worker_activity=activity))
 
 
 def test_a_loop_that_hardly_waits_is_healthy() -> None:
@@ -726,6 +736,26 @@ def test_steps_that_take_longer_and_longer_are_named(steps_s: tuple[float, ...],
     assert ("steps-grow" in _names(_loop(*trials))) is is_named
     steady = (trials[0], _trial(FREE, 0.005))
     assert "steps-grow" not in _names(_loop(*steady)), "then it is what feeds them"
+
+
+def test_steps_that_grow_come_before_what_loading_costs_if_the_loop_hardly_waits() -> None:
+    for waits_s, first in ((0.0005, "steps-grow"), (0.004, "workers-cost-more")):
+        grown = [(step_s, step_s + waits_s) for step_s in (0.002, 0.003, 0.004, 0.005)]
+        now, free, none = (
+            tuple(
+                TimingWindow(batches=1, wall_s=wall_s, wait_s=wall_s - step_s, step_s=step_s) for step_s, wall_s in one
+            )
+            for one in (
+                grown,
+                [(step_s * 0.7, step_s * 0.7) for step_s, _ in grown],
+                [(step_s, wall_s / 1.5) for step_s, wall_s in grown],
+            )
+        )
+        trials = (Trial(name=AS_IS, windows=now), Trial(name=FREE, windows=free), Trial(name=NO_WORKERS, windows=none))
+        found = _loop(*trials, transport_s=0.002)
+        found = replace(found, samples=replace(found.samples, sample_s=1e-5, median_s=1e-5, collate_s=0.0))  # type: ignore[type-var]
+        assert _names(found)[0] == first
+        assert "steps-grow" in _names(found)
 
 
 @pytest.mark.parametrize(

@@ -100,12 +100,6 @@ class Thresholds:
     serial_factor: float = _threshold(
         2.0, "times as long", "workers that wait side by side lose less to the machine; those that take turns lose more"
     )
-    used_cores_fraction: float = _threshold(
-        0.75, "of the cores", "where step and workers use more, they wait for a core and not for each other"
-    )
-    waiting_worker_cores: float = _threshold(
-        0.8, "cores of the busiest worker", "a worker that computes for most of the time does not wait for another"
-    )
     asleep_fraction: float = _threshold(
         0.4, "of a worker's time", "of two workers that share a lock each sleeps for half, while the other one has it"
     )

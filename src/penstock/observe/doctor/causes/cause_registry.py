@@ -19,6 +19,14 @@ from penstock.observe.doctor.causes import (
 )
 from penstock.observe.doctor.causes.cause import Cause
 
+ABOUT_STEP: tuple[Cause, ...] = (
+    step.debugging_every_step,
+    *step.STEP_PATTERNS,
+    step.costly_step_line,
+    step.steps_grow,
+)
+"""Causes that make a step slow: they come before those about loading where the step is most of the loop's time."""
+
 NOT_ABOUT_LOADING: tuple[Cause, ...] = (
     worker_memory.copy_on_write,
     worker_memory.cache_in_each_worker,
@@ -27,16 +35,24 @@ NOT_ABOUT_LOADING: tuple[Cause, ...] = (
     worker_memory.pickled_for_each_worker,
     worker_memory.shm_too_small,
     worker_memory.prefetches_much,
-    step.debugging_every_step,
-    *step.STEP_PATTERNS,
-    step.costly_step_line,
-    step.steps_grow,
+    *ABOUT_STEP,
     step.graphs_kept,
     step.sync_every_step,
     step.non_blocking_from_pageable,
     step.pinned_without_accelerator,
 )
 """Causes about the step and about memory: they ask for a change, and do not explain why a loop waits for data."""
+
+FAILURES: tuple[Cause, ...] = (
+    failures.fails,
+    failures.workers_hang,
+    failures.stream_not_sharded,
+    failures.constant_seed,
+    failures.same_noise,
+    failures.values_not_finite,
+    failures.one_label,
+)
+"""Causes that end a program, or make all that it learns wrong."""
 
 ABOUT_RESULTS: tuple[Cause, ...] = (
     sample_sets.in_train_and_validation,
@@ -51,13 +67,7 @@ ABOUT_RESULTS: tuple[Cause, ...] = (
 """Causes that make a result wrong, and no loop slow."""
 
 CAUSES: tuple[Cause, ...] = (
-    failures.fails,
-    failures.workers_hang,
-    failures.stream_not_sharded,
-    failures.constant_seed,
-    failures.same_noise,
-    failures.values_not_finite,
-    failures.one_label,
+    *FAILURES,
     *ABOUT_RESULTS,
     epochs.collected_first,
     epochs.iterator_recreated,

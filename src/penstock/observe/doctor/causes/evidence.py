@@ -48,6 +48,11 @@ def loading_matters(measured: Measurements) -> bool:
     return is_certain or (fraction >= THRESHOLDS.stall_fraction and free.low > 1.0)
 
 
+def step_is_most(measured: Measurements) -> bool:
+    """Return whether the loop hardly waits, so that its step is most of its time."""
+    return measured.has_step and stall_fraction(measured) < THRESHOLDS.certain_stall_fraction
+
+
 def _cannot_be_hidden(measured: Measurements) -> bool:
     """Return whether all workers together need far longer for a batch than the step.
 

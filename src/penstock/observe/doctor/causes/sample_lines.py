@@ -131,10 +131,17 @@ LINE_PATTERNS = (
             r"\b(json|orjson|ujson|msgpack|pickle|ast|\w*ElementTree|etree|ET)\.(loads|unpackb|literal_eval|fromstring)\("
             # of a list, whose numbers it looks at one by one; a call inside of it would be what takes the time
             r"|\btorch\.(tensor|FloatTensor|LongTensor)\([\w.\[\]\"' ]+(, dtype=[\w.]+)?\).* $"
+            r"|\bstr[pf]time\(|\.(fromisoformat|to_datetime|parse_date)\(| (_strptime|dateutil\.parser)\."
         ),
         "Every sample is parsed from text or serialized bytes, or made into a tensor from Python's own numbers, anew.",
         "do it once: in __init__, or once before training, convert all records into arrays or tensors of their "
         "numbers, and index those (text: keep the token ids)",
+    ),
+    LinePattern(
+        "checked-for-each-sample",
+        re.compile(r"\b(hashlib|xxhash|zlib\.(crc32|adler32))\b|\.(hex)?digest\(|\b(md5|sha\d+|crc32|blake2[bs])\("),
+        "Every sample is read and hashed, to see whether its data is what it was.",
+        "check all files once, before training or when they are copied, and not each time that a sample is read",
     ),
     LinePattern(
         "copied-for-each-sample",

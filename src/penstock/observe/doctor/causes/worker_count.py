@@ -274,7 +274,7 @@ def _sleep_for_each_other(measured: Measurements) -> bool:
 
 
 def _compute_in_turns(measured: Measurements, gain: Gain | None) -> bool:
-    """Return whether workers need as long as one process although cores are left, and more of them do not help."""
+    """Return whether workers need as long as one process, asleep while the loop waits, and more of them do not help."""
     own, samples, now = measured.settings, required(measured.samples), required(measured.as_is)
     is_clear = gain is not None and gain.is_clear
     if gain is not None and is_clear and gain.median > THRESHOLDS.worthwhile_gain:
@@ -284,14 +284,12 @@ def _compute_in_turns(measured: Measurements, gain: Gain | None) -> bool:
         return False
     if (now.batch_s or 0.0) < THRESHOLDS.unscaled_speedup * samples.batch_s:
         return False
-    activity, step_cores = measured.worker_activity, 1 - (now.wait_fraction or 0.0)
+    activity, waits = measured.worker_activity, now.wait_fraction or 0.0
     if activity is None:
         return is_clear
-    used = own.num_workers * activity.cores + step_cores
-    return (
-        activity.cores <= THRESHOLDS.waiting_worker_cores
-        and used < THRESHOLDS.used_cores_fraction * measured.machine.usable_cores
-    )
+    # Workers that are ahead of the loop sleep while it computes; those that wait for each other, while it waits.
+    asleep = activity.asleep_fraction - (1 - waits)
+    return asleep >= THRESHOLDS.asleep_fraction * waits
 
 
 def _longest_line(lines: tuple[HotLine, ...]) -> str:

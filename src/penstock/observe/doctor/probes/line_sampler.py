@@ -51,7 +51,8 @@ class LineSampler:
     def __init__(self, *, counts_values: bool = False) -> None:
         self._counts_values = counts_values
         self._thread_id = threading.get_ident()
-        self._looks = 0
+        self.looks = 0
+        """How often it has looked."""
         self._seconds: dict[_Place | None, float] = {}
         self._turns: dict[_Place | None, set[int]] = {}
         self._values: dict[_Place | None, int] = {}
@@ -95,7 +96,7 @@ class LineSampler:
             of_own: as fractions of the time in the program itself, without penstock's (which waits for batches).
         """
         total_s = sum(seconds for place, seconds in self._seconds.items() if place is not None or not of_own)
-        if self._looks < _LEAST_LOOKS or not total_s:
+        if self.looks < _LEAST_LOOKS or not total_s:
             return ()
         turns = len(set[int]().union(*self._turns.values()))
         lines: dict[tuple[str, int], list[_Place]] = {}
@@ -120,7 +121,7 @@ class LineSampler:
         seen_s = sum(
             seconds for place, seconds in self._seconds.items() if place and place[0] == file and place[1] in numbers
         )
-        return seen_s / sum(self._seconds.values()) if self._looks >= _LEAST_LOOKS else 0.0
+        return seen_s / sum(self._seconds.values()) if self.looks >= _LEAST_LOOKS else 0.0
 
     def look(self, number: int, frame: FrameType | None) -> None:
         """Note where the thread is; the signal's handler."""
@@ -134,7 +135,7 @@ class LineSampler:
             self._turns.setdefault(place, set()).add(self.turn)
             if self._counts_values:
                 self._values[place] = max(self._values.get(place, 0), _most_values(users))
-            self._looks += 1
+            self.looks += 1
         if callable(self._before) and self._looked_at - self._chained_at > _CHAIN_S:
             self._chained_at = self._looked_at
             self._before(number, frame)

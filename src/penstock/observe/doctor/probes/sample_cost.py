@@ -31,6 +31,8 @@ _MOST_SAMPLES = 3000
 _MOST_CHECKED = 512
 _WATCHED = 0.3
 """Of the time, for the samples that are watched."""
+_MOST_TURNS = 20
+_LOOKS = 60
 _MOST_REPEATED = 16
 _MOST_COLLATES = 7
 _COLLATE_S = 0.5
@@ -167,9 +169,11 @@ class SampleProbe:
     def _watch_samples(self, calls: Iterator[tuple[Any, Callable[[], Any]]]) -> None:
         """Make more samples, which are not timed: the thread that looks at them takes Python's lock now and then."""
         until = time.perf_counter() + self._watched_s
-        # A small dataset has no more samples that are new: then the first ones are made again.
+        # A small dataset has no more samples that are new: then the first ones are made again, until lines are known.
+        turns = itertools.chain([0], itertools.takewhile(lambda _: self._lines.looks < _LOOKS, range(_MOST_TURNS)))
+        again = itertools.chain.from_iterable(iter_sample_calls(self._loader) for _ in turns)
         with self._lines:
-            for index, make in itertools.chain(calls, iter_sample_calls(self._loader)):
+            for index, make in itertools.chain(calls, again):
                 try:
                     with self._reads.sample(index), self._locks.sample():
                         self._lines.is_paused = False

@@ -146,8 +146,8 @@ class LoopSession:
 
     def trials(self) -> tuple[Trial, ...]:
         """Return what every source has shown."""
-        if self._timer.batches and not self._rotation.has_windows:  # the program ended during the warm-up
-            self._keep_window(self._budget.clock())
+        if self._timer.batches and not self._rotation.has_windows:  # the warm-up, or the time, was over before one was
+            self._keep_window(self._timer.requested_at)
         return self._rotation.trials()
 
     def rest(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import AS_IS, FREE, ONE_THREAD, TimingWindow, Trial, gain_between
@@ -160,10 +161,14 @@ class SourceRotation:
         return Trial(name=name, windows=tuple(self._windows.get(name, ())))
 
     def _open(self, sources: Sequence[BatchSource]) -> None:
-        """Start sources side by side, then warm up and pause one after another."""
+        """Start, warm up and pause one source after another, and side by side where processes import torch first.
+
+        Workers of all sources at once would make batches that nobody asks for, on the cores that each of them needs.
+        """
         new = [source for source in sources if not source.is_open]
-        for source in new:
-            _attempt(source, source.open)
+        if not _forks(self._sources[0].loader):
+            for source in new:
+                _attempt(source, source.open)
         for source in new:
             is_late = self._budget.spent_s() > self._budget.seconds * THRESHOLDS.start_deadline_fraction
             if source.starts_processes and is_late:
@@ -202,6 +207,11 @@ class SourceRotation:
         except Exception as error:
             source.fail(error)
         return source.is_live
+
+
+def _forks(loader: DataLoader[Any] | None) -> bool:
+    context = (loader.multiprocessing_context if loader is not None else None) or torch.multiprocessing
+    return bool(context.get_start_method() == "fork")
 
 
 def _attempt(source: BatchSource, act: Callable[[], None]) -> None:

@@ -24,10 +24,12 @@ class WindowTimer:
         self.batches = 0
         self.returned_at: float | None = None
         """When the loop got the batch that it works on; None where that step does not count."""
+        self.requested_at = self._began_at
+        """When the loop requested a batch last; before the first request, when the window began."""
 
     def restart(self) -> None:
         """Begin a new window."""
-        self._began_at = self._clock()
+        self._began_at = self.requested_at = self._clock()
         self._queued_s = proc.thread_times().queued_s
         self.batches, self._wait_s, self._step_s = 0, 0.0, 0.0
 
@@ -37,6 +39,7 @@ class WindowTimer:
 
     def on_request(self, now: float) -> None:
         """Count the step that ends with the loop's request for another batch."""
+        self.requested_at = now
         if self.returned_at is not None:
             self._step_s += now - self.returned_at
             self.batches += 1
