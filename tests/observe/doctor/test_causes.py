@@ -17,6 +17,7 @@ from penstock.observe.doctor.probe_results import (
     HotLine,
     OneLabel,
     OtherLoop,
+    RepeatedPass,
     SampleCosts,
     WorkerActivity,
     WorkerNoise,
@@ -721,7 +722,7 @@ def test_a_sampler_is_named_where_it_takes_longer_than_the_samples_and_no_worker
     found = _loop()
     costs = replace(found.samples, sampler_s=0.030, sample_s=0.001)  # type: ignore[type-var]
     line = HotLine(line="train.py:7: pool = [i for i in self.all if ok(i)]", fraction=0.9)
-    diagnosis = diagnose(replace(found, samples=costs, step_lines=(line,)))
+    diagnosis = diagnose(replace(found, samples=costs, called_lines=(line,)))
     assert (diagnosis.verdict.name, diagnosis.findings[0].name) == ("sampler-bound", "costly-sampler")
     assert "train.py:7" in diagnosis.findings[0].evidence
     assert "costly-sampler" not in _names(replace(found, samples=replace(costs, sampler_s=0.0005)))
@@ -866,3 +867,34 @@ def test_an_order_that_never_changes_is_named_though_the_sampler_shuffles() -> N
     assert "generator" in finding.remedy
     for healthy in (_passes("a", "b"), _passes("a"), _passes("a", "a", sampler="")):
         assert findings_of_run(healthy) == ()
+
+
+@pytest.mark.parametrize(
+    ("steps_between", "has_gradients", "gain"), [(10, True, 2.0 / 1.1), (10, False, 2.0 / 1.1), (40, True, None)]
+)
+def test_a_validation_after_every_few_steps_is_named_with_what_doing_it_once_would_gain(
+    steps_between: int, has_gradients: bool, gain: float | None
+) -> None:
+    found = _loop(_trial(AS_IS, 0.040, 0.001), _trial(FREE, 0.039))
+    one = RepeatedPass(
+        dataset="Rows", batches=40, batch_s=0.01, passes=3, steps_between=steps_between, has_gradients=has_gradients
+    )
+    found = replace(found, repeated_passes=(one,), settings=replace(found.settings, length=100))
+    findings = diagnose(found).findings
+    if gain is None:
+        assert findings == (), "20 % may be worth it"
+        return
+    assert (findings[0].name, findings[0].gain) == ("validates-often", pytest.approx(gain))
+    assert ("no_grad" in findings[0].remedy) is has_gradients
+
+
+def test_workers_that_each_make_the_whole_stream_are_known_by_the_processor_time_of_a_batch() -> None:
+    activity = WorkerActivity(workers=4, busy_threads=1.0, making_cores=1.5)
+    settings = Settings(dataset="Stream", num_workers=4, start_method="fork", batch_size=8, is_iterable=True)
+    trials = (_trial(AS_IS, 0.20, 0.19), _trial(FREE, 0.01))
+    found = _loop(*trials, settings=settings, worker_activity=activity)  # 300 ms for a batch of 81
+    assert _names(found)[0] == "each-worker-reads-all"
+    shared = replace(activity, making_cores=0.5)
+    assert "each-worker-reads-all" not in _names(replace(found, worker_activity=shared))
+    by_number = replace(settings, is_iterable=False)
+    assert "each-worker-reads-all" not in _names(replace(found, settings=by_number))

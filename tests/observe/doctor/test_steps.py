@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import linecache
+import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch import nn
 from penstock.observe.doctor.causes import Diagnosis, diagnose
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
 from penstock.observe.doctor.probe_results import HotLine, StepCalls
+from penstock.observe.doctor.probes.steps.constant_lines import ConstantLines
 from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
 from penstock.observe.doctor.trial import AS_IS, TimingWindow, Trial
 
@@ -186,7 +189,7 @@ def test_a_line_of_the_step_that_no_gradient_depends_on_is_named_with_its_cost()
         replace(line, line="train.py:5: outputs = model(images)"),
         replace(line, calls="torch.optim.adamw.AdamW.step"),
         replace(line, calls="torch._tensor.Tensor.backward"),
-        replace(line, fraction=0.3),
+        replace(line, fraction=0.25),
         replace(line, turns_fraction=0.1),
     ):
         assert examined(other).findings == ()
@@ -257,3 +260,82 @@ def test_objects_of_the_program_are_not_asked_for_anything() -> None:
         del first, second
 
     assert observed(step).graphs_held_by == "kept"
+
+
+def _positions(length: int) -> torch.Tensor:
+    angles = [[math.sin(at / 10**column) for column in range(4)] for at in range(length)]
+    return torch.tensor(angles)
+
+
+def _constant(step: Step, batches: Sequence[torch.Tensor]) -> ConstantLines:
+    torch.manual_seed(0)
+    recorder, model = StepCallRecorder(), nn.Linear(4, 1)
+    for batch in batches:
+        recorder.enter(batch)
+        step(model, batch)
+        recorder.leave()
+    return recorder.constant_lines
+
+
+def _texts(found: ConstantLines) -> list[str]:
+    return [linecache.getline(file, line).strip() for file, lines in found.lines().items() for line in sorted(lines)]
+
+
+def test_what_every_step_computes_of_nothing_that_changes_is_known_with_the_python_around_it() -> None:
+    def step(model: nn.Module, batch: torch.Tensor) -> None:
+        places = _positions(2)
+        loss = model(batch + places).square().mean()
+        loss.backward()
+
+    found = _constant(step, torch.rand(3, 2, 4))
+    texts = _texts(found)
+    assert any("math.sin" in text for text in texts), "a line without an operation of torch's"
+    assert not any("model(" in text or "backward" in text for text in texts)
+    assert 0.0 < found.fraction() < 1.0
+    assert _texts(found) == texts, "asking does not change the answer"
+
+
+@pytest.mark.parametrize("batches", [torch.rand(3, 2, 4), torch.ones(3, 2, 4)], ids=["others", "the same"])
+def test_what_is_made_of_the_batch_or_of_parameters_or_by_chance_is_not_constant(batches: torch.Tensor) -> None:
+    kept = torch.zeros(4)
+
+    def step(model: nn.Module, batch: torch.Tensor) -> None:
+        noise = torch.rand(2, 4)
+        mask = batch > 0.5
+        norms = [one.detach().square().sum() for one in model.parameters()]
+        kept.add_(1.0)
+        scaled = kept * 2
+        loss = model(batch * mask + noise + scaled).square().mean() + sum(norms)
+        loss.backward()
+
+    assert _texts(_constant(step, batches)) == []
+
+
+def test_one_step_shows_nothing_constant_and_large_or_strange_tensors_count_as_changing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def step(model: nn.Module, batch: torch.Tensor) -> None:
+        places = torch.arange(8.0).view(2, 4) / 3
+        (model(batch + places) * torch.func.vmap(torch.sin)(places)[:, :1]).sum().backward()
+
+    assert _texts(_constant(step, torch.rand(1, 2, 4))) == []
+    assert len(_texts(_constant(step, torch.rand(2, 2, 4)))) == 1
+    monkeypatch.setattr("penstock.observe.doctor.probes.steps.constant_lines._MOST_NUMBERS", 4)
+    assert _texts(_constant(step, torch.rand(2, 2, 4))) == []
+
+
+def test_work_that_every_step_repeats_is_a_finding_with_its_cost() -> None:
+    line = HotLine(line="model.py:24: mask = torch.triu(torch.ones(size, size))", fraction=0.5)
+    windows = (TimingWindow(batches=10, wall_s=1.0, wait_s=0.1, step_s=0.9),) * 3
+    found = Measurements(
+        name="train",
+        machine=Machine(cores=2),
+        settings=Settings(dataset="Rows"),
+        has_step=True,
+        trials=(Trial(name=AS_IS, windows=windows),),
+        constant_lines=line,
+    )
+    (finding,) = diagnose(found).findings
+    assert (finding.name, finding.gain) == ("same-in-every-step", pytest.approx(1 / (1 - 0.45)))
+    assert "model.py:24" in finding.evidence
+    assert diagnose(replace(found, constant_lines=replace(line, fraction=0.1))).findings == ()

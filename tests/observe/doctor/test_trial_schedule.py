@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -146,6 +147,29 @@ def test_windows_of_the_loop_as_is_and_with_free_loading_alternate_until_the_tim
     assert max(counts) - min(counts) <= 1
     for trial in trials:
         assert trial.batch_s == pytest.approx(0.02)
+
+
+def test_what_other_sources_take_to_start_is_no_time_of_a_loop_that_ends_meanwhile() -> None:
+    clock = Clock()
+    loader = DataLoader(TensorDataset(torch.arange(64.0)), batch_size=4)
+
+    class Endless(InlineSource):
+        def warm_up(self) -> None:
+            clock.wait(100.0)
+            raise TrialsDoneError
+
+    def plan(own: DataLoader[Any], has_step: bool) -> list[Any]:
+        return [InlineSource(AS_IS, lambda: own), Endless("other", lambda: own)]
+
+    scheduler = TrialScheduler(plan, 10.0, clock)
+    scheduler.begin(loader)
+    with contextlib.suppress(TrialsDoneError):
+        for _ in scheduler:
+            clock.wait(0.02)
+    (window,) = scheduler.trials()[0].windows
+    scheduler.close()
+    assert clock() > 100.0
+    assert window.wall_s / window.batches == pytest.approx(0.02)
 
 
 def test_a_window_that_is_interrupted_early_is_discarded() -> None:

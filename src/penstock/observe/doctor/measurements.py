@@ -17,6 +17,7 @@ from penstock.observe.doctor.probe_results import (
     ImageDecode,
     OneLabel,
     OtherLoop,
+    RepeatedPass,
     SampleCosts,
     StepCalls,
     WorkerActivity,
@@ -169,6 +170,12 @@ class Measurements:
     step_lines: tuple[HotLine, ...] = ()
     """The step's most expensive lines, largest first."""
 
+    constant_lines: HotLine | None = None
+    """What the step spends on lines that compute the same in every observed step; it names the longest of them."""
+
+    called_lines: tuple[HotLine, ...] = ()
+    """Those of the sampler, and of what else makes batches in the training process, largest first."""
+
     stream_repeats: bool = False
     """Whether the workers of an IterableDataset all returned the same first batch."""
 
@@ -204,6 +211,9 @@ class Measurements:
 
     other_loops: tuple[OtherLoop, ...] = ()
     """Loops that were not examined and have workers, as far as the program ran them beside the examined one."""
+
+    repeated_passes: tuple[RepeatedPass, ...] = ()
+    """Passes over other loaders in the middle of the examined loop."""
 
     batches_requested: int = 0
     """How many batches the training function requested from all of these iterators."""

@@ -230,6 +230,9 @@ class WorkerActivity:
     cores: float = 1.0
     """How many processors the busiest worker used."""
 
+    making_cores: float = 0.0
+    """How many the threads that make samples used, of all of them together."""
+
     runnable_threads: float = 0.0
     """How many threads of the busiest worker used a processor or waited for one at the same time, on average: of those
     that Python's lock lets through one by one, one."""
@@ -348,6 +351,29 @@ class OtherLoop:
 
     batches_between: float = 0.0
     """How many batches of the examined loop there are for each start, where it starts after every epoch; else 0."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RepeatedPass:
+    """A pass over another loader that the program makes after every few steps, such as a validation."""
+
+    dataset: str
+    """The class of its dataset."""
+
+    batches: int
+    """Of a whole pass."""
+
+    batch_s: float
+    """Of each, with what the program does with it: the median."""
+
+    passes: int
+    """How often it began."""
+
+    steps_between: float
+    """How many steps of the examined loop there are between two of them."""
+
+    has_gradients: bool
+    """Whether gradients were on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -97,6 +97,12 @@ class Thresholds:
     uneven_factor: float = _threshold(
         1.3, "times as long", "a loop this much slower than the mean of its batches allows waits for the slow ones"
     )
+    repeated_work: float = _threshold(
+        0.6, "of a batch's time, for each worker", "workers that all make the whole stream take one for each"
+    )
+    least_repeated_work: float = _threshold(
+        1.6, "times a batch's time", "workers that share cores and caches with each other and the step take longer, too"
+    )
     serial_factor: float = _threshold(
         2.0, "times as long", "workers that wait side by side lose less to the machine; those that take turns lose more"
     )
@@ -131,6 +137,9 @@ class Thresholds:
     )
     other_startup_fraction: float = _threshold(
         0.1, "of the loop's time between two starts", "short starts matter as well where they are frequent"
+    )
+    other_loop_fraction: float = _threshold(
+        0.3, "of the program's time", "a validation that takes less is what a program may want to know that often"
     )
     other_starts: int = _threshold(2, "starts", "a loop that was started once shows no repetition")
     other_startup_s: float = _threshold(0.05, "s", "a start that takes less is not worth a change, once per validation")
@@ -207,9 +216,19 @@ class Thresholds:
         "of the step's time",
         "what need not be done in every step is worth a change sooner than what has to be done",
     )
+    untrained_line_fraction: float = _threshold(
+        0.3,
+        "of the step's time",
+        "what training does not need may be wanted: an average of the weights takes less",
+    )
     growth_windows: int = _threshold(4, "windows", "in fewer, steps seem to grow by chance")
     growth_pairs: float = _threshold(0.9, "of the pairs of windows", "of 5 windows in any order, one in 24 has so many")
     line_turns: float = _threshold(0.5, "of the steps", "a line that is seen in fewer is not what every step does")
+    short_step_turns: float = _threshold(
+        0.7,
+        "of its fraction of the time",
+        "a line of every short step is seen in that part of them, but for chance",
+    )
     estimated_fraction: float = _threshold(
         0.9,
         "of a sample's or step's time",

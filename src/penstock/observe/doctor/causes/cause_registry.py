@@ -20,12 +20,14 @@ from penstock.observe.doctor.causes import (
 from penstock.observe.doctor.causes.cause import Cause
 
 ABOUT_STEP: tuple[Cause, ...] = (
+    epochs.validates_often,
     step.debugging_every_step,
     *step.STEP_PATTERNS,
+    step.same_in_every_step,
     step.costly_step_line,
     step.steps_grow,
 )
-"""Causes that make a step slow: they come before those about loading where the step is most of the loop's time."""
+"""Causes that make steps slow, or lie between them: before those about loading where the loop hardly waits."""
 
 NOT_ABOUT_LOADING: tuple[Cause, ...] = (
     worker_memory.copy_on_write,
@@ -73,6 +75,7 @@ CAUSES: tuple[Cause, ...] = (
     epochs.iterator_recreated,
     processors.cpu_quota,
     processors.threads_in_workers,
+    worker_count.each_reads_all,
     worker_count.too_many_workers,
     epochs.short_epochs,
     epochs.other_loader_restarted,

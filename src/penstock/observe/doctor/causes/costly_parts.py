@@ -87,17 +87,21 @@ def costly_sampler(measured: Measurements) -> Finding | None:
     made, parts = required(measured.samples), loading_parts_s(measured)
     if parts.get("sampler", 0.0) < THRESHOLDS.line_fraction * sum(parts.values()) or not loading_matters(measured):
         return None
-    lines = [f"; outside of the dataset, most time passes in {describe_line(line)}" for line in measured.step_lines]
     return Finding(
         name="costly-sampler",
         cause="The sampler takes most of the time to make a batch, and the step waits: no worker does it.",
         evidence=(
             f"drawing the indices of a batch takes {made.sampler_s * 1e3:.1f} ms, making its samples "
-            f"{made.batch_s * 1e3:.1f} ms{''.join(lines[:1])}"
+            f"{made.batch_s * 1e3:.1f} ms{_longest_called(measured)}"
         ),
         remedy=REMEDY["sampler"],
         gain=gain_without(1.0, measured, ("sampler",)),
     )
+
+
+def _longest_called(measured: Measurements) -> str:
+    lines = measured.called_lines[:1]
+    return "".join(f"; outside of the dataset, most time passes in {describe_line(line)}" for line in lines)
 
 
 @cause("costly-collate", "samples")
@@ -112,7 +116,10 @@ def costly_collate(measured: Measurements) -> Finding | None:
     return Finding(
         name="costly-collate",
         cause="The program's own collate_fn takes most of the time to make a batch.",
-        evidence=f"collating takes {made.collate_s * 1e3:.1f} ms per batch, {fraction:.0%} of the time to make it",
+        evidence=(
+            f"collating takes {made.collate_s * 1e3:.1f} ms per batch, {fraction:.0%} of the time to make it"
+            + _longest_called(measured) * (not measured.settings.num_workers)
+        ),
         remedy=(
             "in collate_fn, handle whole arrays and no single numbers: torch.stack(tensors), "
             "torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True), torch.from_numpy(numpy.stack(arrays)); what "

@@ -142,6 +142,32 @@ def other_loader_restarted(measured: Measurements) -> Finding | None:
     )
 
 
+@cause("validates-often", "as_is")
+def validates_often(measured: Measurements) -> Finding | None:
+    """A pass over another loader, after every few steps, takes a large part of the program's time."""
+    own, now = measured.settings, required(measured.as_is)
+    for one in measured.repeated_passes:
+        pass_s, steps_s = one.batches * one.batch_s, one.steps_between * (now.batch_s or math.inf)
+        fraction = pass_s / (pass_s + steps_s)
+        if fraction < THRESHOLDS.other_loop_fraction:
+            continue
+        rarer = min(1.0, one.steps_between / own.length) if own.length else 0.0  # once per epoch
+        return Finding(
+            name="validates-often",
+            cause="A pass over another loader, such as a validation, takes a large part of the time, every few steps.",
+            evidence=(
+                f"{one.batches} batches of {one.dataset} after every {one.steps_between:.0f} steps: about "
+                f"{pass_s * 1e3:.0f} ms beside {steps_s * 1e3:.0f} ms of steps, {fraction:.0%} of the time"
+                + "; gradients are on meanwhile"
+                * one.has_gradients
+            ),
+            remedy="do it once per epoch, or with a part of the samples"
+            + ", and under torch.no_grad(): then no graph is made" * one.has_gradients,
+            gain=(pass_s + steps_s) / (steps_s + rarer * pass_s),
+        )
+    return None
+
+
 @cause("short-epochs", "as_is")
 def short_epochs(measured: Measurements) -> Finding | None:
     """Workers are started for every epoch, and an epoch is short."""

@@ -116,8 +116,7 @@ class StepPattern:
         now = required(measured.as_is)
         for line in measured.step_lines:
             is_such = self.pattern.search(f"{line.line} {line.calls}") is not None
-            is_often = line.turns_fraction >= THRESHOLDS.line_turns
-            if not is_such or not is_often or line.fraction < THRESHOLDS.wasted_step_fraction:
+            if not is_such or not _is_often(line) or line.fraction < THRESHOLDS.wasted_step_fraction:
                 continue
             finding = _costs_every_step(self.name, line, now, self.cause, self.remedy)
             if finding is not None:
@@ -174,13 +173,12 @@ STEP_PATTERNS = (
 
 @cause("costly-step-line", "as_is", "step_calls")
 def costly_step_line(measured: Measurements) -> Finding | None:
-    """A line takes most of the step, and contributes neither to gradients nor to the optimizer's work."""
+    """A line takes much of the step, and contributes neither to gradients nor to the optimizer's work."""
     now, calls = required(measured.as_is), required(measured.step_calls)
     if measured.machine.accelerator or not calls.trains or not measured.step_lines:
         return None  # with an accelerator, time passes in the lines that wait for it
     line = measured.step_lines[0]
-    is_often = line.turns_fraction >= THRESHOLDS.line_turns
-    if not is_often or line.fraction < THRESHOLDS.line_fraction or line.line in calls.training_lines:
+    if not _is_often(line) or line.fraction < THRESHOLDS.untrained_line_fraction or line.line in calls.training_lines:
         return None
     if _TRAINS.search(f" {line.calls}"):
         return None
@@ -188,8 +186,24 @@ def costly_step_line(measured: Measurements) -> Finding | None:
         "costly-step-line",
         line,
         now,
-        "One line takes most of every step, and the gradients do not depend on it.",
+        "One line takes a large part of every step, and the gradients do not depend on it.",
         "do it every hundred steps, or once per epoch; what a batch needs, do in the dataset, beside the step",
+    )
+
+
+@cause("same-in-every-step", "as_is", "constant_lines")
+def same_in_every_step(measured: Measurements) -> Finding | None:
+    """The step computes anew what depends on nothing that changes: positions, masks, graphs, anchors."""
+    now, line = required(measured.as_is), required(measured.constant_lines)
+    of_loop = line.fraction * (1 - (now.wait_fraction or 0.0))
+    if line.fraction < THRESHOLDS.wasted_step_fraction or 1 / (1 - of_loop) < THRESHOLDS.worthwhile_gain:
+        return None
+    return Finding(
+        name="same-in-every-step",
+        cause="Every step computes anew what is the same in all of them: nothing of its batch goes into it.",
+        evidence=f"{line.fraction:.0%} of the step's time, most of it in {line.line}",
+        remedy="compute it once, before the loop or in the module's __init__, and keep it: self.register_buffer(...)",
+        gain=1 / (1 - of_loop) if of_loop < THRESHOLDS.estimated_fraction else None,
     )
 
 
@@ -245,6 +259,14 @@ def _costs_every_step(name: str, line: HotLine, now: Trial, cause: str, remedy: 
         remedy=remedy,
         gain=1 / (1 - of_loop) if of_loop < THRESHOLDS.estimated_fraction else None,
     )
+
+
+def _is_often(line: HotLine) -> bool:
+    """Return whether a line is part of most steps, and not of a few that it makes long.
+
+    Steps are looked at every few milliseconds: of those that take less, a line is seen in as many as it takes time.
+    """
+    return line.turns_fraction >= min(THRESHOLDS.line_turns, THRESHOLDS.short_step_turns * line.fraction)
 
 
 def _describe_calls(calls: tuple[StepCall, ...]) -> str:

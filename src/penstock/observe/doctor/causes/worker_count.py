@@ -34,6 +34,33 @@ from penstock.observe.doctor.worker_estimate import LoopTimes, gain_of_workers, 
 from penstock.observe.record.finding import Finding
 
 
+@cause("each-worker-reads-all", "samples", "worker_activity", "as_is")
+def each_reads_all(measured: Measurements) -> Finding | None:
+    """Workers of a stream make all of its samples, and each keeps its own part of them.
+
+    Source: the examples of `torch.utils.data.IterableDataset`, in which each worker gets a range of its own.
+    """
+    own, samples, now = measured.settings, required(measured.samples), required(measured.as_is)
+    if not own.is_iterable or own.num_workers < 2 or now.batch_s is None or not loading_matters(measured):
+        return None
+    cpu_s = required(measured.worker_activity).making_cores * now.batch_s
+    times = cpu_s / max(1e-9, samples.batch_s)
+    if times < max(THRESHOLDS.repeated_work * own.num_workers, THRESHOLDS.least_repeated_work):
+        return None
+    return Finding(
+        name="each-worker-reads-all",
+        cause="Workers do more than the samples that they return: each makes the whole stream, and keeps its part.",
+        evidence=(
+            f"{own.num_workers} workers use {cpu_s * 1e3:.1f} ms of processor time for a batch that one process makes "
+            f"in {samples.batch_s * 1e3:.1f} ms{_longest_line(samples.lines)}"
+        ),
+        remedy=(
+            "give each worker files, shards or a range of its own, by torch.utils.data.get_worker_info(); or leave out "
+            "a sample that is another worker's before it is read and decoded"
+        ),
+    )
+
+
 @cause("too-many-workers")
 def too_many_workers(measured: Measurements) -> Finding | None:
     """There are more workers than cores, and fewer are as fast."""

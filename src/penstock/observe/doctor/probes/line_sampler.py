@@ -14,9 +14,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Container
+from collections.abc import Container, Iterable, Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,10 +34,23 @@ _CHAIN_S = 0.25
 _PROBES = os.path.dirname(__file__) + os.sep
 _CALLERS = (_PROBES + "sample_cost.py", _PROBES + "sample_calls.py")
 """All other probes are called in the middle of the user's code: for an operation, a signal, an audit event, a lock."""
+_TRIALS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "trials") + os.sep
+_FEEDS = (_TRIALS + "program_loops.py", _TRIALS + "batch_source.py")
+"""What calls loaders, for the program."""
 _LEAST_LOOKS = 10
 _SHOWN = 5
 
-_Place = tuple[str, int, str]
+
+class _Place(NamedTuple):
+    """Where a thread is in the user's program."""
+
+    file: str
+    line: int
+    calls: str
+    """The library's function that the line calls."""
+
+    is_called: bool = False
+    """Whether penstock calls it: what makes batches in this process, a sampler or a collate function."""
 
 
 class LineSampler:
@@ -89,23 +102,40 @@ class LineSampler:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def lines(self, *, of_own: bool = False) -> tuple[HotLine, ...]:
-        """Return the lines that were seen most often; empty if it has hardly looked.
+    def lines(self) -> tuple[HotLine, ...]:
+        """Return the lines that were seen most often; empty if it has hardly looked."""
+        return self._lines(filter(None, self._seconds), sum(self._seconds.values()))
 
-        Args:
-            of_own: as fractions of the time in the program itself, without penstock's (which waits for batches).
-        """
-        total_s = sum(seconds for place, seconds in self._seconds.items() if place is not None or not of_own)
+    def lines_of_program(self, *, called: bool = False) -> tuple[HotLine, ...]:
+        """Return the lines of what a program does by itself, as fractions of its time, or of what penstock `called`."""
+        places = [place for place in self._seconds if place is not None and place.is_called == called]
+        return self._lines(places, sum(self._seconds[place] for place in places))
+
+    def part_of_program(self, lines: Mapping[str, Container[int]]) -> HotLine | None:
+        """Return the time of these lines together, by file, as a line of a program; it names the longest of them."""
+        own = [place for place in self._seconds if place is not None and not place.is_called]
+        among = [place for place in own if place.line in lines.get(place.file, ())]
+        if self.looks < _LEAST_LOOKS or not among:
+            return None
+        seconds: dict[tuple[str, int], float] = {}
+        for place in among:
+            seconds[place[:2]] = seconds.get(place[:2], 0.0) + self._seconds[place]
+        return HotLine(
+            line=line_text(*max(seconds, key=lambda line: seconds[line])),
+            fraction=sum(seconds.values()) / sum(self._seconds[place] for place in own),
+        )
+
+    def _lines(self, places: Iterable[_Place], total_s: float) -> tuple[HotLine, ...]:
         if self.looks < _LEAST_LOOKS or not total_s:
             return ()
         turns = len(set[int]().union(*self._turns.values()))
         lines: dict[tuple[str, int], list[_Place]] = {}
-        for place in sorted(filter(None, self._seconds), key=lambda place: -self._seconds[place]):
+        for place in sorted(places, key=lambda place: -self._seconds[place]):
             lines.setdefault(place[:2], []).append(place)  # the call that takes the most of a line's time comes first
         seen = [
             HotLine(
                 line=line_text(*line),
-                calls=places[0][2],
+                calls=places[0].calls,
                 fraction=sum(self._seconds[place] for place in places) / total_s,
                 turns_fraction=len(set[int]().union(*(self._turns[place] for place in places))) / turns,
                 is_same_for_all=is_same_for_all(*line),
@@ -119,7 +149,9 @@ class LineSampler:
     def fraction_of(self, file: str, numbers: Container[int]) -> float:
         """Return the fraction of the time that was spent in these lines."""
         seen_s = sum(
-            seconds for place, seconds in self._seconds.items() if place and place[0] == file and place[1] in numbers
+            seconds
+            for place, seconds in self._seconds.items()
+            if place and place.file == file and place.line in numbers
         )
         return seen_s / sum(self._seconds.values()) if self.looks >= _LEAST_LOOKS else 0.0
 
@@ -153,11 +185,18 @@ def _place(frame: FrameType | None) -> tuple[_Place | None, FrameType | None]:
             return None, None
         is_generated = code.co_filename.startswith("<")
         if not is_generated and not code.co_filename.startswith(NOT_THE_USERS):
-            return (code.co_filename, _line_of(frame), called), frame
+            return _Place(code.co_filename, _line_of(frame), called, _is_called(frame)), frame
         if not is_generated:
             called = f"{frame.f_globals.get('__name__', '')}.{code.co_qualname}"
         frame = frame.f_back
     return None, None
+
+
+def _is_called(frame: FrameType | None) -> bool:
+    """Return whether penstock calls a function of the user's to make a batch, rather than the program by itself."""
+    while frame is not None and not frame.f_code.co_filename.startswith(_FEEDS):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _line_of(frame: FrameType) -> int:

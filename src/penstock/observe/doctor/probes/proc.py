@@ -72,14 +72,6 @@ class ThreadTimes:
     queued_s: float
     """Runnable, while others had the processor."""
 
-    def since(self, before: ThreadTimes) -> ThreadTimes:
-        """Return what was spent since `before`."""
-        return ThreadTimes(
-            wall_s=self.wall_s - before.wall_s,
-            ran_s=self.ran_s - before.ran_s,
-            queued_s=self.queued_s - before.queued_s,
-        )
-
     @property
     def busy_s(self) -> float:
         """Wall-clock time without that in the run queue: what it would have taken on an idle machine."""
@@ -92,13 +84,28 @@ class ThreadTimes:
 
 
 def thread_times() -> ThreadTimes:
-    """Return how this thread has spent its time so far."""
+    """Return how this thread has spent its time so far: the clocks are read last."""
+    queued_s = _queued_s()
+    return ThreadTimes(wall_s=time.perf_counter(), ran_s=time.thread_time(), queued_s=queued_s)
+
+
+def thread_times_since(before: ThreadTimes) -> ThreadTimes:
+    """Return how this thread has spent its time since `thread_times`: the clocks are read first.
+
+    Reading the time in the run queue takes as long as many a sample.
+    """
+    wall_s, ran_s = time.perf_counter(), time.thread_time()
+    return ThreadTimes(
+        wall_s=wall_s - before.wall_s, ran_s=ran_s - before.ran_s, queued_s=_queued_s() - before.queued_s
+    )
+
+
+def _queued_s() -> float:
     try:
         # schedstat's first figure, the time on a processor, is updated at scheduler ticks only; the clock is exact.
-        queued_s = int((_PROC / "thread-self/schedstat").read_text().split()[1]) / 1e9
+        return int((_PROC / "thread-self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
-        queued_s = 0.0
-    return ThreadTimes(wall_s=time.perf_counter(), ran_s=time.thread_time(), queued_s=queued_s)
+        return 0.0
 
 
 class ProcessorUsage:

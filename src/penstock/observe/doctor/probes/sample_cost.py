@@ -141,8 +141,9 @@ class SampleProbe:
                 sample = self._profile_sample(index, make) if is_profiled else make()
             except StreamEndedError:
                 break
-            took = proc.thread_times().since(before)
-            self._other_threads_s += max(0.0, time.process_time() - process_s - took.ran_s)
+            process_s = time.process_time() - process_s
+            took = proc.thread_times_since(before)
+            self._other_threads_s += max(0.0, process_s - took.ran_s)
             self._wall_s += took.wall_s
             self._asleep_s += took.asleep_s
             self._idle_machine_s += took.busy_s
@@ -198,7 +199,7 @@ class SampleProbe:
         for index in [index for index, seconds in self._busy_s if _is_slow(seconds, median_s)][:_MOST_REPEATED]:
             before = proc.thread_times()
             self._loader.dataset[index]
-            self._repeated_s[_printable_index(index)] = proc.thread_times().since(before).busy_s
+            self._repeated_s[_printable_index(index)] = proc.thread_times_since(before).busy_s
 
     def _with_fractions(self, costs: SampleCosts, sleep_fraction: float) -> SampleCosts:
         fractions = self._profile.fractions()
@@ -239,7 +240,7 @@ class SampleProbe:
             while len(taken_s) < 2 or (len(taken_s) < _MOST_COLLATES and time.perf_counter() < until):
                 before = proc.thread_times()
                 batch = self._loader.collate_fn(list(self.samples))
-                taken_s.append(proc.thread_times().since(before).busy_s)
+                taken_s.append(proc.thread_times_since(before).busy_s)
         except Exception as error:
             self.error = self.error or f"{type(error).__name__}: {error}"
             return costs

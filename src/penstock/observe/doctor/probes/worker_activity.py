@@ -21,6 +21,7 @@ class WorkerActivityProbe:
         self._before: dict[int, dict[int, int]] = {}
         self._times_before: dict[int, tuple[int, int]] = {}
         self._asleep_s: dict[int, float] = {}
+        self._made_s = 0.0
         self._runnable_before: dict[int, float] = {}
         self._runnable_s: dict[int, float] = {}
         self._libraries: tuple[str, ...] = ()
@@ -41,6 +42,7 @@ class WorkerActivityProbe:
         for pid, times in self._times_before.items():
             now = thread_times(str(pid))
             if now is not None:  # neither on a core nor waiting for one
+                self._made_s += (now[0] - times[0]) / 1e9
                 asleep_s = passed_s - (sum(now) - sum(times)) / 1e9
                 self._asleep_s[pid] = self._asleep_s.get(pid, 0.0) + max(0.0, asleep_s)
         for pid, before_s in self._runnable_before.items():  # threads that have ended are not counted
@@ -68,6 +70,7 @@ class WorkerActivityProbe:
             asleep_fraction=min(self._asleep_s.values(), default=0.0) / max(1e-9, self._measured_s),
             busy_threads=sum(busy) / max(1, len(busy)),  # of those that ran for long enough
             cores=max(used) / max(1e-9, self._measured_s),
+            making_cores=self._made_s / max(1e-9, self._measured_s),
             runnable_threads=max(self._runnable_s.values(), default=0.0) / max(1e-9, self._measured_s),
             libraries=self._libraries,
         )

@@ -71,11 +71,20 @@ class _ProgramIterator:
         if scheduler.loader is not None:
             scheduler.interrupt()
             self._cut_batches += 1
+            self._note_cut(time.perf_counter())
             if self._cut_batches > _OTHER_LOOP_BATCHES:
                 raise StopIteration
         if self._batches is None:
             return self._first_batch()
         return next(self._batches)
+
+    def _note_cut(self, now: float) -> None:
+        """Note that a loop that is cut short requests a batch: between its last two requests it was undisturbed."""
+        passes, before, self._requested_at = self._scheduler.repeated_passes, self._requested_at, now
+        if self._cut_batches == 1:
+            passes.note_pass(self._loader, self._scheduler.batches_requested)
+        elif self._cut_batches > _OTHER_LOOP_BATCHES and before is not None:
+            passes.note_batch(self._loader, now - before)
 
     def _later_batch(self) -> Any:
         """Return a batch while the program goes on after its trials: one of the examined loop, and two of others."""

@@ -11,6 +11,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -25,7 +26,7 @@ from penstock.observe.doctor.trials.batch_source import BatchSource
 from penstock.observe.doctor.trials.evaluation_loaders import EvaluationLoaders
 from penstock.observe.doctor.trials.later_epochs import LaterEpochs
 from penstock.observe.doctor.trials.loop_session import LoopSession
-from penstock.observe.doctor.trials.other_loops import OtherLoops
+from penstock.observe.doctor.trials.other_loops import OtherLoops, RepeatedPasses
 from penstock.observe.doctor.trials.time_budget import TimeBudget, TrialsDoneError
 
 _NOTICE = "penstock: no training loop over a DataLoader has started yet; stop with Ctrl-C if there is none\n"
@@ -71,6 +72,7 @@ class TrialScheduler:
         self.collects_again = False
         """Whether that line is in a loop."""
         self.other_loops = OtherLoops()
+        self.repeated_passes = RepeatedPasses()
         self.evaluation_loaders = EvaluationLoaders()
 
     @property
@@ -116,7 +118,19 @@ class TrialScheduler:
     @property
     def step_lines(self) -> tuple[HotLine, ...]:
         """The lines in which the examined loop's steps spend their time."""
-        return self._session.step_lines.lines(of_own=True) if self._session is not None and self.has_step else ()
+        return self._session.step_lines.lines_of_program() if self._session is not None and self.has_step else ()
+
+    @property
+    def constant_lines(self) -> HotLine | None:
+        """What the examined loop's steps spend on lines that compute the same in each of them."""
+        constant = self.step_calls.constant_lines
+        seen = self._session.step_lines.part_of_program(constant.lines()) if self._session is not None else None
+        return replace(seen, fraction=max(seen.fraction, constant.fraction())) if seen is not None else None
+
+    @property
+    def called_lines(self) -> tuple[HotLine, ...]:
+        """The lines in which the sampler, and a collate function in this process, spend their time meanwhile."""
+        return self._session.step_lines.lines_of_program(called=True) if self._session is not None else ()
 
     def accepts(self, *, training: bool) -> bool:
         """Return whether a loop that requests a batch now is the one to examine: a training loop, if there is any."""
@@ -166,6 +180,7 @@ class TrialScheduler:
         self._made_anew = weakref.WeakSet()
         self.is_cycled = False
         self.other_loops = OtherLoops()
+        self.repeated_passes = RepeatedPasses()
         self.evaluation_loaders = EvaluationLoaders()
 
     def __iter__(self) -> Iterator[Any]:

@@ -10,6 +10,7 @@ import os
 import site
 import sys
 import sysconfig
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
@@ -24,6 +25,7 @@ from penstock.observe.doctor.contents.seen_labels import labels_of
 from penstock.observe.doctor.probe_results import StepCall, StepCalls, WholeImages
 from penstock.observe.doctor.probes.batch_values import all_finite
 from penstock.observe.doctor.probes.source_lines import line_text
+from penstock.observe.doctor.probes.steps.constant_lines import ConstantLines
 from penstock.observe.doctor.probes.steps.kept_graphs import KeptGraphs
 from penstock.observe.doctor.probes.steps.training_lines import TrainingLines
 from penstock.observe.doctor.thresholds import THRESHOLDS
@@ -90,6 +92,7 @@ class StepCallRecorder:
         self._trains = False
         self._graphs = KeptGraphs()
         self._lines = TrainingLines()
+        self.constant_lines = ConstantLines()
         self._debugged_by: tuple[str, ...] = ()
 
     @property
@@ -104,6 +107,7 @@ class StepCallRecorder:
         self._labels = set() if labels is None else {labels.data_ptr()}
         self._has_gaps = not all_finite(batch)
         self._lines.begin_step()
+        self.constant_lines.begin_step(batch)
         self._debugged_by = tuple(name for name, is_on in _DEBUGGING.items() if is_on())
         self._mode = _RecordingMode(self)
         self._mode.__enter__()  # type: ignore[no-untyped-call]
@@ -176,12 +180,13 @@ class StepCallRecorder:
         if self._has_gaps:
             self._leaves_gaps_out = self._leaves_gaps_out is not False and all_finite(loss.detach())
 
-    def note_line(self, operands: tuple[Any, ...], made: Any, *, computes_gradients: bool) -> None:
+    def note_line(self, operands: tuple[Any, ...], made: Any, seconds: float, *, computes_gradients: bool) -> None:
         """Note which line of the program computes what of what, or gradients, or what an optimizer does with them."""
         self._graphs.note_made(self._steps, made)
         frame = next(_users_frames(), None)
         if frame is None:
             return
+        self.constant_lines.note(frame, operands, made, seconds)
         line = frame.f_code.co_filename, frame.f_lineno
         if computes_gradients or _is_in_optimizer(frame):
             self._lines.note_training(line)
@@ -226,9 +231,11 @@ class _RecordingMode(TorchFunctionMode):
             self._recorder.note_product(args)
         if func is torch.Tensor.backward:
             self._recorder.note_loss(args[0])
+        began = time.perf_counter()
         made = func(*args, **kwargs)
+        seconds = time.perf_counter() - began
         self._note_origin(made, (*args, *kwargs.values()))
-        self._recorder.note_line((args, kwargs), made, computes_gradients=func is torch.Tensor.backward)
+        self._recorder.note_line((args, kwargs), made, seconds, computes_gradients=func is torch.Tensor.backward)
         if func in _CASTS and _is_double(args[0]) and getattr(made, "dtype", None) in _SMALLER:
             self._recorder.note_double_cast(f".{func.__name__}()")
         if self._recorder.has_labels:
