@@ -124,6 +124,10 @@ PROBLEMS = {
     "vocabulary_for_each_sample": _problem("transform-bound", "same-for-every-sample", "compute it once", 5),
     "kept_in_the_dataset": _problem("compute-bound", "kept-by-the-dataset", "self.history", 2.5, is_timed=False),
     "validated_often": _problem("start-up-bound", "other-loader-restarted", "make that loader once", 3),
+    "stream_read_by_each_worker": _problem("", "each-worker-reads-all", "get_worker_info()", 4),
+    "checked_for_each_sample": _problem("", "checked-for-each-sample", "check all files once", 4),
+    "rebuilt_in_every_step": _problem("compute-bound", "same-in-every-step", "register_buffer", 4),
+    "evaluated_in_the_epoch": _problem("", "validates-often", "once per epoch", 4),
     "locked_file": _problem("", "workers-do-not-scale", "what workers share", 5),
     "constant_labels": _problem("", "one-label", "dataset[0][1]", 2, is_timed=False),
     "pinned_without_accelerator": _problem(

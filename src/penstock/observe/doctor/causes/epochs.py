@@ -149,7 +149,8 @@ def validates_often(measured: Measurements) -> Finding | None:
     for one in measured.repeated_passes:
         pass_s, steps_s = one.batches * one.batch_s, one.steps_between * (now.batch_s or math.inf)
         fraction = pass_s / (pass_s + steps_s)
-        if fraction < THRESHOLDS.other_loop_fraction:
+        starts_s = max((loop.startup_s for loop in measured.other_loops), default=0.0)
+        if fraction < THRESHOLDS.other_loop_fraction or pass_s < starts_s:  # then "other-loader-restarted" comes first
             continue
         rarer = min(1.0, one.steps_between / own.length) if own.length else 0.0  # once per epoch
         return Finding(
