@@ -426,6 +426,15 @@ class StepCalls:
     computes_in_double: bool = False
     """Whether a matrix product or a convolution was computed in float64."""
 
+    trains_in_double: bool = False
+    """Whether one of a float64 parameter was."""
+
+    repeated_layers: tuple[StepCall, ...] = ()
+    """Lines that apply the same layer many times in each step, to little at a time."""
+
+    dense_embeddings: tuple[StepCall, ...] = ()
+    """Lookups in embeddings that are most of the parameters, and of which each step uses few rows: `per_step`."""
+
     whole_images: WholeImages | None = None
     """What the first convolution of every observed step got; None where that was no image of whole numbers."""
 

@@ -221,6 +221,21 @@ class Thresholds:
         "of the step's time",
         "what training does not need may be wanted: an average of the weights takes less",
     )
+    repeated_calls: int = _threshold(
+        16, "calls of one layer in a step", "networks share a layer among a dozen blocks or scales, and not among more"
+    )
+    small_call_s: float = _threshold(
+        5e-4, "s per call", "one call for all of them gains what each costs beside its arithmetic, some microseconds"
+    )
+    unused_rows: float = _threshold(
+        16.0,
+        "rows of an embedding per row that is used",
+        "with fewer, a dense gradient costs little more than what is used",
+    )
+    embedding_parameters: int = _threshold(1 << 20, "numbers", "an optimizer updates fewer in less than a millisecond")
+    embedding_fraction: float = _threshold(
+        0.8, "of the parameters", "where other layers have more of them, they are what a step takes its time for"
+    )
     growth_windows: int = _threshold(4, "windows", "in fewer, steps seem to grow by chance")
     growth_pairs: float = _threshold(0.9, "of the pairs of windows", "of 5 windows in any order, one in 24 has so many")
     line_turns: float = _threshold(0.5, "of the steps", "a line that is seen in fewer is not what every step does")

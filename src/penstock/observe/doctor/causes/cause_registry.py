@@ -24,6 +24,9 @@ ABOUT_STEP: tuple[Cause, ...] = (
     step.debugging_every_step,
     *step.STEP_PATTERNS,
     step.same_in_every_step,
+    step.layer_in_a_loop,
+    step.computes_in_double,
+    step.dense_embedding_gradients,
     step.costly_step_line,
     step.steps_grow,
 )

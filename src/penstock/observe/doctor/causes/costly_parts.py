@@ -16,7 +16,7 @@ from penstock.observe.doctor.causes.evidence import (
     shrink_first,
 )
 from penstock.observe.doctor.measurements import Measurements
-from penstock.observe.doctor.probe_results import Hotspot, SampleCosts
+from penstock.observe.doctor.probe_results import HotLine, Hotspot, SampleCosts
 from penstock.observe.doctor.thresholds import THRESHOLDS
 from penstock.observe.doctor.trial import MORE_WORKERS
 from penstock.observe.record.finding import Finding
@@ -40,13 +40,14 @@ _BETTER_KNOWN: tuple[Cause, ...] = (
 
 @cause("costly-line", "samples")
 def costly_line(measured: Measurements) -> Finding | None:
-    """One line of the dataset, or one function of the program's own, takes most of a sample's time."""
+    """A few lines of the dataset, or one function of the program's own, take most of a sample's time."""
     made, parts = required(measured.samples), loading_parts_s(measured)
-    line, spot = next(iter(made.lines), None), next(_own_functions(made), None)
-    if line is None or made.median_s < THRESHOLDS.costly_sample_s:
+    lines, spot = made.lines, next(_own_functions(made), None)
+    if not lines or made.median_s < THRESHOLDS.costly_sample_s:
         return None
-    is_one = line.fraction >= THRESHOLDS.costly_line_fraction
-    if not is_one and (spot is None or spot.fraction < THRESHOLDS.costly_line_fraction):
+    is_one = lines[0].fraction >= THRESHOLDS.costly_line_fraction
+    is_function = not is_one and spot is not None and spot.fraction >= THRESHOLDS.costly_line_fraction
+    if not is_function and sum(line.fraction for line in lines) < THRESHOLDS.costly_line_fraction:
         return None
     of_samples_s = sum(parts.get(part, 0.0) for part in OF_SAMPLES)
     if of_samples_s < THRESHOLDS.costly_line_fraction * sum(parts.values()) or not loading_matters(measured):
@@ -55,15 +56,23 @@ def costly_line(measured: Measurements) -> Finding | None:
     if _has_free_cores(measured) or any(finding is not None and not finding.is_uncertain for finding in known):
         return None
     part = max(OF_SAMPLES, key=lambda one: parts.get(one, 0.0))
-    functions = ", ".join(f"{one.where} {one.fraction:.0%}" for one in _own_functions(made))
-    inside = f"; by functions: {functions}" if functions and (not line.calls or not is_one) else ""
-    place = describe_line(line) if is_one or spot is None else spot.where
+    what, place = ("One line takes", describe_line(lines[0])) if is_one else ("A few lines take", "these lines")
+    if is_function and spot is not None:
+        what, place = "One function takes", spot.where
     return Finding(
         name="costly-line",
-        cause=f"One {'line' if is_one else 'function'} takes most of the time of every sample: {MEANING[part]}.",
-        evidence=f"{line.fraction:.0%} of a sample's time passes in {'this line' if is_one else line.line}{inside}",
+        cause=f"{what} most of the time of every sample: {MEANING[part]}.",
+        evidence=_describe_lines(lines, made, is_one=is_one),
         remedy=f"{place}: {'; or '.join(filter(None, (shrink_first(measured), REMEDY[part])))}",
     )
+
+
+def _describe_lines(lines: tuple[HotLine, ...], made: SampleCosts, *, is_one: bool) -> str:
+    shown = "this line" if is_one else "; ".join(f"{describe_line(line)} ({line.fraction:.0%})" for line in lines)
+    total = lines[0].fraction if is_one else sum(line.fraction for line in lines)
+    functions = ", ".join(f"{one.where} {one.fraction:.0%}" for one in _own_functions(made))
+    inside = f"; by functions: {functions}" if functions and (not lines[0].calls or not is_one) else ""
+    return f"{total:.0%} of a sample's time passes in {shown}{inside}"
 
 
 def _own_functions(made: SampleCosts) -> Iterator[Hotspot]:

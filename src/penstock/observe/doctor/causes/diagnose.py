@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from penstock.observe.doctor.causes.bottleneck import HEALTHY, find_bottleneck, general_remedy
 from penstock.observe.doctor.causes.cause import Cause, ask
 from penstock.observe.doctor.causes.cause_registry import ABOUT_RESULTS, ABOUT_STEP, CAUSES, FAILURES, NOT_ABOUT_LOADING
+from penstock.observe.doctor.causes.epochs import other_loader_restarted
 from penstock.observe.doctor.causes.evidence import step_is_most
 from penstock.observe.doctor.causes.step import steps_grow
 from penstock.observe.doctor.measurements import Measurements
@@ -75,7 +76,7 @@ def _in_order(causes: Sequence[Cause], measured: Measurements) -> Sequence[Cause
     if free is None or not step_is_most(measured):
         return causes
     # Where free loading makes the step faster, too, a line of the step explains less than what loads beside it.
-    first = ABOUT_STEP if free.median < THRESHOLDS.step_slowdown else (steps_grow,)
+    first = (other_loader_restarted, *ABOUT_STEP) if free.median < THRESHOLDS.step_slowdown else (steps_grow,)
     return sorted(causes, key=lambda one: (one not in (*FAILURES, *ABOUT_RESULTS), one not in first))
 
 

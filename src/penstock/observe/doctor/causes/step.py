@@ -160,6 +160,13 @@ STEP_PATTERNS = (
         "keep what it needs as tensors, and compute it every hundred steps, or once at the end of an epoch",
     ),
     StepPattern(
+        "waits-for-another-loader",
+        re.compile(r" torch\.utils\.data\."),
+        "Every step takes a batch of another loader, and waits for it.",
+        "make its iterator once, before the loop; give it workers of its own; and examine it alone, by a function that "
+        "returns it",
+    ),
+    StepPattern(
         "logs-every-step",
         re.compile(
             r" (logging|matplotlib|tensorboard|wandb|mlflow)\.|\bprint\(|\blog(ger|ging)?\.\w+\("
@@ -191,6 +198,58 @@ def costly_step_line(measured: Measurements) -> Finding | None:
     )
 
 
+@cause("layer-in-a-loop", "step_calls")
+def layer_in_a_loop(measured: Measurements) -> Finding | None:
+    """One layer is applied many times in a step, in a loop of Python's."""
+    calls = required(measured.step_calls).repeated_layers
+    if not calls:
+        return None
+    shown = "; ".join(f"{call.line} ({call.per_step:.0f} times per step)" for call in calls[:_SHOWN_CALLS])
+    return Finding(
+        name="layer-in-a-loop",
+        cause="A layer is applied again and again in each step, in a loop of Python's, to little at a time.",
+        evidence=shown + (f"; and {len(calls) - _SHOWN_CALLS} more" if len(calls) > _SHOWN_CALLS else ""),
+        remedy=(
+            "apply it once, to all of them along a dimension (torch.stack, a batch of sequences); where each call "
+            "needs the result of the one before it: nn.LSTM, nn.GRU or nn.RNN, or torch.compile"
+        ),
+    )
+
+
+@cause("computes-in-double", "step_calls")
+def computes_in_double(measured: Measurements) -> Finding | None:
+    """Parameters are float64."""
+    if not required(measured.step_calls).trains_in_double:
+        return None
+    return Finding(
+        name="computes-in-double",
+        cause="The model computes in float64: twice the memory of float32, and half its speed or far less.",
+        evidence="products of float64 parameters in the observed steps",
+        remedy="model.float() and float32 batches, unless it needs the digits (NumPy's arrays are float64 by default)",
+    )
+
+
+@cause("dense-embedding-gradients", "step_calls")
+def dense_embedding_gradients(measured: Measurements) -> Finding | None:
+    """An embedding gets a gradient as large as itself for a few rows.
+
+    Source: the documentation of `torch.nn.Embedding`, on `sparse`.
+    """
+    calls = required(measured.step_calls).dense_embeddings
+    if not calls:
+        return None
+    shown = "; ".join(f"{call.per_step:.0f} of {call.what} are used: {call.line}" for call in calls[:_SHOWN_CALLS])
+    return Finding(
+        name="dense-embedding-gradients",
+        cause="Every step makes, and applies, a gradient for all rows of an embedding, of which it uses a few.",
+        evidence=f"in each step at most {shown}",
+        remedy=(
+            "nn.Embedding(..., sparse=True), with torch.optim.SparseAdam or SGD for it: they update the rows that are "
+            "used, and no others"
+        ),
+    )
+
+
 @cause("same-in-every-step", "as_is", "constant_lines")
 def same_in_every_step(measured: Measurements) -> Finding | None:
     """The step computes anew what depends on nothing that changes: positions, masks, graphs, anchors."""
@@ -207,7 +266,7 @@ def same_in_every_step(measured: Measurements) -> Finding | None:
     )
 
 
-_TRAINS = re.compile(r" torch\.(optim|amp|autograd|_tensor|nn\.utils|_dynamo|_functorch|_inductor)\b")
+_TRAINS = re.compile(r" torch\.(utils\.data|optim|amp|autograd|_tensor|nn\.utils|_dynamo|_functorch|_inductor)\b")
 """Functions of torch that belong to training where no tensor with gradients is seen to be computed in them."""
 
 

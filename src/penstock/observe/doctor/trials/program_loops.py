@@ -35,7 +35,10 @@ class _ProgramIterator:
         self._scheduler = scheduler
         self._loader = loader
         self._batches: Any = None
-        self._cut_batches = 0
+        self._later_batches = 0
+        self._in_a_row = 0
+        self._step = -1
+        """The step of the examined loop in which a batch was requested last."""
         self._is_over = False
         self._requested_at: float | None = None
 
@@ -69,30 +72,39 @@ class _ProgramIterator:
                 raise
         scheduler.evaluation_loaders.note_request(self._loader, has_gradients=torch.is_grad_enabled())
         if scheduler.loader is not None:
-            scheduler.interrupt()
-            self._cut_batches += 1
-            self._note_cut(time.perf_counter())
-            if self._cut_batches > _OTHER_LOOP_BATCHES:
-                raise StopIteration
+            self._cut_short(time.perf_counter())
         if self._batches is None:
             return self._first_batch()
         return next(self._batches)
 
-    def _note_cut(self, now: float) -> None:
-        """Note that a loop that is cut short requests a batch: between its last two requests it was undisturbed."""
-        passes, before, self._requested_at = self._scheduler.repeated_passes, self._requested_at, now
-        if self._cut_batches == 1:
-            passes.note_pass(self._loader, self._scheduler.batches_requested)
-        elif self._cut_batches > _OTHER_LOOP_BATCHES and before is not None:
-            passes.note_batch(self._loader, now - before)
+    def _cut_short(self, now: float) -> None:
+        """End a loop in the middle of the examined one, after two batches.
+
+        One batch in each of its steps is part of the examined loop: of unlabelled samples, or of a second domain.
+
+        Raises:
+            StopIteration: it is over.
+        """
+        scheduler, before, self._requested_at = self._scheduler, self._requested_at, now
+        self._in_a_row = self._in_a_row + 1 if self._step == scheduler.batches_requested else 1
+        self._step = scheduler.batches_requested
+        if self._in_a_row == 1:
+            return
+        scheduler.interrupt()
+        if self._in_a_row == _OTHER_LOOP_BATCHES:
+            scheduler.repeated_passes.note_pass(self._loader, scheduler.batches_requested)
+        elif self._in_a_row > _OTHER_LOOP_BATCHES:
+            if before is not None:
+                scheduler.repeated_passes.note_batch(self._loader, now - before)
+            raise StopIteration
 
     def _later_batch(self) -> Any:
         """Return a batch while the program goes on after its trials: one of the examined loop, and two of others."""
         later = self._scheduler.later_epochs
         assert later is not None
         is_own = later.belongs(self._loader)
-        self._cut_batches += 1
-        if self._cut_batches > (1 if is_own else _OTHER_LOOP_BATCHES):
+        self._later_batches += 1
+        if self._later_batches > (1 if is_own else _OTHER_LOOP_BATCHES):
             raise StopIteration
         with later.guard.suspended():
             if is_own:

@@ -27,6 +27,7 @@ from penstock.observe.doctor.probes.batch_values import all_finite
 from penstock.observe.doctor.probes.source_lines import line_text
 from penstock.observe.doctor.probes.steps.constant_lines import ConstantLines
 from penstock.observe.doctor.probes.steps.kept_graphs import KeptGraphs
+from penstock.observe.doctor.probes.steps.layer_use import LayerUse
 from penstock.observe.doctor.probes.steps.training_lines import TrainingLines
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
@@ -40,20 +41,6 @@ _SYNCHRONIZING = {
     torch.Tensor.__bool__: "a tensor as a condition",
     torch.Tensor.nonzero: ".nonzero()",
 }
-_PRODUCTS = frozenset(
-    {
-        torch.nn.functional.linear,
-        torch.matmul,
-        torch.Tensor.matmul,
-        torch.Tensor.__matmul__,
-        torch.mm,
-        torch.bmm,
-        torch.addmm,
-        torch.conv1d,
-        torch.conv2d,
-        torch.conv3d,
-    }
-)
 _CASTS = frozenset({torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.to, torch.Tensor.type})
 _SMALLER = (torch.float32, torch.float16, torch.bfloat16)
 NOT_THE_USERS = tuple({os.path.dirname(torch.__file__), sysconfig.get_paths()["stdlib"], *site.getsitepackages()})
@@ -82,7 +69,6 @@ class StepCallRecorder:
         self._synchronizing: dict[_Place, Counter[int]] = {}
         self._pageable_copies: dict[_Place, Counter[int]] = {}
         self._double_casts: dict[_Place, Counter[int]] = {}
-        self._computes_in_double = False
         self._mode: _RecordingMode | None = None
         self._images: dict[int, WholeImages | None] = {}
         self._labels: set[int] = set()
@@ -93,6 +79,7 @@ class StepCallRecorder:
         self._graphs = KeptGraphs()
         self._lines = TrainingLines()
         self.constant_lines = ConstantLines()
+        self._layers = LayerUse()
         self._debugged_by: tuple[str, ...] = ()
 
     @property
@@ -107,6 +94,7 @@ class StepCallRecorder:
         self._labels = set() if labels is None else {labels.data_ptr()}
         self._has_gaps = not all_finite(batch)
         self._lines.begin_step()
+        self._layers.begin_step()
         self.constant_lines.begin_step(batch)
         self._debugged_by = tuple(name for name, is_on in _DEBUGGING.items() if is_on())
         self._mode = _RecordingMode(self)
@@ -130,7 +118,10 @@ class StepCallRecorder:
             synchronizing=self._in_every_step(self._synchronizing),
             pageable_copies=self._in_every_step(self._pageable_copies),
             double_casts=self._in_every_step(self._double_casts),
-            computes_in_double=self._computes_in_double,
+            computes_in_double=self._layers.computes_in_double,
+            trains_in_double=self._layers.trains_in_double,
+            repeated_layers=self._layers.repeated(),
+            dense_embeddings=self._layers.dense_embeddings(),
             whole_images=self._images_of_every_step(),
             uses_labels=self._uses_labels,
             leaves_gaps_out=bool(self._leaves_gaps_out),
@@ -163,10 +154,6 @@ class StepCallRecorder:
         """Note that a float64 tensor becomes a smaller one."""
         self._note(self._double_casts, what)
 
-    def note_product(self, tensors: tuple[Any, ...]) -> None:
-        """Note whether a matrix product or a convolution is one of float64 tensors."""
-        self._computes_in_double |= any(map(_is_double, tensors))
-
     def note_convolution(self, images: Any) -> None:
         """Note what a convolution gets, if it is the first of its step."""
         if self._steps not in self._images:
@@ -180,18 +167,19 @@ class StepCallRecorder:
         if self._has_gaps:
             self._leaves_gaps_out = self._leaves_gaps_out is not False and all_finite(loss.detach())
 
-    def note_line(self, operands: tuple[Any, ...], made: Any, seconds: float, *, computes_gradients: bool) -> None:
+    def note_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any, seconds: float) -> None:
         """Note which line of the program computes what of what, or gradients, or what an optimizer does with them."""
         self._graphs.note_made(self._steps, made)
         frame = next(_users_frames(), None)
-        if frame is None:
+        line = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+        self._layers.note(func, args, kwargs, line, seconds)
+        if frame is None or line is None:
             return
-        self.constant_lines.note(frame, operands, made, seconds)
-        line = frame.f_code.co_filename, frame.f_lineno
-        if computes_gradients or _is_in_optimizer(frame):
+        self.constant_lines.note(frame, (args, kwargs), made, seconds)
+        if func is torch.Tensor.backward or _is_in_optimizer(frame):
             self._lines.note_training(line)
         else:
-            self._lines.note(line, operands, made)
+            self._lines.note(line, (args, kwargs), made)
 
     def note_operands(self, operands: tuple[Any, ...], made: Any) -> None:
         """Note whether the batch's labels, or what is made of them alone, meet another tensor."""
@@ -227,15 +215,13 @@ class _RecordingMode(TorchFunctionMode):
             self._recorder.note_convolution(args[0])
         if func is torch.Tensor.to and _is_pageable_copy(args, kwargs):
             self._recorder.note_pageable_copy(".to(..., non_blocking=True)")
-        if func in _PRODUCTS:
-            self._recorder.note_product(args)
         if func is torch.Tensor.backward:
             self._recorder.note_loss(args[0])
         began = time.perf_counter()
         made = func(*args, **kwargs)
         seconds = time.perf_counter() - began
         self._note_origin(made, (*args, *kwargs.values()))
-        self._recorder.note_line((args, kwargs), made, seconds, computes_gradients=func is torch.Tensor.backward)
+        self._recorder.note_call(func, args, kwargs, made, seconds)
         if func in _CASTS and _is_double(args[0]) and getattr(made, "dtype", None) in _SMALLER:
             self._recorder.note_double_cast(f".{func.__name__}()")
         if self._recorder.has_labels:

@@ -1,0 +1,106 @@
+"""How a step uses its layers: one of them many times in a row, in float64, or a few rows of a large embedding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from penstock.observe.doctor.probe_results import StepCall
+from penstock.observe.doctor.probes.source_lines import line_text
+from penstock.observe.doctor.thresholds import THRESHOLDS
+
+PRODUCTS = frozenset(
+    {
+        torch.nn.functional.linear,
+        torch.matmul,
+        torch.Tensor.matmul,
+        torch.Tensor.__matmul__,
+        torch.mm,
+        torch.bmm,
+        torch.addmm,
+        torch.conv1d,
+        torch.conv2d,
+        torch.conv3d,
+    }
+)
+"""Functions that multiply by the weights of layers."""
+
+_Line = tuple[str, int]
+
+
+class LayerUse:
+    """Counts what the observed steps do with parameters."""
+
+    def __init__(self) -> None:
+        self.computes_in_double = False
+        """Whether a product was one of float64 tensors."""
+        self.trains_in_double = False
+        """Whether a parameter of a product is float64."""
+        self._steps = 0
+        self._times: dict[tuple[_Line, int], list[float]] = {}
+        self._sizes: dict[int, tuple[torch.Tensor, int]] = {}
+        self._in_products: set[int] = set()
+        self._embedded: dict[int, tuple[_Line, int]] = {}
+
+    def begin_step(self) -> None:
+        """Count another step."""
+        self._steps += 1
+
+    def note(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], line: _Line | None, seconds: float
+    ) -> None:
+        """Note a call of torch's, the line of the program that made it, and how long it took."""
+        if func in PRODUCTS:
+            tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
+            self.computes_in_double |= any(one.dtype is torch.float64 for one in tensors)
+            for one in tensors:
+                if _is_trained(one):
+                    self._note_weight(one)
+                    self._in_products.add(id(one))
+                    self.trains_in_double |= one.dtype is torch.float64
+                    if line is not None:
+                        self._times.setdefault((line, id(one)), []).append(seconds)
+        elif func is torch.nn.functional.embedding and len(args) > 1 and line is not None:
+            indices, weight = args[:2]
+            if _is_trained(weight) and not (kwargs.get("sparse") or any(args[6:7])):
+                self._note_weight(weight)
+                _, before = self._embedded.get(id(weight), (line, 0))
+                self._embedded[id(weight)] = line, max(before, indices.numel())
+
+    def _note_weight(self, weight: torch.Tensor) -> None:
+        self._sizes[id(weight)] = weight, weight.numel()  # kept, so that no other has its id
+
+    def repeated(self) -> tuple[StepCall, ...]:
+        """Return the lines that apply one layer many times in each step, to little at a time."""
+        found: dict[_Line, float] = {}
+        total_s = sum(sum(seconds) for seconds in self._times.values())
+        for (line, _), seconds in self._times.items():
+            per_step = len(seconds) / self._steps
+            is_short = sum(seconds) / len(seconds) < THRESHOLDS.small_call_s
+            if per_step >= THRESHOLDS.repeated_calls and is_short:
+                found[line] = max(found.get(line, 0.0), per_step)
+        own_s = sum(sum(seconds) for (line, _), seconds in self._times.items() if line in found)
+        if own_s < THRESHOLDS.line_fraction * total_s:
+            return ()
+        return tuple(StepCall(what="", line=line_text(*line), per_step=count) for line, count in found.items())
+
+    def dense_embeddings(self) -> tuple[StepCall, ...]:
+        """Return embeddings that are most of the parameters, and of which a step uses few rows; `per_step` of them."""
+        rare = {
+            key: (line, rows)
+            for key, (line, rows) in self._embedded.items()
+            if key not in self._in_products and self._sizes[key][0].shape[0] >= THRESHOLDS.unused_rows * rows
+        }
+        total = sum(size for _, size in self._sizes.values())
+        own = sum(self._sizes[key][1] for key in rare)
+        if own < THRESHOLDS.embedding_parameters or own < THRESHOLDS.embedding_fraction * total:
+            return ()
+        return tuple(
+            StepCall(what=f"{self._sizes[key][0].shape[0]} rows", line=line_text(*line), per_step=rows)
+            for key, (line, rows) in rare.items()
+        )
+
+
+def _is_trained(one: Any) -> bool:
+    return isinstance(one, torch.Tensor) and one.requires_grad and one.is_leaf
