@@ -15,7 +15,7 @@ from torch import nn
 
 from penstock.observe.doctor.causes import Diagnosis, diagnose
 from penstock.observe.doctor.measurements import Machine, Measurements, Settings
-from penstock.observe.doctor.probe_results import HotLine, StepCalls
+from penstock.observe.doctor.probe_results import HotLine, StepCall, StepCalls
 from penstock.observe.doctor.probes.steps.constant_lines import ConstantLines
 from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
 from penstock.observe.doctor.trial import AS_IS, TimingWindow, Trial
@@ -339,3 +339,110 @@ def test_work_that_every_step_repeats_is_a_finding_with_its_cost() -> None:
     assert (finding.name, finding.gain) == ("same-in-every-step", pytest.approx(1 / (1 - 0.45)))
     assert "model.py:24" in finding.evidence
     assert diagnose(replace(found, constant_lines=replace(line, fraction=0.1))).findings == ()
+
+
+def _rows(steps: int, step: Step, model: nn.Module) -> StepCalls:
+    recorder = StepCallRecorder()
+    for _ in range(steps):
+        batch = torch.rand(16, 4, dtype=next(model.parameters()).dtype)
+        recorder.enter(batch)
+        step(model, batch)
+        recorder.leave()
+    return recorder.result()
+
+
+def test_a_layer_that_is_applied_to_one_row_after_another_is_known() -> None:
+    def by_row(model: nn.Module, batch: torch.Tensor) -> None:
+        torch.stack([model(row) for row in batch]).sum().backward()
+
+    (call,) = _rows(2, by_row, nn.Linear(4, 1)).repeated_layers
+    assert (call.per_step, "model(row)" in call.line) == (16, True)
+    assert _rows(2, lambda model, batch: model(batch).sum().backward(), nn.Linear(4, 1)).repeated_layers == ()
+    deep = nn.Sequential(*(nn.Linear(4, 4) for _ in range(40)))
+    assert _rows(2, lambda model, batch: model(batch).sum().backward(), deep).repeated_layers == (), "40 layers"
+
+
+def test_float64_parameters_are_known_and_float64_metrics_are_none() -> None:
+    def step(model: nn.Module, batch: torch.Tensor) -> None:
+        model(batch).sum().backward()
+        (batch.double() @ batch.double().T).sum()
+
+    assert _rows(1, step, nn.Linear(4, 1).double()).trains_in_double
+    assert not _rows(1, step, nn.Linear(4, 1)).trains_in_double
+
+
+@pytest.mark.parametrize("update", ["optimizer", "data", "none"])
+def test_parameters_that_get_gradients_and_do_not_change_are_counted(update: str) -> None:
+    body, head = nn.Linear(4, 8), nn.Linear(8, 1)
+    optimizer = torch.optim.SGD([*head.parameters(), *(body.parameters() if update == "optimizer" else [])], lr=0.1)
+
+    def step(model: nn.Module, batch: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+        if update == "data":
+            for one in body.parameters():
+                one.data.add_(one.grad, alpha=-0.1)  # type: ignore[arg-type]
+
+    found = _rows(3, step, nn.Sequential(body, head))
+    assert found.parameters == 4 * 8 + 8 + 8 + 1
+    assert found.untrained_parameters == (4 * 8 + 8 if update == "none" else 0)
+
+
+def test_a_frozen_body_and_steps_without_an_update_have_no_useless_gradients() -> None:
+    body, head = nn.Linear(4, 8).requires_grad_(False), nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+
+    def step(model: nn.Module, batch: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    assert _rows(3, step, nn.Sequential(body, head)).untrained_parameters == 0
+
+    def accumulates(model: nn.Module, batch: torch.Tensor) -> None:
+        model(batch).square().mean().backward()
+
+    assert _rows(3, accumulates, nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))).untrained_parameters == 0
+
+
+@pytest.mark.parametrize(("sparse", "tied"), [(False, False), (True, False), (False, True)])
+def test_a_large_embedding_of_which_few_rows_are_used_is_known_unless_all_of_it_is(sparse: bool, tied: bool) -> None:
+    table, head = nn.Embedding(40_000, 32, sparse=sparse), nn.Linear(32, 1)
+
+    def step(model: nn.Module, batch: torch.Tensor) -> None:
+        rows = table((batch[:, 0] * 40_000).long())
+        loss = head(rows).sum() + ((rows @ table.weight.T).mean() if tied else 0.0)
+        loss.backward()
+
+    found = _rows(2, step, head).dense_embeddings
+    if sparse or tied:
+        assert found == ()
+    else:
+        assert [(call.what, call.per_step) for call in found] == [("40000 rows", 16)]
+
+
+@pytest.mark.parametrize(
+    ("calls", "name"),
+    [
+        (StepCalls(steps=3, repeated_layers=(StepCall(what="", line="m.py:3: h = cell(x)", per_step=40),)), "layer"),
+        (StepCalls(steps=3, trains_in_double=True), "computes-in-double"),
+        (StepCalls(steps=3, parameters=100, untrained_parameters=60), "gradients-not-used"),
+        (StepCalls(steps=3, dense_embeddings=(StepCall(what="9 rows", line="m.py:3: e(x)", per_step=1),)), "dense"),
+    ],
+)
+def test_what_a_step_does_with_its_layers_is_a_finding(calls: StepCalls, name: str) -> None:
+    windows = (TimingWindow(batches=10, wall_s=1.0, wait_s=0.1, step_s=0.9),) * 3
+    found = Measurements(
+        name="train",
+        machine=Machine(cores=2),
+        settings=Settings(dataset="Rows"),
+        has_step=True,
+        trials=(Trial(name=AS_IS, windows=windows),),
+        step_calls=calls,
+    )
+    (finding,) = diagnose(found).findings
+    assert finding.name.startswith(name)
+    assert (
+        diagnose(replace(found, step_calls=StepCalls(steps=3, parameters=100, untrained_parameters=20))).findings == ()
+    )

@@ -429,6 +429,12 @@ class StepCalls:
     trains_in_double: bool = False
     """Whether one of a float64 parameter was."""
 
+    parameters: int = 0
+    """How many numbers the parameters have that layers multiplied by."""
+
+    untrained_parameters: int = 0
+    """Those of them that got gradients and did not change, while others did."""
+
     repeated_layers: tuple[StepCall, ...] = ()
     """Lines that apply the same layer many times in each step, to little at a time."""
 

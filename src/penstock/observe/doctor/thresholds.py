@@ -66,6 +66,9 @@ class Thresholds:
     certain_contending_threads: float = _threshold(
         4.0, "busy threads per worker", "this many are a native thread pool, even if no core is left to run them"
     )
+    threads_per_core: float = _threshold(
+        1.9, "threads of torch per core", "a machine with two hardware threads per core may count either of them"
+    )
     workers_per_core: float = _threshold(1.5, "workers per core", "some workers wait for storage while others compute")
     tried_workers_per_core: float = _threshold(
         2.0, "workers per core", "with more than this, two more workers are not tried"
@@ -235,6 +238,9 @@ class Thresholds:
     embedding_parameters: int = _threshold(1 << 20, "numbers", "an optimizer updates fewer in less than a millisecond")
     embedding_fraction: float = _threshold(
         0.8, "of the parameters", "where other layers have more of them, they are what a step takes its time for"
+    )
+    untrained_fraction: float = _threshold(
+        0.5, "of the parameters", "a backward pass through fewer of them is not what a step takes its time for"
     )
     growth_windows: int = _threshold(4, "windows", "in fewer, steps seem to grow by chance")
     growth_pairs: float = _threshold(0.9, "of the pairs of windows", "of 5 windows in any order, one in 24 has so many")

@@ -138,7 +138,12 @@ def other_loader_restarted(measured: Measurements) -> Finding | None:
             f"{f', for {loop.loaders} loaders' if is_anew else ''}{after}; the first batch came after "
             f"{loop.startup_s:.2f} s"
         ),
-        remedy=("make that loader once, before the loop, with " if is_anew else "") + "persistent_workers=True",
+        remedy=(
+            "make its iterator once, before the loop: `others = iter(loader)`, then `next(others)` in each step, and "
+            "another iterator where it ends"
+            if not is_anew and measured.batches_requested < 2 * loop.starts
+            else ("make that loader once, before the loop, with " if is_anew else "") + "persistent_workers=True"
+        ),
     )
 
 

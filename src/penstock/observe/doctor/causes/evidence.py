@@ -44,6 +44,8 @@ def loading_matters(measured: Measurements) -> bool:
         return fraction >= THRESHOLDS.stall_fraction or _cannot_be_hidden(measured)
     if free.median < THRESHOLDS.worthwhile_gain:
         return False
+    if free.is_clear and free.low >= THRESHOLDS.step_slowdown and not measured.machine.is_busy:
+        return True  # by what its workers take from the step, where it hardly waits
     is_certain = fraction >= THRESHOLDS.certain_stall_fraction
     return is_certain or (fraction >= THRESHOLDS.stall_fraction and free.low > 1.0)
 

@@ -12,7 +12,7 @@ from penstock.observe.doctor.causes.evidence import (
 )
 from penstock.observe.doctor.measurements import Measurements
 from penstock.observe.doctor.thresholds import THRESHOLDS
-from penstock.observe.doctor.trial import FEWER_WORKERS, NO_WORKERS
+from penstock.observe.doctor.trial import FEWER_WORKERS, FREE, NO_WORKERS, ONE_THREAD
 from penstock.observe.record.finding import Finding
 
 
@@ -40,6 +40,26 @@ def cpu_quota(measured: Measurements) -> Finding | None:
         remedy=(
             f"num_workers={fits if own.num_workers else 0} and torch.set_num_threads({max(1, int(quota))}); or raise "
             f"the limit (docker run --cpus={wanted}, resources.limits.cpu in Kubernetes)"
+        ),
+    )
+
+
+@cause("threads-beyond-cores")
+def threads_beyond_cores(measured: Measurements) -> Finding | None:
+    """Torch computes with more threads than there are cores, so that they wait for each other in every operation."""
+    machine, one, free = measured.machine, measured.trial(ONE_THREAD), measured.trial(FREE)
+    if machine.intra_op_threads < THRESHOLDS.threads_per_core * machine.usable_cores or not measured.has_step:
+        return None
+    tried = ""
+    if one is not None and one.batch_s and free is not None and free.batch_s:
+        tried = f"; the step takes {free.batch_s * 1e3:.1f} ms, and {one.batch_s * 1e3:.1f} ms with one thread"
+    return Finding(
+        name="threads-beyond-cores",
+        cause="torch computes with more threads than there are cores, and in every operation they wait for each other.",
+        evidence=f"torch.get_num_threads() is {machine.intra_op_threads}, on {machine.usable_cores:g} cores{tried}",
+        remedy=(
+            f"torch.set_num_threads({max(1, int(machine.usable_cores))}), or leave it out, and OMP_NUM_THREADS, too: "
+            "torch starts with a thread for each core"
         ),
     )
 

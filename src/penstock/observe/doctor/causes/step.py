@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.observe.doctor.causes.cause import cause, required
@@ -112,16 +113,12 @@ class StepPattern:
     """The fields of `Measurements` that it needs."""
 
     def find(self, measured: Measurements) -> Finding | None:
-        """Return the finding if such a line takes most of the time of most steps."""
-        now = required(measured.as_is)
-        for line in measured.step_lines:
-            is_such = self.pattern.search(f"{line.line} {line.calls}") is not None
-            if not is_such or not _is_often(line) or line.fraction < THRESHOLDS.wasted_step_fraction:
-                continue
-            finding = _costs_every_step(self.name, line, now, self.cause, self.remedy)
-            if finding is not None:
-                return finding
-        return None
+        """Return the finding if such lines take a good part of the time of most steps."""
+        lines = [line for line in measured.step_lines if self.pattern.search(f"{line.line} {line.calls}")]
+        often = [line for line in lines if _is_often(line)]
+        if sum(line.fraction for line in often) < THRESHOLDS.wasted_step_fraction:
+            return None
+        return _costs_every_step(self.name, often, required(measured.as_is), self.cause, self.remedy)
 
 
 STEP_PATTERNS = (
@@ -131,8 +128,10 @@ STEP_PATTERNS = (
             r" torch\.(serialization|distributed\.checkpoint)\.|\btorch\.save\("
             r"|\bsave_(file|pretrained|checkpoint|state)\("
             r"|\b(pickle|json)\.dump\(|\bnp\.save\w*\(|\.savefig\(|\.to_(csv|parquet|pickle)\("
+            # a call into C that takes long may be seen at the line after it
+            r"|\bos\.(replace|rename|fsync)\(|\bshutil\.(copy|move)\w*\("
         ),
-        "Every step writes a file.",
+        "Every step, or every few of them, writes a file.",
         "save once per epoch or every few hundred steps, or in the background: torch.distributed.checkpoint.async_save",
     ),
     StepPattern(
@@ -145,7 +144,8 @@ STEP_PATTERNS = (
         "copied-every-step",
         re.compile(r" copy\.|\bdeepcopy\("),
         "Every step makes a deep copy, such as one of the model's state.",
-        "copy only a state that is to be kept: the best one so far, after a validation, or one per epoch",
+        "copy only a state that is to be kept: the best one so far, after a validation, or one per epoch; an average "
+        "of the weights is updated in place: torch.optim.swa_utils.AveragedModel, torch._foreach_lerp_",
     ),
     StepPattern(
         "appended-every-step",
@@ -191,7 +191,7 @@ def costly_step_line(measured: Measurements) -> Finding | None:
         return None
     return _costs_every_step(
         "costly-step-line",
-        line,
+        [line],
         now,
         "One line takes a large part of every step, and the gradients do not depend on it.",
         "do it every hundred steps, or once per epoch; what a batch needs, do in the dataset, beside the step",
@@ -213,6 +213,23 @@ def layer_in_a_loop(measured: Measurements) -> Finding | None:
             "apply it once, to all of them along a dimension (torch.stack, a batch of sequences); where each call "
             "needs the result of the one before it: nn.LSTM, nn.GRU or nn.RNN, or torch.compile"
         ),
+    )
+
+
+@cause("gradients-not-used", "step_calls")
+def gradients_not_used(measured: Measurements) -> Finding | None:
+    """Parameters get gradients, and nothing updates them: those of a backbone that is not trained."""
+    step = required(measured.step_calls)
+    if step.untrained_parameters < THRESHOLDS.untrained_fraction * max(1, step.parameters):
+        return None
+    return Finding(
+        name="gradients-not-used",
+        cause="Every step computes gradients for parameters that nothing updates.",
+        evidence=(
+            f"{step.untrained_parameters} of the {step.parameters} parameters that layers multiplied by got gradients, "
+            "and stayed as they were, while others were trained"
+        ),
+        remedy="module.requires_grad_(False) for what is not trained, or its forward pass under torch.no_grad()",
     )
 
 
@@ -304,17 +321,17 @@ def graphs_kept(measured: Measurements) -> Finding | None:
     )
 
 
-def _costs_every_step(name: str, line: HotLine, now: Trial, cause: str, remedy: str) -> Finding | None:
-    """Return the finding that a line costs what the loop would gain without it; None if that is little."""
-    of_loop = line.fraction * (1 - (now.wait_fraction or 0.0))
+def _costs_every_step(name: str, lines: Sequence[HotLine], now: Trial, cause: str, remedy: str) -> Finding | None:
+    """Return the finding that lines cost what the loop would gain without them; None if that is little."""
+    fraction, turns = sum(line.fraction for line in lines), max(line.turns_fraction for line in lines)
+    of_loop = fraction * (1 - (now.wait_fraction or 0.0))
     if 1 / (1 - of_loop) < THRESHOLDS.worthwhile_gain:
         return None
+    shown = "; ".join(map(describe_line, lines))
     return Finding(
         name=name,
         cause=cause,
-        evidence=(
-            f"{line.fraction:.0%} of the step's time, in {line.turns_fraction:.0%} of the steps: {describe_line(line)}"
-        ),
+        evidence=f"{fraction:.0%} of the step's time, in {turns:.0%} of the steps: {shown}",
         remedy=remedy,
         gain=1 / (1 - of_loop) if of_loop < THRESHOLDS.estimated_fraction else None,
     )

@@ -28,6 +28,11 @@ PRODUCTS = frozenset(
 
 _Line = tuple[str, int]
 
+_COMPARED = 1024
+"""Numbers of each parameter."""
+_READABLE = (torch.float32, torch.float64, torch.float16)
+"""By NumPy."""
+
 
 class LayerUse:
     """Counts what the observed steps do with parameters."""
@@ -39,7 +44,9 @@ class LayerUse:
         """Whether a parameter of a product is float64."""
         self._steps = 0
         self._times: dict[tuple[_Line, int], list[float]] = {}
-        self._sizes: dict[int, tuple[torch.Tensor, int]] = {}
+        self._weights: dict[int, torch.Tensor] = {}  # kept, so that no other has the id of one
+        self._before: dict[int, object] = {}
+        self._have_gradients: set[int] = set()
         self._in_products: set[int] = set()
         self._embedded: dict[int, tuple[_Line, int]] = {}
 
@@ -54,13 +61,12 @@ class LayerUse:
         if func in PRODUCTS:
             tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
             self.computes_in_double |= any(one.dtype is torch.float64 for one in tensors)
-            for one in tensors:
-                if _is_trained(one):
-                    self._note_weight(one)
-                    self._in_products.add(id(one))
-                    self.trains_in_double |= one.dtype is torch.float64
-                    if line is not None:
-                        self._times.setdefault((line, id(one)), []).append(seconds)
+            for weight in filter(_is_trained, (one if one._base is None else one._base for one in tensors)):
+                self._note_weight(weight)
+                self._in_products.add(id(weight))
+                self.trains_in_double |= weight.dtype is torch.float64
+                if line is not None:
+                    self._times.setdefault((line, id(weight)), []).append(seconds)
         elif func is torch.nn.functional.embedding and len(args) > 1 and line is not None:
             indices, weight = args[:2]
             if _is_trained(weight) and not (kwargs.get("sparse") or any(args[6:7])):
@@ -68,8 +74,24 @@ class LayerUse:
                 _, before = self._embedded.get(id(weight), (line, 0))
                 self._embedded[id(weight)] = line, max(before, indices.numel())
 
+    def end_step(self) -> None:
+        """Note which parameters have gradients at the end of a step."""
+        self._have_gradients |= {key for key, weight in self._weights.items() if weight.grad is not None}
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers all of these parameters have."""
+        return sum(weight.numel() for weight in self._weights.values())
+
+    def untrained(self) -> int:
+        """Return how many of them got gradients and are as they were, if others are not."""
+        same = {key for key, weight in self._weights.items() if _state_of(weight) == self._before[key]}
+        is_training = any(key not in same for key in self._weights)
+        return sum(self._weights[key].numel() for key in same & self._have_gradients) if is_training else 0
+
     def _note_weight(self, weight: torch.Tensor) -> None:
-        self._sizes[id(weight)] = weight, weight.numel()  # kept, so that no other has its id
+        if id(weight) not in self._weights:
+            self._weights[id(weight)], self._before[id(weight)] = weight, _state_of(weight)
 
     def repeated(self) -> tuple[StepCall, ...]:
         """Return the lines that apply one layer many times in each step, to little at a time."""
@@ -90,16 +112,23 @@ class LayerUse:
         rare = {
             key: (line, rows)
             for key, (line, rows) in self._embedded.items()
-            if key not in self._in_products and self._sizes[key][0].shape[0] >= THRESHOLDS.unused_rows * rows
+            if key not in self._in_products and self._weights[key].shape[0] >= THRESHOLDS.unused_rows * rows
         }
-        total = sum(size for _, size in self._sizes.values())
-        own = sum(self._sizes[key][1] for key in rare)
-        if own < THRESHOLDS.embedding_parameters or own < THRESHOLDS.embedding_fraction * total:
+        own = sum(self._weights[key].numel() for key in rare)
+        if own < THRESHOLDS.embedding_parameters or own < THRESHOLDS.embedding_fraction * self.parameters:
             return ()
         return tuple(
-            StepCall(what=f"{self._sizes[key][0].shape[0]} rows", line=line_text(*line), per_step=rows)
+            StepCall(what=f"{self._weights[key].shape[0]} rows", line=line_text(*line), per_step=rows)
             for key, (line, rows) in rare.items()
         )
+
+
+def _state_of(weight: torch.Tensor) -> object:
+    """Return what changes when a parameter is updated, in place or through `.data`."""
+    values, digest = weight.detach(), b""
+    if type(values) is torch.Tensor and values.dtype in _READABLE and values.layout is torch.strided:
+        digest = values.reshape(-1)[:: max(1, values.numel() // _COMPARED)].cpu().numpy().tobytes()
+    return weight._version, digest
 
 
 def _is_trained(one: Any) -> bool:

@@ -110,6 +110,7 @@ class StepCallRecorder:
         mode, self._mode = self._mode, None
         if mode is not None:
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._layers.end_step()
 
     def result(self) -> StepCalls:
         """Return the calls that every recorded step made."""
@@ -120,6 +121,8 @@ class StepCallRecorder:
             double_casts=self._in_every_step(self._double_casts),
             computes_in_double=self._layers.computes_in_double,
             trains_in_double=self._layers.trains_in_double,
+            parameters=self._layers.parameters,
+            untrained_parameters=self._layers.untrained(),
             repeated_layers=self._layers.repeated(),
             dense_embeddings=self._layers.dense_embeddings(),
             whole_images=self._images_of_every_step(),
