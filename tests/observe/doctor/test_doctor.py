@@ -268,6 +268,42 @@ def test_a_loader_that_is_made_for_every_batch_is_found() -> None:
     assert "make the loader once" in finding.remedy
 
 
+def test_a_second_loader_of_which_each_step_takes_a_batch_is_part_of_the_examined_loop() -> None:
+    drawn: list[int] = []
+
+    def train() -> None:
+        model = torch.nn.Linear(1, 1)
+        others = iter(DataLoader(Numbered(1_000_000), batch_size=1))
+        while True:
+            for _ in DataLoader(Numbered(64), batch_size=2):
+                drawn.append(int(next(others)[1]))
+                model(torch.ones(1, 1)).sum().backward()
+
+    found = examine(train, seconds=1.0)
+    assert found.as_is is not None
+    assert found.as_is.windows, found.notes
+    assert drawn[:50] == list(range(50))
+    assert found.repeated_passes == ()
+
+
+def test_a_validation_in_the_middle_of_an_epoch_is_cut_short_and_counted() -> None:
+    seen: list[int] = []
+
+    def train() -> None:
+        model = torch.nn.Linear(1, 1)
+        held_out = DataLoader(Numbered(40), batch_size=2)
+        while True:
+            for step, _ in enumerate(DataLoader(Numbered(64), batch_size=2)):
+                model(torch.ones(1, 1)).sum().backward()
+                if step % 5 == 4:
+                    with torch.no_grad():
+                        seen.append(sum(1 for _ in held_out))
+
+    (found,) = examine(train, seconds=2.0).repeated_passes
+    assert (found.batches, found.steps_between, found.has_gradients) == (20, pytest.approx(5.0, abs=1.0), False)
+    assert set(seen) == {2}
+
+
 def test_a_loop_without_gradients_is_examined_if_there_is_no_other() -> None:
     @torch.no_grad()
     def predict() -> None:

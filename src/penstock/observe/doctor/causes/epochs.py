@@ -152,7 +152,8 @@ def validates_often(measured: Measurements) -> Finding | None:
     """A pass over another loader, after every few steps, takes a large part of the program's time."""
     own, now = measured.settings, required(measured.as_is)
     for one in measured.repeated_passes:
-        pass_s, steps_s = one.batches * one.batch_s, one.steps_between * (now.batch_s or math.inf)
+        step_s = now.idle_machine_s if measured.machine.is_busy else now.batch_s
+        pass_s, steps_s = one.batches * one.batch_s, one.steps_between * (step_s or math.inf)
         fraction = pass_s / (pass_s + steps_s)
         starts_s = max((loop.startup_s for loop in measured.other_loops), default=0.0)
         if fraction < THRESHOLDS.other_loop_fraction or pass_s < starts_s:  # then "other-loader-restarted" comes first

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from penstock.observe.doctor.probes import proc
 from penstock.observe.doctor.probes.batch_values import copy_containers
 from penstock.observe.doctor.trials.batch_source import iterate_unpatched
 from penstock.observe.doctor.trials.collected_epochs import check_collects
@@ -39,6 +40,7 @@ class _ProgramIterator:
         self._in_a_row = 0
         self._step = -1
         """The step of the examined loop in which a batch was requested last."""
+        self._began: proc.ThreadTimes | None = None
         self._is_over = False
         self._requested_at: float | None = None
 
@@ -72,12 +74,12 @@ class _ProgramIterator:
                 raise
         scheduler.evaluation_loaders.note_request(self._loader, has_gradients=torch.is_grad_enabled())
         if scheduler.loader is not None:
-            self._cut_short(time.perf_counter())
+            self._cut_short()
         if self._batches is None:
             return self._first_batch()
         return next(self._batches)
 
-    def _cut_short(self, now: float) -> None:
+    def _cut_short(self) -> None:
         """End a loop in the middle of the examined one, after two batches.
 
         One batch in each of its steps is part of the examined loop: of unlabelled samples, or of a second domain.
@@ -85,17 +87,18 @@ class _ProgramIterator:
         Raises:
             StopIteration: it is over.
         """
-        scheduler, before, self._requested_at = self._scheduler, self._requested_at, now
+        scheduler = self._scheduler
         self._in_a_row = self._in_a_row + 1 if self._step == scheduler.batches_requested else 1
         self._step = scheduler.batches_requested
         if self._in_a_row == 1:
             return
         scheduler.interrupt()
-        if self._in_a_row == _OTHER_LOOP_BATCHES:
+        if self._in_a_row <= _OTHER_LOOP_BATCHES:
             scheduler.repeated_passes.note_pass(self._loader, scheduler.batches_requested)
-        elif self._in_a_row > _OTHER_LOOP_BATCHES:
-            if before is not None:
-                scheduler.repeated_passes.note_batch(self._loader, now - before)
+            self._began = proc.thread_times()
+        else:
+            if self._began is not None:
+                scheduler.repeated_passes.note_batch(self._loader, proc.thread_times_since(self._began).busy_s)
             raise StopIteration
 
     def _later_batch(self) -> Any:
