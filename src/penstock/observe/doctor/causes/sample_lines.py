@@ -139,7 +139,9 @@ LINE_PATTERNS = (
     ),
     LinePattern(
         "checked-for-each-sample",
-        re.compile(r"\b(hashlib|xxhash|zlib\.(crc32|adler32))\b|\.(hex)?digest\(|\b(md5|sha\d+|crc32|blake2[bs])\("),
+        re.compile(
+            r"\b(hashlib\.(?!pbkdf2|scrypt)|xxhash\.|zlib\.(crc32|adler32)\b)|\.(hex)?digest\(|\b(md5|sha\d+|crc32|blake2[bs])\("
+        ),
         "Every sample is read and hashed, to see whether its data is what it was.",
         "check all files once, before training or when they are copied, and not each time that a sample is read",
     ),
