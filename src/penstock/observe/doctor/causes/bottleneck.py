@@ -181,7 +181,7 @@ def _bound(measured: Measurements) -> Finding:
     assert now is not None
     waits = f"the loop waits for data {now.wait_fraction:.0%} of its time" if measured.has_step else "the loader alone"
     if measured.has_step and free is not None:
-        waits += f", and is {free.median:.1f} times as fast with loading free"
+        waits += f"; with loading free it is {free.median:.1f} times as fast"
         waits += _delayed_step(now, required(measured.trial(FREE)), measured)
     if outweighs_step(measured) and (now.wait_fraction or 0.0) < THRESHOLDS.stall_fraction:
         waits += "; other programs delay its step: on a quiet machine it would be shorter, and wait"
@@ -203,7 +203,7 @@ def _delayed_step(now: Trial, free: Trial, measured: Measurements) -> str:
     factor = (now.step_s or 0.0) / (free.batch_s or math.inf)
     if not measured.settings.num_workers or factor < THRESHOLDS.step_slowdown:
         return ""
-    return f", where its step is {factor:.1f} times as fast without workers beside it"
+    return f", as its step takes {factor:.1f} times as long beside its workers as alone"
 
 
 def _comparable_parts_s(measured: Measurements) -> Mapping[str, float]:
