@@ -525,8 +525,9 @@ def test_contention_below_its_threshold_is_advised_where_a_trial_with_fewer_work
 
 def test_a_gain_beyond_what_a_loop_waits_is_explained_by_its_step() -> None:
     verdict = diagnose(_loop(_trial(AS_IS, 0.100, 0.040), _trial(FREE, 0.010))).verdict
-    assert "waits for data 40% of its time; with loading free it is 10.0 times as fast, as its step takes 6.0 times" in (
-        verdict.evidence
+    assert (
+        "waits for data 40% of its time; with loading free it is 10.0 times as fast, as its step takes 6.0 times"
+        in (verdict.evidence)
     )
     assert "its step" not in diagnose(_loop(_trial(AS_IS, 0.100, 0.090), _trial(FREE, 0.010))).verdict.evidence
 

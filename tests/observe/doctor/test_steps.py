@@ -367,8 +367,8 @@ def test_float64_parameters_are_known_and_float64_metrics_are_none() -> None:
         model(batch).sum().backward()
         (batch.double() @ batch.double().T).sum()
 
-    assert _rows(1, step, nn.Linear(4, 1).double()).trains_in_double
-    assert not _rows(1, step, nn.Linear(4, 1)).trains_in_double
+    assert _rows(1, step, nn.Linear(4, 1).double()).double_parameters == 5
+    assert _rows(1, step, nn.Linear(4, 1)).double_parameters == 0
 
 
 @pytest.mark.parametrize("update", ["optimizer", "data", "none"])
@@ -426,13 +426,13 @@ def test_a_large_embedding_of_which_few_rows_are_used_is_known_unless_all_of_it_
     ("calls", "name"),
     [
         (StepCalls(steps=3, repeated_layers=(StepCall(what="", line="m.py:3: h = cell(x)", per_step=40),)), "layer"),
-        (StepCalls(steps=3, trains_in_double=True), "computes-in-double"),
+        (StepCalls(steps=3, parameters=100, double_parameters=90), "computes-in-double"),
         (StepCalls(steps=3, parameters=100, untrained_parameters=60), "gradients-not-used"),
         (StepCalls(steps=3, dense_embeddings=(StepCall(what="9 rows", line="m.py:3: e(x)", per_step=1),)), "dense"),
     ],
 )
 def test_what_a_step_does_with_its_layers_is_a_finding(calls: StepCalls, name: str) -> None:
-    windows = (TimingWindow(batches=10, wall_s=1.0, wait_s=0.1, step_s=0.9),) * 3
+    windows = (TimingWindow(batches=20, wall_s=1.0, wait_s=0.1, step_s=0.9),) * 3
     found = Measurements(
         name="train",
         machine=Machine(cores=2),

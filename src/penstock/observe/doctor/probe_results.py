@@ -5,7 +5,8 @@ Seconds are wall clock unless a name says otherwise, sizes are bytes, fractions 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from penstock.observe.doctor.content_results import TypeChange
 
@@ -361,7 +362,10 @@ class RepeatedPass:
     """The class of its dataset."""
 
     batches: int
-    """Of a whole pass."""
+    """Of a pass."""
+
+    is_whole: bool = True
+    """Whether that is what the program took; else what its loader has."""
 
     batch_s: float
     """Of each, with what the program does with it: the median."""
@@ -426,8 +430,8 @@ class StepCalls:
     computes_in_double: bool = False
     """Whether a matrix product or a convolution was computed in float64."""
 
-    trains_in_double: bool = False
-    """Whether one of a float64 parameter was."""
+    double_parameters: int = 0
+    """How many numbers the float64 ones of the parameters have."""
 
     parameters: int = 0
     """How many numbers the parameters have that layers multiplied by."""
@@ -462,3 +466,10 @@ class StepCalls:
 
     training_lines: tuple[str, ...] = ()
     """The lines that contribute to gradients, or that an optimizer runs in."""
+
+    observed_lines: tuple[str, ...] | None = None
+    """The lines in which torch computes, where gradients depend on what Python or NumPy computes in the step: of other
+    lines it is then not known whether they contribute. None where it is."""
+
+    operations: Mapping[str, float] = field(default_factory=dict)
+    """How many operations of torch's each line calls per step."""

@@ -227,6 +227,10 @@ class Thresholds:
     repeated_calls: int = _threshold(
         16, "calls of one layer in a step", "networks share a layer among a dozen blocks or scales, and not among more"
     )
+    many_operations: int = _threshold(
+        200, "operations of a line in a step", "a line of a block that a deep network repeats calls fewer"
+    )
+    seen_steps: int = _threshold(32, "steps", "what is trained in turns may wait for as many")
     small_call_s: float = _threshold(
         5e-4, "s per call", "one call for all of them gains what each costs beside its arithmetic, some microseconds"
     )

@@ -28,6 +28,7 @@ ABOUT_STEP: tuple[Cause, ...] = (
     step.gradients_not_used,
     step.computes_in_double,
     step.dense_embedding_gradients,
+    step.operations_in_a_loop,
     step.costly_step_line,
     step.steps_grow,
 )

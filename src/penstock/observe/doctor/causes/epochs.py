@@ -170,7 +170,8 @@ def validates_often(measured: Measurements) -> Finding | None:
             ),
             remedy="do it once per epoch, or with a part of the samples"
             + ", and under torch.no_grad(): then no graph is made" * one.has_gradients,
-            gain=(pass_s + steps_s) / (steps_s + rarer * pass_s),
+            gain=(pass_s + steps_s) / (steps_s + rarer * pass_s) if one.is_whole else None,
+            is_uncertain=not one.is_whole,
         )
     return None
 

@@ -50,8 +50,12 @@ def threads_beyond_cores(measured: Measurements) -> Finding | None:
     machine, one, free = measured.machine, measured.trial(ONE_THREAD), measured.trial(FREE)
     if machine.intra_op_threads < THRESHOLDS.threads_per_core * machine.usable_cores or not measured.has_step:
         return None
+    if machine.accelerator:
+        return None
     tried = ""
     if one is not None and one.batch_s and free is not None and free.batch_s:
+        if one.batch_s > free.batch_s:
+            return None  # they do help
         tried = f"; the step takes {free.batch_s * 1e3:.1f} ms, and {one.batch_s * 1e3:.1f} ms with one thread"
     return Finding(
         name="threads-beyond-cores",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.observe.doctor.causes.cause import cause, required
 from penstock.observe.doctor.causes.evidence import describe_line
@@ -155,13 +155,13 @@ STEP_PATTERNS = (
     ),
     StepPattern(
         "measures-every-step",
-        re.compile(r" (sklearn|scipy|torchmetrics|skimage)\."),
+        re.compile(r" (sklearn|scipy(?!\.optimize)|torchmetrics|skimage)\."),
         "Every step computes a metric, or a statistic, on the processor.",
         "keep what it needs as tensors, and compute it every hundred steps, or once at the end of an epoch",
     ),
     StepPattern(
         "waits-for-another-loader",
-        re.compile(r" torch\.utils\.data\."),
+        re.compile(r" torch\.utils\.data\.(dataloader|_utils\.(fetch|pin_memory|worker))"),
         "Every step takes a batch of another loader, and waits for it.",
         "make its iterator once, before the loop; give it workers of its own; and examine it alone, by a function that "
         "returns it",
@@ -178,6 +178,25 @@ STEP_PATTERNS = (
 )
 
 
+@cause("operations-in-a-loop", "as_is", "step_calls")
+def operations_in_a_loop(measured: Measurements) -> Finding | None:
+    """A line of the step calls torch hundreds of times, for an element or a pair at a time."""
+    now, calls = required(measured.as_is), required(measured.step_calls).operations
+    lines = [line for line in measured.step_lines if calls.get(line.line, 0.0) >= THRESHOLDS.many_operations]
+    if not lines or sum(line.fraction for line in lines) < THRESHOLDS.wasted_step_fraction:
+        return None
+    counts = ", ".join(f"{calls[line.line]:.0f} operations of torch's per step" for line in lines[:1])
+    found = _costs_every_step(
+        "operations-in-a-loop",
+        lines,
+        now,
+        "A line calls torch again and again in every step, for a few numbers at a time, in a loop of Python's.",
+        "compute it for all of them at once: broadcasting, torch.where, torch.bincount, torch.cdist, a comparison of "
+        "torch.arange with lengths",
+    )
+    return replace(found, evidence=f"{found.evidence} ({counts})", gain=None) if found is not None else None
+
+
 @cause("costly-step-line", "as_is", "step_calls")
 def costly_step_line(measured: Measurements) -> Finding | None:
     """A line takes much of the step, and contributes neither to gradients nor to the optimizer's work."""
@@ -189,6 +208,8 @@ def costly_step_line(measured: Measurements) -> Finding | None:
         return None
     if _TRAINS.search(f" {line.calls}"):
         return None
+    if calls.observed_lines is not None and line.line not in calls.observed_lines:
+        return None  # it may compute, without torch, what the loss needs
     return _costs_every_step(
         "costly-step-line",
         [line],
@@ -220,7 +241,9 @@ def layer_in_a_loop(measured: Measurements) -> Finding | None:
 def gradients_not_used(measured: Measurements) -> Finding | None:
     """Parameters get gradients, and nothing updates them: those of a backbone that is not trained."""
     step = required(measured.step_calls)
-    if step.untrained_parameters < THRESHOLDS.untrained_fraction * max(1, step.parameters):
+    steps = sum(window.batches for trial in measured.trials for window in trial.windows)
+    is_seen = steps >= THRESHOLDS.seen_steps
+    if not is_seen or step.untrained_parameters < THRESHOLDS.untrained_fraction * max(1, step.parameters):
         return None
     return Finding(
         name="gradients-not-used",
@@ -236,12 +259,13 @@ def gradients_not_used(measured: Measurements) -> Finding | None:
 @cause("computes-in-double", "step_calls")
 def computes_in_double(measured: Measurements) -> Finding | None:
     """Parameters are float64."""
-    if not required(measured.step_calls).trains_in_double:
+    step = required(measured.step_calls)
+    if step.double_parameters < THRESHOLDS.untrained_fraction * max(1, step.parameters):
         return None
     return Finding(
         name="computes-in-double",
         cause="The model computes in float64: twice the memory of float32, and half its speed or far less.",
-        evidence="products of float64 parameters in the observed steps",
+        evidence=f"{step.double_parameters} of the {step.parameters} parameters that layers multiplied by are float64",
         remedy="model.float() and float32 batches, unless it needs the digits (NumPy's arrays are float64 by default)",
     )
 

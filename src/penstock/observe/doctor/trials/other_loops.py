@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import weakref
 from dataclasses import dataclass, field
@@ -54,16 +53,22 @@ class OtherLoops:
 
 @dataclass
 class _Passes:
-    batches: int
+    length: int
     began_at: list[int] = field(default_factory=list)
-    batches_s: list[float] = field(default_factory=list)
+    batch_s: list[float] = field(default_factory=list)
+    batches: int = 0
+    """That the program took in its first pass."""
+    is_known: bool = False
+    is_cut: bool = False
+    """Whether the first pass took too long to see its end."""
     has_gradients: bool = True
 
 
 class RepeatedPasses:
     """Counts the passes over other loaders that begin in the middle of the examined loop.
 
-    Loaders of the same dataset class and length are taken for the same.
+    Loaders of the same dataset class and length are taken for the same. How many batches a pass takes is seen in the
+    first one.
     """
 
     def __init__(self) -> None:
@@ -71,28 +76,55 @@ class RepeatedPasses:
 
     def note_pass(self, loader: DataLoader[Any], step: int) -> None:
         """Note that a pass begins after so many steps of the examined loop."""
-        with contextlib.suppress(TypeError, ValueError, NotImplementedError):  # a stream without a length
-            key = type(loader.dataset).__name__, len(loader)
-            known = self._passes.setdefault(key, _Passes(batches=len(loader)))
+        length = length_of(loader)
+        if length is not None:
+            known = self._passes.setdefault((type(loader.dataset).__name__, length), _Passes(length=length))
+            known.is_known |= bool(known.began_at)
             known.began_at.append(step)
             known.has_gradients &= torch.is_grad_enabled()
 
-    def note_batch(self, loader: DataLoader[Any], seconds: float) -> None:
-        """Note what one batch of such a pass takes, with what the program does with it."""
-        with contextlib.suppress(KeyError, TypeError, ValueError, NotImplementedError):
-            self._passes[type(loader.dataset).__name__, len(loader)].batches_s.append(seconds)
+    def note_batches(self, loader: DataLoader[Any], requested: int, batch_s: float) -> None:
+        """Note how many batches such a pass has requested, and what each takes with what the program does with it."""
+        known = self._known(loader)
+        if known is not None:
+            known.batches = known.batches if known.is_known else min(requested, known.length)
+            known.batch_s[len(known.began_at) - 1 :] = [batch_s]
+
+    def note_cut(self, loader: DataLoader[Any]) -> None:
+        """Note that a pass is ended."""
+        known = self._known(loader)
+        if known is not None:
+            known.is_cut |= not known.is_known
+            known.is_known = True
+
+    def is_known(self, loader: DataLoader[Any]) -> bool:
+        """Return whether it is known how many batches a pass takes, or is not to be found out."""
+        known = self._known(loader)
+        return known is None or known.is_known
 
     def results(self) -> tuple[RepeatedPass, ...]:
         """Return those that were seen at least twice."""
         return tuple(
             RepeatedPass(
                 dataset=dataset,
-                batches=known.batches,
-                batch_s=statistics.median(known.batches_s),
+                batches=known.length if known.is_cut else known.batches,
+                is_whole=not known.is_cut,
+                batch_s=statistics.median(known.batch_s),
                 passes=len(known.began_at),
                 steps_between=(known.began_at[-1] - known.began_at[0]) / (len(known.began_at) - 1),
                 has_gradients=known.has_gradients,
             )
             for (dataset, _), known in self._passes.items()
-            if len(known.began_at) > 1 and known.batches_s
+            if len(known.began_at) > 1 and known.batch_s
         )
+
+    def _known(self, loader: DataLoader[Any]) -> _Passes | None:
+        return self._passes.get((type(loader.dataset).__name__, length_of(loader) or 0))
+
+
+def length_of(loader: DataLoader[Any]) -> int | None:
+    """Return how many batches a loader has; None for a stream without a length."""
+    try:
+        return len(loader)
+    except (TypeError, ValueError, NotImplementedError):
+        return None

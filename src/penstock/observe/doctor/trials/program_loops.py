@@ -8,12 +8,14 @@ to begin its next epochs; see `later_epochs`.
 
 from __future__ import annotations
 
+import dis
 import gc
 import itertools
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -23,10 +25,13 @@ from penstock.observe.doctor.probes import proc
 from penstock.observe.doctor.probes.batch_values import copy_containers
 from penstock.observe.doctor.trials.batch_source import iterate_unpatched
 from penstock.observe.doctor.trials.collected_epochs import check_collects
+from penstock.observe.doctor.trials.other_loops import length_of
 from penstock.observe.doctor.trials.trial_scheduler import TrialScheduler
 
 _OTHER_LOOP_BATCHES = 2
-"""What a loop that is not examined gets; two, so that code after its first batch runs as well."""
+"""What a loop that is not examined gets; two, so that code after its first batch runs as well ..."""
+_WHOLE_LOOP_S = 1.0
+"""... and the first time what it asks for in so long, which may be less than its loader has."""
 
 
 class _ProgramIterator:
@@ -73,16 +78,15 @@ class _ProgramIterator:
                 self._is_over = True
                 raise
         scheduler.evaluation_loaders.note_request(self._loader, has_gradients=torch.is_grad_enabled())
-        if scheduler.loader is not None:
-            self._cut_short()
-        if self._batches is None:
-            return self._first_batch()
-        return next(self._batches)
+        if scheduler.loader is None:
+            return self._first_batch() if self._batches is None else next(self._batches)
+        return self._batch_beside(is_in_for=_is_in_for(sys._getframe(1)))
 
-    def _cut_short(self) -> None:
-        """End a loop in the middle of the examined one, after two batches.
+    def _batch_beside(self, *, is_in_for: bool) -> Any:
+        """Return a batch for what a program does in the middle of the examined loop.
 
-        One batch in each of its steps is part of the examined loop: of unlabelled samples, or of a second domain.
+        One batch in each of its steps, and what `next` takes, are part of the examined loop: of unlabelled samples, or
+        of a second domain. Another loop is cut short.
 
         Raises:
             StopIteration: it is over.
@@ -90,15 +94,30 @@ class _ProgramIterator:
         scheduler = self._scheduler
         self._in_a_row = self._in_a_row + 1 if self._step == scheduler.batches_requested else 1
         self._step = scheduler.batches_requested
-        if self._in_a_row == 1:
-            return
+        if is_in_for and self._in_a_row > 1:
+            self._cut_short()
+        if self._batches is None:
+            return self._first_batch()
+        try:
+            return next(self._batches)
+        except StopIteration:
+            if is_in_for or self._in_a_row > (length_of(self._loader) or 1):
+                raise
+            # The examined loop does not end with its epoch while it is examined, and so neither does what it takes.
+            self._batches = iterate_unpatched(self._loader)
+            return next(self._batches)
+
+    def _cut_short(self) -> None:
+        scheduler, passes = self._scheduler, self._scheduler.repeated_passes
         scheduler.interrupt()
-        if self._in_a_row <= _OTHER_LOOP_BATCHES:
-            scheduler.repeated_passes.note_pass(self._loader, scheduler.batches_requested)
+        if self._began is None:
+            passes.note_pass(self._loader, scheduler.batches_requested)
             self._began = proc.thread_times()
-        else:
-            if self._began is not None:
-                scheduler.repeated_passes.note_batch(self._loader, proc.thread_times_since(self._began).busy_s)
+            return
+        spent = proc.thread_times_since(self._began)
+        passes.note_batches(self._loader, self._in_a_row, spent.busy_s / (self._in_a_row - _OTHER_LOOP_BATCHES))
+        if passes.is_known(self._loader) or spent.wall_s > _WHOLE_LOOP_S:
+            passes.note_cut(self._loader)
             raise StopIteration
 
     def _later_batch(self) -> Any:
@@ -106,7 +125,7 @@ class _ProgramIterator:
         later = self._scheduler.later_epochs
         assert later is not None
         is_own = later.belongs(self._loader)
-        self._later_batches += 1
+        self._later_batches += is_own or _is_in_for(sys._getframe(2))
         if self._later_batches > (1 if is_own else _OTHER_LOOP_BATCHES):
             raise StopIteration
         with later.guard.suspended():
@@ -114,7 +133,9 @@ class _ProgramIterator:
                 later.add(self._loader)
                 return copy_containers(self._scheduler.batch)
             later.has_others = True
-            return self._first_batch(later.epoch_length) if self._batches is None else next(self._batches)
+            if self._batches is None:
+                return self._first_batch(later.epoch_length)
+            return next(self._batches)
 
     def _first_batch(self, batches_between: float = 0.0) -> Any:
         began = time.perf_counter()
@@ -128,6 +149,11 @@ class _ProgramIterator:
         self._scheduler.passive_s += 0.0 if self._requested_at is None else now - self._requested_at
         self._requested_at = now
         return self._scheduler.accepts(training=torch.is_grad_enabled())
+
+
+def _is_in_for(frame: FrameType) -> bool:
+    """Return whether a `for` asks for the next item, itself or through an iterator of C such as `enumerate`'s."""
+    return frame.f_lasti >= 0 and dis.opname[frame.f_code.co_code[frame.f_lasti]] == "FOR_ITER"
 
 
 @contextmanager

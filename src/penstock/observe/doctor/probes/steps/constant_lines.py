@@ -10,13 +10,18 @@ from __future__ import annotations
 import statistics
 import weakref
 from collections.abc import Iterable
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
 _Line = tuple[str, int]
+
+_PLAIN = (int, float, str, bytes, torch.dtype, torch.device, FunctionType, ModuleType, type, type(None))
+"""What has no tensors of a batch in it."""
+_LOOKED_AT = 64
 
 _MOST_NUMBERS = 1 << 24
 """Larger results are not compared, and count as changing."""
@@ -33,6 +38,10 @@ class ConstantLines:
         self._first: dict[_Line, list[int]] = {}
         self._changing: set[_Line] = set()
         self._codes: dict[CodeType, set[_Line]] = {}
+        self._takes_more: set[CodeType] = set()
+        """Functions with variables that may depend on the batch without a tensor."""
+        self._is_opaque = False
+        """Whether a batch has parts of which it is not known what tensors they have."""
         self._seconds: list[dict[_Line, float]] = []
 
     def begin_step(self, batch: Any) -> None:
@@ -42,12 +51,22 @@ class ConstantLines:
         self._seconds.append({})
         self._depends = {}
         self._note_dependent(batch)
+        for part in tree_leaves(batch):
+            if not issubclass(type(part), (torch.Tensor, np.ndarray, *_PLAIN)):
+                try:
+                    self._note_dependent(dict(object.__getattribute__(part, "__dict__")))
+                except Exception:  # it keeps its values elsewhere
+                    self._is_opaque = True
 
     def note(self, frame: FrameType, operands: Iterable[Any], made: Any, seconds: float) -> None:
         """Note that the line at which a function is computed `made` of `operands`, and how long it took."""
         line = frame.f_code.co_filename, frame.f_lineno
+        if not any(isinstance(one, torch.Tensor) for one in tree_leaves(made)):
+            return
         self._seconds[-1][line] = self._seconds[-1].get(line, 0.0) + seconds
         self._codes.setdefault(frame.f_code, set()).add(line)
+        if not all(map(self._is_plain, frame.f_locals.values())):
+            self._takes_more.add(frame.f_code)
         if any(map(self._is_dependent, tree_leaves(operands))) or any(map(self._is_dependent, tree_leaves(made))):
             self._changing.add(line)
             self._note_dependent(made)
@@ -57,14 +76,14 @@ class ConstantLines:
     def lines(self) -> dict[str, set[int]]:
         """Return the lines that are constant, by file; none before two steps were observed."""
         self._end_step()
-        if self._steps < 2:
+        if self._steps < 2 or self._is_opaque:
             return {}
         found: dict[str, set[int]] = {}
         for code, own in self._codes.items():
             constant = own - self._changing
             for file, number in constant:
                 found.setdefault(file, set()).add(number)
-            if constant == own:
+            if constant == own and code not in self._takes_more:
                 numbers = {number for _, _, number in code.co_lines() if number is not None}
                 found.setdefault(code.co_filename, set()).update(numbers)
         return found
@@ -97,6 +116,14 @@ class ConstantLines:
         known = self._depends.get(id(one))
         return one.requires_grad or (known is not None and known() is one)
 
+    def _is_plain(self, value: Any) -> bool:
+        """Return whether the value of a variable is known not to come from the batch."""
+        if isinstance(value, torch.Tensor):
+            return not self._is_dependent(value)
+        if isinstance(value, list | tuple):
+            return all(map(self._is_plain, value[:_LOOKED_AT]))
+        return issubclass(type(value), (*_PLAIN, torch.nn.Module))
+
     def _note_dependent(self, tree: Any) -> None:
         for one in tree_leaves(tree):
             if isinstance(one, torch.Tensor):
@@ -119,7 +146,8 @@ def _bytes_of(one: torch.Tensor) -> object:
     if one.layout is not torch.strided or one.numel() > _MOST_NUMBERS:
         return object()
     try:
-        values = one.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        # NumPy gets a copy: a storage that it has seen cannot be resized any longer.
+        values = one.detach().to("cpu", copy=True).resolve_conj().resolve_neg().contiguous()
         return values.view(-1).view(torch.uint8).numpy().tobytes()
     except Exception:  # a tensor of torch.func, a fake one, one of several devices
         return object()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from penstock.observe.doctor.probe_results import StepCall
 from penstock.observe.doctor.probes.source_lines import line_text
@@ -26,12 +28,12 @@ PRODUCTS = frozenset(
 )
 """Functions that multiply by the weights of layers."""
 
+_GRADIENTS = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+
 _Line = tuple[str, int]
 
 _COMPARED = 1024
 """Numbers of each parameter."""
-_READABLE = (torch.float32, torch.float64, torch.float16)
-"""By NumPy."""
 
 
 class LayerUse:
@@ -40,14 +42,15 @@ class LayerUse:
     def __init__(self) -> None:
         self.computes_in_double = False
         """Whether a product was one of float64 tensors."""
-        self.trains_in_double = False
-        """Whether a parameter of a product is float64."""
         self._steps = 0
+        self._passes = 0
+        """How often gradients were computed: calls on both sides of that cannot be one."""
         self._times: dict[tuple[_Line, int], list[float]] = {}
+        self._in_pass: Counter[tuple[_Line, int, int]] = Counter()
         self._weights: dict[int, torch.Tensor] = {}  # kept, so that no other has the id of one
         self._before: dict[int, object] = {}
         self._have_gradients: set[int] = set()
-        self._in_products: set[int] = set()
+        self._used_whole: set[int] = set()
         self._embedded: dict[int, tuple[_Line, int]] = {}
 
     def begin_step(self) -> None:
@@ -55,28 +58,48 @@ class LayerUse:
         self._steps += 1
 
     def note(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], line: _Line | None, seconds: float
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any, line: _Line | None, seconds: float
     ) -> None:
-        """Note a call of torch's, the line of the program that made it, and how long it took."""
-        if func in PRODUCTS:
-            tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
-            self.computes_in_double |= any(one.dtype is torch.float64 for one in tensors)
-            for weight in filter(_is_trained, (one if one._base is None else one._base for one in tensors)):
-                self._note_weight(weight)
-                self._in_products.add(id(weight))
-                self.trains_in_double |= weight.dtype is torch.float64
-                if line is not None:
-                    self._times.setdefault((line, id(weight)), []).append(seconds)
-        elif func is torch.nn.functional.embedding and len(args) > 1 and line is not None:
+        """Note a call of torch's outside of an optimizer, what it `made`, its line, and how long it took."""
+        if func in _GRADIENTS:
+            self._passes += 1
+            return
+        if func is torch.nn.functional.embedding and len(args) > 1:
             indices, weight = args[:2]
-            if _is_trained(weight) and not (kwargs.get("sparse") or any(args[6:7])):
+            if line is not None and _is_trained(weight) and not (kwargs.get("sparse") or any(args[6:7])):
                 self._note_weight(weight)
                 _, before = self._embedded.get(id(weight), (line, 0))
                 self._embedded[id(weight)] = line, max(before, indices.numel())
+            return
+        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        weights = list(filter(_is_trained, (one if one._base is None else one._base for one in tensors)))
+        if any(isinstance(one, torch.Tensor) and one.requires_grad for one in tree_leaves(made)):
+            self._used_whole.update(map(id, weights))
+        if func not in PRODUCTS:
+            return
+        self.computes_in_double |= any(one.dtype is torch.float64 for one in tensors)
+        for weight in weights:
+            self._note_weight(weight)
+            if line is not None:
+                self._times.setdefault((line, id(weight)), []).append(seconds)
+                self._in_pass[line, id(weight), self._passes] += 1
 
     def end_step(self) -> None:
         """Note which parameters have gradients at the end of a step."""
         self._have_gradients |= {key for key, weight in self._weights.items() if weight.grad is not None}
+        self._passes += 1
+
+    def is_parameter(self, one: Any) -> bool:
+        """Return whether a tensor is one of these parameters, or shares its values, as `.data` does."""
+        if not isinstance(one, torch.Tensor) or not self._weights:
+            return False
+        pointers = {weight.data_ptr() for weight in self._weights.values()}
+        return isinstance(one, torch.nn.Parameter) or one.data_ptr() in pointers
+
+    @property
+    def double_parameters(self) -> int:
+        """How many numbers the float64 ones have."""
+        return sum(weight.numel() for weight in self._weights.values() if weight.dtype is torch.float64)
 
     @property
     def parameters(self) -> int:
@@ -85,8 +108,9 @@ class LayerUse:
 
     def untrained(self) -> int:
         """Return how many of them got gradients and are as they were, if others are not."""
-        same = {key for key, weight in self._weights.items() if _state_of(weight) == self._before[key]}
-        is_training = any(key not in same for key in self._weights)
+        known = {key for key, state in self._before.items() if state is not None}
+        same = {key for key in known if _state_of(self._weights[key]) == self._before[key]}
+        is_training = bool(known - same)
         return sum(self._weights[key].numel() for key in same & self._have_gradients) if is_training else 0
 
     def _note_weight(self, weight: torch.Tensor) -> None:
@@ -97,11 +121,11 @@ class LayerUse:
         """Return the lines that apply one layer many times in each step, to little at a time."""
         found: dict[_Line, float] = {}
         total_s = sum(sum(seconds) for seconds in self._times.values())
-        for (line, _), seconds in self._times.items():
-            per_step = len(seconds) / self._steps
+        for (line, key, _), count in self._in_pass.items():
+            seconds = self._times[line, key]
             is_short = sum(seconds) / len(seconds) < THRESHOLDS.small_call_s
-            if per_step >= THRESHOLDS.repeated_calls and is_short:
-                found[line] = max(found.get(line, 0.0), per_step)
+            if count >= THRESHOLDS.repeated_calls and is_short:
+                found[line] = max(found.get(line, 0.0), count)
         own_s = sum(sum(seconds) for (line, _), seconds in self._times.items() if line in found)
         if own_s < THRESHOLDS.line_fraction * total_s:
             return ()
@@ -112,7 +136,7 @@ class LayerUse:
         rare = {
             key: (line, rows)
             for key, (line, rows) in self._embedded.items()
-            if key not in self._in_products and self._weights[key].shape[0] >= THRESHOLDS.unused_rows * rows
+            if key not in self._used_whole and self._weights[key].shape[0] >= THRESHOLDS.unused_rows * rows
         }
         own = sum(self._weights[key].numel() for key in rare)
         if own < THRESHOLDS.embedding_parameters or own < THRESHOLDS.embedding_fraction * self.parameters:
@@ -125,11 +149,13 @@ class LayerUse:
 
 def _state_of(weight: torch.Tensor) -> object:
     """Return what changes when a parameter is updated, in place or through `.data`."""
-    values, digest = weight.detach(), b""
-    if type(values) is torch.Tensor and values.dtype in _READABLE and values.layout is torch.strided:
-        digest = values.reshape(-1)[:: max(1, values.numel() // _COMPARED)].cpu().numpy().tobytes()
-    return weight._version, digest
+    try:
+        some = weight.detach().reshape(-1)[:: max(1, weight.numel() // _COMPARED)]
+        # NumPy gets a copy: a storage that it has seen cannot be resized any longer.
+        return weight._version, some.to("cpu", torch.float64, copy=True).numpy().tobytes()
+    except Exception:  # a tensor of torch.func, of several devices, without values or a version
+        return None
 
 
 def _is_trained(one: Any) -> bool:
-    return isinstance(one, torch.Tensor) and one.requires_grad and one.is_leaf
+    return isinstance(one, torch.nn.Parameter) and one.requires_grad

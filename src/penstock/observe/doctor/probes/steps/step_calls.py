@@ -6,6 +6,7 @@ own code calls (its optimizers read step counters with `.item()`) are not counte
 
 from __future__ import annotations
 
+import contextlib
 import os
 import site
 import sys
@@ -43,6 +44,7 @@ _SYNCHRONIZING = {
 }
 _CASTS = frozenset({torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.to, torch.Tensor.type})
 _SMALLER = (torch.float32, torch.float16, torch.bfloat16)
+_FROM_PYTHON = frozenset({torch.tensor, torch.as_tensor, torch.from_numpy, torch.frombuffer})
 NOT_THE_USERS = tuple({os.path.dirname(torch.__file__), sysconfig.get_paths()["stdlib"], *site.getsitepackages()})
 """Folders of code that was not written for this program."""
 
@@ -80,6 +82,7 @@ class StepCallRecorder:
         self._lines = TrainingLines()
         self.constant_lines = ConstantLines()
         self._layers = LayerUse()
+        self._calls: Counter[tuple[str, int]] = Counter()
         self._debugged_by: tuple[str, ...] = ()
 
     @property
@@ -90,9 +93,11 @@ class StepCallRecorder:
     def enter(self, batch: Any = None) -> None:
         """Begin to record a step, which gets `batch`."""
         self._steps += 1
-        labels = labels_of(batch)
-        self._labels = set() if labels is None else {labels.data_ptr()}
-        self._has_gaps = not all_finite(batch)
+        self._labels, self._has_gaps = set(), False
+        with contextlib.suppress(Exception):  # of tensors that have no such values: nested, quantized, of one's own
+            self._has_gaps = not all_finite(batch)
+            labels = labels_of(batch)
+            self._labels = set() if labels is None else {labels.data_ptr()}
         self._lines.begin_step()
         self._layers.begin_step()
         self.constant_lines.begin_step(batch)
@@ -110,6 +115,7 @@ class StepCallRecorder:
         mode, self._mode = self._mode, None
         if mode is not None:
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._lines.end_step()
             self._layers.end_step()
 
     def result(self) -> StepCalls:
@@ -120,7 +126,7 @@ class StepCallRecorder:
             pageable_copies=self._in_every_step(self._pageable_copies),
             double_casts=self._in_every_step(self._double_casts),
             computes_in_double=self._layers.computes_in_double,
-            trains_in_double=self._layers.trains_in_double,
+            double_parameters=self._layers.double_parameters,
             parameters=self._layers.parameters,
             untrained_parameters=self._layers.untrained(),
             repeated_layers=self._layers.repeated(),
@@ -131,6 +137,8 @@ class StepCallRecorder:
             trains=self._trains,
             graphs_held_by=self._graphs.holder,
             training_lines=self._lines.texts(),
+            observed_lines=self._lines.observed() if self._lines.has_values_of_python else None,
+            operations={line_text(*line): count / max(1, self._steps) for line, count in self._calls.items()},
             debugged_by=self._debugged_by,
         )
 
@@ -174,15 +182,20 @@ class StepCallRecorder:
         """Note which line of the program computes what of what, or gradients, or what an optimizer does with them."""
         self._graphs.note_made(self._steps, made)
         frame = next(_users_frames(), None)
+        if frame is not None:
+            self._calls[frame.f_code.co_filename, frame.f_lineno] += 1
         line = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-        self._layers.note(func, args, kwargs, line, seconds)
+        is_optimizing = frame is not None and _is_in_optimizer(frame)
+        if not is_optimizing:
+            self._layers.note(func, args, kwargs, made, line, seconds)
         if frame is None or line is None:
             return
         self.constant_lines.note(frame, (args, kwargs), made, seconds)
-        if func is torch.Tensor.backward or _is_in_optimizer(frame):
+        changed = args[0] if args and _changes_in_place(func) else None
+        if func is torch.Tensor.backward or is_optimizing or self._layers.is_parameter(changed):
             self._lines.note_training(line)
         else:
-            self._lines.note(line, (args, kwargs), made)
+            self._lines.note(line, (args, kwargs), made, changed, is_from_python=func in _FROM_PYTHON)
 
     def note_operands(self, operands: tuple[Any, ...], made: Any) -> None:
         """Note whether the batch's labels, or what is made of them alone, meet another tensor."""
@@ -211,6 +224,16 @@ class _RecordingMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if torch.compiler.is_dynamo_compiling():  # it would compile what follows, too
             return func(*args, **kwargs)
+        with contextlib.suppress(Exception):  # a program has to go on, whatever its tensors cannot be asked for
+            self._note_before(func, args, kwargs)
+        began = time.perf_counter()
+        made = func(*args, **kwargs)
+        seconds = time.perf_counter() - began
+        with contextlib.suppress(Exception):
+            self._note_after(func, args, kwargs, made, seconds)
+        return made
+
+    def _note_before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         what = _SYNCHRONIZING.get(func)
         if what is not None and args and id(args[0]) not in self._of_the_host and _waits_for_device(func, args[0]):
             self._recorder.note_synchronizing(what)
@@ -220,16 +243,14 @@ class _RecordingMode(TorchFunctionMode):
             self._recorder.note_pageable_copy(".to(..., non_blocking=True)")
         if func is torch.Tensor.backward:
             self._recorder.note_loss(args[0])
-        began = time.perf_counter()
-        made = func(*args, **kwargs)
-        seconds = time.perf_counter() - began
+
+    def _note_after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any, seconds: float) -> None:
         self._note_origin(made, (*args, *kwargs.values()))
         self._recorder.note_call(func, args, kwargs, made, seconds)
         if func in _CASTS and _is_double(args[0]) and getattr(made, "dtype", None) in _SMALLER:
             self._recorder.note_double_cast(f".{func.__name__}()")
         if self._recorder.has_labels:
             self._recorder.note_operands((*args, *kwargs.values()), made)
-        return made
 
     def _note_origin(self, made: Any, operands: tuple[Any, ...]) -> None:
         if isinstance(made, torch.Tensor):
@@ -238,6 +259,11 @@ class _RecordingMode(TorchFunctionMode):
                 self._of_the_host[id(made)] = made
             else:
                 self._of_the_host.pop(id(made), None)
+
+
+def _changes_in_place(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
 
 
 def _is_double(value: Any) -> bool:
