@@ -305,6 +305,39 @@ def test_a_validation_in_the_middle_of_an_epoch_is_cut_short_and_counted() -> No
     assert set(seen[1:]) == {2}
 
 
+def test_what_a_step_takes_by_next_has_no_end_while_its_loop_is_examined_and_several_are_no_loop() -> None:
+    taken: list[int] = []
+
+    def train() -> None:
+        model = torch.nn.Linear(1, 1)
+        for _ in range(1000):
+            others = iter(DataLoader(Numbered(64), batch_size=2))
+            for _ in DataLoader(Numbered(32), batch_size=2):
+                taken.append(len([next(others) for _ in range(2)]))
+                model(torch.ones(1, 1)).sum().backward()
+
+    found = examine(train, seconds=1.0)
+    assert found.error == ""
+    assert len(taken) > 16, "more steps than the others' batches would be enough for"
+    assert found.as_is is not None
+    assert found.as_is.windows
+
+
+def test_a_validation_that_a_program_leaves_early_counts_as_what_it_takes() -> None:
+    def train() -> None:
+        model = torch.nn.Linear(1, 1)
+        held_out = DataLoader(Numbered(4000), batch_size=2)
+        while True:
+            for step, _ in enumerate(DataLoader(Numbered(64), batch_size=2)):
+                model(torch.ones(1, 1)).sum().backward()
+                for number, _ in enumerate(held_out if step % 5 == 4 else []):
+                    if number == 3:
+                        break
+
+    (found,) = examine(train, seconds=1.0).repeated_passes
+    assert (found.batches, found.is_whole) == (4, True)
+
+
 def test_a_loop_without_gradients_is_examined_if_there_is_no_other() -> None:
     @torch.no_grad()
     def predict() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -446,3 +447,79 @@ def test_what_a_step_does_with_its_layers_is_a_finding(calls: StepCalls, name: s
     assert (
         diagnose(replace(found, step_calls=StepCalls(steps=3, parameters=100, untrained_parameters=20))).findings == ()
     )
+
+
+def test_memory_that_a_step_resizes_or_frees_can_be_resized_while_it_is_observed() -> None:
+    def step(model: nn.Module, batch: torch.Tensor) -> None:
+        kept = torch.zeros(3)
+        kept.resize_(9)
+        joined = torch.empty(0)
+        torch.cat([batch, batch], out=joined)
+        model(batch).sum().backward()
+        weight = next(model.parameters())
+        storage, values = weight.untyped_storage(), weight.detach().clone()
+        nbytes = storage.nbytes()
+        storage.resize_(0)
+        storage.resize_(nbytes)
+        with torch.no_grad():
+            weight.copy_(values)
+
+    assert _rows(2, step, nn.Linear(4, 1)).steps == 2
+
+
+def test_functional_transforms_and_traces_with_labels_run_while_they_are_observed(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    recorder, model = StepCallRecorder(), nn.Linear(4, 3)
+    for _ in range(2):
+        batch = torch.rand(16, 4), torch.randint(0, 3, (16,))
+        recorder.enter(batch)
+
+        def loss(weights: dict[str, torch.Tensor], batch: Any = batch) -> torch.Tensor:
+            return nn.functional.cross_entropy(torch.func.functional_call(model, weights, batch[0]), batch[1])
+
+        gradients = torch.func.grad(loss)(dict(model.named_parameters()))
+        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+        recorder.leave()
+        assert torch.allclose(gradients["weight"], model.weight.grad)  # type: ignore[arg-type]
+        model.zero_grad()
+    assert recorder.result().trains
+    assert not list(recwarn)
+
+
+def test_inputs_with_gradients_are_no_parameters() -> None:
+    def attack(model: nn.Module, batch: torch.Tensor) -> None:
+        inputs = batch.clone().requires_grad_()
+        model(inputs).sum().backward()
+        with torch.no_grad():
+            for one in model.parameters():
+                one -= 0.1 * one.grad  # type: ignore[operator]
+
+    found = _rows(3, attack, nn.Linear(4, 1))
+    assert (found.parameters, found.untrained_parameters) == (5, 0)
+
+
+def test_a_lookup_of_what_a_loop_has_written_into_a_tensor_contributes_to_gradients() -> None:
+    def step(model: nn.Module, batch: torch.Tensor) -> None:
+        small = torch.empty(16, 4)
+        for row in range(16):
+            small[row] = batch[row].sqrt()
+        model(small).sum().backward()
+
+    found = _rows(1, step, nn.Linear(4, 1))
+    assert any("batch[row].sqrt()" in line for line in found.training_lines)
+    assert max(found.operations.values()) == pytest.approx(48)
+
+
+def test_lines_without_torch_may_contribute_where_numpy_gives_a_step_its_values() -> None:
+    def by_numpy(model: nn.Module, batch: torch.Tensor) -> None:
+        target = torch.from_numpy(np.sort(batch.numpy(), axis=0)[:, :1].copy())
+        nn.functional.mse_loss(model(batch), target).backward()
+
+    assert _rows(3, by_numpy, nn.Linear(4, 1)).observed_lines is not None
+
+    def by_torch(model: nn.Module, batch: torch.Tensor) -> None:
+        np.percentile(next(model.parameters()).detach().numpy(), 50)
+        model(batch).sum().backward()
+
+    assert _rows(3, by_torch, nn.Linear(4, 1)).observed_lines is None

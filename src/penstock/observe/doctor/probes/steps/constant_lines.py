@@ -7,6 +7,7 @@ its other lines, which make lists and arrays of Python's and NumPy's, are as wel
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import weakref
 from collections.abc import Iterable
@@ -22,6 +23,7 @@ _Line = tuple[str, int]
 _PLAIN = (int, float, str, bytes, torch.dtype, torch.device, FunctionType, ModuleType, type, type(None))
 """What has no tensors of a batch in it."""
 _LOOKED_AT = 64
+_NEVER_THE_SAME = itertools.count()
 
 _MOST_NUMBERS = 1 << 24
 """Larger results are not compared, and count as changing."""
@@ -144,10 +146,10 @@ def _digest(made: Any) -> int:
 def _bytes_of(one: torch.Tensor) -> object:
     """Return the values, or something else each time, where they are too many or are not there to be read."""
     if one.layout is not torch.strided or one.numel() > _MOST_NUMBERS:
-        return object()
+        return next(_NEVER_THE_SAME)
     try:
         # NumPy gets a copy: a storage that it has seen cannot be resized any longer.
         values = one.detach().to("cpu", copy=True).resolve_conj().resolve_neg().contiguous()
         return values.view(-1).view(torch.uint8).numpy().tobytes()
     except Exception:  # a tensor of torch.func, a fake one, one of several devices
-        return object()
+        return next(_NEVER_THE_SAME)

@@ -98,7 +98,7 @@ class StepCallRecorder:
             self._has_gaps = not all_finite(batch)
             labels = labels_of(batch)
             self._labels = set() if labels is None else {labels.data_ptr()}
-        self._lines.begin_step()
+        self._lines.begin_step(batch)
         self._layers.begin_step()
         self.constant_lines.begin_step(batch)
         self._debugged_by = tuple(name for name, is_on in _DEBUGGING.items() if is_on())
@@ -182,8 +182,9 @@ class StepCallRecorder:
         """Note which line of the program computes what of what, or gradients, or what an optimizer does with them."""
         self._graphs.note_made(self._steps, made)
         frame = next(_users_frames(), None)
-        if frame is not None:
-            self._calls[frame.f_code.co_filename, frame.f_lineno] += 1
+        caller = _caller()
+        if caller is not None:
+            self._calls[caller.f_code.co_filename, caller.f_lineno] += 1
         line = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
         is_optimizing = frame is not None and _is_in_optimizer(frame)
         if not is_optimizing:
@@ -223,6 +224,8 @@ class _RecordingMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch.compiler.is_dynamo_compiling():  # it would compile what follows, too
+            return func(*args, **kwargs)
+        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             return func(*args, **kwargs)
         with contextlib.suppress(Exception):  # a program has to go on, whatever its tensors cannot be asked for
             self._note_before(func, args, kwargs)
