@@ -118,7 +118,7 @@ def examined(script: str, *, follow: bool = False, patience: float = 1.0) -> Exa
             stdout=subprocess.PIPE,
             check=True,
         )
-    return build_from_known(Examination, json.loads(done.stdout))
+    return build_from_known(Examination, json.loads(done.stdout.splitlines()[-1]))  # after what the program prints
 
 
 def read_results(file: Path) -> dict[str, list[Examination]]:
