@@ -429,6 +429,8 @@ def test_a_large_embedding_of_which_few_rows_are_used_is_known_unless_all_of_it_
         (StepCalls(steps=3, repeated_layers=(StepCall(what="", line="m.py:3: h = cell(x)", per_step=40),)), "layer"),
         (StepCalls(steps=3, parameters=100, double_parameters=90), "computes-in-double"),
         (StepCalls(steps=3, parameters=100, untrained_parameters=60), "gradients-not-used"),
+        (StepCalls(steps=3, padded=(StepCall(what="9 of 12 columns", line="m.py:3: e(x)", per_step=0.75),)), "padded"),
+        (StepCalls(steps=3, backward_again=(StepCall(what="", line="m.py:3: l.backward(", per_step=3),)), "backward"),
         (StepCalls(steps=3, dense_embeddings=(StepCall(what="9 rows", line="m.py:3: e(x)", per_step=1),)), "dense"),
     ],
 )
@@ -523,3 +525,38 @@ def test_lines_without_torch_may_contribute_where_numpy_gives_a_step_its_values(
         model(batch).sum().backward()
 
     assert _rows(3, by_torch, nn.Linear(4, 1)).observed_lines is None
+
+
+def test_padding_beyond_the_longest_sequence_of_every_batch_is_known() -> None:
+    table, head = nn.Embedding(50, 4), nn.Linear(4, 1)
+
+    def step(model: nn.Module, batch: torch.Tensor) -> None:
+        rows = torch.randint(1, 50, (16, 64))
+        rows[:, int(batch[0, 0] * 8) + 8 :] = 0
+        head(table(rows)).sum().backward()
+
+    (call,) = _rows(3, step, head).padded
+    shared, _, rest = call.what.partition(" ")
+    assert (48 <= int(shared) <= 56, rest) == (True, "of 64 columns")
+
+    def whole(model: nn.Module, batch: torch.Tensor) -> None:
+        head(table(torch.randint(1, 50, (16, 64)))).sum().backward()
+
+    assert _rows(3, whole, head).padded == ()
+
+
+def test_several_backward_calls_over_one_graph_are_known_and_rows_of_a_jacobian_are_none() -> None:
+    def by_task(model: nn.Module, batch: torch.Tensor) -> None:
+        shared = model(batch)
+        for task in range(3):
+            (shared * task).mean().backward(retain_graph=True)
+
+    (call,) = _rows(2, by_task, nn.Linear(4, 1)).backward_again
+    assert (call.per_step, "retain_graph=True" in call.line) == (3, True)
+
+    def jacobian(model: nn.Module, batch: torch.Tensor) -> None:
+        inputs = batch.clone().requires_grad_()
+        for one in model(inputs)[:, 0]:
+            torch.autograd.grad(one, inputs, retain_graph=True)
+
+    assert _rows(2, jacobian, nn.Linear(4, 1)).backward_again == ()

@@ -442,6 +442,12 @@ class StepCalls:
     repeated_layers: tuple[StepCall, ...] = ()
     """Lines that apply the same layer many times in each step, to little at a time."""
 
+    padded: tuple[StepCall, ...] = ()
+    """Lookups in embeddings of batches whose last columns have one value in every row: `per_step` is their fraction."""
+
+    backward_again: tuple[StepCall, ...] = ()
+    """Lines that compute gradients more than once in a step and keep the graph for it."""
+
     dense_embeddings: tuple[StepCall, ...] = ()
     """Lookups in embeddings that are most of the parameters, and of which each step uses few rows: `per_step`."""
 

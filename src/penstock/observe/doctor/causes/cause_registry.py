@@ -25,6 +25,8 @@ ABOUT_STEP: tuple[Cause, ...] = (
     *step.STEP_PATTERNS,
     step.same_in_every_step,
     step.layer_in_a_loop,
+    step.padded_too_far,
+    step.backward_again,
     step.gradients_not_used,
     step.computes_in_double,
     step.dense_embedding_gradients,

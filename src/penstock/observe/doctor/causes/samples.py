@@ -145,6 +145,8 @@ def float64_samples(measured: Measurements) -> Finding | None:
     sample_nbytes = samples.batch_nbytes / max(1, samples.batch_samples)
     if samples.float64_fraction < THRESHOLDS.float64_fraction or sample_nbytes < THRESHOLDS.double_sample_nbytes:
         return None
+    if samples.numbers_per_sample >= THRESHOLDS.python_numbers:  # of Python's numbers, which is what is to be changed
+        return None
     parts = loading_parts_s(measured)
     moving_s = parts.get("collate", 0.0) + parts.get("transport", 0.0)
     is_large = samples.batch_nbytes >= THRESHOLDS.large_batch_nbytes and loading_matters(measured)

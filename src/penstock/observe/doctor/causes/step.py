@@ -237,6 +237,37 @@ def layer_in_a_loop(measured: Measurements) -> Finding | None:
     )
 
 
+@cause("padded-too-far", "step_calls")
+def padded_too_far(measured: Measurements) -> Finding | None:
+    """Sequences are padded far beyond the longest one of their batch."""
+    calls = [call for call in required(measured.step_calls).padded if call.per_step >= THRESHOLDS.padded_fraction]
+    if not calls:
+        return None
+    return Finding(
+        name="padded-too-far",
+        cause="Batches are padded far beyond their longest sequence, and every step computes with the padding.",
+        evidence=f"the last {calls[0].what} have one value in every row of the observed batches: {calls[0].line}",
+        remedy=(
+            "pad to the longest sequence of each batch, in collate_fn: torch.nn.utils.rnn.pad_sequence(sequences, "
+            "batch_first=True); batches of sequences of about one length need less still"
+        ),
+    )
+
+
+@cause("backward-again", "step_calls")
+def backward_again(measured: Measurements) -> Finding | None:
+    """Gradients of several losses of one graph are computed one after another."""
+    calls = required(measured.step_calls).backward_again
+    if not calls:
+        return None
+    return Finding(
+        name="backward-again",
+        cause="Every step computes gradients several times, and keeps the graph that its losses share.",
+        evidence=f"retain_graph=True, {calls[0].per_step:.0f} times per step: {calls[0].line}",
+        remedy="add the losses, with their weights, and call backward() once: the gradients are the same",
+    )
+
+
 @cause("gradients-not-used", "step_calls")
 def gradients_not_used(measured: Measurements) -> Finding | None:
     """Parameters get gradients, and nothing updates them: those of a backbone that is not trained."""

@@ -52,6 +52,8 @@ class LayerUse:
         self._have_gradients: set[int] = set()
         self._used_whole: set[int] = set()
         self._embedded: dict[int, tuple[_Line, int]] = {}
+        self._columns: dict[_Line, list[tuple[int, int]]] = {}
+        self._again: Counter[_Line] = Counter()
 
     def begin_step(self) -> None:
         """Count another step."""
@@ -63,9 +65,13 @@ class LayerUse:
         """Note a call of torch's outside of an optimizer, what it `made`, its line, and how long it took."""
         if func in _GRADIENTS:
             self._passes += 1
+            if func is not torch.autograd.grad and kwargs.get("retain_graph") and line is not None:
+                self._again[line] += 1
             return
         if func is torch.nn.functional.embedding and len(args) > 1:
             indices, weight = args[:2]
+            if line is not None and indices.ndim == 2:
+                self._columns.setdefault(line, []).append((_padding(indices), indices.shape[1]))
             if line is not None and _is_trained(weight) and not (kwargs.get("sparse") or any(args[6:7])):
                 self._note_weight(weight)
                 _, before = self._embedded.get(id(weight), (line, 0))
@@ -131,6 +137,23 @@ class LayerUse:
             return ()
         return tuple(StepCall(what="", line=line_text(*line), per_step=count) for line, count in found.items())
 
+    def padded(self) -> tuple[StepCall, ...]:
+        """Return lookups whose last columns have one value in all rows of every batch; `per_step` is their fraction."""
+        return tuple(
+            StepCall(what=f"{shared} of {length} columns", line=line_text(*line), per_step=shared / length)
+            for line, seen in self._columns.items()
+            for shared, length in [min(seen, key=lambda one: one[0] / one[1])]
+            if shared >= THRESHOLDS.padded_columns
+        )
+
+    def backward_again(self) -> tuple[StepCall, ...]:
+        """Return lines that compute gradients of a graph and keep it, more than once in a step."""
+        return tuple(
+            StepCall(what="", line=line_text(*line), per_step=count / self._steps)
+            for line, count in self._again.items()
+            if count > self._steps
+        )
+
     def dense_embeddings(self) -> tuple[StepCall, ...]:
         """Return embeddings that are most of the parameters, and of which a step uses few rows; `per_step` of them."""
         rare = {
@@ -145,6 +168,12 @@ class LayerUse:
             StepCall(what=f"{self._weights[key].shape[0]} rows", line=line_text(*line), per_step=rows)
             for key, (line, rows) in rare.items()
         )
+
+
+def _padding(indices: torch.Tensor) -> int:
+    """Return how many of the last columns have one and the same value."""
+    others = (indices != indices[:1, -1:]).any(0).nonzero()
+    return int(indices.shape[1] - (others.max() + 1 if len(others) else 0))
 
 
 def _state_of(weight: torch.Tensor) -> object:

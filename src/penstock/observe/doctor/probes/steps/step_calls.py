@@ -130,6 +130,8 @@ class StepCallRecorder:
             parameters=self._layers.parameters,
             untrained_parameters=self._layers.untrained(),
             repeated_layers=self._layers.repeated(),
+            padded=self._layers.padded(),
+            backward_again=self._layers.backward_again(),
             dense_embeddings=self._layers.dense_embeddings(),
             whole_images=self._images_of_every_step(),
             uses_labels=self._uses_labels,
