@@ -325,17 +325,16 @@ def test_one_step_shows_nothing_constant_and_large_or_strange_tensors_count_as_c
     assert _texts(_constant(step, torch.rand(2, 2, 4))) == []
 
 
+def _timed(**seen: Any) -> Measurements:
+    windows = (TimingWindow(batches=20, wall_s=1.0, wait_s=0.1, step_s=0.9),) * 3
+    trials = (Trial(name=AS_IS, windows=windows),)
+    own = Settings(dataset="Rows")
+    return Measurements(name="train", machine=Machine(cores=2), settings=own, has_step=True, trials=trials, **seen)
+
+
 def test_work_that_every_step_repeats_is_a_finding_with_its_cost() -> None:
     line = HotLine(line="model.py:24: mask = torch.triu(torch.ones(size, size))", fraction=0.5)
-    windows = (TimingWindow(batches=10, wall_s=1.0, wait_s=0.1, step_s=0.9),) * 3
-    found = Measurements(
-        name="train",
-        machine=Machine(cores=2),
-        settings=Settings(dataset="Rows"),
-        has_step=True,
-        trials=(Trial(name=AS_IS, windows=windows),),
-        constant_lines=line,
-    )
+    found = _timed(constant_lines=line)
     (finding,) = diagnose(found).findings
     assert (finding.name, finding.gain) == ("same-in-every-step", pytest.approx(1 / (1 - 0.45)))
     assert "model.py:24" in finding.evidence
@@ -435,15 +434,7 @@ def test_a_large_embedding_of_which_few_rows_are_used_is_known_unless_all_of_it_
     ],
 )
 def test_what_a_step_does_with_its_layers_is_a_finding(calls: StepCalls, name: str) -> None:
-    windows = (TimingWindow(batches=20, wall_s=1.0, wait_s=0.1, step_s=0.9),) * 3
-    found = Measurements(
-        name="train",
-        machine=Machine(cores=2),
-        settings=Settings(dataset="Rows"),
-        has_step=True,
-        trials=(Trial(name=AS_IS, windows=windows),),
-        step_calls=calls,
-    )
+    found = _timed(step_calls=calls)
     (finding,) = diagnose(found).findings
     assert finding.name.startswith(name)
     assert (

@@ -219,123 +219,21 @@ def costly_step_line(measured: Measurements) -> Finding | None:
     )
 
 
-@cause("layer-in-a-loop", "step_calls")
-def layer_in_a_loop(measured: Measurements) -> Finding | None:
-    """One layer is applied many times in a step, in a loop of Python's."""
-    calls = required(measured.step_calls).repeated_layers
-    if not calls:
-        return None
-    shown = "; ".join(f"{call.line} ({call.per_step:.0f} times per step)" for call in calls[:_SHOWN_CALLS])
-    return Finding(
-        name="layer-in-a-loop",
-        cause="A layer is applied again and again in each step, in a loop of Python's, to little at a time.",
-        evidence=shown + (f"; and {len(calls) - _SHOWN_CALLS} more" if len(calls) > _SHOWN_CALLS else ""),
-        remedy=(
-            "apply it once, to all of them along a dimension (torch.stack, a batch of sequences); where each call "
-            "needs the result of the one before it: nn.LSTM, nn.GRU or nn.RNN, or torch.compile"
-        ),
-    )
-
-
-@cause("padded-too-far", "step_calls")
-def padded_too_far(measured: Measurements) -> Finding | None:
-    """Sequences are padded far beyond the longest one of their batch."""
-    calls = [call for call in required(measured.step_calls).padded if call.per_step >= THRESHOLDS.padded_fraction]
-    if not calls:
-        return None
-    return Finding(
-        name="padded-too-far",
-        cause="Batches are padded far beyond their longest sequence, and every step computes with the padding.",
-        evidence=f"the last {calls[0].what} have one value in every row of the observed batches: {calls[0].line}",
-        remedy=(
-            "pad to the longest sequence of each batch, in collate_fn: torch.nn.utils.rnn.pad_sequence(sequences, "
-            "batch_first=True); batches of sequences of about one length need less still"
-        ),
-    )
-
-
-@cause("backward-again", "step_calls")
-def backward_again(measured: Measurements) -> Finding | None:
-    """Gradients of several losses of one graph are computed one after another."""
-    calls = required(measured.step_calls).backward_again
-    if not calls:
-        return None
-    return Finding(
-        name="backward-again",
-        cause="Every step computes gradients several times, and keeps the graph that its losses share.",
-        evidence=f"retain_graph=True, {calls[0].per_step:.0f} times per step: {calls[0].line}",
-        remedy="add the losses, with their weights, and call backward() once: the gradients are the same",
-    )
-
-
-@cause("gradients-not-used", "step_calls")
-def gradients_not_used(measured: Measurements) -> Finding | None:
-    """Parameters get gradients, and nothing updates them: those of a backbone that is not trained."""
-    step = required(measured.step_calls)
-    steps = sum(window.batches for trial in measured.trials for window in trial.windows)
-    is_seen = steps >= THRESHOLDS.seen_steps
-    if not is_seen or step.untrained_parameters < THRESHOLDS.untrained_fraction * max(1, step.parameters):
-        return None
-    return Finding(
-        name="gradients-not-used",
-        cause="Every step computes gradients for parameters that nothing updates.",
-        evidence=(
-            f"{step.untrained_parameters} of the {step.parameters} parameters that layers multiplied by got gradients, "
-            "and stayed as they were, while others were trained"
-        ),
-        remedy="module.requires_grad_(False) for what is not trained, or its forward pass under torch.no_grad()",
-    )
-
-
-@cause("computes-in-double", "step_calls")
-def computes_in_double(measured: Measurements) -> Finding | None:
-    """Parameters are float64."""
-    step = required(measured.step_calls)
-    if step.double_parameters < THRESHOLDS.untrained_fraction * max(1, step.parameters):
-        return None
-    return Finding(
-        name="computes-in-double",
-        cause="The model computes in float64: twice the memory of float32, and half its speed or far less.",
-        evidence=f"{step.double_parameters} of the {step.parameters} parameters that layers multiplied by are float64",
-        remedy="model.float() and float32 batches, unless it needs the digits (NumPy's arrays are float64 by default)",
-    )
-
-
-@cause("dense-embedding-gradients", "step_calls")
-def dense_embedding_gradients(measured: Measurements) -> Finding | None:
-    """An embedding gets a gradient as large as itself for a few rows.
-
-    Source: the documentation of `torch.nn.Embedding`, on `sparse`.
-    """
-    calls = required(measured.step_calls).dense_embeddings
-    if not calls:
-        return None
-    shown = "; ".join(f"{call.per_step:.0f} of {call.what} are used: {call.line}" for call in calls[:_SHOWN_CALLS])
-    return Finding(
-        name="dense-embedding-gradients",
-        cause="Every step makes, and applies, a gradient for all rows of an embedding, of which it uses a few.",
-        evidence=f"in each step at most {shown}",
-        remedy=(
-            "nn.Embedding(..., sparse=True), with torch.optim.SparseAdam or SGD for it: they update the rows that are "
-            "used, and no others"
-        ),
-    )
-
-
 @cause("same-in-every-step", "as_is", "constant_lines")
 def same_in_every_step(measured: Measurements) -> Finding | None:
     """The step computes anew what depends on nothing that changes: positions, masks, graphs, anchors."""
     now, line = required(measured.as_is), required(measured.constant_lines)
-    of_loop = line.fraction * (1 - (now.wait_fraction or 0.0))
-    if line.fraction < THRESHOLDS.wasted_step_fraction or 1 / (1 - of_loop) < THRESHOLDS.worthwhile_gain:
+    if line.fraction < THRESHOLDS.wasted_step_fraction:
         return None
-    return Finding(
-        name="same-in-every-step",
-        cause="Every step computes anew what is the same in all of them: nothing of its batch goes into it.",
-        evidence=f"{line.fraction:.0%} of the step's time, most of it in {line.line}",
-        remedy="compute it once, before the loop or in the module's __init__, and keep it: self.register_buffer(...)",
-        gain=1 / (1 - of_loop) if of_loop < THRESHOLDS.estimated_fraction else None,
+    found = _costs_every_step(
+        "same-in-every-step",
+        [line],
+        now,
+        "Every step computes anew what is the same in all of them: nothing of its batch goes into it.",
+        "compute it once, before the loop or in the module's __init__, and keep it: self.register_buffer(...)",
     )
+    evidence = f"{line.fraction:.0%} of the step's time, most of it in {line.line}"
+    return replace(found, evidence=evidence) if found is not None else None
 
 
 _TRAINS = re.compile(r" torch\.(utils\.data|optim|amp|autograd|_tensor|nn\.utils|_dynamo|_functorch|_inductor)\b")

@@ -98,9 +98,10 @@ class StepCallRecorder:
             self._has_gaps = not all_finite(batch)
             labels = labels_of(batch)
             self._labels = set() if labels is None else {labels.data_ptr()}
-        self._lines.begin_step(batch)
         self._layers.begin_step()
-        self.constant_lines.begin_step(batch)
+        with contextlib.suppress(Exception):  # of objects that cannot be asked for their class
+            self._lines.begin_step(batch)
+            self.constant_lines.begin_step(batch)
         self._debugged_by = tuple(name for name, is_on in _DEBUGGING.items() if is_on())
         self._mode = _RecordingMode(self)
         self._mode.__enter__()  # type: ignore[no-untyped-call]

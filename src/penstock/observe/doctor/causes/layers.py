@@ -1,0 +1,116 @@
+"""Causes that lie in how a step uses the layers of its model."""
+
+from __future__ import annotations
+
+from penstock.observe.doctor.causes.cause import cause, required
+from penstock.observe.doctor.measurements import Measurements
+from penstock.observe.doctor.thresholds import THRESHOLDS
+from penstock.observe.record.finding import Finding
+
+_SHOWN_CALLS = 3
+
+
+@cause("layer-in-a-loop", "step_calls")
+def layer_in_a_loop(measured: Measurements) -> Finding | None:
+    """One layer is applied many times in a step, in a loop of Python's."""
+    calls = required(measured.step_calls).repeated_layers
+    if not calls:
+        return None
+    shown = "; ".join(f"{call.line} ({call.per_step:.0f} times per step)" for call in calls[:_SHOWN_CALLS])
+    return Finding(
+        name="layer-in-a-loop",
+        cause="A layer is applied again and again in each step, in a loop of Python's, to little at a time.",
+        evidence=shown + (f"; and {len(calls) - _SHOWN_CALLS} more" if len(calls) > _SHOWN_CALLS else ""),
+        remedy=(
+            "apply it once, to all of them along a dimension (torch.stack, a batch of sequences); where each call "
+            "needs the result of the one before it: nn.LSTM, nn.GRU or nn.RNN, or torch.compile"
+        ),
+    )
+
+
+@cause("padded-too-far", "step_calls")
+def padded_too_far(measured: Measurements) -> Finding | None:
+    """Sequences are padded far beyond the longest one of their batch."""
+    calls = [call for call in required(measured.step_calls).padded if call.per_step >= THRESHOLDS.padded_fraction]
+    if not calls:
+        return None
+    return Finding(
+        name="padded-too-far",
+        cause="Batches are padded far beyond their longest sequence, and every step computes with the padding.",
+        evidence=f"the last {calls[0].what} have one value in every row of the observed batches: {calls[0].line}",
+        remedy=(
+            "pad to the longest sequence of each batch, in collate_fn: torch.nn.utils.rnn.pad_sequence(sequences, "
+            "batch_first=True); batches of sequences of about one length need less still"
+        ),
+    )
+
+
+@cause("backward-again", "step_calls")
+def backward_again(measured: Measurements) -> Finding | None:
+    """Gradients of several losses of one graph are computed one after another."""
+    calls = required(measured.step_calls).backward_again
+    if not calls:
+        return None
+    return Finding(
+        name="backward-again",
+        cause="Every step computes gradients several times, and keeps the graph that its losses share.",
+        evidence=f"retain_graph=True, {calls[0].per_step:.0f} times per step: {calls[0].line}",
+        remedy=(
+            "add the losses, with their weights, and call backward() once; the gradients add up to the same, where "
+            "nothing reads them in between"
+        ),
+    )
+
+
+@cause("gradients-not-used", "step_calls")
+def gradients_not_used(measured: Measurements) -> Finding | None:
+    """Parameters get gradients, and nothing updates them: those of a backbone that is not trained."""
+    step = required(measured.step_calls)
+    steps = sum(window.batches for trial in measured.trials for window in trial.windows)
+    is_seen = steps >= THRESHOLDS.seen_steps
+    if not is_seen or step.untrained_parameters < THRESHOLDS.untrained_fraction * max(1, step.parameters):
+        return None
+    return Finding(
+        name="gradients-not-used",
+        cause="Every step computes gradients for parameters that nothing updates.",
+        evidence=(
+            f"{step.untrained_parameters} of the {step.parameters} parameters that layers multiplied by got gradients, "
+            "and stayed as they were, while others were trained"
+        ),
+        remedy="module.requires_grad_(False) for what is not trained, or its forward pass under torch.no_grad()",
+    )
+
+
+@cause("computes-in-double", "step_calls")
+def computes_in_double(measured: Measurements) -> Finding | None:
+    """Parameters are float64."""
+    step = required(measured.step_calls)
+    if step.double_parameters < THRESHOLDS.untrained_fraction * max(1, step.parameters):
+        return None
+    return Finding(
+        name="computes-in-double",
+        cause="The model computes in float64: twice the memory of float32, and half its speed or far less.",
+        evidence=f"{step.double_parameters} of the {step.parameters} parameters that layers multiplied by are float64",
+        remedy="model.float() and float32 batches, unless it needs the digits (NumPy's arrays are float64 by default)",
+    )
+
+
+@cause("dense-embedding-gradients", "step_calls")
+def dense_embedding_gradients(measured: Measurements) -> Finding | None:
+    """An embedding gets a gradient as large as itself for a few rows.
+
+    Source: the documentation of `torch.nn.Embedding`, on `sparse`.
+    """
+    calls = required(measured.step_calls).dense_embeddings
+    if not calls:
+        return None
+    shown = "; ".join(f"{call.per_step:.0f} of {call.what} are used: {call.line}" for call in calls[:_SHOWN_CALLS])
+    return Finding(
+        name="dense-embedding-gradients",
+        cause="Every step makes, and applies, a gradient for all rows of an embedding, of which it uses a few.",
+        evidence=f"in each step at most {shown}",
+        remedy=(
+            "nn.Embedding(..., sparse=True), with torch.optim.SparseAdam or SGD for it: they update the rows that are "
+            "used, and no others"
+        ),
+    )
