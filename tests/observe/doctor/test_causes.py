@@ -19,6 +19,8 @@ from penstock.observe.doctor.probe_results import (
     OtherLoop,
     RepeatedPass,
     SampleCosts,
+    StepCall,
+    StepCalls,
     WorkerActivity,
     WorkerNoise,
 )
@@ -195,6 +197,20 @@ def test_float64_samples_are_named_unless_something_is_computed_in_float64() -> 
     torch.nn.functional.linear(x, torch.ones(3, 4, dtype=torch.float64))
     step.leave()
     assert _names(_loop(samples=samples, step_calls=step.result())) == []
+
+
+@pytest.mark.parametrize(("reads", "accelerator", "is_bad_here"), [(1, "", False), (1, "cuda", True), (40, "", True)])
+def test_values_that_a_step_reads_make_a_loop_unhealthy_only_where_that_costs_something(
+    reads: int, accelerator: str, is_bad_here: bool
+) -> None:
+    calls = StepCalls(
+        steps=3, synchronizing=(StepCall(what=".item()", line="train.py:9: loss.item()", per_step=reads),)
+    )
+    hidden = _trial(AS_IS, 0.005, 0.0), _trial(FREE, 0.005)
+    found = _loop(*hidden, step_calls=calls, machine=Machine(cores=4, accelerator=accelerator))
+    assert _names(found) == ["sync-every-step"]
+    assert (diagnose(found).verdict.name == "healthy") is not is_bad_here
+    assert ("On a machine with an accelerator" in render(found, diagnose(found))) is not is_bad_here
 
 
 def test_an_iterator_for_each_batch_is_named_unless_an_epoch_has_no_more_and_without_workers_none_are_started() -> None:

@@ -81,15 +81,21 @@ def _remedies(diagnosis: Diagnosis) -> list[str]:
     if not diagnosis.findings:
         return general
     lines = general if diagnosis.verdict.remedy != diagnosis.findings[0].remedy else []
+    heading = ""
     for number, finding in enumerate(diagnosis.findings, 1):
-        if finding.is_uncertain and not (number > 1 and diagnosis.findings[number - 2].is_uncertain):
-            lines += ["", "Perhaps (the measurements do not tell)"]
-        elif number == 1:
-            lines += ["", "To change"]
+        if _heading(finding) != heading:
+            heading = _heading(finding)
+            lines += ["", heading]
         lines += _paragraph(f"{number}. {finding.name}: {finding.cause}{_gain(finding)}", "  ", "     ")
         lines += _paragraph(finding.evidence, "     ")
         lines += _paragraph(f"→ {finding.remedy}", "     ", "       ")
     return lines
+
+
+def _heading(finding: Finding) -> str:
+    if finding.is_for_accelerators:
+        return "On a machine with an accelerator (it costs nothing here)"
+    return "Perhaps (the measurements do not tell)" if finding.is_uncertain else "To change"
 
 
 def _gain(finding: Finding) -> str:

@@ -230,6 +230,9 @@ class Thresholds:
     many_operations: int = _threshold(
         200, "operations of a line in a step", "a line of a block that a deep network repeats calls fewer"
     )
+    many_reads: float = _threshold(
+        16, "values read in a step", "on a processor fewer take microseconds; more are worth a change there, too"
+    )
     seen_steps: int = _threshold(32, "steps", "what is trained in turns may wait for as many")
     padded_columns: int = _threshold(16, "columns", "fewer cost little, and may be chance in a small batch")
     padded_fraction: float = _threshold(

@@ -32,8 +32,16 @@ class Finding:
     is_uncertain: bool = False
     """Whether trials of the change disagree, or were made while other programs kept the machine busy."""
 
+    is_for_accelerators: bool = False
+    """Whether it costs something only on a machine with an accelerator, and the one that was measured has none."""
+
     loader: str = ""
     """The label of the loader that it is about; empty where it is about none, or not known. Only of finished runs."""
+
+    @property
+    def asks_for_change(self) -> bool:
+        """Whether something is to be changed on the machine that was measured, as far as that is certain."""
+        return not self.is_uncertain and not self.is_for_accelerators
 
     @property
     def gain_text(self) -> str:

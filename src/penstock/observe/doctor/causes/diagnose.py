@@ -25,7 +25,8 @@ class Diagnosis:
     """The one bottleneck, or "healthy"."""
 
     findings: tuple[Finding, ...]
-    """What to change, and why; what explains the bottleneck comes first, what could not be confirmed last."""
+    """What to change, and why: what explains the bottleneck comes first, then what could not be confirmed, and last
+    what costs nothing on this machine."""
 
 
 def diagnose(measured: Measurements, causes: Sequence[Cause] = CAUSES) -> Diagnosis:
@@ -36,11 +37,11 @@ def diagnose(measured: Measurements, causes: Sequence[Cause] = CAUSES) -> Diagno
     'unknown'
     """
     findings = _find_all(measured, causes)
-    verdict = find_bottleneck(measured, has_findings=bool(findings))
-    if verdict.name == HEALTHY and any(not finding.is_uncertain for finding in findings):
+    verdict = find_bottleneck(measured, has_findings=not all(finding.is_for_accelerators for finding in findings))
+    if verdict.name == HEALTHY and any(finding.asks_for_change for finding in findings):
         verdict = replace(verdict, name="compute-bound")
     if not verdict.remedy:
-        is_explained = bool(findings) and not findings[0].is_uncertain and not _is_beside(findings[0], verdict)
+        is_explained = bool(findings) and findings[0].asks_for_change and not _is_beside(findings[0], verdict)
         remedy = findings[0].remedy if is_explained else general_remedy(verdict, measured)
         verdict = replace(verdict, remedy=remedy)
     return Diagnosis(verdict=verdict, findings=findings)
@@ -91,4 +92,4 @@ def _find_all(measured: Measurements, causes: Sequence[Cause]) -> tuple[Finding,
                 if not _is_worthwhile(finding):
                     continue
             by_name.setdefault(finding.name, finding)  # two causes may lead to the same change: the first explains it
-    return tuple(sorted(by_name.values(), key=lambda finding: finding.is_uncertain))
+    return tuple(sorted(by_name.values(), key=lambda finding: (finding.is_for_accelerators, finding.is_uncertain)))

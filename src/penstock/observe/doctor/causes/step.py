@@ -24,15 +24,16 @@ def sync_every_step(measured: Measurements) -> Finding | None:
     step = required(measured.step_calls)
     if not step.synchronizing:
         return None
-    here = "" if measured.machine.accelerator else " (this machine has no accelerator, so it costs nothing here)"
+    is_rare = sum(call.per_step for call in step.synchronizing) < THRESHOLDS.many_reads
     return Finding(
         name="sync-every-step",
-        cause=f"Every step reads a value back from its device, and an accelerator is idle meanwhile{here}.",
+        cause="Every step reads a value back from its device, and an accelerator is idle meanwhile.",
         evidence=f"in each of {step.steps} steps: {_describe_calls(step.synchronizing)}",
         remedy=(
             "keep the value as a tensor (`total += loss.detach()`), and read it every hundred steps, or once at the "
             "end of an epoch"
         ),
+        is_for_accelerators=is_rare and not measured.machine.accelerator,
     )
 
 
@@ -42,12 +43,12 @@ def non_blocking_from_pageable(measured: Measurements) -> Finding | None:
     step = required(measured.step_calls)
     if not step.pageable_copies or measured.settings.pin_memory:
         return None
-    here = "" if measured.machine.accelerator else " (this machine has none, so nothing is copied here)"
     return Finding(
         name="non-blocking-from-pageable",
-        cause=f"non_blocking=True from memory that is not pinned: the copy to an accelerator does not overlap{here}.",
+        cause="non_blocking=True from memory that is not pinned: the copy to an accelerator does not overlap.",
         evidence=f"pin_memory=False, and in every step: {_describe_calls(step.pageable_copies)}",
         remedy="pin_memory=True in the DataLoader; or penstock.DataLoader(..., device=...), which copies ahead",
+        is_for_accelerators=not measured.machine.accelerator,
     )
 
 
