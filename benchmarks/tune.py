@@ -4,9 +4,10 @@ For each loop of `benchmarks.tunable` the tuner looks for a setting; then every 
 seconds, with workers of its own, as a person would: no workers, and 1 to cores + 1 processes and threads with
 prefetch_factor 1, 2, 4, 8; where samples wait, 8, 16, 32 and 64 with prefetch_factor 2 and 4 too. The grid's three
 fastest (of those within the memory, where there is a limit) and the tuner's choice are then measured once more,
-interleaved, and compared round by round; the fastest there is the best. Where memory is limited, a thread samples every
-50 ms what all processes take while the tuner runs. Before all that, `benchmarks.autoscale_response` measures how soon
-num_workers="auto" follows a change of costs.
+interleaved, and compared round by round; the fastest there is the best. Where memory is limited, a thread samples
+every 50 ms what all processes take while the tuner runs. Then the best runs beside num_workers="auto", by turns, each
+an epoch of its own that is cut off after some seconds, with the start of its workers. Before all that,
+`benchmarks.autoscale_response` measures how soon "auto" follows a change of costs.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from benchmarks.autoscale_response import follow
 from benchmarks.machine_facts import facts
 from benchmarks.tunable import Loop, loops
 from penstock.core.units import size_text
+from penstock.loader.dataloader import DataLoader
 from penstock.tune.search import tune
 from penstock.tune.search_result import TuneResult
 from penstock.tune.setting import Setting, WorkerType
@@ -41,6 +43,9 @@ from penstock.tune.tuned_loop import TunedLoop
 
 NEAR, ENOUGH, FAST = 0.95, 0.9, 0.1
 """The targets: the chosen setting's speed by the best one's (in most loops, in all), the tuner's time by the grid's."""
+
+EPOCH_S = 8.0
+"""How long the epochs are that "auto" is compared in."""
 
 WORKER_TYPES: tuple[WorkerType, ...] = ("process", "thread")
 
@@ -88,11 +93,15 @@ def _row(loop: Loop, *, quick: bool) -> dict[str, Any]:
     allowed = [trial for trial in grid if loop.ram_nbytes is None or trial.ram_nbytes <= loop.ram_nbytes]
     best = sorted(allowed, key=lambda trial: -trial.samples_per_s)[:3]
     ratios, against = _side_by_side(loop, found, [trial.setting for trial in best], rounds=2 if quick else 7)
+    automatic = [_automatic_by(loop, against, is_first=bool(turn % 2)) for turn in range(2 if quick else 5)]
     return {
         "name": loop.name,
+        "waits": loop.waits,
         "choice": found.choice.line(),
         "against": against.describe(),
         "of_best": ratios,
+        "auto_of_best": [ratio for ratio, _ in automatic],
+        "auto": automatic[-1][1],
         "tuner_s": found.seconds,
         "grid_s": grid_s,
         "grid_settings": len(grid),
@@ -136,6 +145,31 @@ def _side_by_side(loop: Loop, found: TuneResult, best: list[Setting], *, rounds:
     return [own / other for own, other in pairs], fastest
 
 
+def _automatic_by(loop: Loop, best: Setting, *, is_first: bool) -> tuple[float, str]:
+    """Return the speed of num_workers="auto" by the best setting's in an epoch of its own each, and what it chose."""
+    contestants: dict[str, dict[str, Any]] = {"auto": {"num_workers": "auto"}, "best": best.arguments()}
+    speeds, chosen = {}, ""
+    for name in contestants if is_first else reversed(contestants):
+        speeds[name], said = _begin_epoch(loop.tuned_loop, contestants[name])
+        chosen = said if name == "auto" else chosen
+    return speeds["auto"] / speeds["best"], chosen
+
+
+def _begin_epoch(loop: TunedLoop, arguments: dict[str, Any]) -> tuple[float, str]:
+    """Return the batches per second of an epoch's first seconds, and how many workers it had in the end, and why."""
+    given, began, batches = loop.loader, time.perf_counter(), 0
+    loader = DataLoader(
+        given.dataset, batch_size=given.batch_size, sampler=given.sampler, collate_fn=given.collate_fn, **arguments
+    )
+    for batch in loader:
+        loop.run_step(batch)
+        batches += 1
+        if time.perf_counter() - began > EPOCH_S:
+            break
+    counted = loader.statistics()
+    return batches / (time.perf_counter() - began), f"{counted.workers} workers, {counted.workers_reason}"
+
+
 @contextmanager
 def _watched() -> Iterator[list[int]]:
     """Yield the most memory that was added meanwhile, in a list of one."""
@@ -158,12 +192,21 @@ def _watched() -> Iterator[list[int]]:
 def _words(row: dict[str, Any]) -> str:
     ratio = statistics.median(row["of_best"])
     times = f"{row['tuner_s']:.1f} of {row['grid_s']:.0f} s"
-    return f"{row['name']}: {row['choice']}, {ratio:.3f} of {row['against']}, {times}"
+    automatic = f"auto {statistics.median(row['auto_of_best']):.3f} ({row['auto']})"
+    return f"{row['name']}: {row['choice']}, {ratio:.3f} of {row['against']}, {times}; {automatic}"
 
 
 def _print(rows: list[dict[str, Any]], online: list[dict[str, Any]], seconds: float) -> None:
     table = Table(title="the tuner's choice, and the best of a full grid")
-    heads = ("loop", "chosen", "best of the grid", "of its speed (least … most)", "tuner / grid, s", "memory / budget")
+    heads = (
+        "loop",
+        "chosen",
+        "best of the grid",
+        "of its speed (least … most)",
+        "auto",
+        "tuner / grid, s",
+        "memory / budget",
+    )
     for head in heads:
         table.add_column(head)
     for row in rows:
@@ -174,6 +217,7 @@ def _print(rows: list[dict[str, Any]], online: list[dict[str, Any]], seconds: fl
             row["choice"].partition("(..., ")[2].removesuffix(")"),
             row["against"],
             f"{statistics.median(ratios):.3f} ({min(ratios):.3f} … {max(ratios):.3f})",
+            f"{statistics.median(row['auto_of_best']):.2f}",
             f"{row['tuner_s']:.1f} / {row['grid_s']:.0f} = {row['tuner_s'] / row['grid_s']:.3f}",
             f"{size_text(row['tuner_peak_nbytes'])} / {budget}" if row["ram_nbytes"] else "–",
         )
@@ -187,9 +231,11 @@ def _print(rows: list[dict[str, Any]], online: list[dict[str, Any]], seconds: fl
     quick = sum(row["tuner_s"] <= FAST * row["grid_s"] for row in rows)
     capped = [row for row in rows if row["ram_nbytes"]]
     within = sum(row["tuner_peak_nbytes"] <= row["ram_nbytes"] for row in capped)
+    followed = sum(statistics.median(row["auto_of_best"]) >= ENOUGH for row in rows)
     print(
         f"tune: within 5 % of the best in {near} and 10 % in {enough} of {len(rows)}, a tenth of the grid's time or "
-        f"less in {quick} of {len(rows)}, within the memory in {within} of {len(capped)}; {seconds:.0f} s"
+        f"less in {quick} of {len(rows)}, within the memory in {within} of {len(capped)}; "
+        f"auto: {ENOUGH} of the best in {followed} of {len(rows)}; {seconds:.0f} s"
     )
 
 
