@@ -551,3 +551,22 @@ def test_several_backward_calls_over_one_graph_are_known_and_rows_of_a_jacobian_
             torch.autograd.grad(one, inputs, retain_graph=True)
 
     assert _rows(2, jacobian, nn.Linear(4, 1)).backward_again == ()
+
+
+class _Unfriendly:
+    """Raises for everything that it is asked for."""
+
+    def __getattribute__(self, name: str) -> object:
+        raise RuntimeError(name)
+
+
+def test_a_batch_that_answers_no_questions_does_not_fail_the_step() -> None:
+    recorder, model = StepCallRecorder(), nn.Linear(4, 1)
+    for _ in range(2):
+        batch = {"x": torch.randn(8, 4), "extra": _Unfriendly()}
+        recorder.enter(batch)
+        loss = model(batch["x"]).square().mean()
+        loss.backward()
+        loss.item()
+        recorder.leave()
+    assert [call.what for call in recorder.result().synchronizing] == [".item()"]
