@@ -83,10 +83,8 @@ PROBLEMS = {
     "too_many_workers": _problem("", "too-many-workers", "num_workers=", 5),
     "quota_below_the_cores": _problem("", "cpu-quota", "num_workers=1", 2, is_timed=False),
     "batches_beyond_shm": _problem("", "shm-too-small", "--shm-size=", 2.5, is_timed=False),
-    "item_in_the_loop": _problem("compute-bound", "sync-every-step", "loss.detach()", 2, is_timed=False),
-    "non_blocking_from_pageable": _problem(
-        "compute-bound", "non-blocking-from-pageable", "pin_memory=True", 2, is_timed=False
-    ),
+    "item_in_the_loop": _problem("", "sync-every-step", "loss.detach()", 2, is_timed=False),
+    "non_blocking_from_pageable": _problem("", "non-blocking-from-pageable", "pin_memory=True", 2, is_timed=False),
     "cached_in_each_worker": _problem("compute-bound", "cache-in-each-worker", "self.cache", 2.5, is_timed=False),
     "same_noise_in_workers": _problem("", "same-noise", "torch.initial_seed()", 2),
     "stream_not_sharded": _problem("", "stream-not-sharded", "get_worker_info()", 2, is_timed=False),
@@ -109,6 +107,10 @@ PROBLEMS = {
     "copied_rows": _problem("", "samples-twice", "remove copies", 1, is_timed=False),
     "split_overlaps": _problem("", "in-train-and-validation", "random_split", 1, is_timed=False),
     "types_by_sample": _problem("", "types-differ", "float(value)", 1, is_timed=False),
+    "gradients_added_up": _problem("", "gradients-not-cleared", "zero_grad()", 2, is_timed=False),
+    "trained_in_evaluation_mode": _problem("", "trains-in-evaluation-mode", "model.train()", 2, is_timed=False),
+    "two_softmaxes": _problem("", "loss-of-probabilities", "no softmax", 2, is_timed=False),
+    "compared_with_all_labels": _problem("", "loss-of-all-pairs", "labels[:, None]", 2, is_timed=False),
     "pixels_not_scaled": _problem("", "images-not-scaled", "divide by 255", 2, is_timed=False),
     "seed_in_every_sample": _problem("", "constant-seed", "take it out", 2, is_timed=False),
     "cycled_loader": _problem("", "cycled", "yield from loader", 1, is_timed=False),

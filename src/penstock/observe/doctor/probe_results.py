@@ -451,6 +451,18 @@ class StepCalls:
     dense_embeddings: tuple[StepCall, ...] = ()
     """Lookups in embeddings that are most of the parameters, and of which each step uses few rows: `per_step`."""
 
+    evaluates: tuple[str, ...] = ()
+    """"dropout" and "batch norm", where all such layers that are trained are in evaluation mode."""
+
+    kept_gradients: tuple[StepCall, ...] = ()
+    """Lines that compute gradients and add them to those with which parameters were updated before."""
+
+    probabilities: tuple[StepCall, ...] = ()
+    """Losses of logits, or of logarithms, that get probabilities; `what` is the function."""
+
+    broadcast_losses: tuple[StepCall, ...] = ()
+    """Losses that compare every prediction with every label; `what` are both shapes."""
+
     whole_images: WholeImages | None = None
     """What the first convolution of every observed step got; None where that was no image of whole numbers."""
 

@@ -60,7 +60,7 @@ def as_json(measured: Measurements, diagnosis: Diagnosis) -> dict[str, Any]:
 def render(measured: Measurements, diagnosis: Diagnosis) -> str:
     """Return the report as lines of plain text."""
     lines = [
-        f"{measured.name}: {_headline(diagnosis.verdict)}",
+        f"{measured.name}: {_headline(diagnosis)}",
         *_paragraph(f"{diagnosis.verdict.cause} {_sentence(diagnosis.verdict.evidence)}", "  "),
     ]
     lines += _remedies(diagnosis)
@@ -71,8 +71,11 @@ def render(measured: Measurements, diagnosis: Diagnosis) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _headline(verdict: Finding) -> str:
-    return _HEADLINES.get(verdict.name) or f"the bottleneck is {verdict.name}"
+def _headline(diagnosis: Diagnosis) -> str:
+    name, findings = diagnosis.verdict.name, diagnosis.findings
+    if name == "healthy" and findings and findings[0].is_for_accelerators:
+        return f"HEALTHY on this machine; on one with an accelerator: {findings[0].name}"
+    return _HEADLINES.get(name) or f"the bottleneck is {name}"
 
 
 def _remedies(diagnosis: Diagnosis) -> list[str]:

@@ -233,6 +233,7 @@ class Thresholds:
     many_reads: float = _threshold(
         16, "values read in a step", "on a processor fewer take microseconds; more are worth a change there, too"
     )
+    logarithm_error: float = _threshold(1e-3, "above 0", "rounding makes no logarithm of a probability larger")
     seen_steps: int = _threshold(32, "steps", "what is trained in turns may wait for as many")
     padded_columns: int = _threshold(16, "columns", "fewer cost little, and may be chance in a small batch")
     padded_fraction: float = _threshold(

@@ -15,6 +15,7 @@ from penstock.observe.doctor.causes import (
     sample_sets,
     samples,
     step,
+    training,
     worker_count,
     worker_memory,
 )
@@ -65,6 +66,10 @@ FAILURES: tuple[Cause, ...] = (
 """Causes that end a program, or make all that it learns wrong."""
 
 ABOUT_RESULTS: tuple[Cause, ...] = (
+    training.gradients_not_cleared,
+    training.trains_in_evaluation_mode,
+    training.loss_of_probabilities,
+    training.loss_of_all_pairs,
     sample_sets.in_train_and_validation,
     sample_sets.types_differ,
     sample_sets.images_not_scaled,

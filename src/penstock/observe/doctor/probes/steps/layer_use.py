@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ PRODUCTS = frozenset(
 )
 """Functions that multiply by the weights of layers."""
 
-_GRADIENTS = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+ACCUMULATE = (torch.Tensor.backward, torch.autograd.backward)
+"""Functions that add to the gradients of parameters."""
 
 _Line = tuple[str, int]
 
@@ -63,9 +65,9 @@ class LayerUse:
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any, line: _Line | None, seconds: float
     ) -> None:
         """Note a call of torch's outside of an optimizer, what it `made`, its line, and how long it took."""
-        if func in _GRADIENTS:
+        if func in (*ACCUMULATE, torch.autograd.grad):
             self._passes += 1
-            if func is not torch.autograd.grad and kwargs.get("retain_graph") and line is not None:
+            if func in ACCUMULATE and kwargs.get("retain_graph") and line is not None:
                 self._again[line] += 1
             return
         if func is torch.nn.functional.embedding and len(args) > 1:
@@ -101,6 +103,11 @@ class LayerUse:
             return False
         pointers = {weight.data_ptr() for weight in self._weights.values()}
         return isinstance(one, torch.nn.Parameter) or one.data_ptr() in pointers
+
+    @property
+    def weights(self) -> Collection[torch.Tensor]:
+        """The parameters that layers multiplied by so far."""
+        return self._weights.values()
 
     @property
     def double_parameters(self) -> int:
@@ -179,11 +186,18 @@ def _padding(indices: torch.Tensor) -> int:
 def _state_of(weight: torch.Tensor) -> object:
     """Return what changes when a parameter is updated, in place or through `.data`."""
     try:
-        some = weight.detach().reshape(-1)[:: max(1, weight.numel() // _COMPARED)]
-        # NumPy gets a copy: a storage that it has seen cannot be resized any longer.
-        return weight._version, some.to("cpu", torch.float64, copy=True).numpy().tobytes()
+        return weight._version, numbers_of(weight)
     except Exception:  # a tensor of torch.func, of several devices, without values or a version
         return None
+
+
+def numbers_of(tensor: torch.Tensor | None) -> bytes:
+    """Return some of a tensor's numbers, at most 2048 over all of it; empty without a tensor."""
+    if tensor is None:
+        return b""
+    some = tensor.detach().reshape(-1)[:: max(1, tensor.numel() // _COMPARED)]
+    # NumPy gets a copy: a storage that it has seen cannot be resized any longer.
+    return some.to("cpu", torch.float64, copy=True).numpy().tobytes()
 
 
 def _is_trained(one: Any) -> bool:

@@ -28,7 +28,8 @@ from penstock.observe.doctor.probes.batch_values import all_finite
 from penstock.observe.doctor.probes.source_lines import line_text
 from penstock.observe.doctor.probes.steps.constant_lines import ConstantLines
 from penstock.observe.doctor.probes.steps.kept_graphs import KeptGraphs
-from penstock.observe.doctor.probes.steps.layer_use import LayerUse
+from penstock.observe.doctor.probes.steps.layer_use import ACCUMULATE, LayerUse
+from penstock.observe.doctor.probes.steps.training_checks import TrainingChecks
 from penstock.observe.doctor.probes.steps.training_lines import TrainingLines
 from penstock.observe.doctor.thresholds import THRESHOLDS
 
@@ -82,6 +83,7 @@ class StepCallRecorder:
         self._lines = TrainingLines()
         self.constant_lines = ConstantLines()
         self._layers = LayerUse()
+        self._checks = TrainingChecks()
         self._calls: Counter[tuple[str, int]] = Counter()
         self._debugged_by: tuple[str, ...] = ()
 
@@ -99,6 +101,7 @@ class StepCallRecorder:
             labels = labels_of(batch)
             self._labels = set() if labels is None else {labels.data_ptr()}
         self._layers.begin_step()
+        self._checks.begin_step()
         with contextlib.suppress(Exception):  # of objects that cannot be asked for their class
             self._lines.begin_step(batch)
             self.constant_lines.begin_step(batch)
@@ -118,6 +121,8 @@ class StepCallRecorder:
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._lines.end_step()
             self._layers.end_step()
+            with contextlib.suppress(Exception):
+                self._checks.end_step(self._layers.weights)
 
     def result(self) -> StepCalls:
         """Return the calls that every recorded step made."""
@@ -134,6 +139,10 @@ class StepCallRecorder:
             padded=self._layers.padded(),
             backward_again=self._layers.backward_again(),
             dense_embeddings=self._layers.dense_embeddings(),
+            evaluates=self._checks.evaluates,
+            kept_gradients=self._checks.kept_gradients(),
+            probabilities=self._checks.probabilities(),
+            broadcast_losses=self._checks.broadcast(),
             whole_images=self._images_of_every_step(),
             uses_labels=self._uses_labels,
             leaves_gaps_out=bool(self._leaves_gaps_out),
@@ -181,6 +190,15 @@ class StepCallRecorder:
         if self._has_gaps:
             self._leaves_gaps_out = self._leaves_gaps_out is not False and all_finite(loss.detach())
 
+    def note_gradients(self, *, are_computed: bool) -> None:
+        """Note the gradients that parameters have, before and after others are computed."""
+        if not are_computed:
+            self._checks.before_gradients(self._layers.weights)
+            return
+        frame = next(_users_frames(), None)
+        line = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+        self._checks.after_gradients(self._layers.weights, line)
+
     def note_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any, seconds: float) -> None:
         """Note which line of the program computes what of what, or gradients, or what an optimizer does with them."""
         self._graphs.note_made(self._steps, made)
@@ -192,6 +210,7 @@ class StepCallRecorder:
         is_optimizing = frame is not None and _is_in_optimizer(frame)
         if not is_optimizing:
             self._layers.note(func, args, kwargs, made, line, seconds)
+            self._checks.note(func, args, kwargs, made, line, self._labels)
         if frame is None or line is None:
             return
         self.constant_lines.note(frame, (args, kwargs), made, seconds)
@@ -249,6 +268,8 @@ class _RecordingMode(TorchFunctionMode):
             self._recorder.note_pageable_copy(".to(..., non_blocking=True)")
         if func is torch.Tensor.backward:
             self._recorder.note_loss(args[0])
+        if func in ACCUMULATE:
+            self._recorder.note_gradients(are_computed=False)
 
     def _note_after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any, seconds: float) -> None:
         self._note_origin(made, (*args, *kwargs.values()))
@@ -257,6 +278,8 @@ class _RecordingMode(TorchFunctionMode):
             self._recorder.note_double_cast(f".{func.__name__}()")
         if self._recorder.has_labels:
             self._recorder.note_operands((*args, *kwargs.values()), made)
+        if func in ACCUMULATE:
+            self._recorder.note_gradients(are_computed=True)
 
     def _note_origin(self, made: Any, operands: tuple[Any, ...]) -> None:
         if isinstance(made, torch.Tensor):

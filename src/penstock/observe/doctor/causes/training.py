@@ -1,0 +1,89 @@
+"""Causes that make steps train something else than was meant, and no loop slow."""
+
+from __future__ import annotations
+
+from penstock.observe.doctor.causes.cause import cause, required
+from penstock.observe.doctor.measurements import Measurements
+from penstock.observe.record.finding import Finding
+
+
+@cause("gradients-not-cleared", "step_calls")
+def gradients_not_cleared(measured: Measurements) -> Finding | None:
+    """Gradients are added to those with which parameters were updated already."""
+    calls = required(measured.step_calls).kept_gradients
+    if not calls:
+        return None
+    return Finding(
+        name="gradients-not-cleared",
+        cause="Every step adds its gradients to those of all steps before, with which parameters were updated already.",
+        evidence=f"parameters have these gradients still, and have changed since: {calls[0].line}",
+        remedy="optimizer.zero_grad() before loss.backward(), once for each optimizer.step()",
+    )
+
+
+@cause("trains-in-evaluation-mode", "step_calls")
+def trains_in_evaluation_mode(measured: Measurements) -> Finding | None:
+    """A model is trained after `model.eval()`, which is how many libraries return it, too.
+
+    Batch norm alone may be meant to keep its statistics, as in fine-tuning with small batches.
+    """
+    step = required(measured.step_calls)
+    if not step.trains or not step.evaluates or step.untrained_parameters:
+        return None
+    return Finding(
+        name="trains-in-evaluation-mode",
+        cause="The model is trained in evaluation mode.",
+        evidence=(
+            f"in all observed steps: {' and '.join(step.evaluates)} with training=False, and gradients pass through it"
+        ),
+        remedy=(
+            "model.train() before the steps of each epoch: model.eval() lasts until then, that of a validation and "
+            "that of a library which has loaded the model"
+        ),
+        is_uncertain="dropout" not in step.evaluates,
+    )
+
+
+@cause("loss-of-probabilities", "step_calls")
+def loss_of_probabilities(measured: Measurements) -> Finding | None:
+    """A loss that applies softmax or sigmoid itself gets what has passed one.
+
+    Source: the documentation of `torch.nn.CrossEntropyLoss`, `BCEWithLogitsLoss` and `NLLLoss`.
+    """
+    calls = required(measured.step_calls).probabilities
+    if not calls:
+        return None
+    (call, *_) = calls
+    takes = "logarithms of probabilities" if call.what == "nll_loss" else "logits, and makes probabilities of them"
+    remedy = {
+        "nll_loss": "torch.log_softmax(logits, 1), or cross_entropy(logits, labels) in its place",
+        "cross_entropy": "no softmax before it: cross_entropy(logits, labels)",
+        "binary_cross_entropy_with_logits": "no sigmoid before it: binary_cross_entropy_with_logits(logits, labels)",
+    }
+    return Finding(
+        name="loss-of-probabilities",
+        cause=f"{call.what} takes {takes}, and gets something else: gradients are far too small, or wrong.",
+        evidence=f"in every observed step {_KINDS[call.what]}: {call.line}",
+        remedy=remedy[call.what],
+    )
+
+
+_KINDS = {
+    "nll_loss": "it gets probabilities, or numbers above 0",
+    "cross_entropy": "it gets the result of a softmax",
+    "binary_cross_entropy_with_logits": "it gets the result of a sigmoid",
+}
+
+
+@cause("loss-of-all-pairs", "step_calls")
+def loss_of_all_pairs(measured: Measurements) -> Finding | None:
+    """Predictions [n, 1] and labels [n] are broadcast to [n, n]."""
+    calls = required(measured.step_calls).broadcast_losses
+    if not calls:
+        return None
+    return Finding(
+        name="loss-of-all-pairs",
+        cause="The loss compares every prediction with every label of its batch, as their shapes are broadcast.",
+        evidence=f"shapes {calls[0].what}: {calls[0].line}",
+        remedy="predictions.squeeze(1), or labels[:, None], so that both have one shape",
+    )

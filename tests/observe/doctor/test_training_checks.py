@@ -1,0 +1,208 @@
+"""Steps that train something else than was meant are named; those that only look like it are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from penstock.observe.doctor.causes import diagnose
+from penstock.observe.doctor.measurements import Machine, Measurements, Settings
+from penstock.observe.doctor.probe_results import StepCalls
+from penstock.observe.doctor.probes.steps.step_calls import StepCallRecorder
+
+_NAMES = {"gradients-not-cleared", "trains-in-evaluation-mode", "loss-of-probabilities", "loss-of-all-pairs"}
+
+Step = Callable[[torch.Tensor, torch.Tensor], object]
+
+
+class Loop:
+    """A model with what most loops have."""
+
+    def __init__(self, *layers: nn.Module, outputs: int = 3, lr: float = 0.1) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 8), *layers, nn.Linear(8, outputs))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=lr)
+
+    def update(self, loss: torch.Tensor, *, clear: bool = True) -> None:
+        """Do one step."""
+        if clear:
+            self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+
+def _observed(step: Step, *, classes: bool = True, steps: int = 3) -> StepCalls:
+    recorder = StepCallRecorder()
+    for _ in range(steps):
+        batch = torch.randn(8, 4), torch.randint(3, (8,)) if classes else torch.randn(8)
+        recorder.enter(batch)
+        step(*batch)
+        recorder.leave()
+    return recorder.result()
+
+
+def _found(calls: StepCalls, *, certain: bool = True) -> set[str]:
+    measured = Measurements(
+        name="train.py", machine=Machine(), settings=Settings(dataset="D"), has_step=True, step_calls=calls
+    )
+    return {one.name for one in diagnose(measured).findings if one.is_uncertain is not certain} & _NAMES
+
+
+def test_gradients_that_nothing_clears_are_named() -> None:
+    loop = Loop()
+    calls = _observed(lambda x, y: loop.update(functional.cross_entropy(loop.model(x), y), clear=False))
+    assert _found(calls) == {"gradients-not-cleared"}
+    assert "loss.backward()" in calls.kept_gradients[0].line
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_that_are_cleared_at_any_place_are_not_named(to_none: bool) -> None:
+    loop = Loop()
+
+    def after(x: torch.Tensor, y: torch.Tensor) -> None:
+        functional.cross_entropy(loop.model(x), y).backward()
+        loop.optimizer.step()
+        loop.model.zero_grad(set_to_none=to_none)
+
+    def by_hand(x: torch.Tensor, y: torch.Tensor) -> None:
+        for weight in loop.model.parameters():
+            weight.grad = None if to_none or weight.grad is None else torch.zeros_like(weight)
+        functional.cross_entropy(loop.model(x), y).backward()
+        loop.optimizer.step()
+
+    assert not _found(_observed(after))
+    assert not _found(_observed(by_hand))
+
+
+def test_gradients_that_are_accumulated_over_several_batches_are_not_named() -> None:
+    loop, count = Loop(), [0]
+
+    def accumulated(x: torch.Tensor, y: torch.Tensor) -> None:
+        functional.cross_entropy(loop.model(x), y).backward()
+        count[0] += 1
+        if count[0] % 3 == 0:
+            loop.optimizer.step()
+            loop.optimizer.zero_grad()
+
+    assert not _found(_observed(accumulated, steps=9))
+
+
+def test_two_models_that_are_trained_in_turns_clear_their_own_gradients() -> None:
+    makes, judges = Loop(outputs=4), Loop(outputs=1)
+
+    def adversarial(x: torch.Tensor, y: torch.Tensor) -> None:
+        made = makes.model(torch.randn_like(x))
+        judges.update(judges.model(x).mean() - judges.model(made.detach()).mean())
+        makes.update(judges.model(made).mean())  # judges get gradients, too, which they clear before their own
+
+    def never_cleared(x: torch.Tensor, y: torch.Tensor) -> None:
+        made = makes.model(torch.randn_like(x))
+        judges.update(judges.model(x).mean() - judges.model(made.detach()).mean())
+        makes.update(judges.model(made).mean(), clear=False)
+
+    assert not _found(_observed(adversarial))
+    assert _found(_observed(never_cleared)) == {"gradients-not-cleared"}
+
+
+def test_closures_of_lbfgs_clear_their_gradients() -> None:
+    loop = Loop()
+    optimizer = torch.optim.LBFGS(loop.model.parameters(), max_iter=4)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(loop.model(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    assert not _found(_observed(step))
+
+
+@pytest.mark.parametrize(
+    ("layer", "certain"), [(nn.Dropout(0.5), True), (nn.BatchNorm1d(8), False), (nn.Dropout(0.0), None)]
+)
+def test_a_model_that_is_trained_in_evaluation_mode_is_named_unless_its_layers_are_the_same_in_both(
+    layer: nn.Module, certain: bool | None
+) -> None:
+    loop = Loop(layer)
+    loop.model.eval()
+    calls = _observed(lambda x, y: loop.update(functional.cross_entropy(loop.model(x), y)))
+    assert ("trains-in-evaluation-mode" in _found(calls)) is (certain is True)
+    assert ("trains-in-evaluation-mode" in _found(calls, certain=False)) is (certain is False)
+
+
+def test_evaluation_within_a_step_and_frozen_parts_are_no_training_in_evaluation_mode() -> None:
+    student, teacher = Loop(nn.Dropout(0.5)), Loop(nn.Dropout(0.5))
+    teacher.model.eval()
+
+    def distilled(x: torch.Tensor, y: torch.Tensor) -> None:
+        with torch.no_grad():
+            aim = teacher.model(x).softmax(1)
+        student.update(functional.cross_entropy(student.model(x), aim))
+
+    assert not _found(_observed(distilled))
+    assert not _found(_observed(distilled), certain=False)
+    mixed = Loop(nn.Dropout(0.5), nn.Linear(8, 8), nn.Dropout(0.1))
+    mixed.model[1].eval()
+    assert not _found(_observed(lambda x, y: mixed.update(functional.cross_entropy(mixed.model(x), y))))
+
+
+def test_probabilities_in_place_of_logits_are_named_with_the_loss_that_gets_them() -> None:
+    loop, one = Loop(), Loop(outputs=1)
+
+    def entropy(x: torch.Tensor, y: torch.Tensor) -> None:
+        loop.update(nn.CrossEntropyLoss()(loop.model(x).softmax(dim=-1), y))
+
+    def binary(x: torch.Tensor, y: torch.Tensor) -> None:
+        chances = torch.sigmoid(one.model(x)).squeeze(1)
+        one.update(functional.binary_cross_entropy_with_logits(chances, (y > 0).float()))
+
+    def likelihood(x: torch.Tensor, y: torch.Tensor) -> None:
+        loop.update(functional.nll_loss(loop.model(x).softmax(1), y))
+
+    for step in (entropy, binary, likelihood):
+        assert _found(_observed(step)) == {"loss-of-probabilities"}
+
+
+def test_logits_logarithms_and_probabilities_that_are_labels_are_right_for_their_losses() -> None:
+    loop, one = Loop(), Loop(outputs=1)
+
+    def entropy(x: torch.Tensor, y: torch.Tensor) -> None:
+        logits = loop.model(x)
+        aim = functional.one_hot(y, 3).float().softmax(1)
+        loop.update(functional.cross_entropy(logits, aim) + functional.nll_loss(logits.log_softmax(1), y))
+
+    def binary(x: torch.Tensor, y: torch.Tensor) -> None:
+        logits = one.model(x).squeeze(1)
+        loss = functional.binary_cross_entropy(torch.sigmoid(logits), (y > 0).float())
+        one.update(loss + functional.binary_cross_entropy_with_logits(logits, (y > 0).float()))
+
+    assert not _found(_observed(entropy))
+    assert not _found(_observed(binary))
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_losses_of_predictions_and_labels_of_other_shapes_are_named() -> None:
+    loop = Loop(outputs=1)
+    by_torch = _observed(lambda x, y: loop.update(functional.mse_loss(loop.model(x), y)), classes=False)
+    by_hand = _observed(lambda x, y: loop.update((loop.model(x) - y).square().mean()), classes=False)
+    cast = _observed(lambda x, y: loop.update((y.float() - loop.model(x)).abs().mean()))
+    assert _found(by_torch) == _found(by_hand) == _found(cast) == {"loss-of-all-pairs"}
+    assert by_hand.broadcast_losses[0].what == "[8, 1] and [8]"
+
+
+def test_losses_of_one_shape_means_and_pairs_of_predictions_are_not_named() -> None:
+    loop = Loop(outputs=1)
+
+    def right(x: torch.Tensor, y: torch.Tensor) -> None:
+        predicted = loop.model(x).squeeze(1)
+        ranks = (predicted[:, None] - predicted[None]).relu().mean()
+        loop.update((predicted - y).square().mean() + (predicted - y.mean()).abs().mean() + ranks)
+
+    assert not _found(_observed(right, classes=False))
