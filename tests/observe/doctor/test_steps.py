@@ -570,3 +570,35 @@ def test_a_batch_that_answers_no_questions_does_not_fail_the_step() -> None:
         loss.item()
         recorder.leave()
     assert [call.what for call in recorder.result().synchronizing] == [".item()"]
+
+
+def test_distances_that_are_made_of_all_differences_are_known_with_their_lines() -> None:
+    centres = nn.Parameter(torch.randn(128, 32))
+
+    def made_of_differences(model: nn.Module, x: torch.Tensor) -> None:
+        points = torch.randn(256, 32)
+        difference = points[:, None, :] - centres
+        difference.pow(2).sum(-1).exp().mean().backward()
+
+    def by_product(model: nn.Module, x: torch.Tensor) -> None:
+        torch.cdist(torch.randn(256, 32), centres).mean().backward()
+        (torch.randn(256, 1, 32) - centres[:1]).square().sum(-1).mean().backward()  # of pairs with one
+        (torch.randn(256, 1, 32) - centres).tanh().sum(-1).mean().backward()  # no distances
+
+    found = observed(made_of_differences).pair_differences
+    assert [line.partition(": ")[2] for line in found[0].lines] == [
+        "difference = points[:, None, :] - centres",
+        "difference.pow(2).sum(-1).exp().mean().backward()",
+    ]
+    assert found[0].shapes == "[256, 128, 32] of [256, 1, 32] and [128, 32]"
+    assert not observed(by_product).pair_differences
+    slow = [HotLine(line=found[0].lines[1], fraction=0.2), HotLine(line="x.py:3: loss.backward()", fraction=0.7)]
+    measured = Measurements(
+        name="",
+        machine=Machine(),
+        settings=Settings(dataset="D"),
+        has_step=True,
+        step_lines=tuple(slow),
+        step_calls=StepCalls(steps=3, pair_differences=found),
+    )
+    assert [one.name for one in diagnose(measured).findings] == ["differences-of-all-pairs"]

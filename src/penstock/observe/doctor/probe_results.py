@@ -395,6 +395,17 @@ class StepCall:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PairDifferences:
+    """Distances of all pairs, made of all their differences."""
+
+    lines: tuple[str, ...]
+    """The source lines that subtract, and that sum, with their files."""
+
+    shapes: str
+    """Of the differences, and of what is subtracted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WholeImages:
     """Floating-point images of whole numbers, as a model's first convolution got them."""
 
@@ -450,6 +461,9 @@ class StepCalls:
 
     dense_embeddings: tuple[StepCall, ...] = ()
     """Lookups in embeddings that are most of the parameters, and of which each step uses few rows: `per_step`."""
+
+    pair_differences: tuple[PairDifferences, ...] = ()
+    """Distances that are made of all differences."""
 
     evaluates: tuple[str, ...] = ()
     """"dropout" and "batch norm", where all such layers that are trained are in evaluation mode."""

@@ -233,6 +233,11 @@ class Thresholds:
     many_reads: float = _threshold(
         16, "values read in a step", "on a processor fewer take microseconds; more are worth a change there, too"
     )
+    pair_numbers: int = _threshold(1 << 18, "numbers", "fewer differences are computed in a cache of the processor")
+    pair_growth: int = _threshold(8, "times as many numbers", "less is no more than what a matrix product would write")
+    pair_fraction: float = _threshold(
+        0.15, "of the step's time", "their backward pass, which has no line, takes twice as long as they do"
+    )
     logarithm_error: float = _threshold(1e-3, "above 0", "rounding makes no logarithm of a probability larger")
     seen_steps: int = _threshold(32, "steps", "what is trained in turns may wait for as many")
     padded_columns: int = _threshold(16, "columns", "fewer cost little, and may be chance in a small batch")

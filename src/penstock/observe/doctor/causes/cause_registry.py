@@ -29,6 +29,7 @@ ABOUT_STEP: tuple[Cause, ...] = (
     layers.layer_in_a_loop,
     layers.padded_too_far,
     layers.backward_again,
+    layers.differences_of_all_pairs,
     layers.gradients_not_used,
     layers.computes_in_double,
     layers.dense_embedding_gradients,

@@ -62,6 +62,29 @@ def backward_again(measured: Measurements) -> Finding | None:
     )
 
 
+@cause("differences-of-all-pairs", "step_calls")
+def differences_of_all_pairs(measured: Measurements) -> Finding | None:
+    """Distances are computed by way of every difference, in memory.
+
+    Source: the documentation of `torch.cdist`, on `compute_mode`.
+    """
+    shares = {line.line: line.fraction for line in measured.step_lines}
+    for pairs in required(measured.step_calls).pair_differences:
+        share = sum(shares.get(line, 0.0) for line in pairs.lines)
+        if share >= THRESHOLDS.pair_fraction:
+            return Finding(
+                name="differences-of-all-pairs",
+                cause="Every step writes the differences of all pairs to memory, and sums them up to distances.",
+                evidence=f"{share:.0%} of the step's time, and its backward pass, for {pairs.shapes}: "
+                + "; ".join(pairs.lines),
+                remedy=(
+                    "torch.cdist(x, y); for squared distances (x * x).sum(1)[:, None] - 2 * x @ y.T + (y * y).sum(1), "
+                    "and .clamp(min=0), as it rounds"
+                ),
+            )
+    return None
+
+
 @cause("gradients-not-used", "step_calls")
 def gradients_not_used(measured: Measurements) -> Finding | None:
     """Parameters get gradients, and nothing updates them: those of a backbone that is not trained."""

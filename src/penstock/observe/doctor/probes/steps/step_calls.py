@@ -29,6 +29,7 @@ from penstock.observe.doctor.probes.source_lines import line_text
 from penstock.observe.doctor.probes.steps.constant_lines import ConstantLines
 from penstock.observe.doctor.probes.steps.kept_graphs import KeptGraphs
 from penstock.observe.doctor.probes.steps.layer_use import ACCUMULATE, LayerUse
+from penstock.observe.doctor.probes.steps.pair_differences import DistancesOfPairs
 from penstock.observe.doctor.probes.steps.training_checks import TrainingChecks
 from penstock.observe.doctor.probes.steps.training_lines import TrainingLines
 from penstock.observe.doctor.thresholds import THRESHOLDS
@@ -84,6 +85,7 @@ class StepCallRecorder:
         self.constant_lines = ConstantLines()
         self._layers = LayerUse()
         self._checks = TrainingChecks()
+        self._pairs = DistancesOfPairs()
         self._calls: Counter[tuple[str, int]] = Counter()
         self._debugged_by: tuple[str, ...] = ()
 
@@ -121,6 +123,7 @@ class StepCallRecorder:
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._lines.end_step()
             self._layers.end_step()
+            self._pairs.end_step()
             with contextlib.suppress(Exception):
                 self._checks.end_step(self._layers.weights)
 
@@ -139,6 +142,7 @@ class StepCallRecorder:
             padded=self._layers.padded(),
             backward_again=self._layers.backward_again(),
             dense_embeddings=self._layers.dense_embeddings(),
+            pair_differences=self._pairs.result(),
             evaluates=self._checks.evaluates,
             kept_gradients=self._checks.kept_gradients(),
             probabilities=self._checks.probabilities(),
@@ -211,6 +215,7 @@ class StepCallRecorder:
         if not is_optimizing:
             self._layers.note(func, args, kwargs, made, line, seconds)
             self._checks.note(func, args, kwargs, made, line, self._labels)
+            self._pairs.note(func, args, made, line)
         if frame is None or line is None:
             return
         self.constant_lines.note(frame, (args, kwargs), made, seconds)
